@@ -41,14 +41,7 @@ class Embedder:
         n_batch: most tokens of a pass.
     """
 
-    def __init__(
-        self,
-        context: Any,
-        pooling: Pooling,
-        *,
-        n_ctx: int,
-        n_batch: int,
-    ) -> None:
+    def __init__(self, context: Any, pooling: Pooling, *, n_ctx: int, n_batch: int) -> None:
         model = llama.llama_get_model(context)
         self.pooling, self.n_ctx = pooling, n_ctx
         self.width = bindings.width_out(llama, model)  # numbers in a vector

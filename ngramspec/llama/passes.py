@@ -45,14 +45,7 @@ class Passes:
         n_batch: most tokens of a pass.
     """
 
-    def __init__(
-        self,
-        context: Any,
-        caches: Sequence[Cache],
-        owner: object,
-        *,
-        n_batch: int,
-    ) -> None:
+    def __init__(self, context: Any, caches: Sequence[Cache], owner: object, *, n_batch: int) -> None:
         self._context = context
         self._caches = caches
         # The owner holds the passes; a ring would keep models in memory after their last use.
@@ -67,7 +60,7 @@ class Passes:
         self._tokens = _array(batch.token, n_batch)
         self._positions = _array(batch.pos, n_batch)
         self._asked = _array(batch.logits, n_batch)
-        self._sequences = [0] * n_batch
+        self._sequences = [0] * n_batch  # of each token, as the batch has it from the pass before
         for i in range(n_batch):
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = 0

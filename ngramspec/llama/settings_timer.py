@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -29,9 +30,6 @@ COMPARED = 600
 SPARE = 2**30  # bytes of RAM that loading the weights again must leave free
 
 
-_Open = tuple[TrialContext, int]  # a context in use, and the tokens of its micro-batches
-
-
 class SettingsTimer:
     """A model on which settings are timed; `seconds` is the timer of `ngramspec.instruments.tuning.search.Tuning`.
 
@@ -44,7 +42,7 @@ class SettingsTimer:
     def __init__(self, target: Target, load: Callable[[Settings], Target], depth: int) -> None:
         self._target, self._load, self._depth = target, load, depth
         self._loaded: dict[tuple[bool, bool], Target] = {(target.present.mmap, target.present.repack): target}
-        self._open: dict[tuple[object, ...], _Open] = {}
+        self._open: dict[tuple[object, ...], TrialContext] = {}
 
     def seconds(self, settings: Settings, measure: Measure) -> float:
         """Take one time, after the passes that warm it up.
@@ -52,18 +50,17 @@ class SettingsTimer:
         Raises:
             TargetError, ModelError: these settings cannot be had on this machine.
         """
-        bench = self._context(settings, deep=measure.deep)
+        trial = self._context(settings, deep=measure.deep)
         tokens = random_tokens(self._target.n_vocab, measure.size, measure.size)
         if measure.reads:
-            return self._pass(bench, tokens, reads=True) / measure.size
-        first = self._pass(bench, tokens)
-        return first if first > SLOW else min(self._pass(bench, tokens) for _ in range(REPEATS))
+            return self._pass(trial, tokens, reads=True) / measure.size
+        first = self._pass(trial, tokens)
+        return first if first > SLOW else min(self._pass(trial, tokens) for _ in range(REPEATS))
 
-    def _pass(self, bench: _Open, tokens: Sequence[int], *, reads: bool = False) -> float:
-        trial, _ = bench
+    def _pass(self, trial: TrialContext, tokens: Sequence[int], *, reads: bool = False) -> float:
         began = time.perf_counter()
         if reads:
-            self._read(bench, tokens)
+            self._read(trial, tokens)
         else:
             # Asked for two rows, it computes those of all tokens, as a pass with a draft does.
             trial.evaluate(tokens, min(2, len(tokens)))
@@ -71,40 +68,37 @@ class SettingsTimer:
         trial.back()
         return seconds
 
-    def _read(self, bench: _Open, tokens: Sequence[int]) -> None:
-        trial, micro = bench
-        for start in range(0, len(tokens), micro):
-            trial.evaluate(tokens[start : start + micro])
+    def _read(self, trial: TrialContext, tokens: Sequence[int]) -> None:
+        for start in range(0, len(tokens), trial.micro_batch):
+            trial.evaluate(tokens[start : start + trial.micro_batch])
 
     def alike(self, one: Settings, other: Settings) -> bool:
         """Whether both gave the same bits: after a short random text, for single tokens and for a batch."""
-        return len({self._bits(settings) for settings in (one, other)}) == 1
+        return self._bits(one) == self._bits(other)
 
     def _bits(self, settings: Settings) -> bytes:
-        bench = trial, _ = self._context(settings, deep=False)
+        trial = self._context(settings, deep=False)
         text = random_tokens(self._target.n_vocab, 2, COMPARED)
-        self._read(bench, text[:-6])
+        self._read(trial, text[:-6])
         rows: list[Logits] = [trial.evaluate([token]) for token in text[-6:-4]]
         rows.append(trial.evaluate(text[-4:], 4))
         trial.back()
         return np.concatenate(rows).tobytes()
 
-    def _context(self, settings: Settings, *, deep: bool) -> _Open:
-        weights = settings.mmap, settings.repack
-        key = (*weights, settings.flash_attn, settings.micro_batch, settings.cache_types, deep)
-        if key not in self._open:
-            held = self._depth if deep else 0
-            model = self._weights(settings)
-            room = READING.size if deep else LONG_READING.size
-            trial, micro = model.trial_of(settings, held + room + 2 * READING.size)
-            self._open[key] = trial, micro
+    def _context(self, settings: Settings, *, deep: bool) -> TrialContext:
+        """The context of these settings, with their threads; it holds a text of the depth, and some tokens."""
+        key = (replace(settings, threads=1, threads_batch=1), deep)
+        trial = self._open.get(key)
+        if trial is not None:
             trial.use_threads(settings.threads, settings.threads_batch)
-            trial.start(held, contents=False)
-            trial.evaluate(random_tokens(self._target.n_vocab, 1, 8))
-            trial.keep()
-        bench = self._open[key]
-        bench[0].use_threads(settings.threads, settings.threads_batch)
-        return bench
+            return trial
+        held, room = (self._depth, READING.size) if deep else (0, LONG_READING.size)
+        trial = self._open[key] = self._weights(settings).trial_of(settings, held + room + 2 * READING.size)
+        trial.use_threads(settings.threads, settings.threads_batch)
+        trial.start(held, contents=False)
+        trial.evaluate(random_tokens(self._target.n_vocab, 1, 8))
+        trial.keep()
+        return trial
 
     def _weights(self, settings: Settings) -> Target:
         key = settings.mmap, settings.repack
@@ -115,7 +109,7 @@ class SettingsTimer:
         return self._loaded[key]
 
     def close(self) -> None:
-        for trial, _ in self._open.values():
+        for trial in self._open.values():
             trial.close()
         self._open.clear()
         for model in self._loaded.values():

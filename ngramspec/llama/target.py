@@ -378,8 +378,8 @@ class Target(Weights, CacheSequence):
             cache_types=self.cache_types,
         )
 
-    def trial_of(self, settings: Settings, cells: int) -> tuple[TrialContext, int]:
-        """A separate context under other settings, but for `mmap` and `repack`, and the tokens of its micro-batches.
+    def trial_of(self, settings: Settings, cells: int) -> TrialContext:
+        """A separate context under other settings, but for `mmap` and `repack`.
 
         Raises:
             TargetError: the machine lacks the memory for it.
@@ -389,7 +389,7 @@ class Target(Weights, CacheSequence):
         params.flash_attn_type = _FLASH[settings.flash_attn]
         params.type_k, params.type_v = (CACHE_TYPES[cast(CacheType, t)][0] for t in settings.cache_types)
         params.n_batch = params.n_ubatch = settings.micro_batch or _usual_micro(settings.flash_attn)
-        return TrialContext(self._model, params, self._adapters), int(params.n_ubatch)
+        return TrialContext(self._model, params, self._adapters)
 
     def trial(self, setting: str) -> TrialContext:
         """A separate small context to measure a setting in; what the target holds does not matter.

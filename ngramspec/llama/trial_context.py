@@ -46,7 +46,7 @@ class TrialContext:
         self._recurrent = is_recurrent(model)
         self._kept = 0
         self._ctx, self._passes, self._sequence = self._open(params)
-        self.n_vocab = self._passes.n_vocab
+        self.n_vocab, self.micro_batch = self._passes.n_vocab, int(params.n_ubatch)
 
     def _open(self, params: Any) -> tuple[Any, Passes, CacheSequence]:
         context = open_context(self._model, params, self._adapters)

@@ -33,8 +33,16 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-
 _INFILL_BUFFER = 512  # bytes that llama.cpp's infill sampler keeps for a token's text; a longer one ends the process
+
+_KINDS = {
+    llama.LLAMA_TOKEN_ATTR_UNKNOWN: "unknown",
+    llama.LLAMA_TOKEN_ATTR_UNUSED: "unused",
+    llama.LLAMA_TOKEN_ATTR_NORMAL: "normal",
+    llama.LLAMA_TOKEN_ATTR_CONTROL: "control",
+    llama.LLAMA_TOKEN_ATTR_USER_DEFINED: "user-defined",
+    llama.LLAMA_TOKEN_ATTR_BYTE: "byte",
+}
 
 
 class Vocabulary:
@@ -314,3 +322,37 @@ class Vocabulary:
 
     def __del__(self) -> None:
         self.close()
+
+
+# --------------------------------------------------------------------------- draft models
+
+
+def common_tokens(target: Vocabulary, draft: Vocabulary) -> int:
+    """How many token ids, from 0 on, mean the same to a model and its draft model: the same text, of the same kind.
+
+    Behind them there may be padding, tokens that are unused: models of one family are padded to different sizes. Raises
+    a ModelError where the vocabularies differ otherwise, which names the first such id.
+    """
+    both = min(target.n_vocab, draft.n_vocab)
+    same = next((token for token in range(both) if _token(target, token) != _token(draft, token)), both)
+    if all(_token(one, token)[1] == "unused" for one in (target, draft) for token in range(same, one.n_vocab)):
+        return same
+    ours, theirs = (_told(one, same) for one in (target, draft))
+    raise ModelError(
+        f"{draft.path} cannot draft for {target.path}: their vocabularies differ, at token {same} of {target.n_vocab}"
+        f" and {draft.n_vocab}: {ours} here, {theirs} in the draft model; take a model of the same family"
+    )
+
+
+def _told(vocabulary: Vocabulary, token: int) -> str:
+    if token >= vocabulary.n_vocab:
+        return "missing"
+    text, kind = _token(vocabulary, token)
+    return f"{text.decode('utf-8', 'replace')!r} ({kind})"
+
+
+def _token(vocabulary: Vocabulary, token: int) -> tuple[bytes, str]:
+    """A token's text, and its kind."""
+    attributes = llama.llama_vocab_get_attr(vocabulary._vocab, token)
+    kind = next((name for bit, name in _KINDS.items() if attributes & bit), "of no kind")
+    return llama.llama_vocab_get_text(vocabulary._vocab, token), kind

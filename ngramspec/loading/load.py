@@ -24,9 +24,8 @@ from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.llama.rpc import PATIENCE, connect, workers
-from ngramspec.llama.same_vocabulary import common_tokens
 from ngramspec.llama.target import Target
-from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary, common_tokens
 from ngramspec.llama.weights import tuning_key
 from ngramspec.loading.settings import ALONE, LoadSettings, LoadSettingsError
 from ngramspec.machine_settings import flags, path_of, recalled

@@ -49,7 +49,7 @@ def said(model: Path, **settings: Any) -> list[Any]:
         parts = [Part(target.sequences[0], [5, 6], 2), Part(target.sequences[1], [7], 1)]
         found += [rows.copy() for rows in target.evaluate_together(parts)]
         found.append(target.embedder("mean", 128).embed(TEXT))
-        for trial in (target.trial("fast"), target.trial_of(target.present, 256)[0]):
+        for trial in (target.trial("fast"), target.trial_of(target.present, 256)):
             with trial:
                 # What they begin with is made of a second context.
                 trial.start(128)
