@@ -93,9 +93,8 @@ class Target(Weights, CacheSequence):
             `ngramspec.exactness.decision`); of several texts on a GPU the fastest. "on" gives each of several texts a
             cache of its own, so that it has the logits that it has alone as far as the sizes of the batches agree (see
             `batches`); otherwise they share one pool of cells on a GPU, and on a CPU do not.
-        extra_buffers: None leaves AMX out if this build's kernels for it are broken (`notes` then says so, and
-            `amx_broken` is true). True takes all of ggml's extra buffer types for weights, unchecked and before a
-            GPU's host memory; False takes none. Both are for the check itself.
+        repack: weights may be put into the order that CPU kernels like. AMX is left out if this build's kernels for it
+            are broken (`notes` then says so, and `amx_broken` is true).
         n_seq: most sequences in the cache of one text, 1 to MAX_EVALUATE; they share its cells. `tree` needs
             several, and so does `ask`. None: as many as `ask` needs on a GPU, where it may pay, else 1.
         draft_max: the longest draft that will be sent, if known: of a recurrent state as many snapshots are kept
@@ -143,7 +142,7 @@ class Target(Weights, CacheSequence):
         cache_type_v: CacheType = "f16",
         mmap: bool = True,
         exact: Exact = "auto",
-        extra_buffers: bool | None = None,
+        repack: bool = True,
         n_seq: int | None = None,
         draft_max: int | None = None,
         head: bool = False,
@@ -178,7 +177,7 @@ class Target(Weights, CacheSequence):
             threads=threads,
             threads_batch=threads_batch,
             mmap=mmap,
-            extra_buffers=extra_buffers,
+            repack=repack,
             head=head,
             lora=lora,
         )

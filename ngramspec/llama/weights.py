@@ -34,7 +34,7 @@ class Weights(Vocabulary):
         threads: int | None,
         threads_batch: int | None,
         mmap: bool,
-        extra_buffers: bool | None,
+        repack: bool,
         head: bool,
         lora: Sequence[adapters.Lora],
     ) -> None:
@@ -42,15 +42,15 @@ class Weights(Vocabulary):
         self.notes: list[str] = []  # what the user should know about how it was loaded
         self.threads = machine.physical_cores() if threads is None else threads
         self.threads_batch = self.threads if threads_batch is None else threads_batch
-        self._mapped, self._repacks = mmap, extra_buffers is not False
+        self._mapped, self._repacks = mmap, repack
         log.init_backend()
         self.has_head = head and self._can_load_head()  # whether its own head was asked for, and is loaded
         adapted = adapters.check(lora, self.path)
-        self._load(n_gpu_layers, extra_buffers)
+        self._load(n_gpu_layers)
         self._adapters = adapters.load(lora, self._model)
         self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)  # whether a GPU holds any of it
         # A build whose kernels get mended keeps its name, and its passes then cost half.
-        marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (extra_buffers is False) + [" mmap=off"] * (not mmap)
+        marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (not repack) + [" mmap=off"] * (not mmap)
         marks += [" head"] * self.has_head
         self._loaded_as = f"{_placed(n_gpu_layers)}{''.join(marks)}{adapted}"
 
@@ -61,15 +61,14 @@ class Weights(Vocabulary):
             self.notes.append(f"the model does not draft for itself: {why}")
         return not why
 
-    def _load(self, n_gpu_layers: int, extra_buffers: bool | None) -> None:
+    def _load(self, n_gpu_layers: int) -> None:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         bindings.set_mapped(llama, params, self._mapped)
-        params.no_host = extra_buffers is True
-        params.use_extra_bufts = extra_buffers is not False
+        params.use_extra_bufts = self._repacks
         if self.has_head:
             params.load_mtp = True
-        self.amx_broken = extra_buffers is None and has_broken_amx(n_gpu_layers)
+        self.amx_broken = self._repacks and has_broken_amx(n_gpu_layers)
         if self.amx_broken:
             self.notes.append(amx.NOTE)
             params.use_extra_bufts = amx.hide()

@@ -247,7 +247,7 @@ class LoadSettings:
             "cache_type_k": self.cache_type_k,
             "cache_type_v": self.cache_type_v,
             "mmap": not self.no_mmap,
-            "extra_buffers": False if self.no_repack else None,
+            "repack": not self.no_repack,
             # In exact mode the sizes of passes must not depend on whether or how much is drafted.
             "draft_max": None if self.exact == "on" else longest,
             "exact": self.exact,

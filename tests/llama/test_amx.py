@@ -190,18 +190,15 @@ def test_a_load_without_them(
     assert parameters[1].use_extra_bufts
 
 
-def test_the_childs_own_loads_ask_nobody(broken: list[Path], parameters: list[Any]) -> None:
-    for extra in (True, False):
-        with load(extra_buffers=extra) as loaded:
-            assert not loaded.amx_broken
-    assert broken == []
-    assert [(p.use_extra_bufts, p.no_host) for p in parameters] == [(True, True), (False, False)]
-
-
-def test_nobody_asks_where_no_weight_would_use_them(broken: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_asks_where_no_weight_would_use_them(
+    broken: list[Path], parameters: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpu = SimpleNamespace(is_gpu=True)
     monkeypatch.setattr(weights.devices, "devices", lambda: [gpu])
     assert not weights.has_broken_amx(-1)
+    with load(repack=False) as loaded:
+        assert not loaded.amx_broken
+    assert not parameters[0].use_extra_bufts
     assert broken == []
     assert weights.has_broken_amx(10)
     monkeypatch.setattr(weights, "build", lambda: "CPU : AVX512 = 1 | AMX_INT8 = 0 |")

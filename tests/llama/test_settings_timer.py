@@ -35,8 +35,8 @@ class Loaded:
         self.bench = SettingsTimer(self.target, self.load, 256)
 
     def load(self, settings: Settings) -> Target:
-        extra = None if settings.repack else False
-        target = Target(self.target.path, n_ctx=64, threads=1, mmap=settings.mmap, extra_buffers=extra, exact="off")
+        options = {"mmap": settings.mmap, "repack": settings.repack}
+        target = Target(self.target.path, n_ctx=64, threads=1, exact="off", **options)
         self.again.append(target)
         return target
 

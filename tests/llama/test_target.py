@@ -399,7 +399,7 @@ def test_the_fingerprint_tells_settings_and_files_apart(files: dict[str, Path], 
         fingerprint(copy, threads_batch=2),
         fingerprint(copy, micro_batch=64),
         fingerprint(copy, mmap=False),
-        fingerprint(copy, extra_buffers=False),
+        fingerprint(copy, repack=False),
         fingerprint(copy, flash_attn="off"),
         fingerprint(copy, cache_type_k="f32"),
     ]
