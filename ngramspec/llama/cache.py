@@ -4,15 +4,13 @@
     cache.save()                # a checkpoint: the state here can be gone back to
     cache.cut(100)              # at most the first 100 tokens are left: `cache.length` says how many
 
-The keys and values of attention can be cut anywhere. A recurrent state cannot: it goes back to a snapshot where that
-is provably right, else to a checkpoint, a copy of the state made earlier, else to the beginning. A sliding window is
-cut only if the cache still holds all that the window shows from there. Only what is provably right is kept, whatever
-llama.cpp answers: whoever cuts has to evaluate the missing tokens again.
+Keys and values can be cut anywhere. A recurrent state goes back to a snapshot where that is provably right, else to a
+checkpoint, a copy of the state made earlier, else to the beginning. A sliding window is cut only if the cache still
+holds all that the window shows from there. Whoever cuts evaluates the missing tokens again.
 
 Snapshots are what a recurrent state was after each of the last tokens (`n_rs_seq` of them, where the architecture
 supports it). A pass over n tokens writes those of its own tokens alone: the states 0 to n - 1 tokens before its end.
-The state before the pass is not among them, older snapshots are of another pass, and going back uses them up.
-`llama_memory_seq_rm` accepts all of these, up to `n_rs_seq` tokens, and the logits are then wrong (llama-cpp-python
+Going back uses them up. `llama_memory_seq_rm` accepts older ones too, and the logits are then wrong (llama-cpp-python
 0.3.36).
 """
 
@@ -20,8 +18,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import llama_cpp.llama_cpp as llama
 
@@ -53,8 +50,7 @@ _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part, without 
 LEAST, GRAIN = 512, 256  # A context is never capped below the one, and to multiples of the other, in tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """The recurrent state after the first `length` tokens."""
 
     length: int
@@ -92,7 +88,7 @@ class Cache:
         self.sequence = sequence
         self.states = states
         self._sole = sole
-        # A recurrent state that several sequences share forgets which snapshot it is to go back to.
+        # A recurrent state that sequences share forgets which snapshot it is to go back to.
         self._shares = pooled and not recurrent
         # What branches beside the only text hold of it in sequences of their own is cut with it.
         self._cuts = -1 if self._shares and sole else sequence
@@ -104,8 +100,7 @@ class Cache:
         self._mark: Checkpoint | None = None
 
     def decoded(self, n: int, *, alone: bool = True) -> None:
-        """A pass appended n tokens, `alone` if it fed no other sequence. One that fed others alone appended none, and
-        may have moved this one's state all the same."""
+        """A pass appended n tokens, `alone` if it fed no other; 0: it fed others, and may have moved the state."""
         self.length += n
         # llama.cpp splits a pass over several as it likes, and only the last part of it writes snapshots.
         self._back = min(self.snapshots, n - 1) if alone else 0
@@ -144,11 +139,7 @@ class Cache:
             self.length = length
 
     def save(self, *, keep: bool = False) -> None:
-        """Make it possible to go back to the present state; does nothing if the cache can be cut anywhere.
-
-        Args:
-            keep: keep it for later requests, among the last KEPT of these; else it lasts until the next `save`.
-        """
+        """Let `cut` go back to the present state until the next `save`, or longer: `keep` it among the last KEPT."""
         if not self.recurrent or self.length == 0:
             return
         found = next((c for c in self._checkpoints() if c.length == self.length), None)
@@ -266,10 +257,7 @@ def is_recurrent(model: Any) -> bool:
 def bytes_per_token(types: tuple[CacheType, CacheType], layers: int, heads: int, widths: tuple[int, int]) -> float:
     """What a token takes in the KV cache, at most: sliding-window and recurrent layers take less.
 
-    Args:
-        types: of keys and values.
-        layers, heads: of the model; KV heads.
-        widths: of a head's key and value.
+    `types` and `widths` are those of keys and values, in a head; `heads` are KV heads.
     """
     return layers * heads * sum(width * CACHE_TYPES[kind][1] for kind, width in zip(types, widths, strict=True))
 
@@ -277,11 +265,8 @@ def bytes_per_token(types: tuple[CacheType, CacheType], layers: int, heads: int,
 def fitting_context(trained: int, bytes_per_token: float, free: int, texts: int = 1) -> tuple[int, str | None]:
     """The context size to use when none was asked for, and a line for the user if it is not the model's own.
 
-    Args:
-        trained: tokens the model was trained on; 0 when unknown.
-        bytes_per_token: of the KV cache.
-        free: bytes of free RAM or GPU memory; half of them may become KV cache.
-        texts: how many contexts of that size there will be.
+    `trained`: tokens that the model was trained on, 0 when unknown; `free`: bytes, of which half may become KV cache;
+    `texts`: how many contexts of that size there will be.
     """
     trained = trained or 4096
     fits = int(free / 2 / max(1.0, texts * bytes_per_token)) // GRAIN * GRAIN

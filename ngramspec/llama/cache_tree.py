@@ -7,10 +7,9 @@
         logits = tree.evaluate([a, b])          # (2, n_vocab): ONE llama_decode
         tree.keep([b])                          # frees the cells of whatever is neither `b` nor before it
 
-A node is a token and all that stands before it. llama.cpp has no trees, it has sequences: numbers that a cell of
-the cache carries, any of them at once. A path from the root to a leaf is one sequence, and the cells that paths
-share are shared: a fork copies no key and no value, it writes a number into cells (`llama_memory_seq_cp` in a
-unified cache). One llama_decode takes the tokens of many paths, each of which sees its own path only.
+A node is a token and all that stands before it. llama.cpp has sequences: numbers that a cell of the cache carries, any
+of them at once. A path from the root to a leaf is one sequence, and a fork copies no key and no value, it writes a
+number into cells (`llama_memory_seq_cp` in a unified cache). In one llama_decode each token sees its own path only.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class CacheTree:
     """A tree of continuations in the cache of a context whose sequence 0 holds the prompt, and goes on holding it.
 
     Args:
-        context, memory: llama.cpp's handles.
+        context: llama.cpp's handle.
         logits: (n) -> the last n rows of logits.
         root: the prompt.
         count: sequences of the context, sequence 0 among them.
@@ -50,7 +49,6 @@ class CacheTree:
     def __init__(
         self,
         context: Any,
-        memory: Any,
         logits: Callable[[int], Logits],
         root: Node,
         *,
@@ -59,7 +57,7 @@ class CacheTree:
         windowed: bool,
     ) -> None:
         self._context = context
-        self._memory = memory
+        self._memory = llama.llama_get_memory(context)
         self._logits = logits
         self.leaves = count - 1  # most leaves that the tree can have at once
         self.max_batch = max_batch
@@ -74,13 +72,10 @@ class CacheTree:
         self.keep([])
 
     def evaluate(self, nodes: Sequence[Node]) -> Logits:
-        """Put `nodes` into the cache, in one `llama_decode`.
+        """Put nodes into the cache, in one `llama_decode`; the logits after each, a view, valid until the next one.
 
         Args:
             nodes: none of them in the cache; the node before each of them is, or stands earlier in the list.
-
-        Returns:
-            logits after each of them, shape (len(nodes), n_vocab): a view, valid until anything is evaluated.
 
         Raises:
             ValueError: no nodes, too many, or too many leaves.
@@ -109,10 +104,7 @@ class CacheTree:
         return self._logits(len(owners))
 
     def keep(self, nodes: Iterable[Node]) -> None:
-        """Free the cells of all nodes but these, those before them, and the prompt.
-
-        Args:
-            nodes: nodes that the cache holds.
+        """Free the cells of all nodes but these, which the cache holds, those before them, and the prompt.
 
         Raises:
             TargetError: llama.cpp did not free a cell.
@@ -203,9 +195,8 @@ class Branches:
         rows = branches.evaluate([last, a, b], [(0, (x,), p), (0, (x, y), p), (1, (z,), p)])   # last x y, and last a z
 
     What the pass appends to the text lies where `CacheSequence.evaluate` would have put it, so its logits are those of
-    a padded batch of that size, bit for bit. Each branch has a sequence of its own, which has caught up with the text
-    before: numbers are copied, no key and no value is. After the pass its cells are free again, and nothing is left but
-    logits. Recurrent states and sliding windows would take memory for each sequence, so such models have no branches.
+    a padded batch of that size, bit for bit. Each branch has a sequence of its own; after the pass its cells are free
+    again. Recurrent states and sliding windows would take memory for each sequence, so such models have no branches.
 
     Args:
         context: llama.cpp's handle.
@@ -223,12 +214,7 @@ class Branches:
         self._batch = llama.llama_batch_init(MAX_EVALUATE, 0, 1 + leaves)
 
     def evaluate(self, tokens: Sequence[int], questions: Sequence[Question]) -> Logits:
-        """See `Target.ask`.
-
-        Raises:
-            ValueError: too many tokens or branches, or more than the context has room for.
-            TargetError: llama.cpp could not evaluate them; the text is as before.
-        """
+        """See `Target.ask`."""
         text, n = self._text, len(tokens) + len(questions)
         text.settle()
         start = len(text.tokens)

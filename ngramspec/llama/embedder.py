@@ -3,10 +3,9 @@
     embedder = target.embedder("mean", 2048)        # the target's weights, in a context of its own
     (vector,) = embedder.embed(tokens)              # (1, width); pooling "none" gives one for each token
 
-llama.cpp can pool by itself, but then stores logits after every token of a text, and holds a text to one micro-batch
-where its vector is a mean. So its rows are taken as they are, no more of them than a target's pass may have, and are
-pooled here; tokens that no vector is made of have none. This is the same as long as tokens attend to nothing that
-follows them: other models are refused.
+llama.cpp's own pooling stores logits after every token of a text, and holds a text to one micro-batch where its vector
+is a mean. So rows are pooled here, no more of them in a pass than a target's may have. This is the same as long as
+tokens attend to nothing that follows them: other models are refused.
 """
 
 from __future__ import annotations
@@ -58,19 +57,17 @@ class Embedder:
             TargetError: llama.cpp could not evaluate them.
         """
         steps = self.reading(tokens, lambda: self._n_batch)
-        while True:
-            try:
+        try:
+            while True:
                 next(steps)
-            except StopIteration as end:
-                found: States = end.value
-                return found
+        except StopIteration as end:
+            found: States = end.value
+            return found
 
     def reading(self, tokens: Sequence[int], most: Callable[[], int]) -> Generator[None, None, States]:
         """`embed`, pass by pass: it yields before each. Another text may only be begun when this one has ended.
 
-        Args:
-            tokens: of the text.
-            most: tells how many tokens the next pass may have.
+        `most` tells how many tokens the next pass may have.
         """
         if not 0 < len(tokens) <= self.n_ctx:
             raise ValueError(f"a text to embed has 1 to {self.n_ctx} tokens, not {len(tokens)}")

@@ -38,10 +38,9 @@ States = NDArray[np.float32]  # hidden states, shape (tokens, width of the model
 
 
 class HiddenStates:
-    """The hidden states of the last tokens of a sequence, in order of the text.
+    """The hidden states of the last tokens of a sequence, each of `width` numbers, in order of the text.
 
     Args:
-        width: numbers in a state.
         kept: fewest states that are kept of a longer text; twice as many have room.
 
     Attributes:
@@ -103,16 +102,7 @@ class HiddenStates:
         return ctypes.addressof(self._ext.llama_get_embeddings_nextn(context).contents)
 
     def took(self, rows: int, start: int, tokens: Sequence[int]) -> int:
-        """Take the states that a pass handed out of tokens of this text.
-
-        Args:
-            rows: where they are.
-            start: number of the first token.
-            tokens: as above.
-
-        Returns:
-            Where those of the next sequence in the pass are.
-        """
+        """Take the states at `rows`, of tokens from number `start` on; returns where those of the next sequence are."""
         self._unread += 1
         self.missed(start)
         if start != self.first + len(self._tokens):
@@ -171,9 +161,7 @@ class HiddenStates:
     def known(self, text: Sequence[int], sure: int = 0) -> int:
         """How many tokens of a text have states here, those before `first` included; 0: none.
 
-        Args:
-            text: of which token number `first` and those behind it are looked at.
-            sure: so many were found the last time, and are in the text still: they are not compared again.
+        `sure`: so many were found the last time, and are in the text still: they are not compared again.
         """
         self._unread = self._before = 0
         start = max(self.first, min(sure, self._same))
@@ -182,10 +170,7 @@ class HiddenStates:
         return same if same > self.first else 0
 
     def before(self, start: int, end: int) -> States:
-        """What a head is given beside the tokens number `start` to `end`: the states after those in front of them.
-
-        They are 0 where they are not here, and before the first token of a text.
-        """
+        """The states after the tokens in front of number `start` to `end`; 0 where they are not here."""
         found = np.zeros((end - start, self._width), np.float32)
         low, high = max(start - 1, self.first), min(end - 1, self.first + len(self._tokens))
         if low < high:

@@ -165,10 +165,7 @@ class Passes:
                 self._sequences[i] = self._batch.seq_id[i][0] = sequence
 
     def logits(self, rows: int) -> Logits:
-        """The last rows of the last pass, in the order of its feeds; shape (rows, n_vocab).
-
-        A view of llama.cpp's buffer, valid until the next pass.
-        """
+        """The last rows of the last pass, in the order of its feeds; a view that is valid until the next pass."""
         if not rows:
             return np.empty((0, self.n_vocab), np.float32)
         first = llama.llama_get_logits_ith(self._context, -rows)

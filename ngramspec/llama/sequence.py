@@ -58,10 +58,7 @@ class CacheSequence:
         self.fingerprint = ""
 
     def goes_back(self) -> bool:
-        """Whether what was evaluated can be taken back here; the sequence is then empty.
-
-        It cannot where llama.cpp does not hand out the state of a recurrent memory, or does not take it back.
-        """
+        """Whether llama.cpp hands out, and takes back, the state of a recurrent memory; the sequence is then empty."""
         if not self.replays:
             return True
         try:
@@ -76,18 +73,16 @@ class CacheSequence:
     # ------------------------------------------------------------------ as of `SequenceModel`
 
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
+        told = progress or (lambda done, total: None)
         reader = self.reading(tokens, aligned=aligned)
         next(reader)
-        while True:
-            try:
-                done = next(reader)
-            except StopIteration as end:
-                row: Logits = end.value
-                done = len(tokens)
-            if progress is not None:
-                progress(done, len(tokens))
-            if done == len(tokens):
-                return row
+        try:
+            while True:
+                told(next(reader), len(tokens))
+        except StopIteration as end:
+            told(len(tokens), len(tokens))
+            row: Logits = end.value
+            return row
 
     def reading(
         self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
@@ -168,10 +163,7 @@ class CacheSequence:
     # ------------------------------------------------------------------ copies
 
     def adopt(self, other: SequenceModel, length: int) -> None:
-        """Hold the first `length` tokens of another sequence of the same context, or fewer.
-
-        Fewer where the memory cannot be cut there: a recurrent state is what it is at the end, or at a checkpoint
-        before, and a sliding window has left behind what stood in front of it.
+        """Hold the first `length` tokens of another sequence of the same context, or fewer: as `Cache.cut` can.
 
         Raises:
             ValueError: not a sequence of this context, or it holds fewer than `length` tokens.
@@ -200,7 +192,7 @@ class CacheSequence:
         if not len(state):
             raise TargetError("llama.cpp did not give the state of a sequence")
         pieces: list[object] = [_HEAD.pack(_MAGIC, len(self.tokens), self._aligned, len(checkpoints))]
-        for length, piece in (*((c.length, c.state) for c in checkpoints), (len(self.tokens), state)):
+        for length, piece in (*checkpoints, (len(self.tokens), state)):
             pieces += (_PIECE.pack(length, len(piece)), piece)
         if self.cache.states is not None:
             pieces.append(self.cache.states.saved())

@@ -88,15 +88,14 @@ class Target(Weights, CacheSequence):
         cache_type_k, cache_type_v: element type of the KV cache.
         mmap: map the file instead of reading it.
         exact: "on" chooses the settings under which most batch sizes give bit-identical logits: no flash attention
-            where the model runs on the CPU (see `ngramspec.cost.measure`), and a micro-batch small enough for its
-            attention scores. "auto" measures what that costs, if it is not known, and takes the fastest or those (see
-            `ngramspec.exactness.decision`); of several texts on a GPU the fastest. "on" gives each of several texts a
-            cache of its own, so that it has the logits that it has alone as far as the sizes of the batches agree (see
-            `batches`); otherwise they share one pool of cells on a GPU, and on a CPU do not.
+            where the model runs on the CPU, and a micro-batch small enough for its attention scores. "auto" measures
+            what that costs, if it is not known, and takes the fastest or those (see `ngramspec.exactness.decision`); of
+            several texts on a GPU the fastest. "on" also gives each of several texts a cache of its own, where they
+            otherwise share one pool of cells on a GPU.
         repack: weights may be put into the order that CPU kernels like. AMX is left out if this build's kernels for it
             are broken (`notes` then says so, and `amx_broken` is true).
-        n_seq: most sequences in the cache of one text, 1 to MAX_EVALUATE; they share its cells. `tree` needs
-            several, and so does `ask`. None: as many as `ask` needs on a GPU, where it may pay, else 1.
+        n_seq: most sequences in the cache of one text, 1 to MAX_EVALUATE; they share its cells. `tree` and `ask` need
+            several. None: as many as `ask` needs on a GPU, where it may pay, else 1.
         draft_max: the longest draft that will be sent, if known: of a recurrent state as many snapshots are kept
             (None: SNAPSHOTS), or fewer if the machine is short of memory (`notes` then says so).
         head: also load the model's own head, which drafts for each of its texts, where the file holds one and this
@@ -104,8 +103,7 @@ class Target(Weights, CacheSequence):
         lora: files of LoRA adapters, each with its scale, for all that is computed with this model.
 
     Attributes:
-        texts: as above.
-        exact: as above; of several texts "on" or "off", what "auto" has decided on.
+        exact: of several texts "on" or "off", what "auto" has decided on.
         exactness: the mode of requests that "auto" has decided on.
         setting: "fast" or "exact": what the context was opened for.
         heads: the model's own head, a model that drafts, with a sequence for each text (see `ngramspec.llama.head`);
@@ -213,6 +211,7 @@ class Target(Weights, CacheSequence):
 
     @property
     def head(self) -> Head | None:
+        """The own head of the first text."""
         return None if self.heads is None else self.heads.sequences[0]
 
     @property
@@ -516,13 +515,7 @@ class Target(Weights, CacheSequence):
         if root.length != len(self.tokens) or not self.tokens:
             raise ValueError(f"a tree after {root.length} tokens cannot grow where the cache holds {len(self.tokens)}")
         return CacheTree(
-            self._ctx,
-            llama.llama_get_memory(self._ctx),
-            self._passes.logits,
-            root,
-            count=self.n_seq,
-            max_batch=self.max_batch,
-            windowed=self.window > 0,
+            self._ctx, self._passes.logits, root, count=self.n_seq, max_batch=self.max_batch, windowed=self.window > 0
         )
 
     # ------------------------------------------------------------------ branches beside the text

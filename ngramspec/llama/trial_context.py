@@ -1,10 +1,10 @@
 """`TrialContext`: a small context of a loaded model, to measure one of its settings in for `exact="auto"` and `tune`.
 
-A trial must not cost the user seconds, and whether kernels tell batch sizes apart depends on the length of the
-context. So the context is made long without evaluating most of it: in a second context llama.cpp's passes are stopped
-at their first operation, which gives their cells positions and no contents (zeros), and the cells are copied. Attention
-takes the same time over zeros, by the same kernels. Zeros can be summed in any order, though, and so some tokens of
-every stretch are real, and the caller evaluates the last ones before those that it compares.
+Whether kernels tell batch sizes apart depends on the length of the context, and a trial must not cost seconds. So the
+context is made long without evaluating most of it: in a second context llama.cpp's passes are stopped at their first
+operation, which gives their cells positions and no contents (zeros), and the cells are copied. Attention takes the same
+time over zeros. They can be summed in any order, though, so some tokens of every stretch are real, and the caller
+evaluates the last ones before those that it compares.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Vocabulary:
             messages: in OpenAI's form, contents as strings.
             tools: that the model may call. Where its template knows none, messages describe them.
             variables: further ones of the template ("enable_thinking", ...).
-            answered: whether the prompt ends in the beginning of the assistant's turn (`add_generation_prompt`).
+            answered: whether the prompt ends in the beginning of the assistant's turn.
 
         Raises:
             ModelError: the template refuses these messages, or a control token in one cannot be told from its own.

@@ -50,13 +50,8 @@ class ServedModel:
         `n_ctx`: of the context; None: that of a request.
         """
         room = self.n_ctx if n_ctx is None else n_ctx
-        if characters > room and characters > room * self._longest_token:
-            raise overflow(-(-characters // self._longest_token), room)
-
-    @cached_property
-    def _longest_token(self) -> int:
-        """Most characters of a token."""
-        return max(len(self.vocabulary.piece(token)) for token in range(self.vocabulary.n_vocab))
+        if characters > room and characters > room * self.vocabulary.longest_token:
+            raise overflow(-(-characters // self.vocabulary.longest_token), room)
 
     def most(self, asked: int | None) -> int:
         """Most tokens of a text for which a request asks for so many."""

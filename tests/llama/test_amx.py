@@ -193,12 +193,12 @@ def test_a_load_without_them(
 def test_nobody_asks_where_no_weight_would_use_them(
     broken: list[Path], parameters: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = SimpleNamespace(is_gpu=True)
-    monkeypatch.setattr(weights.devices, "devices", lambda: [gpu])
-    assert not weights.has_broken_amx(-1)
     with load(repack=False) as loaded:
         assert not loaded.amx_broken
     assert not parameters[0].use_extra_bufts
+    gpu = SimpleNamespace(is_gpu=True)
+    monkeypatch.setattr(weights.devices, "devices", lambda: [gpu])
+    assert not weights.has_broken_amx(-1)
     assert broken == []
     assert weights.has_broken_amx(10)
     monkeypatch.setattr(weights, "build", lambda: "CPU : AVX512 = 1 | AMX_INT8 = 0 |")

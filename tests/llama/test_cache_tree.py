@@ -202,6 +202,9 @@ class StingyLlama:
         self.cells = [cell for cell in self.cells if cell[2]]
         return True
 
+    def llama_get_memory(self, _context: object) -> None:
+        return None
+
     def llama_memory_seq_cp(self, _memory: object, source: int, copy: int, start: int, end: int) -> None:
         for _, pos, sequences in self.cells:
             if source in sequences and start <= pos < end:
@@ -214,7 +217,7 @@ def test_a_window_holds_what_its_token_sees_whatever_is_given_away(seed: int, mo
     monkeypatch.setattr(cache_tree, "llama", fake)
     root = Node(None, -1, len(prompt))
     logits = lambda n: np.zeros((n, 1), np.float32)  # noqa: E731
-    with CacheTree(None, None, logits, root, count=9, max_batch=16, windowed=True) as tree:
+    with CacheTree(None, logits, root, count=9, max_batch=16, windowed=True) as tree:
         for new in beams(tree, np.random.default_rng(seed)):
             tree.evaluate(new)
             assert fake.seen == [[*prompt, *node.path()][-NARROW:] for node in new]
