@@ -72,11 +72,9 @@ class SharedModel(Protocol):
             TargetError: the pass failed; every sequence is as before, though it may owe tokens.
         """
 
-    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel] = ()) -> Sequence[int]:
-        """The sizes of the batches that a pass over parts of these lengths is made of; each reads the weights again.
+    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
+        """The sizes of the batches of a pass over parts of at least one token each; each batch reads the weights again.
 
         One batch of their sum, where all sequences share one pool of cells. Where each has a cache of its own, a batch
-        holds as many tokens of each sequence as of any other, so that sequences with more of them go on in further
-        batches, and takes in sequences only as long as their numbers follow each other. `sequences`: whose parts they
-        are; empty: of the first sequences, in order.
+        holds equally many tokens of sequences whose numbers follow each other; who has more goes on in further batches.
         """

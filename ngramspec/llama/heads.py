@@ -82,7 +82,7 @@ class Heads:
         """What a head owes may take passes before."""
         return self.evaluate([(cast(Head, sequence), tokens, rows) for sequence, tokens, rows in parts])
 
-    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel] = ()) -> Sequence[int]:
+    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
         """With caches of their own texts go one after the other."""
         return [sum(lengths)] if self._pooled else list(lengths)
 

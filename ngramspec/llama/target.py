@@ -448,7 +448,7 @@ class Target(Weights, CacheSequence):
         if not parts or len({id(part.sequence) for part in parts}) < len(parts):
             raise ValueError("a pass takes one part or more, and one of each sequence at most")
         for sequence, tokens, rows in parts:
-            if not any(sequence is one for one in own):
+            if sequence not in own:
                 raise ValueError("a pass takes sequences of its own model only")
             if not 0 <= rows <= len(tokens) or not tokens:
                 raise ValueError(
@@ -461,26 +461,21 @@ class Target(Weights, CacheSequence):
                 " of a pass"
             )
         # llama.cpp puts sequences into one batch if their numbers follow each other.
-        order = sorted(range(len(parts)), key=lambda i: parts[i].sequence.number)
-        append(self._passes, [(own[parts[i].sequence.number], parts[i].tokens, parts[i].rows) for i in order])
+        order = sorted(parts, key=lambda part: part.sequence.number)
+        append(self._passes, [(own[sequence.number], tokens, rows) for sequence, tokens, rows in order])
         logits, end = self._passes.logits(total), 0
         found: dict[int, Logits] = {}
-        for i in order:
-            start, end = end, end + parts[i].rows
-            found[i] = logits[start:end]
-        return [found[i] for i in range(len(parts))]
+        for sequence, _, rows in order:
+            start, end = end, end + rows
+            found[sequence.number] = logits[start:end]
+        return [found[part.sequence.number] for part in parts]
 
-    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel] = ()) -> Sequence[int]:
-        if sequences and len(sequences) != len(lengths):
-            raise ValueError(f"{len(lengths)} lengths of {len(sequences)} sequences")
-        if any(length < 1 for length in lengths):
-            raise ValueError("a part has at least one token")
+    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
         if self._pooled and not self._recurrent:
             return in_order(sum(lengths), self.n_batch)
-        numbers = [sequence.number for sequence in sequences] if sequences else range(len(lengths))
         kept = self.cache.snapshots
         return equally(
-            dict(zip(numbers, lengths, strict=True)),
+            {sequence.number: length for sequence, length in zip(sequences, lengths, strict=True)},
             self.n_batch,
             neighbours=not self._pooled
             or bool(llama.llama_model_is_recurrent(self._model))

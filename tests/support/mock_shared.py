@@ -110,10 +110,10 @@ class MockShared:
         self.clock.now = now + sum(map(self._seconds, batches))
         return rows
 
-    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel] = ()) -> Sequence[int]:
+    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
         if not self._split:
             return [sum(lengths)]
-        numbers = [sequence.number for sequence in sequences] or range(len(lengths))
+        numbers = [sequence.number for sequence in sequences]
         left = dict(sorted(zip(numbers, lengths, strict=True)))
         sizes = []
         while left:
