@@ -5,28 +5,31 @@ token i + 1 a layer of its own, with the model's output matrix, guesses token i 
 own output in place of a hidden state that nobody computed yet. So its cost is that of one layer and the output matrix
 per token, and it is a `Model` like any other: `evaluate` appends tokens and gives the logits after them.
 
-Its KV cache holds one layer, of which tokens can be cut off. `ngramspec.llama.heads.Heads` has those of several texts.
+llama.cpp runs the layer in a context of a kind of its own, whose KV cache holds that layer alone, and tokens of it can
+be cut off. Each text has a sequence in it:
+
+    heads = Heads(model, params, [states, other], n_ctx=4096, pooled=False, adapters=())
+    heads.sequences[1].prefill(text)            # a text alone
+    heads.evaluate_together([Part(heads.sequences[0], [5], 1), Part(heads.sequences[1], [7], 1)])
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+import ctypes
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.backend import Logits, Progress
+from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
-from ngramspec.llama.hidden_states import HiddenStates, States
+from ngramspec.llama.adapters import Adapter, open_context
+from ngramspec.llama.hidden_states import HiddenStates, States, rows_at
 from ngramspec.llama.passes import MAX_EVALUATE
-from ngramspec.models.check import has_gguf_magic, parts_of
-from ngramspec.models.gguf import read_header
+from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import common_prefix
-
-if TYPE_CHECKING:
-    from ngramspec.llama.heads import Heads
 
 
 class HeadFeed(NamedTuple):
@@ -47,30 +50,6 @@ not speak, none of either."""
 
 Evaluating = Generator[HeadFeed, HeadRows, Logits]
 """The passes that tokens take, one after the other; the logits after them."""
-
-ARCHITECTURES = frozenset({"deepseek2", "deepseek32", "glm4moe", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"})
-"""Values of general.architecture whose heads are tested here. llama.cpp has graphs for more, and ends the process in
-some of them where a tensor is not as it expects."""
-
-LAYER = ".nextn.eh_proj.weight"  # how the name of a tensor ends that each such layer has once
-
-
-def head_missing(path: Path) -> str:
-    """Why the head of a model cannot be run with this build of llama.cpp, in a few words; "" if it can."""
-    if bindings.head_functions(llama) is None:
-        return "this build of llama-cpp-python cannot run NextN layers"
-    if not has_gguf_magic(path):
-        return ""  # the loader says what it is
-    headers = [read_header(part) for part in parts_of(path) if has_gguf_magic(part)]
-    count = sum(name.endswith(LAYER) for header in headers for name in header.shapes)
-    architecture = headers[0].metadata.get("general.architecture")
-    if not count:
-        return "its file holds no NextN layer"
-    if architecture not in ARCHITECTURES:
-        return f"NextN layers of {architecture} are not supported"
-    if count > 1:
-        return f"it has {count} NextN layers, and only models with one are supported"
-    return ""
 
 
 class Head:
@@ -204,3 +183,162 @@ class Head:
     def _feed(self, first: int, states: States, *, speaks: bool = True) -> HeadFeed:
         """A pass over tokens from number `first` on, one for each state."""
         return HeadFeed(self.number, first, self.tokens[first : first + len(states)], states, speaks)
+
+
+class Heads:
+    """The heads of a loaded model's texts, in one context: a `SharedModel` as far as a draft model has to be one.
+
+    Texts are evaluated and taken back, not copied: a head reads a text anew by the target's hidden states, which are.
+
+    Args:
+        model: llama.cpp's handle.
+        params: of the context, for as many sequences as there are texts.
+        states: the target's, for each of its texts.
+        n_ctx: most tokens of a text that may stay in the cache.
+        pooled: whether the context's sequences share one pool of cells, so that a pass over several is one batch.
+        adapters: the model's.
+
+    Raises:
+        ModelError: llama.cpp makes no such context, for lack of memory.
+    """
+
+    max_rows = MAX_EVALUATE
+    drafts_alone = False
+
+    def __init__(
+        self,
+        model: Any,
+        params: Any,
+        states: Sequence[HiddenStates],
+        *,
+        n_ctx: int,
+        pooled: bool,
+        adapters: Sequence[Adapter],
+    ) -> None:
+        params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
+        params.n_rs_seq = 0
+        self._ctx = open_context(model, params, adapters)
+        if not self._ctx:
+            raise ModelError(
+                "there is no memory for the context of the model's NextN layer; try a smaller -c/--ctx-size"
+            )
+        self._ext: Any = bindings.head_functions(llama)
+        self._ext.llama_set_embeddings_nextn(self._ctx, True, True)
+        self._memory = llama.llama_get_memory(self._ctx)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))  # length of a row of logits
+        self.n_ctx, self.max_tokens, self._pooled = n_ctx, int(params.n_batch), pooled
+        self._width: int = llama.llama_model_n_embd_out(model)  # numbers in a hidden state
+        self._batch = llama.llama_batch_init(self.max_tokens, self._width, 1)
+        self._ids = (llama.llama_token * self.max_tokens)()
+        # llama.cpp allocates embeddings or token ids; a head takes both.
+        self._batch.token = ctypes.cast(self._ids, type(self._batch.token))
+        for i in range(self.max_tokens):
+            self._batch.n_seq_id[i] = 1
+        self.sequences = [Head(self, own, number) for number, own in enumerate(states)]
+
+    def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
+        """What a head owes may take passes before."""
+        return self.evaluate([(cast(Head, sequence), tokens, rows) for sequence, tokens, rows in parts])
+
+    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
+        """With caches of their own texts go one after the other."""
+        return [sum(lengths)] if self._pooled else list(lengths)
+
+    def evaluate(self, parts: Sequence[tuple[Head, Sequence[int], int]]) -> list[Logits]:
+        """Append tokens to heads of one model, in as few passes as can be.
+
+        Args:
+            parts: a head, its tokens, and for how many of the last of them logits are wanted.
+
+        Returns:
+            The logits of each; those of a single head may be views, valid until the next pass.
+
+        Raises:
+            TargetError: llama.cpp could not evaluate them; the heads are then empty.
+        """
+        found: list[Logits] = [np.empty((0, 0), np.float32)] * len(parts)
+        try:
+            runs = [head.appending(tokens, rows) for head, tokens, rows in parts]
+            feeds: dict[int, HeadFeed] = {}
+
+            def go_on(text: int, answer: HeadRows | None) -> None:
+                try:
+                    feeds[text] = runs[text].send(answer)  # type: ignore[arg-type]  # None starts a generator
+                except StopIteration as done:
+                    found[text] = done.value
+
+            for text in range(len(parts)):
+                go_on(text, None)
+            while feeds:
+                group = self._next(feeds)
+                answers = self.decode([feeds.pop(text) for text in group])
+                for text, (logits, own) in zip(group, answers, strict=True):
+                    go_on(text, (logits if len(parts) == 1 else logits.copy(), own))
+        except BaseException:
+            for head, _, _ in parts:
+                head.clear()
+            raise
+        return found
+
+    def _next(self, feeds: Mapping[int, HeadFeed]) -> list[int]:
+        """The texts of the next pass: of those that do not speak, if there are any, as many as it has room for."""
+        speaks = all(feed.speaks for feed in feeds.values())
+        room = min(self.max_tokens, MAX_EVALUATE) if speaks else self.max_tokens
+        group: list[int] = []
+        for text, feed in feeds.items():
+            if feed.speaks == speaks and (not group or len(feed.tokens) <= room):
+                group.append(text)
+                room -= len(feed.tokens)
+        return group
+
+    def decode(self, feeds: Sequence[HeadFeed]) -> list[HeadRows]:
+        """One pass; what came of each feed. Its logits are views, valid until the next pass.
+
+        Args:
+            feeds: all of them speak, or none does; at most `max_tokens` tokens, and MAX_EVALUATE rows, in all.
+
+        Raises:
+            TargetError: llama.cpp could not.
+        """
+        self.check()
+        batch, ends = self._batch, []
+        end = 0
+        for sequence, first, tokens, states, speaks in feeds:
+            start, end = end, end + len(tokens)
+            self._ids[start:end] = tokens
+            for i in range(start, end):
+                batch.pos[i], batch.logits[i], batch.seq_id[i][0] = first + i - start, speaks, sequence
+            row = ctypes.addressof(batch.embd.contents) + start * self._width * states.itemsize
+            ctypes.memmove(row, states.ctypes.data, states.nbytes)
+            ends.append(end)
+        batch.n_tokens = end
+        status = llama.llama_decode(self._ctx, batch)
+        if status != 0:
+            at = ", ".join(f"{len(feed.tokens)} tokens at position {feed.first}" for feed in feeds)
+            raise TargetError(f"llama_decode returned {status} for {at} of a head")
+        if not feeds[0].speaks:
+            none = np.empty((0, self.n_vocab), np.float32)
+            return [(none, np.empty((0, self._width), np.float32))] * len(feeds)
+        logits = rows_at(llama.llama_get_logits_ith(self._ctx, 0), end, self.n_vocab)
+        found = []
+        for feed, end in zip(feeds, ends, strict=True):
+            own = rows_at(self._ext.llama_get_embeddings_nextn_ith(self._ctx, end - 1), 1, self._width)
+            found.append((logits[end - len(feed.tokens) : end], own.copy()))
+        return found
+
+    def cut(self, sequence: int, length: int) -> None:
+        """Let the cache of a sequence hold the first `length` tokens of its text at most."""
+        self.check()
+        if not llama.llama_memory_seq_rm(self._memory, sequence, length, -1):
+            raise TargetError("llama.cpp could not take tokens back from a head's cache")
+
+    def check(self) -> None:
+        if not self._ctx:
+            raise ValueError("the context is closed")
+
+    def close(self) -> None:
+        if self._ctx:
+            self._batch.token = type(self._batch.token)()
+            llama.llama_batch_free(self._batch)
+            llama.llama_free(self._ctx)
+            self._ctx = None

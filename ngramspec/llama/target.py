@@ -32,8 +32,7 @@ from ngramspec.llama.adapters import Lora, open_context
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import Branches, CacheTree
 from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
-from ngramspec.llama.head import Head
-from ngramspec.llama.heads import Heads
+from ngramspec.llama.head import Head, Heads
 from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.sequence import CacheSequence, append

@@ -17,10 +17,36 @@ from ngramspec.errors import ModelError
 from ngramspec.llama import adapters, amx, bindings, crash_check, devices, log, rpc
 from ngramspec.llama.cache import CacheType, bytes_per_token, fitting_context, is_recurrent
 from ngramspec.llama.devices import build
-from ngramspec.llama.head import head_missing
 from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.models.check import has_gguf_magic, parts_of
+from ngramspec.models.gguf import read_header
 
 HAS_AMX = "AMX_INT8 = 1"  # how llama.cpp says that it has AMX kernels, and the processor their instructions
+
+
+ARCHITECTURES = frozenset({"deepseek2", "deepseek32", "glm4moe", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"})
+"""Values of general.architecture whose heads are tested here. llama.cpp has graphs for more, and ends the process in
+some of them where a tensor is not as it expects."""
+
+_HEAD = ".nextn.eh_proj.weight"  # how the name of a tensor ends that each such layer has once
+
+
+def head_missing(path: Path) -> str:
+    """Why the head of a model cannot be run with this build of llama.cpp, in a few words; "" if it can."""
+    if bindings.head_functions(llama) is None:
+        return "this build of llama-cpp-python cannot run NextN layers"
+    if not has_gguf_magic(path):
+        return ""  # the loader says what it is
+    headers = [read_header(part) for part in parts_of(path) if has_gguf_magic(part)]
+    count = sum(name.endswith(_HEAD) for header in headers for name in header.shapes)
+    architecture = headers[0].metadata.get("general.architecture")
+    if not count:
+        return "its file holds no NextN layer"
+    if architecture not in ARCHITECTURES:
+        return f"NextN layers of {architecture} are not supported"
+    if count > 1:
+        return f"it has {count} NextN layers, and only models with one are supported"
+    return ""
 
 
 class Weights(Vocabulary):

@@ -23,7 +23,7 @@ from ngramspec.drafting.draft_model.asked_model import AskedModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.llama import hidden_states
-from ngramspec.llama.heads import Heads
+from ngramspec.llama.head import Heads
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling

@@ -16,7 +16,7 @@ from support.tiny_models import write_model as write_tiny
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.model import ModelDrafter
-from ngramspec.llama import bindings, head
+from ngramspec.llama import bindings, weights
 from ngramspec.llama.head import Head
 from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.target import Target
@@ -80,7 +80,7 @@ def test_the_logits_are_those_of_fresh_contexts_after_every_refusal(target: Targ
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", sorted(head.ARCHITECTURES - {"qwen35"}))
+@pytest.mark.parametrize("name", sorted(weights.ARCHITECTURES - {"qwen35"}))
 def test_they_are_so_on_other_architectures(name: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / f"{name}.gguf", name, head=True)
     reference = HeadReference(path)
@@ -333,14 +333,14 @@ def test_what_is_missing_is_said(file: Path, tmp_path: Path, monkeypatch: pytest
         assert plain.head is None
         assert "its file holds no NextN layer" in plain.notes[0]
     with monkeypatch.context() as patched:
-        patched.setattr(head, "ARCHITECTURES", frozenset())
-        assert head.head_missing(file) == "NextN layers of qwen35 are not supported"
+        patched.setattr(weights, "ARCHITECTURES", frozenset())
+        assert weights.head_missing(file) == "NextN layers of qwen35 are not supported"
     with monkeypatch.context() as patched:
-        patched.setattr(head, "parts_of", lambda path: [path, path])
-        assert "2 NextN layers" in head.head_missing(file)
+        patched.setattr(weights, "parts_of", lambda path: [path, path])
+        assert "2 NextN layers" in weights.head_missing(file)
     with monkeypatch.context() as patched:
         patched.setattr(bindings, "head_functions", lambda api: None)
-        assert "this build of llama-cpp-python" in head.head_missing(file)
+        assert "this build of llama-cpp-python" in weights.head_missing(file)
         with Target(file, n_ctx=64, threads=1, head=True) as without:
             assert without.head is None
             assert np.isfinite(without.prefill([5, 6])).all()

@@ -16,10 +16,10 @@ from support.pools import as_on_a_gpu
 
 from ngramspec.errors import TargetError
 from ngramspec.llama import hidden_states
-from ngramspec.llama.head import ARCHITECTURES, Head
-from ngramspec.llama.heads import Heads
+from ngramspec.llama.head import Head, Heads
 from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.target import Target
+from ngramspec.llama.weights import ARCHITECTURES
 from ngramspec.shared_model import Part
 
 CLOSE = 0.05
