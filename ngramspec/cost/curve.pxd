@@ -16,7 +16,6 @@ cdef class CostCurve:
     cpdef double ratio(self, Py_ssize_t size) except? -1
     cdef _extend(self, Py_ssize_t size)
     cpdef padded(self, sizes)
-    cdef _padded(self, sizes)
     cpdef slopes(self, sizes)
     cpdef double switching(self, Py_ssize_t size, Py_ssize_t plain) except? -1
     cpdef double undisturbed(self, Py_ssize_t size, double seconds) except? -1

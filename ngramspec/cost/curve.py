@@ -115,12 +115,9 @@ class CostCurve:
 
         A batch is padded further than it must be only to a measured size, and only for a saving that is no noise.
         """
-        plan = self._plans.get(sizes)
-        if plan is None:
-            plan = self._plans[sizes] = self._padded(sizes)
-        return plan
-
-    def _padded(self, sizes: Sequence[int]) -> Sequence[tuple[int, float]]:
+        known = self._plans.get(sizes)
+        if known is not None:
+            return known
         n: cython.Py_ssize_t
         fitting: cython.Py_ssize_t = 0
         cheapest: cython.Py_ssize_t = 0
@@ -135,6 +132,7 @@ class CostCurve:
                 if n in self._ratios and cost <= least:
                     cheapest, least = n, cost
             plan[n] = (cheapest, least) if least < PADDING_GAIN * cost else (fitting, cost)
+        self._plans[sizes] = plan
         return plan
 
     def slopes(self, sizes: Sequence[int]) -> Sequence[float]:
