@@ -1,3 +1,5 @@
+cimport cython
+
 cdef class CostCurve:
     cdef public double level
     cdef public double switch "_switch"
@@ -14,9 +16,19 @@ cdef class CostCurve:
     cdef int _unseen
     cpdef double seconds(self, Py_ssize_t size) except? -1
     cpdef double ratio(self, Py_ssize_t size) except? -1
+    @cython.locals(
+        n=cython.Py_ssize_t, i=cython.Py_ssize_t, below=cython.Py_ssize_t, above=cython.Py_ssize_t,
+        low=cython.double, share=cython.double, slope=cython.double
+    )
     cdef _extend(self, Py_ssize_t size)
+    @cython.locals(
+        n=cython.Py_ssize_t, fitting=cython.Py_ssize_t, cheapest=cython.Py_ssize_t, most=cython.Py_ssize_t,
+        cost=cython.double, least=cython.double
+    )
     cpdef padded(self, sizes)
     cpdef slopes(self, sizes)
     cpdef double switching(self, Py_ssize_t size, Py_ssize_t plain) except? -1
+    @cython.locals(before=cython.double)
     cpdef double undisturbed(self, Py_ssize_t size, double seconds) except? -1
+    @cython.locals(scale=cython.double, known=cython.double, weight=cython.double)
     cpdef observe(self, Py_ssize_t size, double seconds)

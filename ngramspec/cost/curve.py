@@ -34,7 +34,6 @@ REBUILD_EVERY = 16
 """Passes between two rebuilds of the tables from the refreshed ratios; a rebuild costs some 30 microseconds."""
 
 
-@cython.cclass
 class CostCurve:
     """Seconds per pass at measured sizes; between them linear, past the last one linear with the mean slope.
 
@@ -86,13 +85,6 @@ class CostCurve:
 
     def _extend(self, size: cython.Py_ssize_t) -> None:
         """Fill the table of ratios up to `size`."""
-        n: cython.Py_ssize_t
-        i: cython.Py_ssize_t
-        below: cython.Py_ssize_t
-        above: cython.Py_ssize_t
-        low: cython.double
-        share: cython.double
-        slope: cython.double
         known, table = self._ratios, self._table
         sizes = sorted(known)
         for n in range(len(table), size + 1):
@@ -118,12 +110,9 @@ class CostCurve:
         known = self._plans.get(sizes)
         if known is not None:
             return known
-        n: cython.Py_ssize_t
-        fitting: cython.Py_ssize_t = 0
-        cheapest: cython.Py_ssize_t = 0
-        cost: cython.double = math.inf
-        least: cython.double = math.inf
-        most: cython.Py_ssize_t = sizes[-1]
+        fitting = cheapest = 0
+        cost = least = math.inf
+        most = sizes[-1]
         allowed = set(sizes)
         plan = [(0, 0.0)] * (most + 1)
         for n in range(most, 0, -1):
@@ -164,7 +153,6 @@ class CostCurve:
         """
         if not self.measured:
             return seconds
-        before: cython.double
         expected: cython.double = self.seconds(size) + (0.0 if size == self.last else self.switch)
         if size > 1:
             before, self._excess_more = self._excess_more, seconds / expected
@@ -174,9 +162,6 @@ class CostCurve:
 
     def observe(self, size: cython.Py_ssize_t, seconds: cython.double) -> None:
         """Learn from a real pass over `size` tokens. O(1), amortised."""
-        scale: cython.double
-        known: cython.double
-        weight: cython.double
         ratio: cython.double = 1.0 if size == 1 else self.ratio(size)
         switch: cython.double = 0.0 if size == self.last else self.switch
         self.last = size

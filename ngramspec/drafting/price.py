@@ -20,8 +20,8 @@ class TokenPrice:
             curve from there on. At least as many entries as a draft can have tokens, and one more.
         seconds: of a unit of time, for drafters that take time themselves; 0: nobody knows.
         loss_budget: units of time that may be lost if the draft is refused.
-        costs: makes the list whose entry k is what a draft of k tokens takes longer than none; by default that is what
-            the slopes add up to. Called when `costs` is first read: drafters without a draft model never do.
+        costs: makes the attribute `costs` when it is first read: drafters without a draft model never do. By default it
+            is what the slopes add up to.
         texts: how many are drafted for at this price at a time.
 
     The unit of time is the caller's, by custom a one-token pass.

@@ -53,11 +53,11 @@ class TokenIndex:
 
     @classmethod
     def over(cls, tokens: Ints, links: Ints, heads: Ints, size: int) -> TokenIndex:
-        """An index over arrays that are filled already, as those of a mapped file.
+        """An index over arrays that are filled already, writable buffers of format "i", as those of a mapped file.
 
-        The arrays, writable buffers of format "i", are used as they are, so they must be sound: every link is at least
-        `NOWHERE` and less than its own position, every head at least `NOWHERE` and less than `size`. Adding to such an
-        index writes into `heads`, and copies the rest once it is full. ValueError where lengths do not fit together.
+        They are used as they are, so they must be sound: every link is at least `NOWHERE` and less than its own
+        position, every head at least `NOWHERE` and less than `size`. Adding to such an index writes into `heads`, and
+        copies the rest once it is full. ValueError where lengths do not fit together.
         """
         if not 0 <= size <= len(tokens) or len(links) != len(tokens):
             raise ValueError(f"{size} of {len(tokens)} tokens with {len(links)} links make no index")
@@ -76,7 +76,7 @@ class TokenIndex:
         return index
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add tokens at the end. Amortised O(1) a token."""
+        """Add tokens at the end."""
         for token in tokens:
             self.append(token)
 

@@ -27,7 +27,6 @@ import cython
 MOST = cython.declare(cython.int, 64)  # tokens of a chain that count, at most
 
 
-@cython.cclass
 class DraftValue:
     """Values of the lengths of one draft at a time."""
 
@@ -39,7 +38,6 @@ class DraftValue:
         self._cost = array("d", bytes(8 * (MOST + 1)))
         self._behind = array("d", bytes(8 * (MOST + 2)))
 
-    @cython.ccall
     def read(
         self,
         chances: Sequence[float],
@@ -55,13 +53,7 @@ class DraftValue:
             rate: tokens that a unit of that time is worth.
             dearest: what a pass with a draft may cost. No pass looked ahead to costs more.
         """
-        i: cython.Py_ssize_t
-        k: cython.Py_ssize_t
         n: cython.Py_ssize_t = min(len(chances), len(costs) - 2, MOST)
-        reach: cython.double
-        expected: cython.double
-        value: cython.double
-        best: cython.double
         p, cost, tokens, behind = self._p, self._cost, self.tokens, self._behind
         for k in range(n + 1):
             _, cost[k] = costs[1 + k]

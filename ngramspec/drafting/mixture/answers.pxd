@@ -19,6 +19,11 @@ cdef class Answers:
     cdef int _in_pool
     @cython.locals(i=cython.Py_ssize_t)
     cpdef begin(self)
+    @cython.locals(
+        at=cython.Py_ssize_t, order=cython.int, i=cython.int, answer=cython.int, slot=cython.Py_ssize_t,
+        token=cython.ulonglong, state=cython.ulonglong
+    )
+    cpdef hear(self, History h, Py_ssize_t start, answers)
     @cython.locals(order=cython.int, token=cython.ulonglong, depth=cython.int)
     cpdef bint look(self, History h, Py_ssize_t end)
     cpdef double estimate(self, Py_ssize_t cell, int token, double p, int top, int length) noexcept

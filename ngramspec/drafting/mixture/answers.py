@@ -85,13 +85,6 @@ class Answers:
             answers: after it, after the next, and so on.
         """
         t = h.tokens
-        at: cython.Py_ssize_t
-        order: cython.int
-        i: cython.int
-        answer: cython.int
-        slot: cython.Py_ssize_t
-        token: cython.ulonglong
-        state: cython.ulonglong
         self._heard += 1
         for at, answer in enumerate(answers, start + 1):
             slot = at % PLACES

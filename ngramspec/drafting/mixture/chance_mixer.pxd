@@ -1,5 +1,7 @@
 cimport cython
 
+cdef double _within(double z, double most) noexcept
+
 cdef class ChanceMixer:
     cdef public int[::1] states
     cdef public int[::1] views

@@ -48,9 +48,6 @@ WEIGHT = cython.declare(cython.double, 0.25)
 ABSENT = cython.declare(cython.int, -1)
 
 
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
 def _within(z: cython.double, most: cython.double) -> cython.double:
     return most if z > most else -most if z < -most else z
 
@@ -201,12 +198,11 @@ CORRECTION_RATE = cython.declare(cython.double, 0.1)
 class Correction:
     """Corrects probabilities by what they turned out to mean, in view of several facts at once.
 
-    The likeliest of several candidates was chosen for its estimate, so it is overestimated where estimates are noisy;
-    and what the other candidates were given says more than each of them alone. Each fact has a curve over the log-odds
-    of the estimate, linear between its points and 0 at first. What the curves say is added to the log-odds, and all of
-    them learn from the error of the sum. It is the last stage of the compressors of the PAQ family (Mahoney 2005,
-    section 4, "APM"), with curves that add up, as in a generalised additive model (Hastie and Tibshirani 1986), instead
-    of tables that are averaged; steps shrink as a point settles (AdaGrad).
+    The likeliest of several candidates was chosen for its estimate, so it is overestimated where estimates are noisy.
+    Each fact has a curve over the log-odds of the estimate, linear between its points and 0 at first. What the curves
+    say is added to the log-odds, and all of them learn from the error of the sum. It is the last stage of the
+    compressors of the PAQ family (Mahoney 2005, section 4, "APM"), with curves that add up, as in a generalised
+    additive model (Hastie and Tibshirani 1986); steps shrink as a point settles (AdaGrad).
 
     Args:
         cells: how many estimates can wait for their outcome at a time.

@@ -6,6 +6,13 @@ from ngramspec.drafting.mixture.pointers cimport Pointers
 from ngramspec.drafting.mixture.context_counts cimport ContextCounts
 from ngramspec.drafting.price cimport TokenPrice
 
+cdef int _share(int count, int seen, int latest) noexcept
+cdef int _length(int match) noexcept
+cdef int _free(unsigned long long state) noexcept
+cdef int _token(unsigned long long state) noexcept
+cdef int _pair(unsigned long long state) noexcept
+cdef int _rarity(double p) noexcept
+
 cdef class Guesser:
     cdef public History history
     cdef public ChanceMixer mixer
@@ -43,5 +50,7 @@ cdef class Guesser:
     cdef _go_on(self, Py_ssize_t at, int token, double chance)
     @cython.locals(c=cython.int)
     cpdef put(self, Py_ssize_t at, int token)
+    @cython.locals(at=cython.Py_ssize_t, c=cython.Py_ssize_t, token=cython.int, right=cython.bint)
+    cpdef accept(self, tokens)
     @cython.locals(place=cython.Py_ssize_t)
     cdef _add(self, int token)

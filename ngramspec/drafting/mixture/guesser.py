@@ -54,9 +54,6 @@ NOWHERE = cython.declare(cython.int, -1)
 ABSENT = cython.declare(cython.int, -1)
 
 
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
 def _share(count: cython.int, seen: cython.int, latest: cython.int) -> cython.int:
     """The state of a source that saw the context `seen` times, `count` of them before this guess."""
     q: cython.int = 1 + (4 * count > seen) + (2 * count > seen) + (4 * count > 3 * seen)
@@ -67,9 +64,6 @@ def _share(count: cython.int, seen: cython.int, latest: cython.int) -> cython.in
     return ((seen if seen < 8 else 8) - 1) * 12 + q * 2 + latest
 
 
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
 def _length(match: cython.int) -> cython.int:
     """Match lengths in 12 classes."""
     if match < 8:
@@ -77,33 +71,21 @@ def _length(match: cython.int) -> cython.int:
     return 8 if match < 12 else 9 if match < 16 else 10 if match < 32 else 11
 
 
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
 def _free(state: cython.ulonglong) -> cython.int:
     """The number of a fact in which no token is hashed."""
     return cython.cast(cython.int, (state >> 20) & (FREE_ROOM - 1))
 
 
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
 def _token(state: cython.ulonglong) -> cython.int:
     """The number of a fact in which one token is hashed."""
     return FREE_ROOM + cython.cast(cython.int, (state >> 20) & (TOKEN_ROOM - 1))
 
 
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
 def _pair(state: cython.ulonglong) -> cython.int:
     """The number of a fact in which two tokens are hashed."""
     return FREE_ROOM + TOKEN_ROOM + cython.cast(cython.int, (state >> 20) & (PAIR_ROOM - 1))
 
 
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
 def _rarity(p: cython.double) -> cython.int:
     """Probabilities in 8 classes."""
     if p < 0.15:
@@ -302,10 +284,7 @@ class Guesser:
         return best
 
     def look_aside(self, at: cython.Py_ssize_t, depth: cython.Py_ssize_t, fork: cython.int) -> cython.int:
-        """The same for a position beside the chain, behind `depth` guesses that stand in `history` behind the text.
-
-        `at` is its number, behind those of the chain; `fork` of these guesses are the chain's.
-        """
+        """The same for a position beside the chain, after `depth` guesses in `history`, `fork` of them the chain's."""
         self._aside, self._fork = at - depth, fork
         self._at_place, self._at_copied = NOWHERE, 0
         self.counts._kept = 0
@@ -414,11 +393,10 @@ class Guesser:
         return {tokens[at * CANDIDATES + c]: self.mixer.p[at * CANDIDATES + c] / whole for c in range(n)}
 
     def hear(self, sent: Sequence[int], accepted: int, answers: Sequence[int]) -> None:
-        """Keep what the target said behind refused tokens, as candidates for what follows; called before `accept`.
+        """Keep what the target said after refused tokens, as candidates for what follows; called before `accept`.
 
         Args:
-            sent: the draft, fewer than `POSITIONS` tokens.
-            accepted: how many of it were accepted.
+            sent: the draft, fewer than `POSITIONS` tokens, `accepted` of which were accepted.
             answers: what it held likeliest after the first refused token, after the next, and so on.
         """
         at: cython.Py_ssize_t
@@ -429,10 +407,6 @@ class Guesser:
     def accept(self, tokens: Sequence[int]) -> int:
         """Learn from emitted tokens; how many of the chain's guesses were right."""
         n: cython.Py_ssize_t = len(tokens)
-        at: cython.Py_ssize_t
-        c: cython.Py_ssize_t
-        token: cython.int
-        right: cython.bint
         hits: cython.int = 0
         for at in range(min(self.pending, n)):
             token = tokens[at]

@@ -17,6 +17,8 @@ cdef class SideGuesses:
     cdef double[::1] _left
     cdef int[::1] _offered
     cdef double[::1] _offer
+    @cython.locals(node=cython.int, best=cython.int, n=cython.int, cell=cython.int)
+    cpdef find(self, chances, int sent, int limit, int leaves, double least, TokenPrice price)
     @cython.locals(c=cython.int)
     cdef _rate(self, int node, double chance, int taken)
     @cython.locals(c=cython.int)

@@ -98,10 +98,6 @@ class SideGuesses:
             least, price: as in `Guesser.guess`; asking ends there.
         """
         guesser: Guesser = self._guesser
-        node: cython.int
-        best: cython.int
-        n: cython.int
-        cell: cython.int
         reach: cython.double = 1.0
         found: list[Question] = []
         start: cython.int = guesser.pending
