@@ -142,72 +142,72 @@ def bench(
     if against is not None:
         _check_against(chosen, {"repeat": repeat, "alpha": alpha, "policy all": policy == ALL, **asdict(post)})
     selected = _select(load_prompts(prompts), category or [], limit)
-    with Output(as_json, post) as output:
-        found = find(model, load)
-        tuned = tuned_line(recalled(tuned_file(found.model.path, load)), left_out=load.no_tuned)
-        opened = _open(found, load, chosen)
-        load, target, memory, decoder = opened.settings, opened.target, opened.memory, opened.decoder
-        cases, skipped = prepared(target, selected, predict, target.n_ctx)
-        ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
-        default = None
-        if target.exact == "on":
-            default = SpeculativeDecoder(open_target(found.model, ordinary), drafter=None, exact="off")
-        settings = predict, repeat or REPEATS, chosen, acceptance, default, _others(opened, more_policies)
-        benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(_unlearnt, opened=opened))
-        heading = _heading(target, benchmark, chosen)
-        if against is not None:
-            leave(_run_against(Rival(against, target), target, benchmark, heading, output))
-            return
-        note(
-            f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
-            + (f", skipped: {len(skipped)}" if skipped else "")
-        )
-        ended = run_counted(_runs(benchmark), benchmark.total, "warming up", still=True)
-        orders = None
-        if alpha and not ended.code:
-            if not target.can_rollback:
-                usage_error("--alpha needs drafts, and this model's state cannot be taken back")
-            gamma = load.draft_max or GAMMA
-            orders = [AlphaOfOrder(order, target, chosen, gamma, exact=target.exact) for order in ORDERS]
-            ended = run_counted(_alphas(orders, cases, predict), len(cases) * len(ORDERS), "warming up", still=True)
-        passages, reliability = list[Passage](), Reliability()
-        if output.page and decoder.drafter is not None and not ended.code:
-            names = (f"{case.category}/{case.id}" for case in drafted_texts(benchmark, passages, reliability))
-            kinds = len({case.category for case in cases})
-            ended = run_counted(names, kinds, "texts to look at", still=True)
-        summaries = {
-            policy: summarise(benchmark.runs_of(policy), drafted.calibration.curve)
-            for policy, drafted in benchmark.policies.items()
-        }
-        order = "in rotating order; no text is drafted by what has seen it"
-        heading += [f"{benchmark.repeat} runs of each kind per prompt, {order}", f"tuned: {tuned}"]
-        more = [] if orders is None else [alpha_section(orders, greedy=chosen.greedy)]
-        more += text_sections(passages, reliability) if passages else ()
-        inputs = {
-            "selection": {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit},
-            "load": asdict(load),
-            "memory": {"name": load.memory or DEFAULT, "tokens": memory.stored} if memory else None,
-            "alpha": None if orders is None else [one.to_json() for one in orders],
-            "calibration": reliability.to_json() if passages else None,
-        }
-        own = {
-            "--prompts": prompts,
-            "--category": category,
-            "--limit": limit,
-            "-n": predict,
-            "--repeat": benchmark.repeat,
-            "--policy": None if policy == "cost" else policy,
-            "-s": None if chosen.greedy else chosen.seed,
-        }
-        typed = command_line("bench", [model], own, sampling, replace(load, policy="cost"))
-        told = origin(target, found.model.label)
-        report = benchmark_report(found.model.label, columns(target), told, typed, benchmark, summaries, more)
-        verdict = "\n".join(verdicts(summaries, benchmark.caveat))
-        output.write(
-            lambda: show(benchmark, report, heading, skipped, verdict),
-            lambda: inputs | document(target, benchmark, summaries, skipped, chosen),
-            lambda: report,
-        )
+    output = Output(as_json, post)
+    found = find(model, load)
+    tuned = tuned_line(recalled(tuned_file(found.model.path, load)), left_out=load.no_tuned)
+    opened = _open(found, load, chosen)
+    load, target, memory, decoder = opened.settings, opened.target, opened.memory, opened.decoder
+    cases, skipped = prepared(target, selected, predict, target.n_ctx)
+    ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
+    default = None
+    if target.exact == "on":
+        default = SpeculativeDecoder(open_target(found.model, ordinary), drafter=None, exact="off")
+    settings = predict, repeat or REPEATS, chosen, acceptance, default, _others(opened, more_policies)
+    benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(_unlearnt, opened=opened))
+    heading = _heading(target, benchmark, chosen)
+    if against is not None:
+        leave(_run_against(Rival(against, target), target, benchmark, heading, output))
+        return
+    note(
+        f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
+        + (f", skipped: {len(skipped)}" if skipped else "")
+    )
+    ended = run_counted(_runs(benchmark), benchmark.total, "warming up", still=True)
+    orders = None
+    if alpha and not ended.code:
+        if not target.can_rollback:
+            usage_error("--alpha needs drafts, and this model's state cannot be taken back")
+        gamma = load.draft_max or GAMMA
+        orders = [AlphaOfOrder(order, target, chosen, gamma, exact=target.exact) for order in ORDERS]
+        ended = run_counted(_alphas(orders, cases, predict), len(cases) * len(ORDERS), "warming up", still=True)
+    passages, reliability = list[Passage](), Reliability()
+    if output.page and decoder.drafter is not None and not ended.code:
+        names = (f"{case.category}/{case.id}" for case in drafted_texts(benchmark, passages, reliability))
+        kinds = len({case.category for case in cases})
+        ended = run_counted(names, kinds, "texts to look at", still=True)
+    summaries = {
+        policy: summarise(benchmark.runs_of(policy), drafted.calibration.curve)
+        for policy, drafted in benchmark.policies.items()
+    }
+    order = "in rotating order; no text is drafted by what has seen it"
+    heading += [f"{benchmark.repeat} runs of each kind per prompt, {order}", f"tuned: {tuned}"]
+    more = [] if orders is None else [alpha_section(orders, greedy=chosen.greedy)]
+    more += text_sections(passages, reliability) if passages else ()
+    inputs = {
+        "selection": {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit},
+        "load": asdict(load),
+        "memory": {"name": load.memory or DEFAULT, "tokens": memory.stored} if memory else None,
+        "alpha": None if orders is None else [one.to_json() for one in orders],
+        "calibration": reliability.to_json() if passages else None,
+    }
+    own = {
+        "--prompts": prompts,
+        "--category": category,
+        "--limit": limit,
+        "-n": predict,
+        "--repeat": benchmark.repeat,
+        "--policy": None if policy == "cost" else policy,
+        "-s": None if chosen.greedy else chosen.seed,
+    }
+    typed = command_line("bench", [model], own, sampling, replace(load, policy="cost"))
+    told = origin(target, found.model.label)
+    report = benchmark_report(found.model.label, columns(target), told, typed, benchmark, summaries, more)
+    verdict = "\n".join(verdicts(summaries, benchmark.caveat))
+    output.write(
+        lambda: show(benchmark, report, heading, skipped, verdict),
+        lambda: inputs | document(target, benchmark, summaries, skipped, chosen),
+        lambda: report,
+    )
     leave(ended)
 
 

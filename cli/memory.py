@@ -208,7 +208,8 @@ def stats(
     names of files and no texts are in them.
     """
     errors: list[MemoryFileError] = []
-    with Output(as_json, post) as output, guarded_stdout():
+    output = Output(as_json, post)
+    with guarded_stdout():
         lines: list[str] = []
         found: list[Statistics] = []
         data: dict[str, Any] = {"memory": memory}

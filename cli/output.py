@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from errno import EACCES
+from errno import EACCES, EISDIR
 from pathlib import Path
-from typing import Any, Self
+from tempfile import TemporaryFile
+from typing import Any
 
 from ngramspec.instruments.reports.render import html, markdown
 from ngramspec.instruments.reports.report import Report
@@ -52,16 +52,8 @@ class Output:
             usage_error(f"{' and '.join(taking)} cannot both be written to stdout; name a file")
         self.silent = bool(taking)
         self.page = post.html is not None
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        with ExitStack() as opening:
-            self._files = {flag: opening.enter_context(_writing(name)) for flag, name in self._names.items()}
-            self._open = opening.pop_all()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*error)
+        for name in self._names.values():
+            _check(name)
 
     def write(
         self,
@@ -76,58 +68,55 @@ class Output:
                     show()
         finally:
             # Even where the reader of stdout has gone, as head does.
-            if "--json" in self._files:
-                self._files["--json"](json.dumps(document(), indent=2) + "\n")
-            posts = {flag: write for flag, write in self._files.items() if flag != "--json"}
+            if "--json" in self._names:
+                _write(self._names["--json"], json.dumps(document(), indent=2) + "\n")
+            posts = [flag for flag in self._names if flag != "--json"]
             if posts and report is not None:
                 made = report()
-                for flag, write in posts.items():
-                    write(self._WRITERS[flag](made))
+                for flag in posts:
+                    _write(self._names[flag], self._WRITERS[flag](made))
 
 
-@contextmanager
-def _writing(name: str) -> Iterator[Callable[[str], None]]:
-    """How to write a file whole, once: it can be written, as far as is known at the start; "-" is stdout.
-
-    It appears at the end. Devices and pipes are written as they are: replacing them would be a surprise.
-    """
+def _check(name: str) -> None:
+    """End the program if a file cannot be written, as far as is known before."""
     if name == "-":
-        yield _to_stdout
         return
-    final = temporary = None
+    path = Path(name)
     try:
-        if Path(name).exists() and not Path(name).is_file():
-            file = open(name, "w", encoding="utf-8")  # noqa: SIM115 - closed below
-        else:
-            final = Path(name).resolve()
-            if final.exists() and not os.access(final, os.W_OK):
-                raise PermissionError(EACCES, os.strerror(EACCES))
-            temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-            file = temporary.open("x", encoding="utf-8")
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+        if not _in_place(path):
+            TemporaryFile(dir=path.resolve().parent).close()
     except OSError as error:
         fail(f"cannot write {name}: {error.strerror or error}")
 
-    def write(text: str) -> None:
-        try:
-            file.write(text)
-            file.close()
-            if temporary is not None and final is not None:
-                temporary.replace(final)
-        except OSError as error:
-            fail(f"cannot write {name}: {error.strerror or error}")
 
+def _in_place(path: Path) -> bool:
+    """Whether a file is written as it is, as devices and pipes are: replacing them would be a surprise."""
+    return path.exists() and not path.is_file()
+
+
+def _write(name: str, text: str) -> None:
+    """Write a file, whole or not at all; "-" is stdout."""
+    if name == "-":
+        with guarded_stdout():
+            write_stdout(text)
+        return
     try:
-        yield write
-    finally:
-        with suppress(OSError):
-            file.close()
-        if temporary is not None:
+        if _in_place(Path(name)):
+            Path(name).write_text(text, "utf-8")
+            return
+        final = Path(name).resolve()
+        temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_text(text, "utf-8")
+            temporary.replace(final)
+        finally:
             temporary.unlink(missing_ok=True)
-
-
-def _to_stdout(text: str) -> None:
-    with guarded_stdout():
-        write_stdout(text)
+    except OSError as error:
+        fail(f"cannot write {name}: {error.strerror or error}")
 
 
 # --------------------------------------------------------------------------- the line that reproduces it

@@ -109,8 +109,8 @@ def replay(
     except ValueError as error:
         usage_error(str(error))
     curves = _named_curves(curve or [])
+    output = Output(as_json, post)
     with ExitStack() as stack:
-        output = stack.enter_context(Output(as_json, post))
         transcripts = _read(files, strict=strict)
         target = None
         if model is not None:

@@ -68,54 +68,54 @@ def tune(
     """
     if apply and forget:
         usage_error("--apply and --forget exclude each other")
-    with Output(None if forget else as_json) as output:
-        source = find(model, load).model
-        file = tuned_file(source.path, load)
-        if forget:
-            note("what was kept is taken away" if file.exists() else "nothing is kept for this model and machine")
-            file.unlink(missing_ok=True)
-            return
-        asked = replace(load, no_tuned=True, ctx_size=CONTEXT, exact="off")
+    output = Output(None if forget else as_json)
+    source = find(model, load).model
+    file = tuned_file(source.path, load)
+    if forget:
+        note("what was kept is taken away" if file.exists() else "nothing is kept for this model and machine")
+        file.unlink(missing_ok=True)
+        return
+    asked = replace(load, no_tuned=True, ctx_size=CONTEXT, exact="off")
 
-        def opened(settings: Settings) -> Target:
-            otherwise = replace(asked, no_mmap=not settings.mmap, no_repack=not settings.repack)
-            with signals_deferred():
-                return loading.open_target(source.path, otherwise)
+    def opened(settings: Settings) -> Target:
+        otherwise = replace(asked, no_mmap=not settings.mmap, no_repack=not settings.repack)
+        with signals_deferred():
+            return loading.open_target(source.path, otherwise)
 
-        with ExitStack() as stack:
-            target = stack.enter_context(open_target(source, asked))
-            heading = _heading(target)
-            # The long context: no longer than what the model was trained for, and what it will be run with.
-            deep = min(depth, load.ctx_size or depth, target.n_ctx_train or depth)
-            deep = max(STRETCH, deep // STRETCH * STRETCH)
-            bench = stack.enter_context(closing(SettingsTimer(target, opened, deep)))
-            tried = candidates(
-                target.present,
-                physical=machine.physical_cores(),
-                logical=machine.logical_cores(),
-                on_cpu=not (target.on_gpu and asked.gpu_layers < 0),
-                flash_free=asked.cache_type_v in UNQUANTISED,
-                quantised_cache=asked.cache_type_k == asked.cache_type_v == "f16" and asked.flash_attn != "off",
-            )
-            tuning = Tuning(bench.seconds, target.present, tried, seconds)
-            note(f"timing {len(tuning.candidates)} settings for about {seconds:g} seconds")
-            with _watched():
-                ended = run_timed((name or "as it is" for name in tuning.run()), tuning.seconds)
-            alike = _alike(bench, tuning)
-        before = recalled(file)
-        # Who only looks takes nothing away that is in use.
-        if tuning.complete and (apply or before is None or not before.applied):
-            today = datetime.now(UTC).date().isoformat()
-            changes = tuning.found.changes(tuning.present) if tuning.found else {}
-            ratio = tuning.gain.ratio if tuning.gain and changes else None
-            keep(file, Tuned(changes, ratio, today, applied=apply and bool(changes)))
-        quantisation = _quantisation(target, tuning)
-        document = {"load": asdict(load), **_document(target, tuning, deep, alike, applied=apply)}
-        document["advice"] = [*tuning.advised, *quantisation]
-        output.write(
-            lambda: print_report([*heading, *_table(document), *_conclusions(tuning, document), *quantisation]),
-            lambda: document,
+    with ExitStack() as stack:
+        target = stack.enter_context(open_target(source, asked))
+        heading = _heading(target)
+        # The long context: no longer than what the model was trained for, and what it will be run with.
+        deep = min(depth, load.ctx_size or depth, target.n_ctx_train or depth)
+        deep = max(STRETCH, deep // STRETCH * STRETCH)
+        bench = stack.enter_context(closing(SettingsTimer(target, opened, deep)))
+        tried = candidates(
+            target.present,
+            physical=machine.physical_cores(),
+            logical=machine.logical_cores(),
+            on_cpu=not (target.on_gpu and asked.gpu_layers < 0),
+            flash_free=asked.cache_type_v in UNQUANTISED,
+            quantised_cache=asked.cache_type_k == asked.cache_type_v == "f16" and asked.flash_attn != "off",
         )
+        tuning = Tuning(bench.seconds, target.present, tried, seconds)
+        note(f"timing {len(tuning.candidates)} settings for about {seconds:g} seconds")
+        with _watched():
+            ended = run_timed((name or "as it is" for name in tuning.run()), tuning.seconds)
+        alike = _alike(bench, tuning)
+    before = recalled(file)
+    # Who only looks takes nothing away that is in use.
+    if tuning.complete and (apply or before is None or not before.applied):
+        today = datetime.now(UTC).date().isoformat()
+        changes = tuning.found.changes(tuning.present) if tuning.found else {}
+        ratio = tuning.gain.ratio if tuning.gain and changes else None
+        keep(file, Tuned(changes, ratio, today, applied=apply and bool(changes)))
+    quantisation = _quantisation(target, tuning)
+    document = {"load": asdict(load), **_document(target, tuning, deep, alike, applied=apply)}
+    document["advice"] = [*tuning.advised, *quantisation]
+    output.write(
+        lambda: print_report([*heading, *_table(document), *_conclusions(tuning, document), *quantisation]),
+        lambda: document,
+    )
     leave(ended)
 
 

@@ -58,30 +58,30 @@ def verify(
     with flags_in_errors():
         load = replace(load, no_memory=True)
     selected = load_prompts(prompts)
-    with Output(as_json) as output:
-        files = find(model, load)
-        target = open_target(files.model, load, head=load.mtp)
-        # Prompts of any length: they will be cut to fit.
-        cases, skipped = prepared(target, selected, predict, None)
-        try:
-            strict = target.exact == "on" or target.exactness.same
-            with signals_deferred():
-                drafter, _, _ = open_drafter(target, files, load, tell=note, learn=False)
-            found = SelfCheck(
-                target, cases, drafter=drafter or DEFAULT, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
-            )
-        except ValueError as wrong:
-            usage_error(f"-n/--predict: {wrong}")
-        if strict and found.exact_sizes is None and target.can_rollback:
-            note("comparing batch sizes bit by bit; this happens once per model and machine")
-        note(f"checking for up to {seconds:g} seconds")
-        ended = run_timed(found.run(), found.seconds)
-        checks = report(found)
-        inputs = {"selection": {"prompts": str(prompts) if prompts else None}, "load": asdict(load)}
-        output.write(
-            lambda: _show(found, checks, _heading(target, found), skipped),
-            lambda: inputs | _document(target, found, checks, skipped),
+    output = Output(as_json)
+    files = find(model, load)
+    target = open_target(files.model, load, head=load.mtp)
+    # Prompts of any length: they will be cut to fit.
+    cases, skipped = prepared(target, selected, predict, None)
+    try:
+        strict = target.exact == "on" or target.exactness.same
+        with signals_deferred():
+            drafter, _, _ = open_drafter(target, files, load, tell=note, learn=False)
+        found = SelfCheck(
+            target, cases, drafter=drafter or DEFAULT, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
         )
+    except ValueError as wrong:
+        usage_error(f"-n/--predict: {wrong}")
+    if strict and found.exact_sizes is None and target.can_rollback:
+        note("comparing batch sizes bit by bit; this happens once per model and machine")
+    note(f"checking for up to {seconds:g} seconds")
+    ended = run_timed(found.run(), found.seconds)
+    checks = report(found)
+    inputs = {"selection": {"prompts": str(prompts) if prompts else None}, "load": asdict(load)}
+    output.write(
+        lambda: _show(found, checks, _heading(target, found), skipped),
+        lambda: inputs | _document(target, found, checks, skipped),
+    )
     failed = [f"{check.name} ({check.reason})" for check in checks if check.status == "failed"]
     if failed and not ended.code:
         fail(f"this must hold and does not: {'; '.join(failed)}")
