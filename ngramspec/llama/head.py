@@ -85,7 +85,7 @@ class Head:
         if not 0 < len(tokens) <= self.n_ctx:
             raise ValueError(f"prefill needs 1 to {self.n_ctx} tokens, got {len(tokens)}")
         self.rollback(0 if aligned else min(common_prefix(self.tokens, tokens), len(tokens) - 1))
-        row: Logits = self._heads.evaluate([(self, tokens[len(self.tokens) :], 1)])[0][0]
+        row: Logits = self._together(tokens[len(self.tokens) :], 1)[0]
         if progress is not None:
             progress(len(tokens), len(tokens))
         return row
@@ -96,7 +96,10 @@ class Head:
             raise ValueError(f"evaluate takes 1 to {MAX_EVALUATE} tokens, got {len(tokens)}")
         if len(self.tokens) + len(tokens) > self.n_ctx + MAX_EVALUATE:
             raise ValueError(f"{len(self.tokens) + len(tokens)} tokens do not fit in a context of {self.n_ctx}")
-        return self._heads.evaluate([(self, tokens, len(tokens))])[0]
+        return self._together(tokens, len(tokens))
+
+    def _together(self, tokens: Sequence[int], rows: int) -> Logits:
+        return self._heads.evaluate_together([Part(cast(SequenceModel, self), tokens, rows)])[0]
 
     def rollback(self, length: int) -> None:
         back = len(self.tokens) - length
@@ -237,18 +240,7 @@ class Heads:
         self.sequences = [Head(self, own, number) for number, own in enumerate(states)]
 
     def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
-        """What a head owes may take passes before."""
-        return self.evaluate([(cast(Head, sequence), tokens, rows) for sequence, tokens, rows in parts])
-
-    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
-        """With caches of their own texts go one after the other."""
-        return [sum(lengths)] if self._pooled else list(lengths)
-
-    def evaluate(self, parts: Sequence[tuple[Head, Sequence[int], int]]) -> list[Logits]:
-        """Append tokens to heads of one model, in as few passes as can be.
-
-        Args:
-            parts: a head, its tokens, and for how many of the last of them logits are wanted.
+        """Append tokens to heads, in as few passes as can be; what a head owes may take passes before.
 
         Returns:
             The logits of each; those of a single head may be views, valid until the next pass.
@@ -256,9 +248,10 @@ class Heads:
         Raises:
             TargetError: llama.cpp could not evaluate them; the heads are then empty.
         """
+        heads = [cast(Head, part.sequence) for part in parts]
         found: list[Logits] = [np.empty((0, 0), np.float32)] * len(parts)
         try:
-            runs = [head.appending(tokens, rows) for head, tokens, rows in parts]
+            runs = [head.appending(tokens, rows) for head, (_, tokens, rows) in zip(heads, parts, strict=True)]
             feeds: dict[int, HeadFeed] = {}
 
             def go_on(text: int, answer: HeadRows | None) -> None:
@@ -275,10 +268,14 @@ class Heads:
                 for text, (logits, own) in zip(group, answers, strict=True):
                     go_on(text, (logits if len(parts) == 1 else logits.copy(), own))
         except BaseException:
-            for head, _, _ in parts:
+            for head in heads:
                 head.clear()
             raise
         return found
+
+    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
+        """With caches of their own texts go one after the other."""
+        return [sum(lengths)] if self._pooled else list(lengths)
 
     def _next(self, feeds: Mapping[int, HeadFeed]) -> list[int]:
         """The texts of the next pass: of those that do not speak, if there are any, as many as it has room for."""
