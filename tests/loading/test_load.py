@@ -107,5 +107,8 @@ def test_a_process_that_is_connected_to_machines_loads_nothing_without_them(monk
 
 @pytest.mark.parametrize(("target", "said", "layers"), [(-1, None, -1), (20, None, -1), (0, None, 0), (0, 5, 5)])
 def test_a_draft_model_is_on_the_gpu_unless_the_target_is_kept_off_it(target: int, said: int, layers: int) -> None:
-    settings = LoadSettings(gpu_layers=target, draft_model="small.gguf", gpu_layers_draft=said, threads=3)
+    adapters: Any = (("large-lora.gguf", 1.0),)  # of the target alone
+    settings = LoadSettings(
+        gpu_layers=target, draft_model="small.gguf", gpu_layers_draft=said, threads=3, lora=adapters
+    )
     assert settings.for_draft_model(512, 2) == LoadSettings(ctx_size=512, gpu_layers=layers, threads=2, exact="off")
