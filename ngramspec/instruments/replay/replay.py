@@ -78,7 +78,9 @@ class RecordedTarget(ModelBase):
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
         size = len(tokens)
-        self.seconds += self._curve.ratio(size) + self._curve.switch * (size != self._last)
+        self.seconds += self._curve.ratio(size)
+        if size != self._last:
+            self.seconds += self._curve.switch
         self._last = size
         self.tokens += tokens
         return self._rows[:size]
