@@ -30,7 +30,6 @@ from ngramspec.sampling.settings import Sampling
 PARTS = (
     (MixtureDrafter, "propose"),
     (CostPolicy, "plan"),
-    (Generation, "batch"),
     (Target, "evaluate"),
     (Passes, "decode"),
     (Passes, "logits"),
