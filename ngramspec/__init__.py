@@ -19,10 +19,12 @@ from ngramspec.version import __version__ as __version__
 # Before ggml loads: where it ends the process, it would start a debugger that prints every thread.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 # Before libgomp loads, too. Threads that spin for milliseconds, its default of 300,000 turns, wait many times as long
-# as a pass takes where another process holds a core (100,000 turns: 258 ms, 4,000: 50, 1,000: 30). Where none does,
-# 4,000 are as fast as any (10.9 ms), 1,000 are not (12.0). SmolLM2 Q4_1, 2 threads on 2 cores of an Intel Xeon.
+# as a pass takes where another process holds a core (a token of SmolLM2 Q4_1 after 340 others then takes 2,000 ms,
+# with 10,000 turns 124, with 4,000 67; 2 threads on 2 cores of an Intel Xeon). Where none does, they must not sleep
+# before the slower one is done: flash attention gives one thread up to 256 more of the context's tokens than another,
+# 0.25 ms a layer (17.9 ms a token with 4,000 turns, 17.1 with 10,000, 16.6 with more; without it 12.7 with any).
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "4000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:
     from ngramspec.decoding.decoder import SpeculativeDecoder
