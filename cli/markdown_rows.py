@@ -125,11 +125,11 @@ def _block(node: SyntaxTreeNode, lines: Sequence[str], width: int) -> list[Text]
             inner = [code.row(line) for line in _code_lines(node)]
             rows = [fence_row(node.markup + node.info), *inner, fence_row(node.markup)]
         case "code_block":
-            rows = [Text(line, _CODE, no_wrap=True) for line in _code_lines(node)]
+            rows = [Text.assemble((line, _CODE), no_wrap=True) for line in _code_lines(node)]
         case "table":
             rows = _table(node, width)
         case "hr":
-            rows = [Text("─" * min(width, _RULE), _FAINT)]
+            rows = [Text.assemble(("─" * min(width, _RULE), _FAINT))]
         case kind:
             raise AssertionError(f"the parser knows no {kind}")
     return rows
@@ -137,7 +137,7 @@ def _block(node: SyntaxTreeNode, lines: Sequence[str], width: int) -> list[Text]
 
 def fence_row(line: str) -> Text:
     """A line that opens or closes a block of code."""
-    return Text(line.strip(), _FAINT, no_wrap=True)
+    return Text.assemble((line.strip(), _FAINT), no_wrap=True)
 
 
 def _code_lines(node: SyntaxTreeNode) -> list[str]:

@@ -162,7 +162,7 @@ class LiveRows:
         """Show finished rows for good, and below them those that may still change: the last that there is room for."""
         columns, lines = self._size()
         rows = [part for row in live for part in _folded(row, columns)][-max(lines - 2, 1) :]
-        shown, self._shown = self._shown, [_ansi(row, erasable=True) for row in rows]
+        shown, self._shown = self._shown, [_ansi(row, columns) for row in rows]
         new = [*map(_ansi, final), *self._shown]
         if columns == self._columns:
             same = sum(takewhile(bool, map(eq, shown, new)))
@@ -187,14 +187,15 @@ class LiveRows:
 _console = Console(highlight=False, markup=False, emoji=False)  # knows styles; never writes
 
 
-def _ansi(row: Text, *, erasable: bool = False) -> str:
-    """A row with its colours. One that may be erased must be one row of the terminal."""
+def _ansi(row: Text, columns: int | None = None) -> str:
+    """A row with its colours. One that may be erased must be one row of the terminal, which has so many `columns`."""
     parts = [
         part.style.render(part.text, color_system=ColorSystem.STANDARD) if part.style else part.text
         for part in row.render(_console)
     ]
-    # Not every terminal takes a character for as wide as it is counted here.
-    return "".join([_NO_WRAP, *parts, _WRAP] if erasable and not row.plain.isascii() else parts)
+    # Not every terminal takes a character for as wide as it is counted here, and deep lists may leave no room.
+    fits = columns is None or (row.plain.isascii() and len(row) <= columns)
+    return "".join(parts if fits else [_NO_WRAP, *parts, _WRAP])
 
 
 def _folded(row: Text, columns: int) -> list[Text]:

@@ -52,8 +52,12 @@ class Output:
             usage_error(f"{' and '.join(taking)} cannot both be written to stdout; name a file")
         self.silent = bool(taking)
         self.page = post.html is not None
-        for name in self._names.values():
+        flags: dict[str, str] = {}  # by the files that they name
+        for flag, name in self._names.items():
             _check(name)
+            other = flags.setdefault(os.path.realpath(name), flag)
+            if other != flag and not _in_place(Path(name)):
+                usage_error(f"{other} and {flag} cannot both be written to {name}; name another file")
 
     def write(
         self,

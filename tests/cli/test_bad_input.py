@@ -98,6 +98,7 @@ CONTRADICTIONS = [
     ("bench --policy all --no-draft", "leave out --no-draft"),
     ("bench --category poetry", "no category 'poetry'; there are: chat, "),
     ("bench --markdown --json -", "--markdown and --json cannot both be written to stdout; name a file"),
+    ("bench --svg out --json ./out", "--svg and --json cannot both be written to ./out; name another file"),
     ("verify --drafter magic", "unknown drafter 'magic'"),
     ("verify --drafter memory", "there is none"),
     ("tune --apply --forget", "exclude each other"),

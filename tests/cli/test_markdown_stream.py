@@ -268,3 +268,28 @@ def test_a_terminal_that_became_narrower_shows_the_open_block_once() -> None:
     watched.push(" more")
     watched.stream.finish()
     assert watched.screen.text == "> hello\nfinished\n\nthis paragraph is\nopen and has some\nwords more\n"
+
+
+def test_a_list_too_deep_for_the_terminal_is_shown_once() -> None:
+    text = "".join(f"{'   ' * depth}1. of depth {depth}\n" for depth in range(8))
+    at_the_end = Watched(20, 40, pace=-1.0)
+    at_the_end.push(text)
+    at_the_end.stream.finish()
+    assert shown(text, 20, 40) == at_the_end.screen.text
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("```\nx\n```\n", "\x1b[2m```\x1b[0m\nx\n\x1b[2m```\x1b[0m\n"),
+        ("    x = 1\n", "\x1b[36mx = 1\x1b[0m\n"),
+        ("---\n", f"\x1b[2m{'─' * 40}\x1b[0m\n"),
+    ],
+)
+def test_fences_and_rules_are_dim_and_indented_code_has_the_colour_of_code(text: str, written: str) -> None:
+    parts: list[str] = []
+    size = Watched(40).size
+    stream = MarkdownStream(LiveRows(parts.append, size), size)
+    stream.push(text)
+    stream.finish()
+    assert "".join(parts).endswith(written)
