@@ -199,7 +199,7 @@ class CostPolicy(Policy):
         # drafts padded to one length are looked at too.
         n = self._texts
         self._measured = curve.measured
-        plain_cost = sum(map(curve.ratio, batches([1] * n)))
+        plain_cost = sum([curve.ratio(size) for size in batches([1] * n)])
         left = self._budget.left(plain_cost, curve.level)
         best = [(0, 1)] * n
         if left < 0:
@@ -211,7 +211,7 @@ class CostPolicy(Policy):
             parts = batches(shape)
             if any(part not in sizes for part in parts):
                 continue
-            cost = sum(map(curve.ratio, parts))
+            cost = sum([curve.ratio(part) for part in parts])
             if cost <= self.SURE * plain_cost * (1 + sum(lengths) / n):
                 least = min(least, cost)
             if cost > max(plain_cost + self.STAKE * left, least):
@@ -246,16 +246,16 @@ class CostPolicy(Policy):
         with P(j) = p_1 * ... * p_j * (1 - p_{j+1}), the probability that exactly j are accepted. At stake is what a
         draft costs that is refused at its first token: the longer pass, going back, and the longer pass after it.
         """
-        ratio, again = curve.ratio, restore.recompute
+        again = restore.recompute
         save, load = restore.save / curve.level, restore.load / curve.level
-        plain = ratio(again + 1)
+        plain = curve.ratio(again + 1)
         best, best_value = 0, 1.0 - rate * plain
-        refused = save + load + ratio(again + 2) - 1.0 - plain
+        refused = save + load + curve.ratio(again + 2) - 1.0 - plain
         least = math.inf
         reach = expected = 1.0
         spent = save
         for k, p in enumerate(draft.chances[: min(len(draft), sizes[-1] - 1 - again)], 1):
-            cost = ratio(again + 1 + k)
+            cost = curve.ratio(again + 1 + k)
             spent += reach * (1.0 - p) * (load + cost - 1.0)
             reach *= p
             expected += reach

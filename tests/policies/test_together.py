@@ -64,7 +64,9 @@ def test_sequences_of_their_own_are_padded_to_one_batch_where_that_is_cheaper() 
     curve = CostCurve({n: 1 + 0.05 * (n - 1) for n in SIZES})
     shared = MockShared(4, split=True)
     chances = [[0.9, 0.9], [0.9, 0.9, 0.9], [0.9], []]
-    planned = Rich(texts=4).plan_together([draft(of) for of in chances], curve, SIZES, shared.batches)
+    planned = Rich(texts=4).plan_together(
+        [draft(of) for of in chances], curve, SIZES, lambda shape: shared.batches(shape, shared.sequences)
+    )
     sizes = {size for _, size in planned}
     assert len(sizes) == 1 < sizes.pop()
     assert [length for length, _ in planned][3] == 0
