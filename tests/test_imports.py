@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from pathlib import Path
 
@@ -56,6 +57,15 @@ def test_every_module_can_be_imported_on_windows(env: dict[str, str]) -> None:
     done = run_process(env, command=[sys.executable, "-c", WITHOUT_POSIX])
     assert done.code == 0, done.err
     assert {"ngramspec_cli.chat_input", "ngramspec.llama.crash_check", "ngramspec.server.app"} <= set(done.out.split())
+
+
+TOOLS = sorted((Path(__file__).parent.parent / "tools").glob("*.py"))
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
+def test_every_tool_finds_what_it_imports(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tool.parent)
+    runpy.run_path(str(tool))
 
 
 def test_the_public_names() -> None:

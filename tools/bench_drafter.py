@@ -11,18 +11,22 @@ disturbs least. `--plain` measures the same modules as plain Python, as they run
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import random
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from time import process_time
 
 import numpy as np
-from bench_predictor import code_stream, random_stream
 
 import ngramspec
 from ngramspec.cost.given import CURVES, GivenCurve
@@ -37,9 +41,28 @@ from ngramspec.steps import Step
 AFTER = 4000
 """Tokens of a stream past the context, for the passes."""
 SIZES = tuple(range(1, LONGEST + 2))
+VOCABULARY = 151_936  # Qwen2.5's and Qwen3's
 HEAD = """\
                |  us/prompt token  | us/pass, cpu-1.5b-q4_0   | us/pass, flat            | bytes/token   | MiB
 stream context | first begin again |      mean    99%    most |      mean    99%    most |   kept   peak | empty"""
+
+
+def random_stream(count: int) -> list[int]:
+    """Tokens without any repetition to speak of."""
+    rng = random.Random(0)
+    return [rng.randrange(VOCABULARY) for _ in range(count)]
+
+
+def code_stream(count: int) -> list[int]:
+    """The standard library's own source, cut into words, runs of spaces and single signs."""
+    ids: dict[str, int] = {}
+
+    def tokens() -> Iterator[int]:
+        for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+            for piece in re.findall(r"\w+|[ \t]+|\n|.", path.read_text("utf-8", errors="replace")):
+                yield ids.setdefault(piece, len(ids))
+
+    return list(itertools.islice(itertools.cycle(tokens()), count))
 
 
 def passes(drafter: MixtureDrafter, truth: list[int], curve: GivenCurve) -> list[float]:
