@@ -15,7 +15,7 @@ from rich.text import Text
 from ngramspec.conversation import Turn, load, save
 from ngramspec.errors import NGramSpecError
 from ngramspec.json_data import encode
-from ngramspec.storage import NotUtf8, utf8
+from ngramspec.storage import utf8
 
 from . import chat_settings
 from .chat_session import Session, kept_path
@@ -168,11 +168,13 @@ def _text_of(name: str) -> str:
     try:
         if path.stat().st_size > LARGEST:
             raise NGramSpecError(f"{name} has more than {LARGEST // 2**20} MiB")
-        text = utf8(path.read_bytes(), marked=True)
+        raw = path.read_bytes()
     except (OSError, ValueError) as error:
-        if isinstance(error, NotUtf8):
-            raise NGramSpecError(f"{name} is {error}") from error
         raise NGramSpecError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        text = utf8(raw, marked=True)
+    except UnicodeError as error:
+        raise NGramSpecError(f"{name} is {error}") from error
     if not text.strip():
         raise NGramSpecError(f"{name} is empty")
     return text

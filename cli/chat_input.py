@@ -23,7 +23,7 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 
-from ngramspec.storage import NotUtf8, state_folder, utf8
+from ngramspec.storage import state_folder, utf8
 
 from .console import note
 
@@ -211,7 +211,7 @@ def piped_lines() -> Iterator[str | None]:
     for raw in sys.stdin.buffer:
         try:
             line = utf8(raw).rstrip("\r\n")
-        except NotUtf8:
+        except UnicodeError:
             yield None
             continue
         if line.strip():

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.reports.report import CONTROLS
-from ngramspec.storage import NotUtf8, utf8
+from ngramspec.storage import utf8
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -156,7 +156,7 @@ def read_stdin(wanted: str) -> str:
 def _decoded(raw: bytes, name: str) -> str:
     try:
         return utf8(raw)
-    except NotUtf8 as error:
+    except UnicodeError as error:
         fail(f"{name} is {error}; convert it first")
 
 

@@ -77,13 +77,12 @@ def recall(path: Path) -> str | None:
     return None
 
 
-class NotUtf8(ValueError):  # noqa: N818 - what is wrong with the file, for a message of the caller's
-    """Bytes that are not UTF-8 text; the message says where: "not UTF-8 text (byte 5 is 0xff)"."""
-
-
 def utf8(raw: bytes, *, marked: bool = False) -> str:
-    """Decode bytes as UTF-8, or raise NotUtf8; no line break is changed. `marked`: leave out a byte order mark."""
+    """Decode bytes as UTF-8; no line break is changed. `marked`: leave out a byte order mark.
+
+    Raises UnicodeError, which says where they are none: "not UTF-8 text (byte 5 is 0xff)".
+    """
     try:
         return raw.decode("utf-8-sig" if marked else "utf-8")
     except UnicodeDecodeError as error:
-        raise NotUtf8(f"not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x})") from error
+        raise UnicodeError(f"not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x})") from error

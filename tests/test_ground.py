@@ -11,7 +11,6 @@ import pytest
 
 from ngramspec import machine
 from ngramspec.storage import (
-    NotUtf8,
     cache_folder,
     config_folder,
     data_folder,
@@ -91,7 +90,7 @@ def test_text_is_taken_as_it_stands_or_complained_of() -> None:
     assert utf8(b"a\r\n\0\xc3\xbc") == "a\r\n\0ü"
     assert utf8(b"\xef\xbb\xbfa") == "\ufeffa"
     assert utf8(b"\xef\xbb\xbfa", marked=True) == utf8(b"a", marked=True) == "a"
-    with pytest.raises(NotUtf8, match=r"^not UTF-8 text \(byte 2 is 0xff\)$"):
+    with pytest.raises(UnicodeError, match=r"^not UTF-8 text \(byte 2 is 0xff\)$"):
         utf8(b"ab\xff")
 
 

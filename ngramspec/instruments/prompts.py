@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.errors import NGramSpecError
-from ngramspec.storage import NotUtf8, utf8
+from ngramspec.storage import utf8
 from ngramspec.tokens import ChatTokenizer
 
 PACKAGE = "ngramspec_prompts"
@@ -88,7 +88,7 @@ def _in_folder(folder: Path) -> list[Prompt]:
     for file in files:
         if file.name.startswith(".") or file.stem.upper() in {"README", "LICENCE", "LICENSE"}:
             continue
-        with suppress(NotUtf8):
+        with suppress(UnicodeError):
             if file.suffix in (".toml", ".jsonl") or _read(file).strip():
                 prompts += _in_file(file, category)
     return prompts
@@ -98,7 +98,7 @@ def _in_file(file: Path | Traversable, category: str) -> list[Prompt]:
     """The prompts of one file; `category` is that of a raw text."""
     try:
         text = _read(file)
-    except NotUtf8 as error:
+    except UnicodeError as error:
         raise NGramSpecError(f"{file.name} is {error}") from error
     if file.name.endswith(".toml"):
         return _from_toml(text, file.name)
@@ -109,13 +109,13 @@ def _in_file(file: Path | Traversable, category: str) -> list[Prompt]:
 
 
 def _read(file: Path | Traversable) -> str:
-    """The text of a file; NotUtf8 if it is none."""
+    """The text of a file; UnicodeError if it is none."""
     try:
         text = utf8(file.read_bytes(), marked=True)
     except OSError as error:
         raise NGramSpecError(f"cannot read {file.name}: {error.strerror or error}") from error
     if "\0" in text:
-        raise NotUtf8("not text (it holds NUL bytes)")
+        raise UnicodeError("not text (it holds NUL bytes)")
     return text
 
 

@@ -93,7 +93,7 @@ def read_text(path: Path) -> str | None:
 
     Raises:
         OSError: the file cannot be read.
-        NotUtf8: it is not UTF-8.
+        UnicodeError: it is not UTF-8.
     """
     raw = path.read_bytes()
     return None if b"\0" in raw else utf8(raw, marked=True)

@@ -17,7 +17,6 @@ from ngramspec.backend import Progress
 from ngramspec.memory.files import BINARY, IGNORED, NOT_UTF8, UNREADABLE, Times, find_files, read_text
 from ngramspec.memory.snapshot import Document, MemoryFileError, total
 from ngramspec.memory.store import Store
-from ngramspec.storage import NotUtf8
 from ngramspec.tokens import Tokenizer
 
 PIECE = 1 << 16
@@ -161,7 +160,7 @@ def _tokenize(name: str, times: Times, tokenizer: Tokenizer, stop: Event) -> Doc
         text = read_text(Path(name))
     except OSError:
         return UNREADABLE
-    except NotUtf8:
+    except UnicodeError:
         return NOT_UTF8
     if text is None:
         return BINARY

@@ -17,7 +17,7 @@ from ngramspec.drafting.token_index import SEAM, TokenIndex
 from ngramspec.errors import NGramSpecError
 from ngramspec.memory.snapshot import MemoryFileError
 from ngramspec.memory.store import NOTHING, Contents, Store
-from ngramspec.storage import NotUtf8, config_folder, data_folder, utf8, write_whole
+from ngramspec.storage import config_folder, data_folder, utf8, write_whole
 
 
 class Memory(Recall):
@@ -148,7 +148,7 @@ def _read_settings(path: Path) -> tuple[str, bool]:
         return "", False
     except tomllib.TOMLDecodeError as error:
         raise NGramSpecError(f"the settings in {path} are no TOML ({error}); mend the file or delete it") from error
-    except (OSError, NotUtf8) as error:
+    except (OSError, UnicodeError) as error:
         raise NGramSpecError(f"cannot read the settings in {path}: {getattr(error, 'strerror', error)}") from error
     for key, value in values.items():
         if key != "remember":

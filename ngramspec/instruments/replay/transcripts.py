@@ -35,7 +35,7 @@ import numpy as np
 from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.instruments.replay.replay import Recording
 from ngramspec.instruments.reports.report import TOTALS
-from ngramspec.storage import NotUtf8, utf8
+from ngramspec.storage import utf8
 from ngramspec.tokens import ChatTokenizer
 
 MAX_TOTAL = 8192
@@ -115,7 +115,7 @@ def _entries(raw: bytes) -> Iterator[tuple[str, Any]]:
 def _parse(raw: bytes) -> Any:
     try:
         return json.loads(utf8(raw))
-    except NotUtf8 as error:
+    except UnicodeError as error:
         return error
     except (ValueError, RecursionError) as error:
         return ValueError(f"not valid JSON: {error}")
@@ -133,7 +133,7 @@ def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
 
     try:
         text = utf8(raw).replace("\r\n", "\n")
-    except NotUtf8 as error:
+    except UnicodeError as error:
         yield "the whole file", error
         return
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
