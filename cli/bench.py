@@ -24,7 +24,7 @@ from ngramspec.instruments.reports.report import Passage
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import Found, Loaded, tuned_file
 from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
-from ngramspec.machine_settings import recalled
+from ngramspec.machine import recalled
 from ngramspec.memory.memory import DEFAULT
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import Policy

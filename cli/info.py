@@ -26,7 +26,7 @@ from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import tuned_file
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.machine_settings import recalled
+from ngramspec.machine import recalled
 from ngramspec.sampling.option import option
 
 from .console import guarded_stdout, note

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from ngramspec.instruments.memory_statistics import Statistics, bytes_per_token,
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.files import SECRET
-from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files
+from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files, watch_folders
 from ngramspec.memory.memory import DEFAULT, memory_folder, memory_names, remembers, settings_path, write_remember
 from ngramspec.memory.snapshot import total
 from ngramspec.memory.store import Contents
@@ -118,9 +119,7 @@ def watch(
     What is taken is what `memory add` takes; changed files are replaced, deleted ones dropped. Whatever drafts from the
     memory meanwhile takes up the changes with its next request.
     """
-    try:
-        from ngramspec.memory.watch import watch_folders
-    except ImportError:
+    if find_spec("watchfiles") is None:
         fail("memory watch needs a package that is not installed: pip install 'ngramspec[watch]'")
     chosen = _paths(folders)
     for path in chosen:

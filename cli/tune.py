@@ -24,7 +24,7 @@ from ngramspec.llama.trial_context import STRETCH
 from ngramspec.loading import load as loading
 from ngramspec.loading.load import tuned_file
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.machine_settings import DRAFTS, SINGLE, Settings, Tuned, flags, keep, recalled
+from ngramspec.machine import DRAFTS, SINGLE, Settings, Tuned, flags, keep, recalled
 from ngramspec.models.gguf import read_header
 from ngramspec.sampling.option import between, option, within
 

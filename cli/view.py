@@ -19,7 +19,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting import uncompiled
 from ngramspec.instruments.prompts import Skipped
 from ngramspec.instruments.reports import report
-from ngramspec.machine_settings import Tuned, flags
+from ngramspec.machine import Tuned, flags
 from ngramspec.steps import Stats
 
 from .console import Outcome, outcome, printable, progress_bar, write_stdout

@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 LAYERS = (
-    ("errors", "storage", "tokens", "json_data", "machine", "version", "demo"),
-    ("sampling", "models", "machine_settings", "conversation", "chat_prompt", "fill_in", "tool_calls"),
+    ("errors", "storage", "tokens", "json_data", "version", "demo"),
+    ("sampling", "models", "machine", "conversation", "chat_prompt", "fill_in", "tool_calls"),
     ("backend",),
     ("shared_model",),
     ("drafting",),

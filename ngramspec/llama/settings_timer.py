@@ -18,7 +18,7 @@ from ngramspec.errors import TargetError
 from ngramspec.exactness.trial import random_tokens
 from ngramspec.llama.target import Target
 from ngramspec.llama.trial_context import TrialContext
-from ngramspec.machine_settings import LONG_READING, READING, Measure, Settings
+from ngramspec.machine import LONG_READING, READING, Measure, Settings
 
 SLOW = 0.1  # a pass of so many seconds is timed once; below, the better of two after one that warms up
 

@@ -38,7 +38,7 @@ from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial_context import TrialContext
 from ngramspec.llama.weights import Weights
-from ngramspec.machine_settings import LEAST_MICRO, MOST_MICRO, Settings
+from ngramspec.machine import LEAST_MICRO, MOST_MICRO, Settings
 from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import Node
 

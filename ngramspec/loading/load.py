@@ -28,7 +28,7 @@ from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary, common_tokens
 from ngramspec.llama.weights import tuning_key
 from ngramspec.loading.settings import ALONE, LoadSettings, LoadSettingsError
-from ngramspec.machine_settings import flags, path_of, recalled
+from ngramspec.machine import flags, path_of, recalled
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder, remembers

@@ -17,7 +17,7 @@ from ngramspec.exactness.decision import EXACT, Exact
 from ngramspec.llama.adapters import Lora
 from ngramspec.llama.cache import UNQUANTISED, CacheType
 from ngramspec.llama.rpc import PATIENCE, workers
-from ngramspec.machine_settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Flash
+from ngramspec.machine import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Flash
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder
 from ngramspec.policies import POLICIES, make_policy

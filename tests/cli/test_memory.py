@@ -199,7 +199,6 @@ def test_watching_needs_a_folder_and_a_package(
         (project, 1, "pip install 'ngramspec[watch]'"),
     ):
         if path == project:
-            monkeypatch.delitem(sys.modules, "ngramspec.memory.watch", raising=False)
             monkeypatch.setitem(sys.modules, "watchfiles", None)
         run(home, "memory", "watch", path).failed(words, code=code)
     assert memory_names() == []

@@ -17,7 +17,7 @@ from support.signals import signal_at
 from ngramspec.llama.settings_timer import SettingsTimer
 from ngramspec.loading.load import tuned, tuned_file
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.machine_settings import Measure, Settings, Tuned, keep, recalled
+from ngramspec.machine import Measure, Settings, Tuned, keep, recalled
 
 TUNE = ["tune", "-t", "1", "--seconds", "5", "--depth", "256"]
 PLAIN = ["-c", "512", "--exact", "off", "--no-draft"]

@@ -20,7 +20,7 @@ from ngramspec.instruments.tuning.candidates import candidates
 from ngramspec.llama import settings_timer
 from ngramspec.llama.settings_timer import SettingsTimer
 from ngramspec.llama.target import Target
-from ngramspec.machine_settings import DEEP, DRAFTS, LONG_READING, READING, SINGLE, Settings
+from ngramspec.machine import DEEP, DRAFTS, LONG_READING, READING, SINGLE, Settings
 
 SCOPE = {"physical": 1, "logical": 2, "on_cpu": True, "flash_free": True, "quantised_cache": True}
 

@@ -17,7 +17,7 @@ from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.loading import load
 from ngramspec.loading.load import tuned_file
 from ngramspec.loading.settings import LoadSettings, LoadSettingsError
-from ngramspec.machine_settings import Tuned, keep
+from ngramspec.machine import Tuned, keep
 from ngramspec.memory import Store
 from ngramspec.memory.memory import memory_folder
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.memories import Bytes, answers, names, texts
 
-from ngramspec.memory import MemoryFileError, Store, watch
-from ngramspec.memory.indexing import Added, add_files
+from ngramspec.memory import MemoryFileError, Store, indexing
+from ngramspec.memory.indexing import Added, add_files, watch_folders
 
 Updates = Iterator[Added]
 
@@ -29,11 +29,11 @@ def rests() -> list[float]:
 @pytest.fixture
 def updates(store: Store, folder: Path, rests: list[float], monkeypatch: pytest.MonkeyPatch) -> Iterator[Updates]:
     """What a watcher finds in `folder`, which was added before."""
-    monkeypatch.setattr(watch, "CALM_MS", 50)
-    monkeypatch.setattr(watch, "LOOK_MS", 100)
+    monkeypatch.setattr(indexing, "CALM_MS", 50)
+    monkeypatch.setattr(indexing, "LOOK_MS", 100)
     add_files(store, Bytes(), [folder])
     store.append([1, 2, 3])
-    found = watch.watch_folders(store, Bytes(), [folder], sleep=rests.append)
+    found = watch_folders(store, Bytes(), [folder], sleep=rests.append)
     yield found
     found.close()
     assert answers(store) == [[1, 2, 3]]
@@ -77,7 +77,7 @@ def test_what_is_ignored_starts_no_update(
     (folder / "a.txt").write_text("changed")
     next(updates)
     looked: list[set[str]] = [set()]
-    concern = watch._concern
+    concern = indexing._concern
 
     def watched(events: set[tuple[object, str]], roots: list[Path]) -> bool:
         if events:  # none: nothing came for a while
@@ -87,8 +87,8 @@ def test_what_is_ignored_starts_no_update(
             (folder / "c.txt").write_text("new")
         return concern(events, roots)
 
-    monkeypatch.setattr(watch, "_concern", watched)
-    monkeypatch.setattr(watch, "add_files", lambda *a, **o: (looked.append({"read"}), add_files(*a, **o))[1])
+    monkeypatch.setattr(indexing, "_concern", watched)
+    monkeypatch.setattr(indexing, "add_files", lambda *a, **o: (looked.append({"read"}), add_files(*a, **o))[1])
     (folder / "noise.log").write_text("noise")
     (folder / "build").mkdir()
     (folder / "build" / "out.txt").write_text("output")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ngramspec.machine_settings import DEEP, DRAFTS, LONG_READING, READING, SINGLE, Measure, Settings, flags
+from ngramspec.machine import DEEP, DRAFTS, LONG_READING, READING, SINGLE, Measure, Settings, flags
 
 WHOLE = (SINGLE, *DRAFTS, READING)
 ATTENTION = (SINGLE, DRAFTS[0], READING, *DEEP)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.instruments.tuning.candidates import Candidate
-from ngramspec.machine_settings import LEAST_READ, Measure, Settings
+from ngramspec.machine import LEAST_READ, Measure, Settings
 
 LEAST_GAIN = 0.03
 """A setting must save this part of the time; less is not worth a setting that nobody else has."""

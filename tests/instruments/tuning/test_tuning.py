@@ -23,7 +23,7 @@ from ngramspec.instruments.tuning.search import (
     rounds_needed,
     sign_chance,
 )
-from ngramspec.machine_settings import DRAFTS, READING, SINGLE, Measure, Settings, Tuned, flags, keep, recalled
+from ngramspec.machine import DRAFTS, READING, SINGLE, Measure, Settings, Tuned, flags, keep, recalled
 
 PRESENT = Settings(4, 4)
 SCOPE: dict[str, Any] = {"physical": 4, "logical": 8, "on_cpu": True, "flash_free": True, "quantised_cache": True}
