@@ -23,7 +23,6 @@ from ngramspec.acceptance.rules import (
     TokenDecision,
     Verdict,
     Watch,
-    gumbel_pick,
     likeliest,
     probability,
     verify_each,
@@ -31,6 +30,7 @@ from ngramspec.acceptance.rules import (
 from ngramspec.drafting.draft import Chooser
 from ngramspec.sampling import noise
 from ngramspec.sampling.distribution import Distribution
+from ngramspec.sampling.noise import gumbel_pick
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 

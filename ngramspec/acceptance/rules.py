@@ -28,6 +28,7 @@ from ngramspec.drafting.draft import Chooser
 from ngramspec.errors import GrammarError
 from ngramspec.sampling import noise
 from ngramspec.sampling.distribution import BadLogits, Distribution
+from ngramspec.sampling.noise import gumbel_pick
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 
@@ -35,9 +36,6 @@ Row = NDArray[np.float32]
 Rows = Iterable[Row]
 Decide = Callable[[int, Row, int | None], tuple[int, bool]]
 """(offset, row, drafted token or None past the draft) -> the token to emit, and whether it is the drafted one, kept."""
-
-# Added to token ids, which are all smaller: a draw that follows a token the grammar forbids has noise of its own.
-_SECOND_DRAW = 1 << 32
 
 
 class Verdict(NamedTuple):
@@ -123,14 +121,6 @@ def verify_coupled(
         return token, token == guess
 
     return verify_each(rows, draft, sampler, decide)
-
-
-def gumbel_pick(seed: int, position: int, p: Distribution, attempt: int = 0) -> int:
-    """The token that a seed draws from p at a position."""
-    if p.ids.size == 1:
-        return int(p.ids[0])
-    g = noise.gumbel(seed, position, p.ids if attempt == 0 else p.ids.astype(np.int64) + attempt * _SECOND_DRAW)
-    return int(p.ids[np.argmax(p.logp + g)])
 
 
 def coupled_choice(sampling: Sampling, position: int) -> Chooser:

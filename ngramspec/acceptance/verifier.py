@@ -19,13 +19,13 @@ from ngramspec.acceptance.rules import (
     Verdict,
     Watch,
     coupled_choice,
-    gumbel_pick,
     verify_coupled,
     verify_greedy,
 )
 from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.errors import GrammarError
 from ngramspec.sampling.distribution import BadLogits
+from ngramspec.sampling.noise import gumbel_pick
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 

@@ -15,9 +15,8 @@ from ngramspec.decoding.text import TextStream
 from ngramspec.drafting.draft import NO_DRAFT, Chooser
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.errors import NGramSpecError, PromptError
-from ngramspec.exactness.close_calls import CloseCalls
 from ngramspec.sampling.distribution import logprobs
-from ngramspec.sampling.sampler import NO_RULES, Forbidding, TextRules
+from ngramspec.sampling.sampler import NO_RULES, CloseCalls, Forbidding, TextRules
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step, StopReason
 from ngramspec.tokens import ending_tokens

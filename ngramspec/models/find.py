@@ -117,7 +117,7 @@ def _smollm_file() -> Path | None:
 
 def demo_model() -> ModelSource:
     """The model inside the package. Raises ModelError: the installation lacks it."""
-    path = Path(str(importlib.resources.files("ngramspec.demo") / "demo.gguf"))
+    path = Path(str(importlib.resources.files("ngramspec") / "demo" / "demo.gguf"))
     if not path.is_file():
         raise ModelError("the demo model is missing from this installation; pass a .gguf file")
     return ModelSource(path, "the small demo model that comes with ngramspec")

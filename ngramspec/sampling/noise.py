@@ -21,9 +21,14 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec.sampling.distribution import Distribution
+
 _MASK = 0xFFFFFFFFFFFFFFFF
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, made odd: SplitMix64's increment
 _FIRST_STREAM = 1 << 63  # no token id reaches it, so `uniform` and `gumbel` never share a value
+
+# Added to token ids, which are all smaller: a draw that follows a token the grammar forbids has noise of its own.
+_SECOND_DRAW = 1 << 32
 
 
 @overload
@@ -55,6 +60,14 @@ def gumbel(seed: int, position: int, ids: NDArray[np.integer]) -> NDArray[np.flo
     u = ((bits >> 12).astype(np.float64) + 0.5) * 2.0**-52
     noise: NDArray[np.float64] = -np.log(-np.log(u))
     return noise
+
+
+def gumbel_pick(seed: int, position: int, p: Distribution, attempt: int = 0) -> int:
+    """The token that a seed draws from p at a position."""
+    if p.ids.size == 1:
+        return int(p.ids[0])
+    g = gumbel(seed, position, p.ids if attempt == 0 else p.ids.astype(np.int64) + attempt * _SECOND_DRAW)
+    return int(p.ids[np.argmax(p.logp + g)])
 
 
 def gumbel_one(seed: int, position: int, token: int) -> float:

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from architectures.oracle import Oracle
 from architectures.reference import Chooser, Reference, Rows, likeliest
 from architectures.settings import Ask, Prompts, Setting
-from ngramspec.acceptance.rules import gumbel_pick
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -34,6 +33,7 @@ from ngramspec.errors import TargetError
 from ngramspec.instruments.selfcheck.texts import LogitsKeeper
 from ngramspec.llama.target import Target
 from ngramspec.sampling.distribution import BadLogits
+from ngramspec.sampling.noise import gumbel_pick
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
 

@@ -10,9 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from support.numpy_sampler import NumpySampler
 
-from ngramspec.acceptance.rules import gumbel_pick
 from ngramspec.instruments.selfcheck.texts import movement
-from ngramspec.sampling.noise import gumbel_one
+from ngramspec.sampling.noise import gumbel_one, gumbel_pick
 from ngramspec.sampling.settings import Sampling
 
 

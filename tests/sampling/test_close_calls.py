@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 
-from ngramspec.acceptance.rules import gumbel_pick
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT
-from ngramspec.exactness.close_calls import CloseCalls
 from ngramspec.exactness.decision import ExactnessMode
+from ngramspec.sampling.noise import gumbel_pick
+from ngramspec.sampling.sampler import CloseCalls
 from ngramspec.sampling.settings import Sampling
 
 VOCAB = 16
