@@ -13,7 +13,8 @@ import typer
 
 import ngramspec
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import CURVES, SWITCH, GivenCurve, find_curves, frozen
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.given import CURVES, SWITCH, find_curves, frozen
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.replay.comparison import CurveComparison
@@ -100,7 +101,7 @@ def replay(
     if model is None and any(getattr(load, name) != getattr(plain, name) for name in MODEL):
         usage_error("-c, -ngl, --rpc and -t load a model: name it with --model")
 
-    def replayed(by: GivenCurve) -> Replay:
+    def replayed(by: CostCurve) -> Replay:
         # Each has a drafter of its own, which has seen nothing yet.
         return Replay(make_drafter(drafter, memory=memory == "on"), load.policy, load.draft_max, curve=by)
 
@@ -158,9 +159,9 @@ def replay(
     leave(ended)
 
 
-def _named_curves(names: Sequence[str]) -> dict[str, GivenCurve]:
+def _named_curves(names: Sequence[str]) -> dict[str, CostCurve]:
     """The curves asked for."""
-    curves: dict[str, GivenCurve] = {}
+    curves: dict[str, CostCurve] = {}
     for name in names:
         try:
             found = find_curves(name)
@@ -213,7 +214,7 @@ def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None)
     return usable
 
 
-def _measured_curve(target: Target) -> GivenCurve:
+def _measured_curve(target: Target) -> CostCurve:
     """What passes of a model cost here and now."""
     front = np.random.default_rng(0).integers(0, target.n_vocab, min(FRONT, target.n_ctx // 2))
     target.prefill(front.tolist())

@@ -26,7 +26,7 @@ import ngramspec
 from ngramspec.cost import measure
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import GivenCurve
+from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
 from ngramspec.loading.settings import LoadSettings
@@ -75,7 +75,7 @@ Plain = Callable[[str, dict[str, Any]], str]
 
 def known_costs(known: Calibration, *_: Any, **__: Any) -> CostCurve:
     """In place of measuring them."""
-    known.curve = GivenCurve({1: 1000.0, 64: 1200.0})
+    known.curve = given_curve({1: 1000.0, 64: 1200.0})
     return known.curve
 
 

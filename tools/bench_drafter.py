@@ -29,7 +29,8 @@ from time import process_time
 import numpy as np
 
 import ngramspec
-from ngramspec.cost.given import CURVES, GivenCurve
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.given import CURVES, given_curve
 from ngramspec.decoding.drafts import Drafts, Text
 from ngramspec.decoding.step import Speculation
 from ngramspec.drafting.mixture import guesser
@@ -65,7 +66,7 @@ def code_stream(count: int) -> list[int]:
     return list(itertools.islice(itertools.cycle(tokens()), count))
 
 
-def passes(drafter: MixtureDrafter, truth: list[int], curve: GivenCurve) -> list[float]:
+def passes(drafter: MixtureDrafter, truth: list[int], curve: CostCurve) -> list[float]:
     """Microseconds of each pass over `truth`; a drafter that is ready to go on."""
     text, speculation = Text(Drafts(drafter), RecordedTarget(curve)), Speculation(CostPolicy())
     speculation.prepare(curve, SIZES)
@@ -107,7 +108,7 @@ def measure(stream: list[int], size: int, repeat: int) -> str:
         for _ in range(repeat):
             drafter = MixtureDrafter()
             drafter.begin(prompt)
-            took += passes(drafter, truth, GivenCurve(CURVES[name][0]))
+            took += passes(drafter, truth, given_curve(CURVES[name][0]))
         figures.append(f"{sum(took) / len(took):9.1f} {sorted(took)[len(took) * 99 // 100]:6.0f} {max(took):7.0f}")
     tracemalloc.start()
     drafter = MixtureDrafter()

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.cost.given import CURVES, GivenCurve
+from ngramspec.cost.given import CURVES, given_curve
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.instruments.replay.replay import Recording, Replay
@@ -44,7 +44,7 @@ def recordings(vocabulary: Vocabulary, folder: Path) -> list[Recording]:
 def train(conversations: Sequence[Recording]) -> Mapping[str, NDArray[np.float64]]:
     """What a judge has learnt of them, in the form that `learnt.keep` writes."""
     learnt.START = Path(os.devnull)
-    curves = [GivenCurve(CURVES[name][0]) for name in BY]
+    curves = [given_curve(CURVES[name][0]) for name in BY]
     known = _copied(MixtureDrafter()._guesser.shared())
     half = len(conversations) // 2
     total = {name: np.zeros_like(array) for name, array in known.items()}

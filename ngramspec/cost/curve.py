@@ -47,7 +47,7 @@ class CostCurve:
     Args:
         seconds: batch size -> seconds in a run of that size; must hold size 1; all positive; else ValueError.
         switch: seconds that a change of size adds, at least 0.
-        measured: whether they came from a clock, and so may be wrong.
+        measured: whether they came from a clock, and so may be wrong; else they stay as they are.
     """
 
     def __init__(self, seconds: Mapping[int, float], switch: float = 0.0, *, measured: bool = True) -> None:
@@ -161,7 +161,10 @@ class CostCurve:
         return min(seconds, max(SPIKE, before) * expected)
 
     def observe(self, size: cython.Py_ssize_t, seconds: cython.double) -> None:
-        """Learn from a real pass over `size` tokens. O(1), amortised."""
+        """Learn from a real pass over `size` tokens, if the curve was measured. O(1), amortised."""
+        if not self.measured:
+            self.last = size
+            return
         ratio: cython.double = 1.0 if size == 1 else self.ratio(size)
         switch: cython.double = 0.0 if size == self.last else self.switch
         self.last = size

@@ -23,7 +23,7 @@ CURVES: dict[str, tuple[dict[int, float], str]] = {
 """By name: the points, and where they come from."""
 
 
-class GivenCurve(CostCurve):
+def given_curve(points: Points, switch: float = 0.0) -> CostCurve:
     """A fixed curve, in units of T(1): linear between its points, and past the last one as between the last two.
 
     Args:
@@ -33,37 +33,33 @@ class GivenCurve(CostCurve):
     Raises:
         ValueError: size 1 is missing, or a batch of 1 to LARGEST tokens would cost nothing, or infinitely much.
     """
-
-    def __init__(self, points: Points, switch: float = 0.0) -> None:
-        if any(not 0 < cost < math.inf for cost in points.values()) or any(size < 1 for size in points):
-            raise ValueError("sizes and costs must be positive numbers")
-        if 1 not in points:
-            raise ValueError("there is no entry for a batch of 1")
-        last = max(points)
-        if last < LARGEST:
-            before = max((size for size in points if size < last), default=last)
-            slope = (points[last] - points[before]) / (last - before) if before < last else 0.0
-            points = {**points, LARGEST: points[last] + slope * (LARGEST - last)}
-            if points[LARGEST] <= 0:
-                raise ValueError(f"it falls so fast after {before} that a batch of {LARGEST} would cost nothing")
-        super().__init__({size: cost / points[1] for size, cost in points.items()}, switch / points[1], measured=False)
-
-    def observe(self, size: int, seconds: float) -> None:
-        """Note the size of the batch; the curve itself stays."""
-        self.last = size
-
-    def stated(self) -> dict[str, float]:
-        """The curve in JSON, as `parse_curve` takes it."""
-        found: dict[str, Any] = self.to_json()
-        return {**found["seconds"], **({SWITCH: self.switch} if self.switch else {})}
+    if any(not 0 < cost < math.inf for cost in points.values()) or any(size < 1 for size in points):
+        raise ValueError("sizes and costs must be positive numbers")
+    if 1 not in points:
+        raise ValueError("there is no entry for a batch of 1")
+    last = max(points)
+    if last < LARGEST:
+        before = max((size for size in points if size < last), default=last)
+        slope = (points[last] - points[before]) / (last - before) if before < last else 0.0
+        points = {**points, LARGEST: points[last] + slope * (LARGEST - last)}
+        if points[LARGEST] <= 0:
+            raise ValueError(f"it falls so fast after {before} that a batch of {LARGEST} would cost nothing")
+    scaled = {size: cost / points[1] for size, cost in points.items()}
+    return CostCurve(scaled, switch / points[1], measured=False)
 
 
-def frozen(curve: CostCurve) -> GivenCurve:
+def stated(curve: CostCurve) -> dict[str, float]:
+    """A curve in JSON, as `parse_curve` takes it."""
+    found: dict[str, Any] = curve.to_json()
+    return {**found["seconds"], **({SWITCH: curve.switch} if curve.switch else {})}
+
+
+def frozen(curve: CostCurve) -> CostCurve:
     """A measured curve as it is now, held fixed."""
-    return GivenCurve({size: curve.seconds(size) for size in range(1, LARGEST + 1)}, curve.switch)
+    return given_curve({size: curve.seconds(size) for size in range(1, LARGEST + 1)}, curve.switch)
 
 
-def find_curves(name: str) -> dict[str, GivenCurve]:
+def find_curves(name: str) -> dict[str, CostCurve]:
     """The curves that a user means, by name.
 
     Args:
@@ -74,7 +70,7 @@ def find_curves(name: str) -> dict[str, GivenCurve]:
         NGramSpecError: there is no such curve, or it makes no sense.
     """
     if name in CURVES:
-        return {name: GivenCurve(CURVES[name][0])}
+        return {name: given_curve(CURVES[name][0])}
     path = Path(name)
     try:
         text = utf8(path.read_bytes())
@@ -95,7 +91,7 @@ def find_curves(name: str) -> dict[str, GivenCurve]:
     return {key: parse_curve(points, f"{name}, curve {key}" if several else name) for key, points in curves.items()}
 
 
-def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> GivenCurve:
+def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> CostCurve:
     """A curve from JSON's {"1": 1.0, ...}, where "switch" may say what a change of size costs.
 
     Raises:
@@ -115,6 +111,6 @@ def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> GivenCur
             raise NGramSpecError(f"{where}: a batch of {size} costs {cost}, but must be above 0, and finite")
         parsed[int(size)] = float(cost)
     try:
-        return GivenCurve(parsed, float(switch))
+        return given_curve(parsed, float(switch))
     except ValueError as error:
         raise NGramSpecError(f"{where}: {error}") from error

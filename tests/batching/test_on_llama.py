@@ -18,7 +18,7 @@ from ngramspec.batching.request import Done, Request
 from ngramspec.batching.scheduler import warm_up
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import GivenCurve
+from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
@@ -118,7 +118,7 @@ def test_a_draft_model_has_a_sequence_for_each_text(
                 shared,
                 shared,
                 shown=shared.shown,
-                calibration=Calibration.given(GivenCurve({1: 1.0, 64: 1.2})),
+                calibration=Calibration.given(given_curve({1: 1.0, 64: 1.2})),
                 exactness=ExactnessMode(range(1, 33), aligned=True),
                 drafter=drafter,
                 draft_max=8,

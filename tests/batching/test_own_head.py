@@ -18,7 +18,7 @@ from support.pools import as_on_a_gpu
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Request
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import GivenCurve
+from ngramspec.cost.given import given_curve
 from ngramspec.drafting.draft_model.asked_model import AskedModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.exactness.decision import ExactnessMode
@@ -69,7 +69,7 @@ class Timed:
             self.target,
             self.target,
             shown=self.target.shown,
-            calibration=Calibration.given(GivenCurve({1: 1.0, 64: 1 + 63 * slope})),
+            calibration=Calibration.given(given_curve({1: 1.0, 64: 1 + 63 * slope})),
             exactness=ExactnessMode(range(1, 33)),
             drafter=drafter,
             draft_max=8,

@@ -17,7 +17,7 @@ from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import SEQUENCES, BeamSearch
 from ngramspec.beams.state import Hypothesis
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import GivenCurve
+from ngramspec.cost.given import given_curve
 from ngramspec.errors import ModelError, PromptError
 from ngramspec.sampling.distribution import BadLogits, logprobs
 from ngramspec.sampling.settings import Sampling
@@ -170,7 +170,7 @@ def test_rows_of_one_search_do_not_reach_the_next() -> None:
 
 def timed(dearest: float, beams: int, drafts: bool | BeamDrafter = True, tick: float = 1e-6) -> BeamSearch:
     """A search that knows what its passes take: 20 ms, and that many times as long over 64 tokens."""
-    curve, clock = GivenCurve({1: 1.0, 64: dearest}), Clock(tick)
+    curve, clock = given_curve({1: 1.0, 64: dearest}), Clock(tick)
     target = MockBranchingTarget(24, peak=6.0, seed=5, seconds=lambda n: 0.02 * curve.seconds(n), clock=clock)
     known = Calibration.given(curve)
     return search(target, beams, drafts, max_tokens=120, calibration=known, clock=clock.perf_counter)
@@ -185,7 +185,7 @@ def test_the_dearer_a_token_the_shorter_the_draft(beams: int) -> None:
     assert passes[0] < passes[1] < passes[2] <= found[2].plain_passes
     assert found[3].drafted == 0
     for stats, dearest in zip(found, dear, strict=True):
-        plain = stats.plain_passes * 0.02 * GivenCurve({1: 1.0, 64: dearest}).seconds(beams)
+        plain = stats.plain_passes * 0.02 * given_curve({1: 1.0, 64: dearest}).seconds(beams)
         assert stats.seconds <= 1.001 * plain  # looks at the clock take a little
 
 

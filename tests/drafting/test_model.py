@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.mock_target import Blurred, Clock, MockTarget
 
-from ngramspec.cost.given import GivenCurve
+from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.model import PROBES, RARE, WIDEST, ModelDrafter, model_guess
 from ngramspec.drafting.draft_model.passes import POSITIONS, PRIOR, Pace, Payoff
@@ -257,7 +257,7 @@ def run_timed(
     model = Blurred(60, blur=blur, peak=6.0, seconds=lambda n: token * (1 + each * (n - 1)), clock=clock)
     target = MockTarget(60, peak=6.0, seconds=lambda n: 1 + slope * (n - 1), clock=clock)
     drafter = ModelDrafter(model, clock=clock.perf_counter)
-    curve = GivenCurve({1: 1.0, 64: 1 + 63 * slope})
+    curve = given_curve({1: 1.0, 64: 1 + 63 * slope})
     decoder = SpeculativeDecoder(target, drafter=drafter, curve=curve, clock=clock.perf_counter, **options)
     stats = Stats()
     began = clock.now

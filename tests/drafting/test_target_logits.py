@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 from support.mock_target import MockTarget, rows_to
 
-from ngramspec.cost.given import GivenCurve
+from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.baselines import target_logits
@@ -31,7 +31,7 @@ from ngramspec.drafting.chances import HOPELESS
 from ngramspec.drafting.draft import Draft
 from ngramspec.instruments.replay.replay import Replay
 
-FREE = GivenCurve({1: 1.0, 64: 1.0})
+FREE = given_curve({1: 1.0, 64: 1.0})
 NAN = float("nan")
 SEEDS = st.integers(0, 10**6)
 

@@ -10,7 +10,7 @@ import pytest
 from support.cli_runner import DEMO
 from support.vocabulary_files import END
 
-from ngramspec.cost.given import GivenCurve
+from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import GrammarError, NGramSpecError
 from ngramspec.llama.grammar import CANDIDATE, Grammar
@@ -107,7 +107,7 @@ def test_a_target_closed_during_a_generation(temperature: float) -> None:
     """The grammar points into what was freed: where this goes wrong the process ends."""
     target = Target(DEMO, n_ctx=256, threads=1)
     sampling = Sampling(temperature, seed=1, grammar="root ::= [a-z ]{40,}")
-    decoder = SpeculativeDecoder(target, exact="off", curve=GivenCurve({1: 1.0}))
+    decoder = SpeculativeDecoder(target, exact="off", curve=given_curve({1: 1.0}))
     steps = decoder.generate([5, 6], max_tokens=99, sampling=sampling)
     next(steps)
     next(steps)

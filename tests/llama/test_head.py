@@ -13,7 +13,7 @@ from architectures.files import write_model
 from architectures.reference_head import HeadReference
 from support.tiny_models import write_model as write_tiny
 
-from ngramspec.cost.given import GivenCurve
+from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.llama import bindings, weights
@@ -24,7 +24,7 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 from ngramspec.tokens import common_prefix
 
-FREE = GivenCurve({1: 1.0, 64: 1.0})
+FREE = given_curve({1: 1.0, 64: 1.0})
 PROMPT = list(range(40, 70))
 SETTINGS: dict[str, Any] = {"n_ctx": 400, "threads": 1, "exact": "off"}
 CLOSE = 0.05

@@ -11,7 +11,7 @@ import pytest
 from support.passes import draft, passed
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import CURVES, GivenCurve, Points
+from ngramspec.cost.given import CURVES, Points, given_curve
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies.cost import CostPolicy
@@ -39,7 +39,7 @@ def run(
     policy: CostPolicy, guesses: Sequence[tuple[Draft, int]], charged: float, true: float, points: Points = FLAT
 ) -> tuple[float, Counter[int]]:
     """Tokens per T(1), and passes by size, of a policy that believes in `charged` for a change that costs `true`."""
-    curve = GivenCurve(points, charged)
+    curve = given_curve(points, charged)
     tokens, seconds, last = 0, 0.0, 1
     sizes: Counter[int] = Counter()
     for guess, right in guesses:
@@ -80,7 +80,7 @@ def test_a_vanishing_charge_changes_nothing() -> None:
 def test_it_comes_near_to_the_best_of_all_fixed_pairs_of_sizes(seed: int) -> None:
     """Against hindsight: every pass plain or of one other size, whichever of the two is better for it."""
     guesses = text(3000, seed)
-    costs = [GivenCurve(FLAT).ratio(n) for n in range(33)]
+    costs = [given_curve(FLAT).ratio(n) for n in range(33)]
     best = 0.0
     for size, least in product((8, 12, 16, 20, 32), (0.0, 0.5, 1.0, 1.5, 2.0)):
         tokens, seconds, last = 0, 0.0, 1
@@ -131,7 +131,7 @@ def test_where_nothing_is_drafted_for_long_a_draft_pays_for_the_way_back_again()
     assert recurring.choose(poor, curve, ALL, 1.0, 9.0).size == 1
 
 
-def settled(policy: CostPolicy, curve: GivenCurve, passes: int = 300) -> None:
+def settled(policy: CostPolicy, curve: CostCurve, passes: int = 300) -> None:
     """Passes with good drafts, until their size is the one that recurs."""
     for _ in range(passes):
         k, size = policy.plan(draft([0.95] * 7), curve, ALL) if policy.limit() else (0, 1)
@@ -148,7 +148,7 @@ def settled(policy: CostPolicy, curve: GivenCurve, passes: int = 300) -> None:
 def test_a_pass_without_a_draft_keeps_the_size_for_as_long_as_a_change_would_cost(
     cost: float, least: int, most: int
 ) -> None:
-    policy, curve = CostPolicy(), GivenCurve({1: 1.0, 2: 1.0, 8: cost, 64: 8.0}, 0.3)
+    policy, curve = CostPolicy(), given_curve({1: 1.0, 2: 1.0, 8: cost, 64: 8.0}, 0.3)
     settled(policy, curve)
     kept = 0
     while policy.limit() and kept < 100:
@@ -164,7 +164,7 @@ def test_a_pass_without_a_draft_keeps_the_size_for_as_long_as_a_change_would_cos
 
 
 def test_no_draft_is_a_plain_pass_where_nothing_recurs_or_going_back_costs_again() -> None:
-    assert CostPolicy().plan(NO_DRAFT, GivenCurve({1: 1.0, 64: 1.0}, 0.3), ALL) == (0, 1)
-    policy, curve = CostPolicy(), GivenCurve({1: 1.0, 8: 1.0, 64: 8.0}, 0.3)
+    assert CostPolicy().plan(NO_DRAFT, given_curve({1: 1.0, 64: 1.0}, 0.3), ALL) == (0, 1)
+    policy, curve = CostPolicy(), given_curve({1: 1.0, 8: 1.0, 64: 8.0}, 0.3)
     settled(policy, curve)
     assert policy.plan(NO_DRAFT, curve, ALL, RestoreCost(0.1, 0.1)) == (0, 1)

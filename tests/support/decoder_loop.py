@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.backend import Model
-from ngramspec.cost.given import GivenCurve
+from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
@@ -44,7 +44,7 @@ def milliseconds() -> float:
 
 def unmeasured(target: Model, *, slope: float = 0.1, **options: Any) -> SpeculativeDecoder:
     """A decoder that knows what passes cost (that much for each token more), and leaves nothing on disk."""
-    return SpeculativeDecoder(target, curve=GivenCurve({1: 1.0, 64: 1 + 63 * slope}), clock=milliseconds, **options)
+    return SpeculativeDecoder(target, curve=given_curve({1: 1.0, 64: 1 + 63 * slope}), clock=milliseconds, **options)
 
 
 def drive(

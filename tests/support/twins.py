@@ -14,11 +14,11 @@ from architectures.oracle import Oracle
 
 import ngramspec
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import GivenCurve
+from ngramspec.cost.given import given_curve
 from ngramspec.dropin import look_ahead
 from ngramspec.policies.policy import FixedPolicy
 
-FREE = GivenCurve({1: 1.0, 64: 1.0})
+FREE = given_curve({1: 1.0, 64: 1.0})
 
 
 class Seen(NamedTuple):

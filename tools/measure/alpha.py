@@ -19,7 +19,7 @@ import argparse
 from pathlib import Path
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.cost.given import GivenCurve
+from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.instruments.prompts import load_prompts
 from ngramspec.llama.target import Target
@@ -41,7 +41,7 @@ class Row:
 
     def __init__(self, target: Target, name: str, length: int, way: str) -> None:
         self.name, self.length, self.way = name, length, way
-        self.decoder = SpeculativeDecoder(target, drafter=name, policy=FixedPolicy(length), curve=GivenCurve({1: 1.0}))
+        self.decoder = SpeculativeDecoder(target, drafter=name, policy=FixedPolicy(length), curve=given_curve({1: 1.0}))
         self.stats = Stats()
 
     def run(self, prompt: list[int], tokens: int, sampling: Sampling) -> None:

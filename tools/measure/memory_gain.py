@@ -25,7 +25,8 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
-from ngramspec.cost.given import CURVES, GivenCurve
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.given import CURVES, given_curve
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.token_index import ORDER, TokenIndex, slot
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
@@ -96,7 +97,7 @@ def remembered(content: Content, vocabulary: Vocabulary) -> Iterator[tuple[Memor
 
 
 def replayed(
-    recordings: Sequence[Recording], memory: Memory, curve: GivenCurve, drafter: str
+    recordings: Sequence[Recording], memory: Memory, curve: CostCurve, drafter: str
 ) -> Mapping[str, ReplayCounts]:
     """What was counted, by category."""
     replay = Replay(make_drafter(drafter, memory=memory), curve=curve)
@@ -152,7 +153,7 @@ def main() -> None:
         contents.append(Content(f"{share:g} %", texts[: max(1, round(len(texts) * share / 100))]))
     if options.files:
         contents += [Content("files", folder=options.files), Content("all and files", texts, options.files)]
-    curves = {name: GivenCurve(CURVES[name][0]) for name in options.curve or ["cpu-1.5b-q4_0", "cuda-34b-q8_0"]}
+    curves = {name: given_curve(CURVES[name][0]) for name in options.curve or ["cpu-1.5b-q4_0", "cuda-34b-q8_0"]}
     print(f"{len(recordings)} replayed, {len(texts)} to remember")
     for content in contents:
         with remembered(content, vocabulary) as (memory, size):
@@ -163,7 +164,7 @@ def main() -> None:
                 show(name, curve, replayed(recordings, memory, curve, options.drafter))
 
 
-def show(name: str, curve: GivenCurve, tallies: Mapping[str, ReplayCounts]) -> None:
+def show(name: str, curve: CostCurve, tallies: Mapping[str, ReplayCounts]) -> None:
     """A line for a curve."""
     gains = {category: tally.speedup(curve) for category, tally in tallies.items()}
     passes = sum(tally.stats.passes for tally in tallies.values())

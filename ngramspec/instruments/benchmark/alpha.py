@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ngramspec.backend import Runner
-from ngramspec.cost.given import GivenCurve
+from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
@@ -85,7 +85,7 @@ class AlphaOfOrder:
         self.order, self.gamma = order, gamma
         self.stats, self.judged, self.overlap = Stats(), 0, 0.0
         self._sampling = sampling
-        curve = None if exact == "on" else GivenCurve({1: 1.0})  # nothing here is timed
+        curve = None if exact == "on" else given_curve({1: 1.0})  # nothing here is timed
         options: dict[str, Any] = {"policy": FixedPolicy(gamma), "exact": exact, "curve": curve}
         self._decoder = SpeculativeDecoder(target, drafter=OrderDrafter(order), **options)
 

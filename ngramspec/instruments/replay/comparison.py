@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import LARGEST, GivenCurve
+from ngramspec.cost.given import LARGEST, stated
 from ngramspec.decoding.text import TextStream
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
 from ngramspec.instruments.reports.report import MACRO, OVERALL, Passage, Piece, Span, joined, spans_of
@@ -30,7 +30,7 @@ AVERAGED = (
 """The figures of which there is a mean of the categories."""
 
 
-def figures(tally: ReplayCounts, curves: Mapping[str, GivenCurve]) -> Figures:
+def figures(tally: ReplayCounts, curves: Mapping[str, CostCurve]) -> Figures:
     """What was counted, as JSON.
 
     `acceptance` is accepted / drafted. `accept_by_position` is the same for each position in the draft, among the
@@ -61,7 +61,7 @@ def figures(tally: ReplayCounts, curves: Mapping[str, GivenCurve]) -> Figures:
     }
 
 
-def by_category(tallies: Mapping[str, ReplayCounts], curves: Mapping[str, GivenCurve]) -> dict[str, Figures]:
+def by_category(tallies: Mapping[str, ReplayCounts], curves: Mapping[str, CostCurve]) -> dict[str, Figures]:
     """Figures of each category, then "overall" (all tokens together) and "macro" (mean of the categories)."""
     if not tallies:
         return {}
@@ -199,7 +199,7 @@ class CurveComparison:
             "decode_tokens": sum(len(r.response) - 1 for r in replayed),
             "prompt_tokens": sum(len(r.prompt) for r in replayed),
             "categories": dict(Counter(r.category for r in replayed)),
-            "curves": {name: curve.stated() for name, curve in self._curves.items()},
+            "curves": {name: stated(curve) for name, curve in self._curves.items()},
             "results": {f"{self._drafter}@{name}": by_category(t, self._curves) for name, t in self._counts.items()},
             "oracle": None if self._lengths is None else self._oracle(self._lengths),
         }

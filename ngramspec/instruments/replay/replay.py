@@ -21,7 +21,8 @@ import numpy as np
 
 from ngramspec.acceptance.rules import Row, Rows, Verdict
 from ngramspec.backend import Logits, ModelBase, Progress
-from ngramspec.cost.given import LARGEST, GivenCurve
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.given import LARGEST
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.drafts import Batch, Plan, Text
 from ngramspec.decoding.step import Speculation
@@ -59,7 +60,7 @@ class RecordedTarget(ModelBase):
     max_batch = LARGEST
     leaves = LEAVES
 
-    def __init__(self, curve: GivenCurve) -> None:
+    def __init__(self, curve: CostCurve) -> None:
         self.tokens: list[int] = []
         self.seconds = 0.0
         self._curve = curve
@@ -152,7 +153,7 @@ class ReplayCounts:
         for name in ("transcripts", "prompt_tokens", "batches", "changes", "begin_seconds", "work_seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
-    def speedup(self, curve: GivenCurve) -> float:
+    def speedup(self, curve: CostCurve) -> float:
         """Cost of emitting the same tokens in one-token passes / cost of these passes, both by `curve`."""
         cost = sum(count * curve.ratio(size) for size, count in self.batches.items()) + self.changes * curve.switch
         return self.stats.tokens / cost if cost else 1.0
@@ -190,7 +191,7 @@ class Replay:
     """
 
     def __init__(
-        self, drafter: Drafter | None, policy: str | Policy = "cost", draft_max: int | None = None, *, curve: GivenCurve
+        self, drafter: Drafter | None, policy: str | Policy = "cost", draft_max: int | None = None, *, curve: CostCurve
     ) -> None:
         self.curve, recorded = curve, RecordedTarget(curve)
         options: dict[str, Any] = {"exact": "off", "curve": curve, "clock": recorded.clock}

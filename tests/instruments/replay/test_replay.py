@@ -16,7 +16,8 @@ from support.recordings import recordings
 
 from ngramspec.acceptance.rules import Verdict
 from ngramspec.acceptance.verifier import RuleVerifier
-from ngramspec.cost.given import CURVES, GivenCurve
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.given import CURVES, given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Draft, Drafter
@@ -26,8 +27,8 @@ from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 
-CPU = GivenCurve(CURVES["cpu-1.5b-q4_0"][0])
-FLAT = GivenCurve(CURVES["flat"][0])
+CPU = given_curve(CURVES["cpu-1.5b-q4_0"][0])
+FLAT = given_curve(CURVES["flat"][0])
 
 
 class Scripted(Drafter):
@@ -53,7 +54,7 @@ class Scripted(Drafter):
         return 0
 
 
-def replayed(drafter: Scripted, response: Sequence[int], most: int = 8, curve: GivenCurve = CPU) -> ReplayCounts:
+def replayed(drafter: Scripted, response: Sequence[int], most: int = 8, curve: CostCurve = CPU) -> ReplayCounts:
     return Replay(drafter, FixedPolicy(most), curve=curve).run(Recording("c", "i", [1, 2, 3], response))
 
 
@@ -91,7 +92,7 @@ def test_without_drafts_it_is_plain_decoding() -> None:
 
 
 def test_a_change_of_size_costs_what_the_curve_says() -> None:
-    curve = GivenCurve({1: 1.0, 64: 1.0}, switch=0.5)
+    curve = given_curve({1: 1.0, 64: 1.0}, switch=0.5)
     tally = replayed(Scripted([11], [], []), [10, 11, 12, 13, 14], 4, curve)
     assert tally.changes == 2
     assert tally.stats.seconds == pytest.approx(3 + 2 * 0.5)
@@ -103,9 +104,9 @@ def test_it_drafts_as_real_decoding_does() -> None:
     drafter = "ngram"  # which looks at no logits: a record has none
     points = {1: 1.0, 2: 1.2, 4: 1.3, 8: 2.0, 64: 12.0}
     clock = Clock(0.0)
-    mock = MockTarget(12, seconds=GivenCurve(points).ratio, clock=clock, peak=6.0)
-    decoder = SpeculativeDecoder(mock, drafter=drafter, curve=GivenCurve(points), clock=clock.perf_counter)
-    replay = Replay(make_drafter(drafter), curve=GivenCurve(points))
+    mock = MockTarget(12, seconds=given_curve(points).ratio, clock=clock, peak=6.0)
+    decoder = SpeculativeDecoder(mock, drafter=drafter, curve=given_curve(points), clock=clock.perf_counter)
+    replay = Replay(make_drafter(drafter), curve=given_curve(points))
     for first in range(6):
         prompt = [first, 2, 3]
         steps: list[Step] = []
@@ -154,7 +155,7 @@ def test_what_was_asked_saves_passes_where_rows_are_cheap_and_is_not_asked_where
     answer = [t for _ in range(150) for t in (1, 2, *rng.choice([[3, 5, 6], [4, 7, 8]]))]
     recording = Recording("kind", "one", [1, 2, 3, 5, 6, 1, 2, 4, 7, 8], answer)
 
-    def replay(curve: GivenCurve, leaves: int) -> ReplayCounts:
+    def replay(curve: CostCurve, leaves: int) -> ReplayCounts:
         monkeypatch.setattr(RecordedTarget, "leaves", leaves)
         steps: list[Step] = []
         tally = Replay(make_drafter("mixture"), curve=curve).run(recording, steps.append)
@@ -162,7 +163,7 @@ def test_what_was_asked_saves_passes_where_rows_are_cheap_and_is_not_asked_where
         return tally
 
     assert replay(FLAT, 8).stats.passes < 0.9 * replay(FLAT, 0).stats.passes
-    steep = GivenCurve({1: 1.0, 64: 58.0})
+    steep = given_curve({1: 1.0, 64: 58.0})
     assert replay(steep, 8).batches == replay(steep, 0).batches
 
 
