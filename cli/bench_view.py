@@ -110,7 +110,6 @@ def document(
 ) -> dict[str, Any]:
     """Everything measured, and everything it depends on."""
     decoder, calibration = benchmark.drafted, benchmark.drafted.calibration
-    rule = benchmark.acceptance.resolve(sampling)
     return {
         **provenance(target),
         "complete": benchmark.complete,
@@ -119,8 +118,8 @@ def document(
             "max_tokens": benchmark.max_tokens,
             "repeat": benchmark.repeat,
             "sampling": encode(asdict(sampling)),
-            "verify": rule.name,
-            "lossy": rule.lossy,
+            "verify": benchmark.acceptance.rule(sampling),
+            "lossy": benchmark.acceptance.lossy,
             "drafter": decoder.drafter.name if decoder.drafter else None,
             "policies": list(benchmark.policies),
             "exact": decoder.exact,

@@ -107,7 +107,7 @@ def _words(value: Any) -> str:
 def _use(session: Session, sampling: Sampling) -> None:
     """Sample so from now on. Raises ValueError or NGramSpecError if this model or the acceptance cannot."""
     session.target.sampler(sampling)
-    session.acceptance.resolve(sampling)
+    session.acceptance.rule(sampling)
     session.sampling = sampling
 
 

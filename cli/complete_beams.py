@@ -106,7 +106,7 @@ def _document(search: BeamSearch, text: str, prompt_tokens: int, seconds: float,
         ],
         "prompt_tokens": prompt_tokens,
         "target_passes": stats.passes,
-        "plain_passes": stats.plain_passes,
+        "plain_passes": stats.tokens,
         "drafted": stats.drafted,
         "accepted": stats.accepted,
         "seconds": seconds,
@@ -121,5 +121,5 @@ def _summary(search: BeamSearch, ending: str) -> str:
     parts = [f"{len(found[0].tokens) if found else 0} tokens, the likeliest of {search.beams} beams"]
     if stats.tokens_per_second is not None:
         parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
-        parts.append(f"{stats.passes} passes for the {stats.plain_passes} of plain beam search")
+        parts.append(f"{stats.passes} passes for the {stats.tokens} of plain beam search")
     return ", ".join(parts) + f"; {ending}"

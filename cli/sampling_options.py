@@ -88,7 +88,7 @@ class SamplingOptions:
         """How drafts are to be accepted; ends the program if that contradicts others, and tells of a lossy one."""
         try:
             acceptance = Acceptance(self.rule, self.lenience, self.typical_acceptance)
-            acceptance.resolve(sampling)
+            acceptance.rule(sampling)
         except ValueError as error:
             usage_error(str(error))
         if acceptance.lossy:

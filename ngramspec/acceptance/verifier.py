@@ -1,11 +1,10 @@
-"""How drafts are to be accepted: `Acceptance`, the `Rule` that it comes to, and the `RuleVerifier` that applies it."""
+"""How drafts are to be accepted: `Acceptance`, and the `RuleVerifier` that applies the rule it comes to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from ngramspec.acceptance.alternatives import (
     rejection_choice,
@@ -33,19 +32,6 @@ METHODS = ("greedy", "coupled", "match", "rejection")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """The rule that decides on the drafts of a text."""
-
-    name: str  # one of `METHODS`, or "typical"
-    # (rows, draft, sampler, position, watch) -> verdict, by a function of `ngramspec.acceptance`.
-    verify: Callable[[Rows, Draft, Sampler, int, Watch | None], Verdict]
-    # (position of a draft's first token) -> what the drafter is to pick with; None for the likeliest.
-    choose: Callable[[int], Chooser] | None = None
-    blind: bool = False  # a draft's length must be settled before its tokens are drawn; see `Drafter.propose`
-    lossy: str | None = None  # what changes the output, None if nothing does
-
-
-@dataclass(frozen=True, slots=True)
 class Acceptance:
     """How drafts are accepted. Raises ValueError for a value out of range, or options that contradict each other."""
 
@@ -70,8 +56,11 @@ class Acceptance:
             return "typical acceptance"
         return f"lenience {self.lenience:g}" if self.lenience < 1 else None
 
-    def resolve(self, sampling: Sampling) -> Rule:
-        """The rule to apply where tokens are chosen by `sampling`. Raises ValueError: it contradicts the sampling."""
+    def rule(self, sampling: Sampling) -> str:
+        """The rule to apply where tokens are chosen by `sampling`: one of `METHODS`, or "typical".
+
+        Raises ValueError: it contradicts the sampling.
+        """
         if self.method == "greedy" and not sampling.greedy:
             raise ValueError(f"verify is 'greedy', but temperature is {sampling.temperature}, not 0")
         if sampling.selects and (self.method == "rejection" or self.lossy):
@@ -80,27 +69,14 @@ class Acceptance:
             raise ValueError("typical acceptance needs a temperature above 0")
         if sampling.greedy and self.lossy and sampling.moves_logits:
             raise ValueError("lenience at temperature 0 compares bare logits: no penalties, logit biases or grammar")
-        if sampling.greedy and self.lossy:
-            return Rule("greedy", _of_tokens(verify_lenient_greedy, lenience=self.lenience), lossy=self.lossy)
         if sampling.greedy:
             # With all mass on one token all methods emit the same tokens, and greedy does it without noise.
-            return Rule("greedy", _of_tokens(verify_greedy))
+            return "greedy"
         if self.typical:
-            return Rule("typical", _of_tokens(verify_typical), lossy=self.lossy)
+            return "typical"
         if sampling.selects or self.method == "match":
-            return Rule("match", _of_tokens(verify_coupled))
-        if self.method == "rejection" or self.lossy:
-
-            def verify(rows: Rows, draft: Draft, *rest: Any) -> Verdict:
-                return verify_rejection(rows, draft.tokens, draft.q, *rest, lenience=self.lenience)
-
-            return Rule("rejection", verify, partial(rejection_choice, sampling), blind=True, lossy=self.lossy)
-        return Rule("coupled", _of_tokens(verify_coupled), partial(coupled_choice, sampling))
-
-
-def _of_tokens(verify: Callable[..., Verdict], **settings: float) -> Callable[..., Verdict]:
-    """A rule that looks at nothing of a draft but its tokens."""
-    return lambda rows, draft, *rest: verify(rows, draft.tokens, *rest, **settings)
+            return "match"
+        return "rejection" if self.method == "rejection" or self.lossy else "coupled"
 
 
 class Verifier(Protocol):
@@ -129,14 +105,16 @@ class RuleVerifier:
         self, sampler: Sampler, acceptance: Acceptance | str | None = None, watch: Watch | None = None
     ) -> None:
         how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
-        self.rule = how.resolve(sampler.sampling)
-        self.blind = self.rule.blind
+        self.rule, self._lenience = how.rule(sampler.sampling), how.lenience
+        self.blind = self.rule == "rejection"
         self.sampler = sampler
         self._watch = watch
 
     def choose(self, position: int) -> Chooser | None:
         """What the drafter is to pick with, for a draft whose first token has index `position`."""
-        return None if self.rule.choose is None else self.rule.choose(position)
+        if self.rule == "coupled":
+            return coupled_choice(self.sampler.sampling, position)
+        return rejection_choice(self.sampler.sampling, position) if self.rule == "rejection" else None
 
     def answer(self, row: Row, position: int) -> int | None:
         """See `Verifier`.
@@ -151,7 +129,7 @@ class RuleVerifier:
             p = self.sampler.distribution(row)
         except (BadLogits, GrammarError):
             return None
-        if self.rule.name in ("coupled", "match"):
+        if self.rule in ("coupled", "match"):
             return gumbel_pick(sampling.seed, position, p)
         return int(p.ids[p.probs.argmax()])
 
@@ -170,7 +148,7 @@ class RuleVerifier:
                 yield row
 
         try:
-            return self.rule.verify(counted(), draft, self.sampler, position, self._watch)
+            return self._verify(counted(), draft, position)
         except (BadLogits, GrammarError) as error:
             # A row is read only after every row before it has accepted its drafted token.
             accepted = read - 1
@@ -178,3 +156,16 @@ class RuleVerifier:
             if not accepted:
                 raise placed from error
             return Verdict(draft.tokens[:accepted], accepted, placed)
+
+    def _verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
+        """Apply the rule."""
+        tokens, sampler, watch, lenience = draft.tokens, self.sampler, self._watch, self._lenience
+        if self.rule == "rejection":
+            return verify_rejection(rows, tokens, draft.q, sampler, position, watch, lenience=lenience)
+        if self.rule == "typical":
+            return verify_typical(rows, tokens, sampler, position, watch)
+        if self.rule != "greedy":
+            return verify_coupled(rows, tokens, sampler, position, watch)
+        if lenience < 1:
+            return verify_lenient_greedy(rows, tokens, sampler, position, watch, lenience=lenience)
+        return verify_greedy(rows, tokens, sampler, position, watch)

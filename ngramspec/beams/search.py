@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ from ngramspec.beams.state import BeamState, Hypothesis
 from ngramspec.cost.calibration import Calibration
 from ngramspec.errors import ModelError, PromptError
 from ngramspec.sampling.distribution import logprobs, top_token
-from ngramspec.steps import StopReason
+from ngramspec.steps import Stats, StopReason
 from ngramspec.tokens import Likely, Node, common_ancestor
 
 if TYPE_CHECKING:
@@ -38,31 +37,6 @@ if TYPE_CHECKING:
 
 DRAFT_MAX = 16  # most steps that a draft runs ahead, unless told otherwise
 SEQUENCES = 64  # the `n_seq` that a target for beam search is loaded with: one for each row of the largest pass
-
-
-@dataclass(slots=True)
-class BeamStats:
-    """Counters of one search."""
-
-    steps: int = 0  # of the search: each makes the texts one token longer; the first needs only the prefill's row
-    passes: int = 0  # of the target, the prefill excluded
-    drafted: int = 0  # tokens evaluated before any live text ended in them
-    accepted: int = 0  # how many of those later became the last token of a live text
-    batches: list[int] = field(default_factory=list)  # tokens in each pass
-    seconds: float = 0.0  # of target passes
-    draft_seconds: float = 0.0  # of all other work for the passes: drafting, reading logits, choosing
-    prefill_seconds: float = 0.0
-
-    @property
-    def plain_passes(self) -> int:
-        """How many passes the same search takes without drafts: one for each step but the first."""
-        return max(0, self.steps - 1)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens by which the texts grew per second, excluding the prefill and its token."""
-        seconds = self.seconds + self.draft_seconds
-        return self.plain_passes / seconds if seconds > 0 else None
 
 
 class BeamSearch:
@@ -74,6 +48,11 @@ class BeamSearch:
         drafter: None for plain beam search.
         calibration: tells which drafts pay; None: all that fits is drafted.
         draft_max: most steps that a draft runs ahead, at least 1.
+
+    Attributes:
+        stats: counters of the last search. `tokens`: by how many each text grew after the first, which is how many
+            passes the search takes without drafts; `drafted`: tokens evaluated before any live text ended in them;
+            `draft_seconds`: of all work for the passes beside them, drafting, reading logits, choosing.
 
     Raises:
         ModelError: the target's memory cannot hold several continuations of a text.
@@ -100,7 +79,7 @@ class BeamSearch:
             raise ValueError(f"draft_max is {draft_max}, but must be at least 1")
         self.target, self.beams, self.drafter = target, beams, drafter
         self.calibration, self.draft_max = calibration, draft_max
-        self.stats = BeamStats()
+        self.stats = Stats()
         self._clock = clock or time.perf_counter
         self._state: BeamState | None = None
         self._limit = 0
@@ -138,7 +117,7 @@ class BeamSearch:
             raise PromptError(self._too_much(len(prompt), max_tokens or 1, room))
         self._limit = min(max_tokens or room, room)
         self._out_of = "length" if max_tokens == self._limit else "context"
-        self.stats = BeamStats()
+        self.stats = Stats()
         self._state = BeamState(self.target, self.beams, Node(None, -1, len(prompt)), stop)
         return self._run(list(prompt), self._state, progress)
 
@@ -191,9 +170,9 @@ class BeamSearch:
                 if plan is not None:
                     plan.learn(len(nodes), ended - asked, besides, taken)
                 stats.passes += 1
-                stats.batches.append(len(nodes))
                 stats.seconds += ended - asked
                 stats.draft_seconds += besides
+                stats.decode_seconds = stats.seconds + stats.draft_seconds
                 yield
         finally:
             self._rows = {}
@@ -213,7 +192,7 @@ class BeamSearch:
                 break
             nodes = state.step(extensions)
             self.stats.accepted += sum(node.likely is not None or node in self._rows for node in nodes)
-            self.stats.steps = state.steps
+            self.stats.tokens = state.steps - 1  # of the first step, the prefill made the row
             taken.append(nodes)
         return taken
 

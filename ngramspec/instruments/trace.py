@@ -57,7 +57,7 @@ class TraceHeader:
 
     model: str
     sampling: Mapping[str, Any]  # all settings by name, as JSON has them
-    verify: str  # see `RuleVerifier.name`
+    verify: str  # see `Acceptance.rule`
     lossy: str | None = None  # what changes the output, None if nothing does
     # drafter, policy: their names; the drafter's is "" in plain decoding.
     drafter: str
@@ -69,12 +69,11 @@ class TraceHeader:
     @classmethod
     def of(cls, decoder: SpeculativeDecoder, model: str, sampling: Sampling, acceptance: Acceptance) -> TraceHeader:
         """The header of a generation; errors as in `SpeculativeDecoder.generate`."""
-        rule = acceptance.resolve(sampling)
         return cls(
             model=model,
             sampling=encode(asdict(sampling)),
-            verify=rule.name,
-            lossy=rule.lossy,
+            verify=acceptance.rule(sampling),
+            lossy=acceptance.lossy,
             drafter=decoder.drafter.name if decoder.drafter is not None else "",
             policy=decoder.policy.name,
             exact=decoder.exact == "on",

@@ -105,14 +105,14 @@ def test_drafts_change_nothing(
     plain = search(target, beams, max_tokens=max_tokens)
     assert told(plain.hypotheses()) == expected
     assert not {token for tokens, *_ in expected for token in tokens} & limits["suppressed"]
-    assert plain.stats.passes == plain.stats.plain_passes
+    assert plain.stats.passes == plain.stats.tokens
     assert plain.stats.drafted == plain.stats.accepted == 0
     drafted = search(target, beams, True, max_tokens=max_tokens, draft_max=draft_max)
     assert told(drafted.hypotheses()) == expected
-    assert drafted.stats.steps == plain.stats.steps
+    assert drafted.stats.tokens == plain.stats.tokens
     assert drafted.stats.passes <= plain.stats.passes
     assert drafted.stats.accepted <= drafted.stats.drafted
-    assert drafted.stats.batches == target.batches[plain.stats.passes :]
+    assert drafted.stats.passes == len(target.batches) - plain.stats.passes
     assert all(tree.closed for tree in target.trees)
     assert target.tokens == PROMPT
 
@@ -164,8 +164,8 @@ def test_a_copied_prompt_saves_passes() -> None:
 def test_rows_of_one_search_do_not_reach_the_next() -> None:
     target, drafter = MockBranchingTarget(24, peak=6.0, seed=5), BeamDrafter()
     first = search(target, 3, drafter, max_tokens=40)
-    again = search(target, 3, drafter, max_tokens=40)
-    assert again.stats.batches == first.stats.batches
+    search(target, 3, drafter, max_tokens=40)
+    assert target.batches == 2 * target.batches[: first.stats.passes]
 
 
 def timed(dearest: float, beams: int, drafts: bool | BeamDrafter = True, tick: float = 1e-6) -> BeamSearch:
@@ -182,10 +182,10 @@ def test_the_dearer_a_token_the_shorter_the_draft(beams: int) -> None:
     found = [timed(dearest, beams).stats for dearest in dear]
     passes = [stats.passes for stats in found]
     assert passes == sorted(passes)
-    assert passes[0] < passes[1] < passes[2] <= found[2].plain_passes
+    assert passes[0] < passes[1] < passes[2] <= found[2].tokens
     assert found[3].drafted == 0
     for stats, dearest in zip(found, dear, strict=True):
-        plain = stats.plain_passes * 0.02 * given_curve({1: 1.0, 64: dearest}).seconds(beams)
+        plain = stats.tokens * 0.02 * given_curve({1: 1.0, 64: dearest}).seconds(beams)
         assert stats.seconds <= 1.001 * plain  # looks at the clock take a little
 
 
@@ -206,8 +206,8 @@ def test_draft_max_is_how_far_ahead() -> None:
     target = MockBranchingTarget(24, peak=12.0, seed=5)
     for draft_max in (1, 3):
         found = search(target, 2, True, max_tokens=60, draft_max=draft_max)
-        assert 1.0 < found.stats.plain_passes / found.stats.passes <= 1 + draft_max
-        assert max(found.stats.batches) <= 2 * (1 + draft_max)
+        assert 1.0 < found.stats.tokens / found.stats.passes <= 1 + draft_max
+        assert max(target.batches[-found.stats.passes :]) <= 2 * (1 + draft_max)
 
 
 # --------------------------------------------------------------------------- ends
