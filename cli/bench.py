@@ -22,10 +22,11 @@ from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.prompts import Case, Prompt, load_prompts
 from ngramspec.instruments.reports.report import Passage
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import Found, Loaded, tuned_file
+from ngramspec.loading.load import Loaded, tuned_file
 from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
 from ngramspec.machine import recalled
 from ngramspec.memory.memory import DEFAULT
+from ngramspec.models.find import ModelSource
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.option import option, within
@@ -85,7 +86,7 @@ def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[
         return replace(load, policy=first), others
 
 
-def _open(found: Found, load: LoadSettings, sampling: Sampling) -> Loaded:
+def _open(found: ModelSource, load: LoadSettings, sampling: Sampling) -> Loaded:
     opened = open_found(found, load, learn=False)
     check_sampling(opened.target, sampling)
     if opened.memory is not None and opened.memory.stored:
@@ -144,14 +145,14 @@ def bench(
     selected = _select(load_prompts(prompts), category or [], limit)
     output = Output(as_json, post)
     found = find(model, load)
-    tuned = tuned_line(recalled(tuned_file(found.model.path, load)), left_out=load.no_tuned)
+    tuned = tuned_line(recalled(tuned_file(found.path, load)), left_out=load.no_tuned)
     opened = _open(found, load, chosen)
     load, target, memory, decoder = opened.settings, opened.target, opened.memory, opened.decoder
     cases, skipped = prepared(target, selected, predict, target.n_ctx)
     ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
     default = None
     if target.exact == "on":
-        default = SpeculativeDecoder(open_target(found.model, ordinary), drafter=None, exact="off")
+        default = SpeculativeDecoder(open_target(found, ordinary), drafter=None, exact="off")
     settings = predict, repeat or REPEATS, chosen, acceptance, default, _others(opened, more_policies)
     benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(_unlearnt, opened=opened))
     heading = _heading(target, benchmark, chosen)
@@ -200,8 +201,8 @@ def bench(
         "-s": None if chosen.greedy else chosen.seed,
     }
     typed = command_line("bench", [model], own, sampling, replace(load, policy="cost"))
-    told = origin(target, found.model.label)
-    report = benchmark_report(found.model.label, columns(target), told, typed, benchmark, summaries, more)
+    told = origin(target, found.label)
+    report = benchmark_report(found.label, columns(target), told, typed, benchmark, summaries, more)
     verdict = "\n".join(verdicts(summaries, benchmark.caveat))
     output.write(
         lambda: show(benchmark, report, heading, skipped, verdict),

@@ -17,8 +17,9 @@ from ngramspec.cost.calibration import Disturbance
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.json_data import encode
-from ngramspec.loading.load import Found, Loaded
+from ngramspec.loading.load import Loaded
 from ngramspec.loading.settings import LoadSettings
+from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import state_folder
@@ -41,7 +42,7 @@ class ChatSampling(SamplingOptions):
     temperature: float = setting("temperature", 0.8)
 
 
-def open_model(found: Found, settings: LoadSettings) -> Loaded:
+def open_model(found: ModelSource, settings: LoadSettings) -> Loaded:
     """Load a model, and measure what exact answers need before the first one. Raises NGramSpecError."""
     loaded = open_found(found, settings, remember=True)
     if loaded.target.exact == "on" and loaded.target.can_rollback:
@@ -66,7 +67,7 @@ class Session:
 
     def __init__(
         self,
-        found: Found,
+        found: ModelSource,
         settings: LoadSettings,
         loaded: Loaded,
         sampling: Sampling,
@@ -97,7 +98,7 @@ class Session:
         self._warned = False  # whether the user was told that another process holds the cores
         self._opening = ""  # what the last prompt begins the answer with
 
-    def _use(self, found: Found, settings: LoadSettings, loaded: Loaded) -> None:
+    def _use(self, found: ModelSource, settings: LoadSettings, loaded: Loaded) -> None:
         self.found, self.load, self._loaded = found, settings, loaded
         self.target, self.decoder, self.memory = loaded.target, loaded.decoder, loaded.memory
         # Answers of the last turns; the memory hears of them when they leave the context.
@@ -174,7 +175,7 @@ class Session:
         except OSError as error:
             raise NGramSpecError(f"cannot delete {kept_path()}: {error.strerror}") from error
 
-    def exchange(self, found: Found, settings: LoadSettings) -> None:
+    def exchange(self, found: ModelSource, settings: LoadSettings) -> None:
         """Go on with another model or other settings; what the memory of the last one was to hear is forgotten.
 
         Raises:
@@ -187,13 +188,13 @@ class Session:
             self._use(found, settings, open_model(found, settings))
             self.target.sampler(self.sampling)
         except (NGramSpecError, ValueError, MemoryError, typer.Exit) as error:
-            name = before[0].model.label
+            name = before[0].label
             try:
                 self._use(*before, open_model(*before))
             except NGramSpecError as gone:
-                fail(f"{found.model.label} cannot be used ({error}), nor {name} as before: {gone}")
+                fail(f"{found.label} cannot be used ({error}), nor {name} as before: {gone}")
             why = "" if isinstance(error, typer.Exit) else f": {error or 'out of memory'}"
-            raise NGramSpecError(f"{found.model.label} cannot be used{why} (going on with {name})") from error
+            raise NGramSpecError(f"{found.label} cannot be used{why} (going on with {name})") from error
 
     def _hear(self, answers: Sequence[Sequence[int]]) -> None:
         if self.memory is not None:

@@ -110,7 +110,7 @@ def complete(
     found = find(model, load)
     if beams is not None:
         complete_with_beams(
-            found.model, load, chosen, texts, beams, predict, stops, truncate=truncate, echo=echo, as_json=as_json
+            found, load, chosen, texts, beams, predict, stops, truncate=truncate, echo=echo, as_json=as_json
         )
         return
     opened = open_found(found, load, remember=True)

@@ -45,7 +45,7 @@ def info(
     back; the cost of a pass by batch size, and of a change of size; which sizes agree bit for bit; and what --exact
     auto chooses.
     """
-    source = find(model, load).model
+    source = find(model, load)
     kept = recalled(tuned_file(source.path, load))
     target = open_target(source, load)
     calibration = Calibration.load(target)

@@ -20,7 +20,7 @@ from ngramspec.instruments.prompts import Case, Prompt, Skipped, prepare
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load as loading
-from ngramspec.loading.load import Found, Loaded
+from ngramspec.loading.load import Loaded
 from ngramspec.loading.settings import LoadSettings, LoadSettingsError
 from ngramspec.memory import Memory, MemoryFileError
 from ngramspec.models.check import check_whole
@@ -71,16 +71,16 @@ def check_stop(stop: list[str] | None) -> tuple[str, ...]:
 # --------------------------------------------------------------------------- models
 
 
-def find(model: str | None, settings: LoadSettings) -> Found:
+def find(model: str | None, settings: LoadSettings) -> ModelSource:
     """Find, fetch if need be, and check a model and its draft model; a note on stderr says which if none is named."""
     with download_bar() as progress, flags_in_errors():
         found = loading.find(model, settings, progress)
-    if found.model.fallback:
-        note(f"no model given: running {found.model.label}")
+    if found.fallback:
+        note(f"no model given: running {found.label}")
     return found
 
 
-def open_found(found: Found, settings: LoadSettings, *, learn: bool = True, remember: bool = False) -> Loaded:
+def open_found(found: ModelSource, settings: LoadSettings, *, learn: bool = True, remember: bool = False) -> Loaded:
     """See `ngramspec.loading.load.open_found`; what the user should know goes to stderr."""
     with signals_deferred():
         return loading.open_found(found, settings, tell=note, learn=learn, remember=remember)

@@ -115,7 +115,7 @@ def replay(
         transcripts = _read(files, strict=strict)
         target = None
         if model is not None:
-            target = stack.enter_context(open_target(find(model, load).model, load))
+            target = stack.enter_context(open_target(find(model, load), load))
         vocabulary: Vocabulary = (
             target if target and not vocab else stack.enter_context(open_vocabulary(vocab, None, UNNAMED))
         )

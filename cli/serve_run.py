@@ -28,8 +28,9 @@ from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.llama.embedder import Embedder, Pooling
 from ngramspec.llama.rpc import wait_for_loss
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import Found, open_found
+from ngramspec.loading.load import open_found
 from ngramspec.loading.settings import LoadSettings
+from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.app import make_app
 from ngramspec.server.state import EUCLIDEAN, Counters, ServedModel, Server
@@ -87,14 +88,14 @@ def run(
 
 
 def open_served(
-    load: LoadSettings, options: ServeOptions, found: Found, alias: str | None, grammar: str | None = None
+    load: LoadSettings, options: ServeOptions, found: ModelSource, alias: str | None, grammar: str | None = None
 ) -> ServedModel:
     """The model, ready to answer, and a small one that drafts for it, if there is one; `grammar`: of its default.
 
     The thread that opens them is the engine's, for the reason that `Engine` gives.
     """
     executor = ThreadPoolExecutor(1, "engine")
-    path = found.model.path
+    path = found.path
     note(f"loading {path.name}" + ("" if found.draft is None else f", and {found.draft.path.name} to draft"))
     with signals_deferred():
         opening = executor.submit(open_found, found, load, tell=note, texts=options.parallel)

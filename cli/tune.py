@@ -69,7 +69,7 @@ def tune(
     if apply and forget:
         usage_error("--apply and --forget exclude each other")
     output = Output(None if forget else as_json)
-    source = find(model, load).model
+    source = find(model, load)
     file = tuned_file(source.path, load)
     if forget:
         note("what was kept is taken away" if file.exists() else "nothing is kept for this model and machine")

@@ -60,7 +60,7 @@ def verify(
     selected = load_prompts(prompts)
     output = Output(as_json)
     files = find(model, load)
-    target = open_target(files.model, load, head=load.mtp)
+    target = open_target(files, load, head=load.mtp)
     # Prompts of any length: they will be cut to fit.
     cases, skipped = prepared(target, selected, predict, None)
     try:

@@ -12,8 +12,9 @@ object may offer both (`Runner`), as `ngramspec.llama.target.Target` does. Write
    say in `owed` how many tokens the next pass evaluates again before its own.
 4. `fingerprint`: while it is "", costs of passes are measured in every process.
 
-Optional for good: `fill_in_tokens` (`ngramspec.fill_in.FillInTokens`), `exactness` (an `ExactnessMode`), `Headed`,
-`SharedModel` (`ngramspec.shared_model`) for several texts at once, `leaves` and `ask` (`Target.ask`) for branches.
+Optional for good: `fill_in_tokens` (`ngramspec.fill_in.FillInTokens`), `exactness` (an `ExactnessMode`), `SharedModel`
+(`ngramspec.shared_model`) for several texts at once, `leaves` and `ask` (`Target.ask`) for branches, and `feeds_head`:
+set to True where passes are to keep what a head of the model's own reads, which slows plain decoding.
 
 Test it with `pytest tests/test_backend.py`, with your runner added to its list, then on a real model with
 `ngramspec.instruments.selfcheck.check.SelfCheck(runner, cases)`. Only `cli/` imports the room.
@@ -130,10 +131,3 @@ class ModelBase:
 
 class Runner(Model, Vocabulary, Protocol):
     """A model and its vocabulary in one object."""
-
-
-@runtime_checkable
-class Headed(Protocol):
-    """A model that may draft with a head of its own, if passes keep what the head reads, which slows plain decoding."""
-
-    feeds_head: bool

@@ -35,21 +35,6 @@ def ending_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
     return known
 
 
-class ChatTokenizer(Tokenizer, Protocol):
-    """A tokenizer that knows how its model wants conversations to be laid out."""
-
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's next turn; ModelError where that cannot be."""
-
-    @property
-    def chat_template(self) -> str | None:
-        """The model's own chat template (Jinja), or None."""
-
-    @property
-    def end_of_turn(self) -> int | None:
-        """The token that ends an answer; None if the vocabulary has none."""
-
-
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two sequences share from the start."""
     n = min(len(a), len(b))

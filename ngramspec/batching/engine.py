@@ -109,7 +109,7 @@ class Engine:
     # ------------------------------------------------------------------ from any thread
 
     def submit(self, request: Request, listener: Listener) -> ActiveRequest:
-        """Queue a request. What is wrong with it is told by `Failed`."""
+        """Queue a request. What is wrong with it is told as an error."""
         active = ActiveRequest(request, listener, self._clock)
         with self._wake:
             active.number, self._asked = self._asked, self._asked + 1

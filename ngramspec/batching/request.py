@@ -75,13 +75,8 @@ class Done(NamedTuple):
     seconds: float  # from there to the end
 
 
-class Failed(NamedTuple):
-    """A request ended with an error; nothing follows. Before `Started`, it is the request that was wrong."""
-
-    error: NGramSpecError | ValueError
-
-
-Event = Started | Prefilled | Scored | Step | Done | Failed
+Event = Started | Prefilled | Scored | Step | Done | NGramSpecError | ValueError
+"""The errors are those that a request ends with; nothing follows. Before `Started`, the request was wrong."""
 
 Listener = Callable[[Event], None]
 """Told of every event of a request, in order, on the engine's thread: it must return at once, and raise nothing."""
@@ -238,7 +233,7 @@ class ActiveRequest:
             sequence.rollback(generation.settled)
         self.sequence = None
         if error is not None:
-            self.tell(Failed(error))
+            self.tell(error)
             return
         now = self._clock()
         read = self._read if sequence is not None and self._read >= self._began else now

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from ngramspec.backend import Headed
 from ngramspec.batching.request import ActiveRequest
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.measure import SHARED_ORDER
@@ -171,7 +170,7 @@ def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> t
         exact: whether texts must be the same bit for bit whatever is drafted, and whoever else is in a pass.
         folder: where measurements are kept; None for the user's cache folder.
     """
-    if isinstance(model, Headed):
+    if hasattr(model, "feeds_head"):
         # Plain passes hand out nothing, and whether a head pays is for the first texts to show.
         model.feeds_head = False
     sequence = model.sequences[0]
@@ -187,7 +186,7 @@ def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> t
     elif exact:
         exactness = ExactnessMode((1,), aligned=True, same=True)
     sequence.clear()
-    if isinstance(model, Headed):
+    if hasattr(model, "feeds_head"):
         model.feeds_head = True
     known.save()
     return known, exactness

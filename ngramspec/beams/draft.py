@@ -24,7 +24,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.baselines.suffix import SuffixAutomaton
@@ -158,16 +157,9 @@ EACH, WEIGHT = 0.84, 4.0
 """EACH: by how much each further guess lowers that chance, as the choice is right only if they all were good enough."""
 
 
-class Layer(NamedTuple):
-    """One step of a draft."""
-
-    nodes: list[Node]  # what it chooses
-    new: list[Node]  # those of them whose rows are not known
-    covered: FadingRate | None  # how often such steps held all that the search chose; None: it rests on no guess
-
-    @property
-    def chance(self) -> float:
-        return 1.0 if self.covered is None else self.covered.value
+Layer = tuple[list[Node], list[Node], FadingRate]
+"""One step of a draft: the nodes that it chooses, those of them whose rows are not known, and how often such steps held
+all that the search chose."""
 
 
 class BeamPlan:
@@ -212,8 +204,8 @@ class BeamPlan:
         idle = self._curve is not None and self._in_vain > IN_VAIN * self._spent
         self._layers = [] if idle else self._draft(live, min(steps, self._farthest), room, leaves)
         sent = self._layers[: self._best(sum(node.likely is None for _, node in live))]
-        new = [node for layer in sent for node in layer.new]
-        known = [node for layer in self._layers for node in layer.nodes if node.likely is not None]
+        new = [node for _, unknown, _ in sent for node in unknown]
+        known = [node for nodes, _, _ in self._layers for node in nodes if node.likely is not None]
         # Forget nodes that were imagined but are not sent, and those sent earlier that are no longer hoped for.
         kept = {*new, *known}
         for node in [node for _, node in live] + new + known:
@@ -243,20 +235,21 @@ class BeamPlan:
                 break
             front = [(score, node.child(token)) for score, node, token in chosen]
             nodes = [node for _, node in front]
-            layer = Layer(nodes, [node for node in nodes if node.likely is None], self._coverage(contexts))
-            room -= len(layer.new)
-            chance *= layer.chance
+            unknown = [node for node in nodes if node.likely is None]
+            covered = self._coverage(contexts)
+            room -= len(unknown)
+            chance *= covered.value
             if room < 0:
                 break
-            layers.append(layer)
+            layers.append((nodes, unknown, covered))
             if price is not None and not price.pays(chance, size - room - 1):
                 break
         return layers
 
-    def _coverage(self, contexts: Sequence[int]) -> FadingRate | None:
+    def _coverage(self, contexts: Sequence[int]) -> FadingRate:
         """How often a step held all that the search chose, by the contexts' lengths that its guesses rested on."""
-        if not contexts:
-            return None
+        if not contexts:  # a step without guesses is sure
+            return FadingRate(1.0, 1.0, fade=1.0)
         key = min(contexts), min(len(contexts), MANY)
         if key not in self._covered:
             first = COVERED[key[0]] * EACH ** (key[1] - 1)
@@ -271,12 +264,12 @@ class BeamPlan:
         before = spent = self._cost(self._curve, size)
         best, best_value = 0, 1.0 - rate * spent
         expected = chance = 1.0
-        for k, layer in enumerate(self._layers, 1):
-            size += len(layer.new)
+        for k, (_, unknown, covered) in enumerate(self._layers, 1):
+            size += len(unknown)
             after = self._cost(self._curve, size)
-            spent += (after - before) * (1.0 - chance * (1.0 - layer.chance) * self._partly)
+            spent += (after - before) * (1.0 - chance * (1.0 - covered.value) * self._partly)
             before = after
-            chance *= layer.chance
+            chance *= covered.value
             expected += chance
             value = expected - rate * spent
             if value > best_value:
@@ -304,11 +297,10 @@ class BeamPlan:
     def learn(self, size: int, seconds: float, besides: float, taken: Sequence[Sequence[Node]]) -> None:
         """Learn how the last planned pass went: `size` tokens in `seconds`, and `besides` for all other work; and the
         live texts of each step `taken` since."""
-        for layer, nodes in zip(self._layers, taken, strict=False):
-            chosen = {(node.parent, node.token) for node in layer.nodes}
+        for (drafted, _, covered), nodes in zip(self._layers, taken, strict=False):
+            chosen = {(node.parent, node.token) for node in drafted}
             hit = all((node.parent, node.token) in chosen for node in nodes)
-            if layer.covered is not None:
-                layer.covered.add(hit)
+            covered.add(hit)
             if not hit:
                 break
         self._spent += seconds + besides

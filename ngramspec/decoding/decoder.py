@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ngramspec.acceptance.verifier import Acceptance, Verifier
-from ngramspec.backend import Headed, Logits, Model, Progress, Vocabulary
+from ngramspec.backend import Logits, Model, Progress, Vocabulary
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.drafts import Drafts
@@ -175,7 +175,7 @@ class SpeculativeDecoder:
 
     def _settle(self) -> ExactnessMode:
         """Prepare the target for a request, and tell how it is decoded."""
-        if isinstance(self.target, Headed):
+        if hasattr(self.target, "feeds_head"):
             # Without drafts it would slow decoding for nothing.
             self.target.feeds_head = self.drafter is not None
         if self.exact == "on":

@@ -21,11 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.storage import utf8
-from ngramspec.tokens import ChatTokenizer
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 PACKAGE = "ngramspec_prompts"
 
@@ -208,7 +210,7 @@ Skipped = dict[str, str]
 
 
 def prepare(
-    tokenizer: ChatTokenizer, prompts: Iterable[Prompt], max_tokens: int, n_ctx: int | None
+    tokenizer: Vocabulary, prompts: Iterable[Prompt], max_tokens: int, n_ctx: int | None
 ) -> tuple[list[Case], list[Skipped]]:
     """Tokenize prompts; those that the chat template refuses are skipped, and those too long for a context.
 

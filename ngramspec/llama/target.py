@@ -215,7 +215,7 @@ class Target(Weights, CacheSequence):
 
     @property
     def feeds_head(self) -> bool:
-        """Whether passes keep what the model's own head goes by; see `ngramspec.backend.Headed`."""
+        """Whether passes keep what the model's own head goes by."""
         return any(states.wanted for states in self._states)
 
     @feeds_head.setter

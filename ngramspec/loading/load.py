@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
@@ -38,13 +38,6 @@ from ngramspec.shared_model import SharedModel
 
 Tell = Callable[[str], object]
 """Takes what the user should know of what is opened, a line each."""
-
-
-class Found(NamedTuple):
-    """The files of a model and of its draft model, if it has one."""
-
-    model: ModelSource
-    draft: ModelSource | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +90,7 @@ def load(
     return open_found(find(model, settings, progress), settings, tell=tell)
 
 
-def find(model: str | os.PathLike[str] | None, settings: LoadSettings, progress: Progress | None = None) -> Found:
+def find(model: str | os.PathLike[str] | None, settings: LoadSettings, progress: Progress | None = None) -> ModelSource:
     """Connect to the machines, and find, fetch if need be, and check the files. Errors as of `load`."""
     # Without machines too: a process that is connected to some would spread every model over them.
     connect(() if settings.rpc is None else workers(settings.rpc), settings.rpc_timeout or PATIENCE)
@@ -107,11 +100,13 @@ def find(model: str | os.PathLike[str] | None, settings: LoadSettings, progress:
             raise LoadSettingsError(f"two models are named: {name} and, with {{hf_repo}}, {settings.hf_repo}; give one")
         name = f"{PREFIX}{settings.hf_repo}"
     found = resolve(name, progress=progress)
-    return Found(found, None if settings.draft_model is None else resolve(settings.draft_model, progress=progress))
+    if settings.draft_model is not None:
+        found = replace(found, draft=resolve(settings.draft_model, progress=progress))
+    return found
 
 
 def open_found(
-    found: Found,
+    found: ModelSource,
     settings: LoadSettings,
     *,
     tell: Tell = lambda _: None,
@@ -126,8 +121,8 @@ def open_found(
         learn: the drafter goes on from what earlier sessions learnt, and leaves what it learns to later ones.
         remember: answers that the memory is told to keep are kept, if the user has switched that on.
     """
-    settings, changes = tuned(found.model.path, settings, tell)
-    target = open_target(found.model.path, settings, tell, texts=texts, head=settings.mtp)
+    settings, changes = tuned(found.path, settings, tell)
+    target = open_target(found.path, settings, tell, texts=texts, head=settings.mtp)
     try:
         drafter, memory, small = open_drafter(target, found, settings, tell=tell, learn=learn, remember=remember)
     except BaseException:
@@ -191,7 +186,7 @@ def tuned(path: Path, settings: LoadSettings, tell: Tell) -> tuple[LoadSettings,
 
 
 def open_drafter(
-    target: Target, found: Found, settings: LoadSettings, *, tell: Tell, learn: bool, remember: bool = False
+    target: Target, found: ModelSource, settings: LoadSettings, *, tell: Tell, learn: bool, remember: bool = False
 ) -> tuple[Drafter | None, Memory | None, Target | None]:
     """What drafts for a target, None for plain decoding; its memory; and the second model. See `open_found`."""
     if settings.no_draft:

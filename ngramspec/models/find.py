@@ -37,6 +37,7 @@ class ModelSource:
     path: Path  # the GGUF file; the first part of a split model
     label: str  # a short name for people
     fallback: bool = False  # whether it was chosen because no other was named
+    draft: ModelSource | None = None  # the model that drafts for it; None: none does
 
 
 def resolve(name: str | None, env: Mapping[str, str] = os.environ, progress: Progress | None = None) -> ModelSource:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Literal, NamedTuple, Self
 
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.request import Done, Event, Failed, Listener, Prefilled, Request, Scored, Started
+from ngramspec.batching.request import Done, Event, Listener, Prefilled, Request, Scored, Started
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.fields import leaving, of_failure, overflow
 from ngramspec.server.state import Call, Counters
@@ -98,8 +98,8 @@ class _Text:
                 yield self._piece(event)
         elif isinstance(event, Done):
             yield from self._end(event)
-        elif isinstance(event, Failed):
-            raise of_failure(event.error, started=self._started)
+        elif isinstance(event, Exception):
+            raise of_failure(event, started=self._started)
         else:
             self._started = True
             yield event
@@ -172,9 +172,9 @@ class Running:
         def listener(number: int) -> Listener:
             def listen(event: Event) -> None:
                 self._events.append((number, event))
-                if isinstance(event, Done | Failed):
+                if isinstance(event, Done | Exception):
                     self._ended.append(number)
-                if not self._waking and (streamed or self._all_ended or isinstance(event, Failed)):
+                if not self._waking and (streamed or self._all_ended or isinstance(event, Exception)):
                     self._waking = True
                     with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                         loop.call_soon_threadsafe(self._wake)
@@ -192,7 +192,7 @@ class Running:
         self._arrived.set()
 
     async def next(self) -> tuple[int, Event]:
-        """The next event, and the number of its request; the last of each is `Done` or `Failed`."""
+        """The next event, and the number of its request; the last of each is `Done` or an error."""
         while not self._events:
             self._arrived.clear()
             await self._arrived.wait()

@@ -16,7 +16,7 @@ from support.mock_shared import MockShared
 from support.mock_target import Clock, MockTarget, plain_generate
 
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.request import Done, Event, Failed, Request
+from ngramspec.batching.request import Done, Event, Request
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft_model.asked_model import AskedModel
@@ -214,6 +214,6 @@ def test_a_draft_model_that_fails_ends_the_requests_that_ask_it() -> None:
         broken.prefill = broken.evaluate = fails
         ears = [made.ask(prompt, 200) for prompt in prompts(2)]
         ends = [ear.wait() for ear in ears]
-        assert [type(end) for end in ends] == [Done, Failed]
+        assert [type(end) for end in ends] == [Done, TargetError]
         assert ears[0].tokens == alone(prompts(1)[0], 200)
         assert ears[1].tokens == alone(prompts(2)[1], 200)[: len(ears[1].tokens)]

@@ -14,7 +14,7 @@ from support.tiny_models import write_model
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import Found, Loaded
+from ngramspec.loading.load import Loaded
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 
@@ -63,6 +63,6 @@ def own_session(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ses
 def make_session(target: Target, measured: Path) -> Session:
     settings = LoadSettings(ctx_size=512, threads=1, exact="off", no_memory=True)
     decoder = SpeculativeDecoder(target, calibration_folder=measured)
-    found = Found(ModelSource(DEMO, target.name), None)
+    found = ModelSource(DEMO, target.name)
     loaded = Loaded(target, decoder, None, settings, {}, None)
     return Session(found, settings, loaded, ChatSampling(seed=1).sampling(), Acceptance(), limit=20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 
-from ngramspec.batching.request import Done, Event, Failed
+from ngramspec.batching.request import Done, Event
 from ngramspec.steps import Step
 
 WAIT = 120
@@ -23,7 +23,7 @@ class Ear:
     def __call__(self, event: Event) -> None:
         self.events.append(event)
         self.heard.put(event)
-        if isinstance(event, Done | Failed):
+        if isinstance(event, Done | Exception):
             self.ended.set()
 
     def wait(self) -> Event:

@@ -16,7 +16,7 @@ from typing import Any
 from support.cli_runner import PATIENCE
 
 from ngramspec.backend import Vocabulary
-from ngramspec.batching.request import Done, Failed, Listener, Prefilled, Report, Request, Scored, Slot, Started
+from ngramspec.batching.request import Done, Listener, Prefilled, Report, Request, Scored, Slot, Started
 from ngramspec.decoding.generation import Generation
 from ngramspec.errors import NGramSpecError
 from ngramspec.sampling.distribution import Logprobs
@@ -109,7 +109,7 @@ class FakeService:
     def _answer(self, ticket: FakeTicket, script: Script, listener: Listener) -> None:
         request, stats = ticket.request, Stats()
         if script.wrong is not None:
-            listener(Failed(script.wrong))
+            listener(script.wrong)
             return
         listener(Started((request.slot or 0) % SLOTS, script.cached, len(request.prompt)))
         if script.begin is not None:
@@ -142,7 +142,7 @@ class FakeService:
                 listener(done("cancelled"))
                 return
             if script.fails is not None and number == script.after:
-                listener(Failed(script.fails))
+                listener(script.fails)
                 return
             step = self._step(request, text, tokens, first=number == 0)
             stats.add(step)

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,7 +36,9 @@ from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.instruments.replay.replay import Recording
 from ngramspec.instruments.reports.report import TOTALS
 from ngramspec.storage import utf8
-from ngramspec.tokens import ChatTokenizer
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 MAX_TOTAL = 8192
 """Tokens of a prompt and its response; of a longer prompt the head is left out."""
@@ -251,7 +253,7 @@ class TranscriptReader:
     either, and it is `spelled` out; else by the "template". Special tokens are parsed in prompts only.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: Vocabulary) -> None:
         self._tokenizer = tokenizer
         marks = ("<|im_start|>", "<|im_end|>")
         known = all(len(tokenizer.tokenize(mark, special=True, add_bos=False)) == 1 for mark in marks)
