@@ -8,7 +8,7 @@ import threading
 
 from ngramspec import machine
 from ngramspec.llama import rpc
-from ngramspec.loading.settings import THREADS
+from ngramspec.llama.target import THREADS
 from ngramspec.sampling.option import between, option
 from ngramspec.storage import cache_folder
 

@@ -38,7 +38,8 @@ from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial_context import TrialContext
 from ngramspec.llama.weights import Weights
-from ngramspec.machine import LEAST_MICRO, MOST_MICRO, Settings
+from ngramspec.machine import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Settings
+from ngramspec.sampling.option import between, one_of
 from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import Node
 
@@ -67,7 +68,12 @@ ABORTS = ("minimax-01",)
 
 assert LEAST_MICRO >= MAX_EVALUATE  # a pass with the longest draft is one micro-batch
 
-_FLASH = {"auto": -1, "off": 0, "on": 1}
+_FLASH = {"auto": -1, "on": 1, "off": 0}
+
+TEXTS, THREADS = between(1, MAX_EVALUATE), between(1, MOST_THREADS)
+MICRO_BATCHES, DRAFT_LENGTHS = between(LEAST_MICRO, MOST_MICRO), between(1, MAX_EVALUATE - 1)
+FLASH, TYPES, EXACTNESS = one_of(*_FLASH), one_of(*CACHE_TYPES), one_of(*EXACT)
+"""The values that arguments of a `Target` may have, and settings of loading with them."""
 
 
 class Target(Weights, CacheSequence):
@@ -146,26 +152,22 @@ class Target(Weights, CacheSequence):
         lora: Sequence[Lora] = (),
     ) -> None:
         self.texts, self._texts = texts, 1 if texts is None else texts
-        for name, count, least, most in (
-            ("texts", texts, 1, MAX_EVALUATE),
-            ("n_ctx", n_ctx, 1, MAX_CELLS // max(1, self._texts) - MAX_EVALUATE),
-            ("threads", threads, 1, None),
-            ("threads_batch", threads_batch, 1, None),
-            ("micro_batch", micro_batch, LEAST_MICRO, MOST_MICRO),
-            ("n_seq", n_seq, 1, MAX_EVALUATE),
-            ("draft_max", draft_max, 1, MAX_EVALUATE - 1),
-        ):
-            if count is not None and (count < least or (most is not None and count > most)):
-                bounds = f"at least {least}" if most is None else f"{least} to {most}"
-                raise ValueError(f"{name} is {count}, but must be {bounds}")
+        cells = between(1, MAX_CELLS // max(1, self._texts) - MAX_EVALUATE)
         for name, value, allowed in (
-            ("flash_attn", flash_attn, _FLASH),
-            ("cache_type_k", cache_type_k, CACHE_TYPES),
-            ("cache_type_v", cache_type_v, CACHE_TYPES),
-            ("exact", exact, EXACT),
+            ("texts", texts, TEXTS),
+            ("n_ctx", n_ctx, cells),
+            ("threads", threads, THREADS),
+            ("threads_batch", threads_batch, THREADS),
+            ("micro_batch", micro_batch, MICRO_BATCHES),
+            ("n_seq", n_seq, TEXTS),
+            ("draft_max", draft_max, DRAFT_LENGTHS),
+            ("flash_attn", flash_attn, FLASH),
+            ("cache_type_k", cache_type_k, TYPES),
+            ("cache_type_v", cache_type_v, TYPES),
+            ("exact", exact, EXACTNESS),
         ):
-            if value not in allowed:
-                raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(allowed)}")
+            if value is not None and not allowed.holds(value):
+                raise ValueError(f"{name} is {value!r}, but must be {allowed.words}")
         if (n_seq or 1) > 1 and (texts is not None or head):
             raise ValueError("n_seq above 1 excludes texts, and a head")
         super().__init__(

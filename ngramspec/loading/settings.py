@@ -10,19 +10,20 @@ import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
-from ngramspec.exactness.decision import EXACT, Exact
+from ngramspec.exactness.decision import Exact
 from ngramspec.llama.adapters import Lora
 from ngramspec.llama.cache import UNQUANTISED, CacheType
 from ngramspec.llama.rpc import PATIENCE, workers
-from ngramspec.machine import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Flash
+from ngramspec.llama.target import DRAFT_LENGTHS, EXACTNESS, FLASH, MICRO_BATCHES, THREADS, TYPES
+from ngramspec.machine import Flash
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import FixedPolicy
-from ngramspec.sampling.option import FINITE, Allowed, between, one_of, option, options, within
+from ngramspec.sampling.option import FINITE, Allowed, between, option, options, within
 
 ALONE = "model"
 """What `drafter` calls a draft model that drafts alone."""
@@ -35,8 +36,6 @@ CONTEXT = Allowed(
     2**24,
 )
 LAYERS = between(-1, 9999)
-THREADS = between(1, MOST_THREADS)
-TYPES = one_of(*get_args(CacheType))
 
 
 def _adapters(words: str) -> Allowed:
@@ -109,14 +108,14 @@ class LoadSettings:
         "-ub",
         "--ubatch-size",
         help="Tokens of a prompt per pass; default: 512, without flash attention 128.",
-        allowed=between(LEAST_MICRO, MOST_MICRO),
+        allowed=MICRO_BATCHES,
     )
     flash_attn: Flash | None = option(
         None,
         "-fa",
         "--flash-attn",
         help="Flash attention; auto, the default: llama.cpp decides, off on a CPU for --exact.",
-        allowed=one_of(*get_args(Flash)),
+        allowed=FLASH,
     )
     cache_type_k: CacheType = option("f16", "-ctk", "--cache-type-k", help="Type of the K cache.", allowed=TYPES)
     cache_type_v: CacheType = option("f16", "-ctv", "--cache-type-v", help="Type of the V cache.", allowed=TYPES)
@@ -142,7 +141,7 @@ class LoadSettings:
     exact: Exact = option(
         "auto",
         help="The same text bit for bit, whatever is drafted: on, off; auto: where it costs at most 5 %.",
-        allowed=one_of(*EXACT),
+        allowed=EXACTNESS,
     )
     draft_model: str | None = option(
         None,
@@ -167,7 +166,7 @@ class LoadSettings:
         DEFAULT, help=f"What drafts: {', '.join(DRAFTERS)}; {ALONE}: the draft model without n-grams."
     )
     policy: str = option("cost", help=f"How much to draft: {', '.join(POLICIES)}.")
-    draft_max: int | None = option(None, help="Most tokens in a draft; default: the policy's.", allowed=between(1, 63))
+    draft_max: int | None = option(None, help="Most tokens in a draft; default: the policy's.", allowed=DRAFT_LENGTHS)
     memory: str | None = option(
         None,
         metavar="NAME",
