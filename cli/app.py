@@ -105,7 +105,7 @@ def run(arguments: list[str]) -> int:
         try:
             prepare_streams()
             if os.environ.get("_NGRAMSPEC_COMPLETE") == "complete_bash":  # typer's name for a Tab in bash
-                from .completion import join_at_colons
+                from .models import join_at_colons
 
                 join_at_colons(os.environ)
             code = app(args=arguments, prog_name="ngramspec", standalone_mode=False)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from prompt_toolkit.completion import (
@@ -32,16 +33,16 @@ from ngramspec.storage import state_folder
 
 from . import chat_commands
 from .chat_input import Terminal, no_echo, piped_lines
-from .chat_session import ChatSampling, Session, last_kept, open_model
+from .chat_session import Session, last_kept, open_model
 from .chat_settings import SETTINGS
 from .console import FAILED, complain, counted, fail, note, printable, read_stdin, read_text, usage_error
 from .options import STOP, TRACE, Model, check_predict, check_stop, find
-from .sampling_options import check_sampling
+from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, check_sampling, setting
 
 
 def chat(
     load: LoadSettings,
-    sampling: ChatSampling,
+    sampling: Annotated[SamplingOptions, {"temperature": setting("temperature", CHAT_TEMPERATURE)}],
     model: Model = None,
     predict: int = option(-1, "-n", "--predict", help="Most tokens of an answer; -1: until the context is full."),
     system: str | None = option(None, "-sys", "--system", help="System message."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,9 @@ from .chat_input import StopKey, no_echo
 from .chat_view import AnswerView
 from .console import Terminated, complain, fail, guarded_stdout, note, prefill_bar
 from .options import keep, open_found
-from .sampling_options import SamplingOptions, setting
 from .view import no_gain, rounding, slow_core, summary
 
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
-
-
-@dataclass(frozen=True, slots=True)
-class ChatSampling(SamplingOptions):
-    """llama.cpp's temperature for chat."""
-
-    temperature: float = setting("temperature", 0.8)
 
 
 def open_model(found: ModelSource, settings: LoadSettings) -> Loaded:

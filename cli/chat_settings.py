@@ -13,9 +13,9 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
 
-from .chat_session import ChatSampling, Session
+from .chat_session import Session
 from .options import NO_LIMIT
-from .sampling_options import settings_of
+from .sampling_options import CHAT_TEMPERATURE, SamplingOptions
 
 DEFAULT = "default"
 """The value that takes back what was set."""
@@ -24,7 +24,7 @@ LOADED = ("threads", "threads_batch", "ctx_size", "no_draft", "drafter", "policy
 """Settings of `LoadSettings` that a chat can change; the model is loaded anew."""
 
 _HINTS, _LOADING = get_type_hints(Sampling), get_type_hints(LoadSettings)
-_CHAT = settings_of(ChatSampling(), {"seed": 0})  # the usual values
+_CHAT = SamplingOptions().settings({"temperature": CHAT_TEMPERATURE, "seed": 0})  # the usual values
 _THINK = "enable_thinking"  # as templates call it
 
 

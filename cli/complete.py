@@ -24,8 +24,8 @@ from ngramspec.steps import Stats, Step
 
 from .complete_beams import check_beams, complete_with_beams
 from .complete_text import Texts, prompt_of, read_texts
-from .completion import models
 from .console import guarded_stdout, leave, note, outcome, prefill_bar, usage_error, write_stdout
+from .models import complete_model
 from .options import STOP, TRACE, check_predict, check_stop, find, keep, open_found
 from .sampling_options import SamplingOptions, check_sampling
 from .view import no_gain, rounding, slow_core, summary
@@ -38,7 +38,7 @@ def complete(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            autocompletion=models,
+            autocompletion=complete_model,
             help="GGUF file or the name of a model, as in ngramspec chat; may be left out.",
         ),
     ] = None,

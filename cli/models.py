@@ -1,16 +1,20 @@
-"""`ngramspec models`: the models on this disk, by the names that every command takes."""
+"""The models on this disk: `ngramspec models` lists them, and the shell completes their names.
+
+typer knows commands and options. `--install-completion` sets completion up.
+"""
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+
 from rich.table import Table
 
-from ngramspec.cost.calibration import kept_steepness
-from ngramspec.llama.devices import quantisation
-from ngramspec.llama.weights import model_key
-from ngramspec.models.find import installed
+from ngramspec.models.find import installed, names
 
 from .console import guarded_stdout, note
-from .view import report_console
 
 
 def models() -> None:
@@ -22,6 +26,13 @@ def models() -> None:
     T(4)/T(1) is what a pass over four tokens costs here, in passes over one, where the model has run with drafts: the
     nearer to 1, the more drafts pay; at 4 they never do.
     """
+    # All of this takes too long to import for a Tab.
+    from ngramspec.cost.calibration import kept_steepness
+    from ngramspec.llama.devices import quantisation
+    from ngramspec.llama.weights import model_key
+
+    from .view import report_console
+
     found = list(installed())
     if not found:
         note("no models of Hugging Face, ollama or LM Studio are on this disk; a .gguf file goes by its path")
@@ -38,3 +49,48 @@ def models() -> None:
     with guarded_stdout():
         if table.rows:
             report_console().print(table)
+
+
+# --------------------------------------------------------------------------- what the shell completes
+
+_BEFORE = "_NGRAMSPEC_BEFORE_COLON"
+
+
+def join_at_colons(env: MutableMapping[str, str]) -> None:
+    """Undo how bash takes words apart: `hf:owner` comes as three, and only the last of them is to be completed.
+
+    The words before the last colon are left out, so that they do not count as arguments, and kept for `complete_model`.
+    """
+    try:
+        words, at = shlex.split(env["COMP_WORDS"]), int(env["COMP_CWORD"])
+    except (KeyError, ValueError):  # a quote that is still open
+        return
+    typed, begins = words[at : at + 1] or [""], at
+    while begins > 1 and (typed[0] == ":" or words[begins - 1] == ":"):
+        begins -= 1
+        typed.insert(0, words[begins])
+    if len(typed) == 1:
+        return
+    last = "" if typed[-1] == ":" else typed.pop()
+    env[_BEFORE] = "".join(typed)
+    env["COMP_WORDS"], env["COMP_CWORD"] = shlex.join([*words[:begins], last]), str(begins)
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Names of models on this disk, and .gguf files, that begin so. Where there are none, the shell offers files."""
+    before = os.environ.get(_BEFORE, "")
+    found = [name.removeprefix(before) for name, _ in names() if name.startswith(before + incomplete)]
+    return found if before else [*found, *_files(incomplete)]
+
+
+def _files(incomplete: str) -> Iterator[str]:
+    """The .gguf files whose path begins so and, if there are any, the folders that more may be in."""
+    folder, name = os.path.split(incomplete)
+    try:
+        beside = sorted(Path(os.path.expanduser(folder) or ".").iterdir())
+    except (OSError, ValueError):
+        return
+    fitting = [path for path in beside if path.name.startswith(name) and (name or not path.name.startswith("."))]
+    files = [path.name for path in fitting if path.suffix == ".gguf" and path.is_file()]
+    folders = [f"{path.name}/" for path in fitting if path.is_dir()] if files else []
+    yield from (os.path.join(folder, one) for one in files + folders)

@@ -27,8 +27,8 @@ from ngramspec.models.check import check_whole
 from ngramspec.models.find import ModelSource, resolve
 from ngramspec.sampling.option import KEY, named, option, options
 
-from .completion import models
 from .console import download_bar, fail, note, signals_deferred, usage_error
+from .models import complete_model
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -36,7 +36,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        autocompletion=models,
+        autocompletion=complete_model,
         help="GGUF file, hf:owner/repo:file-or-quant, ollama:NAME:TAG, lmstudio:PUBLISHER/MODEL, or smollm2;"
         " default: $NGRAMSPEC_MODEL, smollm2 if it is installed, the demo model.",
     ),
@@ -135,8 +135,8 @@ def keep(memory: Memory | None, tokens: Sequence[int]) -> None:
 
 _FLAGS = {name: known.flags[0] for name, known in options(LoadSettings).items()}
 _TYPERS: dict[str, dict[str, Any]] = {
-    "draft_model": {"autocompletion": models},
-    "model_file": {"autocompletion": models},
+    "draft_model": {"autocompletion": complete_model},
+    "model_file": {"autocompletion": complete_model},
     "api_key": {"envvar": "NGRAMSPEC_API_KEY"},
 }
 """What typer is told of some options that others do not have, by their names."""
@@ -151,15 +151,16 @@ def flags_in_errors() -> Iterator[None]:
         usage_error(error.worded(_FLAGS))
 
 
-def _parameter(name: str, hint: Any, one: Field[Any], help: str | None = None) -> inspect.Parameter:
-    """The parameter that typer sees for a field that `option` made; `help`: another line of help."""
+def _parameter(name: str, hint: Any, one: Field[Any], other: str | Field[Any] | None = None) -> inspect.Parameter:
+    """The parameter that typer sees for a field that `option` made; `other`: a field in its place, or its help."""
+    one = other if isinstance(other, Field) else one
     known = named(name, one.metadata[KEY])
     # A default that is None, or is parsed from text, says nothing to the user; the help text does.
     shown = known.parse is None and one.default is not None
     least, most = (None, None) if known.allowed is None else (known.allowed.least, known.allowed.most)
     made = typer.Option(
         *known.flags,
-        help=help or known.help,
+        help=other if isinstance(other, str) else known.help,
         metavar=known.metavar,
         show_default=shown,
         min=least,
@@ -189,7 +190,8 @@ def _built(group: type, typed: Mapping[str, Any]) -> Any:
 def grouped(command: Command) -> Command:
     """Let typer see the fields of a command's dataclass parameters as options of its own.
 
-    Where a command has only some of them, or with other lines of help, it says so by their names:
+    Where a command has only some of them, it says so by their names; where some differ for it, by what its help says
+    of them, or by a field in their place:
     `load: Annotated[LoadSettings, ("threads", "ctx_size"), {"ctx_size": "..."}]`.
     """
     groups: dict[str, tuple[type, list[str]]] = {}
@@ -204,10 +206,13 @@ def grouped(command: Command) -> Command:
             parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
         else:
             assert isinstance(group, type)
-            typed, helps = get_type_hints(group), chosen[1] if len(chosen) > 1 else {}
-            some = [one for one in fields(group) if not chosen or one.name in chosen[0]]
-            groups[name] = group, [one.name for one in some]
-            parameters += [_parameter(one.name, typed[one.name], one, helps.get(one.name)) for one in some]
+            typed = get_type_hints(group)
+            names = next((one for one in chosen if isinstance(one, tuple)), tuple(one.name for one in fields(group)))
+            other = next((one for one in chosen if isinstance(one, Mapping)), {})
+            groups[name] = group, [one.name for one in fields(group) if one.name in names]
+            for one in fields(group):
+                if one.name in names:
+                    parameters.append(_parameter(one.name, typed[one.name], one, other.get(one.name)))
 
     def spread(**values: Any) -> None:
         with flags_in_errors():

@@ -27,14 +27,17 @@ T = TypeVar("T")
 _SETTINGS = {one.name: one for one in fields(Sampling)}
 _OPTIONS = options(Sampling)
 
+CHAT_TEMPERATURE = 0.8
+"""llama.cpp's, for `chat` and `serve`."""
+
 
 def setting(name: str, default: Any) -> Any:
     """A field for a setting of `Sampling`, with another default."""
     return field(default=default, metadata=_SETTINGS[name].metadata)
 
 
-def with_settings(group: type[T]) -> type[T]:
-    """Make a class a dataclass that begins with a field for each setting; fields that the class defines itself stay."""
+def _with_settings(group: type[T]) -> type[T]:
+    """Make a class a dataclass that begins with a field for each setting that it does not define itself."""
     own, hints = inspect.get_annotations(group), get_type_hints(Sampling)
     added: dict[str, Any] = {}
     for name, known in _OPTIONS.items():
@@ -45,21 +48,9 @@ def with_settings(group: type[T]) -> type[T]:
     return dataclass(frozen=True, slots=True)(group)
 
 
-def settings_of(group: Any, given: Mapping[str, Any]) -> Sampling:
-    """The settings that a group of `with_settings` holds, but for those in `given`. Raises ValueError."""
-    found = dict(given)
-    for name, known in _OPTIONS.items():
-        if name not in found and (value := getattr(group, name)) is not None:
-            found[name] = known.read(value)
-    return Sampling(**found)
-
-
-@with_settings
+@_with_settings
 class SamplingOptions:
-    """How a token is chosen, by llama.cpp's own samplers in its order, and how a draft is accepted.
-
-    Commands with another default temperature subclass this.
-    """
+    """How a token is chosen, by llama.cpp's own samplers in its order, and how a draft is accepted."""
 
     grammar: str | None = setting("grammar", None)
     grammar_file: Path | None = option(None, metavar="FILE", help="The same, from a file.")
@@ -78,11 +69,18 @@ class SamplingOptions:
 
     def sampling(self) -> Sampling:
         """The sampling asked for; ends the program if a value is out of its range, or two contradict each other."""
-        given: dict[str, Any] = {"seed": self._seed(), "grammar": self._grammar()}
         try:
-            return settings_of(self, given)
+            return self.settings({"seed": self._seed(), "grammar": self._grammar()})
         except ValueError as error:
             usage_error(str(error))
+
+    def settings(self, given: Mapping[str, Any]) -> Sampling:
+        """The settings, but for those in `given`. Raises ValueError."""
+        found = dict(given)
+        for name, known in _OPTIONS.items():
+            if name not in found and (value := getattr(self, name)) is not None:
+                found[name] = known.read(value)
+        return Sampling(**found)
 
     def acceptance(self, sampling: Sampling, load: LoadSettings) -> Acceptance:
         """How drafts are to be accepted; ends the program if that contradicts others, and tells of a lossy one."""

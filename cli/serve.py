@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.sampling.option import option
+from ngramspec.sampling.option import option, options, within
+from ngramspec.sampling.settings import Sampling
 
 from .console import fail, note, usage_error
 from .options import Model
-from .serve_options import LONGEST_DRAFT, DefaultSampling, ServeOptions, UnneededOptions
+from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, setting
+from .serve_options import LONGEST_DRAFT, ServeOptions
 
-SETTINGS = (
+_LOAD = (
     (
         *LOADING,
         *("draft_model", "gpu_layers_draft", "threads_draft", "mtp", "no_draft", "draft_max", "memory", "no_memory"),
@@ -25,12 +27,19 @@ SETTINGS = (
     },
 )
 
+_SAMPLING = (
+    tuple(options(Sampling)),
+    {
+        "temperature": setting("temperature", CHAT_TEMPERATURE),
+        "seed": option(-1, "-s", "--seed", help="Seed; -1: a random one for each request.", allowed=within(-1)),
+    },
+)
+
 
 def serve(
-    load: Annotated[LoadSettings, SETTINGS[0], SETTINGS[1]],
+    load: Annotated[LoadSettings, _LOAD[0], _LOAD[1]],
     serving: ServeOptions,
-    sampling: DefaultSampling,
-    unneeded: UnneededOptions,
+    sampling: Annotated[SamplingOptions, _SAMPLING[0], _SAMPLING[1]],
     model: Model = None,
     model_file: str | None = option(None, "-m", "--model", metavar="MODEL", help="The same as MODEL."),
     alias: str | None = option(None, "-a", "--alias", metavar="NAME", help="Name of the model; default: the file's."),
@@ -57,9 +66,14 @@ def serve(
 
     if model is not None and model_file is not None:
         usage_error(f"two models are named: {model} and, with -m, {model_file}; give one")
-    unneeded.tell()
+    serving.tell_unneeded()
     if load.ctx_size and serving.parallel > 1:
         shared = max(16, load.ctx_size // serving.parallel)
         each = f"-c {load.ctx_size} is the context of each of {serving.parallel} requests"
         note(f"{each}; llama-server shares it among them (-c {shared} is that)")
-    run(load, serving, sampling.defaults(), model or model_file, alias, open_page=open_page)
+    try:
+        defaults = sampling.settings({"seed": max(0, sampling.seed)})
+    except ValueError as error:
+        usage_error(str(error))
+    seed = None if sampling.seed == -1 else sampling.seed
+    run(load, serving, defaults, seed, model or model_file, alias, open_page=open_page)

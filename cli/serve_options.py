@@ -10,32 +10,21 @@ from ngramspec.llama.embedder import POOLINGS
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.vocabulary import CHATML
 from ngramspec.sampling.option import between, option, options, within
-from ngramspec.sampling.settings import Sampling
 
 from .console import fail, note, read_text, usage_error
 from .options import check_predict
-from .sampling_options import setting, settings_of, with_settings
 
 LONGEST_DRAFT = MAX_EVALUATE - 1
 
 MOST_EMBEDDED = 8192
 """Most tokens of a text to embed: OpenAI's models take as many, and the cache of more would surprise."""
 
+_CHANGES_NOTHING = "Changes nothing: "
 
-@with_settings
-class DefaultSampling:
-    """How a token is chosen where a request does not say so."""
 
-    temperature: float = setting("temperature", 0.8)
-    seed: int = option(-1, "-s", "--seed", help="Seed; -1: a random one for each request.", allowed=within(-1))
-
-    def defaults(self) -> tuple[Sampling, int | None]:
-        """The settings, and the seed, None for random ones; ends the program where they cannot be."""
-        try:
-            sampling = settings_of(self, {"seed": max(0, self.seed)})
-        except ValueError as error:
-            usage_error(str(error))
-        return sampling, None if self.seed == -1 else self.seed
+def _unneeded(*flags: str, help: str) -> bool:
+    """An option of llama-server's that is taken so that its command lines carry over."""
+    return option(False, *flags, help=f"{_CHANGES_NOTHING}{help}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +79,11 @@ class ServeOptions:
         help="How vectors are scaled: -1 not at all, 0 to 16 bits, 2 to length 1, p to p-norm 1; default: 2.",
         allowed=within(-1),
     )
+    jinja: bool = _unneeded(help="chat templates are Jinja")
+    cont_batching: bool = _unneeded("-cb", "--cont-batching", help="requests share passes")
+    metrics: bool = _unneeded(help="/metrics is there")
+    slots: bool = _unneeded(help="/slots is there")
+    verbose: bool = _unneeded("-v", "--verbose", help="requests are logged, their texts are not")
 
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():
@@ -133,23 +127,8 @@ class ServeOptions:
             return read_text(self.chat_template_file)
         return CHATML if self.chat_template == "chatml" else self.chat_template
 
-
-def _unneeded(*flags: str, help: str) -> bool:
-    return option(False, *flags, help=f"Changes nothing: {help}.")
-
-
-@dataclass(frozen=True, slots=True)
-class UnneededOptions:
-    """Options of llama-server's that are taken so that its command lines carry over."""
-
-    jinja: bool = _unneeded(help="chat templates are Jinja")
-    cont_batching: bool = _unneeded("-cb", "--cont-batching", help="requests share passes")
-    metrics: bool = _unneeded(help="/metrics is there")
-    slots: bool = _unneeded(help="/slots is there")
-    verbose: bool = _unneeded("-v", "--verbose", help="requests are logged, their texts are not")
-
-    def tell(self) -> None:
-        """Say on stderr which of them were given."""
+    def tell_unneeded(self) -> None:
+        """Say on stderr which options were given that change nothing."""
         for name, known in options(self).items():
-            if getattr(self, name):
+            if known.help.startswith(_CHANGES_NOTHING) and getattr(self, name):
                 note(f"{known.flags[0]} {known.help[0].lower()}{known.help[1:].rstrip('.')} anyway")

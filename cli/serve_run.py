@@ -51,16 +51,16 @@ _LOOPBACK = ("127.", "::1", "localhost")
 def run(
     load: LoadSettings,
     options: ServeOptions,
-    defaults: tuple[Sampling, int | None],
+    sampling: Sampling,
+    seed: int | None,
     model: str | None,
     alias: str | None,
     *,
     open_page: bool,
 ) -> None:
-    """Serve until a signal comes."""
+    """Serve until a signal comes; `sampling` and `seed`: of requests that do not say."""
     keys = options.keys
     found = find(model, load)
-    sampling, seed = defaults
     server = Server(sampling, seed, slot_folder=options.slot_save_path)
     hosts = [options.host, *(options.allow_host or ())]
     app = make_app(server, keys=keys, origins=options.cors or (), hosts=hosts, log=log)

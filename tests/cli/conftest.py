@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ngramspec_cli.chat_session import ChatSampling, Session
+from ngramspec_cli.chat_session import Session
+from ngramspec_cli.sampling_options import CHAT_TEMPERATURE, SamplingOptions
 from support.cli_runner import DEMO
 from support.tiny_models import write_model
 
@@ -65,4 +66,5 @@ def make_session(target: Target, measured: Path) -> Session:
     decoder = SpeculativeDecoder(target, calibration_folder=measured)
     found = ModelSource(DEMO, target.name)
     loaded = Loaded(target, decoder, None, settings, {}, None)
-    return Session(found, settings, loaded, ChatSampling(seed=1).sampling(), Acceptance(), limit=20)
+    sampling = SamplingOptions().settings({"temperature": CHAT_TEMPERATURE, "seed": 1})
+    return Session(found, settings, loaded, sampling, Acceptance(), limit=20)

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 from unittest import mock
@@ -15,7 +16,7 @@ from unittest import mock
 import pyte
 import pytest
 from ngramspec_cli.chat_input import StopKey, clean
-from ngramspec_cli.chat_session import ChatSampling, Session
+from ngramspec_cli.chat_session import Session
 from ngramspec_cli.chat_view import AnswerView, marked, totals
 from ngramspec_cli.console import printable
 from rich.console import Console
@@ -175,7 +176,7 @@ def test_a_stopped_answer_stays_and_the_cache_agrees(session: Session, monkeypat
 
 
 def test_the_next_turn_reuses_the_cache(session: Session, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    session.sampling = ChatSampling(temperature=0.0).sampling()
+    session.sampling = replace(session.sampling, temperature=0.0)
     session.ask("a question of some length, so that reading it again would show")
     first = len(target.chat_prompt([{"role": "user", "content": session.conversation.turns[0].user}]))
     computed = []

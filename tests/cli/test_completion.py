@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ngramspec_cli import app, completion
+from ngramspec_cli import app, models
 from support.cli_runner import DEMO, NO_SMOLLM
 
 
@@ -40,7 +40,7 @@ def test_names_and_files_and_nothing_where_the_shell_knows_better(home: Path) ->
         "~/my": ["~/my.gguf"],
         **{other: [] for other in ("app", "mo", "models/x", "no/such/folder/", "lmstudio:you", "a\0b")},
     }.items():
-        assert completion.models(incomplete) == offered, incomplete
+        assert models.complete_model(incomplete) == offered, incomplete
 
 
 @pytest.mark.parametrize(
