@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ngramspec.instruments.reports.report import Mark, Piece, spans_of
 from ngramspec.steps import Stats, Step
-from ngramspec.tool_calls.deltas import Content, Delta, Reasoning
+from ngramspec.tool_calls.deltas import Delta
 from ngramspec.tool_calls.parser import AnswerParser
 
 from .console import printable, write_stdout
@@ -40,7 +40,7 @@ def marked(step: Step, piece: Piece) -> Text:
 def without_thoughts(parser: AnswerParser, answer: str) -> str:
     """An answer without its thoughts."""
     deltas = [*parser.push(answer), *parser.finish()]
-    return "".join(delta.text for delta in deltas if isinstance(delta, Content))
+    return "".join(delta.text for delta in deltas if delta.kind == "text")
 
 
 class AnswerView:
@@ -113,14 +113,13 @@ class AnswerView:
     def _render(self, deltas: Iterable[Delta]) -> None:
         """Show a piece of an answer in the looks of its Markdown: thoughts, then content."""
         for delta in deltas:
-            thinking = isinstance(delta, Reasoning)
+            thinking = delta.kind == "thought"
             if self._stream is None or thinking != self._thinking:
                 if self._close():
                     write_stdout("\n")
                 self._stream = MarkdownStream(self._screen, _size, style="dim" if thinking else "")
                 self._thinking = thinking
-            if isinstance(delta, Reasoning | Content):
-                self._stream.push(delta.text)
+            self._stream.push(delta.text)
 
     def _close(self) -> bool:
         """Show the rest of what came so far; whether there was anything."""

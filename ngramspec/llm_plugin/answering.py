@@ -23,7 +23,7 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning, Tool
+from ngramspec.tool_calls.deltas import Delta, Tool
 from ngramspec.tool_calls.families import forced_grammar, thoughts_first
 from ngramspec.tool_calls.parser import parser_for
 
@@ -98,7 +98,7 @@ def answer(loaded: Loaded, prompt: llm.Prompt, response: llm.Response) -> Iterat
     target.sampler(sampling)  # refuses what this model cannot do, before the conversation is read
     parser = parser_for(target.chat_template, tools, opening=chat.opening)
     stats, tokens, stop = Stats(), list[int](), None
-    calls = list[tuple[CallBegin, list[str]]]()
+    calls = list[tuple[Delta, list[str]]]()
     steps = loaded.decoder.generate(
         chat.tokens,
         max_tokens=options.max_tokens or target.n_ctx,
@@ -166,21 +166,21 @@ def _openai(message: Message) -> Iterator[dict[str, Any]]:
         yield found
 
 
-def _events(deltas: Sequence[Delta], calls: list[tuple[CallBegin, list[str]]]) -> Iterator[StreamEvent]:
+def _events(deltas: Sequence[Delta], calls: list[tuple[Delta, list[str]]]) -> Iterator[StreamEvent]:
     """The events of text; calls are collected, each with the pieces of its arguments."""
     for delta in deltas:
-        match delta:
-            case Content(text):
-                yield StreamEvent("text", text)
-            case Reasoning(text):
-                yield StreamEvent("reasoning", text)
-            case CallBegin():
+        match delta.kind:
+            case "text":
+                yield StreamEvent("text", delta.text)
+            case "thought":
+                yield StreamEvent("reasoning", delta.text)
+            case "call":
                 calls.append((delta, []))
-            case CallArguments(call, text):
-                calls[call][1].append(text)
+            case "arguments":
+                calls[delta.call][1].append(delta.text)
 
 
-def _told(calls: Sequence[tuple[CallBegin, list[str]]], response: llm.Response) -> Iterator[StreamEvent]:
+def _told(calls: Sequence[tuple[Delta, list[str]]], response: llm.Response) -> Iterator[StreamEvent]:
     """Tell the response of whole calls; one that was cut off must not be run, and is text."""
     for call, pieces in calls:
         written = "".join(pieces)

@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ngramspec.batching.request import Request
 from ngramspec.chat_prompt import ChatPrompt
@@ -224,20 +224,14 @@ _FREE = {"type": "object", "properties": _INPUT, "required": ["input"], "additio
 """A custom tool takes any text; as a function it takes that text as its one argument."""
 
 
-class Origin(NamedTuple):
-    """What a function stands for: a tool, by its name in its namespace, custom or not."""
-
-    name: str
-    namespace: str | None = None
-    custom: bool = False
-
-
 class Toolbox:
     """The tools of a request of OpenAI's APIs as functions, and calls of functions as calls of those tools."""
 
     def __init__(self) -> None:
         self.tools: list[Tool] = []  # as functions, each under a name of its own
-        self.origins: dict[str, Origin] = {}  # what these stand for, by the function's name
+        # What these stand for, by the function's name: a tool's name, and the namespace that this is in.
+        self.origins: dict[str, tuple[str, str | None]] = {}
+        self.custom: set[str] = set()  # the functions that stand for custom tools
 
     def add(self, tools: Iterable[Fields], namespace: str | None = None) -> None:
         """Take in functions, custom tools, and namespaces of both (Codex has one for each MCP server). Web search and
@@ -253,20 +247,24 @@ class Toolbox:
 
     def add_one(self, tool: Fields, kind: str, namespace: str | None = None, unique: bool = True) -> None:
         """Take in a tool of the kind "function" or "custom"; `unique`: there may be only one of its name."""
-        origin = Origin(tool.needed_name("name"), namespace, kind == "custom")
-        name = function_name(origin.name, namespace)
+        own = tool.needed_name("name")
+        name = function_name(own, namespace)
         if unique and name in self.origins:
             raise tool.refused("name", f"{name!r} is the name of two tools")
         description = tool.text("description") or ""
-        if origin.custom:
+        if kind == "custom":
             grammar = tool.object("format")
             grammar = grammar and (grammar.object("grammar") or grammar)  # as chat completions have it, or responses
             if grammar is not None and (definition := grammar.text("definition")):
                 description += f"\nThe input keeps to this grammar:\n{definition}"
-        given = None if origin.custom else tool.object("parameters")
-        parameters = _FREE if origin.custom else {"type": "object", "properties": {}} if given is None else given.data
-        self.tools.append(Tool(name, description, parameters, not origin.custom and tool.flag("strict")))
-        self.origins[name] = origin
+            self.custom.add(name)
+            self.tools.append(Tool(name, description, _FREE))
+        else:
+            given = tool.object("parameters")
+            parameters = {"type": "object", "properties": {}} if given is None else given.data
+            self.tools.append(Tool(name, description, parameters, tool.flag("strict")))
+            self.custom.discard(name)  # of several tools of one name the last counts
+        self.origins[name] = own, namespace
 
     def choose(self, choice: Fields) -> str:
         """The function that a choice names by "name" and "namespace"."""
@@ -283,9 +281,9 @@ class Toolbox:
             raise choice.refused("tools", "names no tool that the model can be given")
         return mode
 
-    def origin(self, function: str) -> Origin:
-        """What a function stands for; itself where the model made it up."""
-        return self.origins.get(function, Origin(function))
+    def origin(self, function: str) -> tuple[str, str | None]:
+        """The tool that a function stands for, by its name and namespace; itself where the model made it up."""
+        return self.origins.get(function, (function, None))
 
 
 def function_name(name: str, namespace: str | None) -> str:

@@ -18,7 +18,7 @@ from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.fields import leaving, of_failure, overflow
 from ngramspec.server.state import Call, Counters
 from ngramspec.steps import Step
-from ngramspec.tool_calls.deltas import CallBegin, Content, Delta, Reasoning
+from ngramspec.tool_calls.deltas import Delta
 from ngramspec.tool_calls.parser import AnswerParser
 
 
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 
     @property
     def text(self) -> str:
-        return "".join([delta.text for delta in self.deltas if isinstance(delta, Content)])
+        return "".join([delta.text for delta in self.deltas if delta.kind == "text"])
 
 
 class End(NamedTuple):
@@ -110,7 +110,7 @@ class _Text:
         if self._limits is not None:
             text = self._limits.push(text) + (self._limits.finish() if step.stop is not None else "")
             self.ended = self._limits.ended
-        deltas: Sequence[Delta] = (Content(text),) if text else ()
+        deltas: Sequence[Delta] = (Delta("text", text),) if text else ()
         if self._parser is not None:
             self._untold += len(step.tokens)
             deltas = self._noted(self._parser.push(text))
@@ -131,9 +131,9 @@ class _Text:
     def _noted(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
         """Count the tokens of thoughts, and see calls."""
         if deltas:
-            self._thought += self._untold if isinstance(deltas[0], Reasoning) else 0
+            self._thought += self._untold if deltas[0].kind == "thought" else 0
             self._untold = 0
-            self._called = self._called or any(isinstance(delta, CallBegin) for delta in deltas)
+            self._called = self._called or any(delta.kind == "call" for delta in deltas)
         return deltas
 
     def _logprobs(self, step: Step) -> tuple[Logprobs, ...]:

@@ -29,7 +29,7 @@ from ngramspec.server.reply import DONE, Answer, Block, Reply, chunk_maker, resp
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.usage import FINGERPRINT, DraftedText, Span, logprobs_content, prediction_usage, timings, totals
 from ngramspec.steps import Stats, Step
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
+from ngramspec.tool_calls.deltas import Delta
 
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
 """As templates know them."""
@@ -209,7 +209,7 @@ class ChatReply(Reply):
     def add(self, number: int, event: TextEvent) -> None:
         if self._texts and isinstance(event, Piece):
             for delta, drafted in self._texts[number].mark(event):
-                if isinstance(delta, Content):
+                if delta.kind == "text":
                     at = self._lengths[number]
                     self._drafted[number] += [(at + start, at + end) for start, end in drafted]
                     self._lengths[number] += len(delta.text)
@@ -262,20 +262,20 @@ class ChatReply(Reply):
 
     def _pieces(self, number: int, piece: Piece) -> Iterator[str]:
         deltas = self._texts[number].mark(piece) if self._texts else [(delta, []) for delta in piece.deltas]
-        if piece.logprobs and not (deltas and isinstance(deltas[-1][0], Content)):
-            deltas.append((Content(""), []))
+        if piece.logprobs and not (deltas and deltas[-1][0].kind == "text"):
+            deltas.append((Delta("text"), []))
         if number not in self._begun and (deltas or self._paces):
             yield from self._beginning(number)
         for place, (delta, drafted) in enumerate(deltas):
-            if isinstance(delta, CallArguments) and (waiting := self._inputs[number]) is not None:
+            if delta.kind == "arguments" and (waiting := self._inputs[number]) is not None:
                 waiting[1].append(delta.text)
                 continue
-            if self._inputs[number] is not None and (not isinstance(delta, Content) or delta.text):
+            if self._inputs[number] is not None and (delta.kind != "text" or delta.text):
                 yield from self._input(number)
-            if isinstance(delta, CallBegin) and self._toolbox.origin(delta.name).custom:
+            if delta.kind == "call" and delta.name in self._toolbox.custom:
                 self._inputs[number] = delta.call, []
             more: dict[str, Any] = {}
-            if self._texts and isinstance(delta, Content | Reasoning):
+            if self._texts and delta.kind in ("text", "thought"):
                 more["drafted"] = drafted
             if piece.logprobs and place == len(deltas) - 1:
                 more["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs)}
@@ -294,20 +294,21 @@ class ChatReply(Reply):
             yield self._part(number, delta, self._timings(number))
 
     def _call(self, call: Block) -> dict[str, Any]:
-        if self._toolbox.origin(call.name).custom:
+        if call.name in self._toolbox.custom:
             return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": free_text(call.text)}}
         return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
 
     def _fields(self, delta: Delta) -> dict[str, Any]:
         """A delta in OpenAI's form: a name once, then only pieces."""
-        if isinstance(delta, Content):
-            return {"content": delta.text}
-        if isinstance(delta, Reasoning):
-            return {"reasoning_content": delta.text}
-        if isinstance(delta, CallArguments):
-            told: dict[str, Any] = {"function": {"arguments": delta.text}}
-        else:
-            told = self._call(Block(0, "call", delta.id, delta.name))
+        match delta.kind:
+            case "text":
+                return {"content": delta.text}
+            case "thought":
+                return {"reasoning_content": delta.text}
+            case "arguments":
+                told: dict[str, Any] = {"function": {"arguments": delta.text}}
+            case "call":
+                told = self._call(Block(0, "call", delta.id, delta.name))
         return {"function_call": told["function"]} if self._older else {"tool_calls": [{"index": delta.call, **told}]}
 
     def _reason(self, end: End) -> str:

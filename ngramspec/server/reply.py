@@ -20,10 +20,9 @@ from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.fields import ApiError, JsonAnswer, dumped, of_failure, worded
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.state import Call
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
+from ngramspec.tool_calls.deltas import Delta
 
 Kind = Literal["thought", "text", "call"]
-_KINDS: Mapping[type[Delta], Kind] = {Content: "text", Reasoning: "thought", CallArguments: "call"}
 
 
 @dataclass(slots=True)
@@ -84,10 +83,10 @@ class Answer:
                 self.slot, self.cached, self.prompt_tokens = event
 
     def _add(self, delta: Delta) -> Iterator[Change]:
-        if isinstance(delta, CallBegin):
+        if delta.kind == "call":
             yield from self._next("call", delta.id, delta.name)
         else:
-            yield from self._extend(_KINDS[type(delta)], delta.text)
+            yield from self._extend("call" if delta.kind == "arguments" else delta.kind, delta.text)
 
     def _likely(self, logprobs: tuple[Logprobs, ...]) -> Iterator[Change]:
         self.logprobs += logprobs

@@ -373,7 +373,7 @@ class ResponseReply(Reply):
 
     def _named(self, block: Block) -> tuple[str, str]:
         """The type of the item that a block is, and its id."""
-        custom = self._toolbox.origin(block.name).custom
+        custom = block.name in self._toolbox.custom
         kind = {"text": "message", "thought": "reasoning"}.get(block.kind) or (
             "custom_tool_call" if custom else "function_call"
         )
@@ -387,11 +387,12 @@ class ResponseReply(Reply):
             return item | {"role": "assistant", "content": [self._part(block)]}
         if kind == "reasoning":
             return item | {"summary": [], "content": [self._part(block)]}
-        origin = self._toolbox.origin(block.name)
-        item |= {"call_id": block.id, "name": origin.name}
-        if origin.namespace is not None:
-            item["namespace"] = origin.namespace
-        return item | ({"input": free_text(block.text)} if origin.custom else {"arguments": block.text})
+        name, namespace = self._toolbox.origin(block.name)
+        item |= {"call_id": block.id, "name": name}
+        if namespace is not None:
+            item["namespace"] = namespace
+        custom = kind == "custom_tool_call"
+        return item | ({"input": free_text(block.text)} if custom else {"arguments": block.text})
 
     def _part(self, block: Block) -> dict[str, Any]:
         if block.kind == "thought":

@@ -11,7 +11,7 @@ from ngramspec.server.generate import Piece
 from ngramspec.server.reply import Answer
 from ngramspec.server.state import ServedModel
 from ngramspec.steps import Stats
-from ngramspec.tool_calls.deltas import CallBegin, Delta
+from ngramspec.tool_calls.deltas import Delta
 from ngramspec.version import __version__
 
 Span = tuple[int, int]  # where a part of a text begins and ends, in characters
@@ -124,7 +124,7 @@ class DraftedText:
                 self._text += text
                 if text and i < piece.step.accepted:
                     self._spans.append((start, len(self._text)))
-        return [(delta, self._found("" if isinstance(delta, CallBegin) else delta.text)) for delta in piece.deltas]
+        return [(delta, self._found(delta.text)) for delta in piece.deltas]
 
     def _found(self, text: str) -> list[Span]:
         """What was drafted of the text that comes next; spans that touch are one."""

@@ -13,14 +13,14 @@ from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any
 
-from ngramspec.tool_calls.deltas import Answer, Tools
+from ngramspec.tool_calls.deltas import Deltas, Tools
 from ngramspec.tool_calls.reader import Reader, Reads, read_string, read_value
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _KEYS = _ARGUMENTS | {"id", "type"}
 _FENCE = "```"
 
-ReadCall = Callable[[Reader, Answer, Tools], Reads[bool]]
+ReadCall = Callable[[Reader, Deltas, Tools], Reads[bool]]
 """Reads what follows the beginning of a call; whether one was begun, else it may leave the reader anywhere."""
 
 
@@ -29,7 +29,7 @@ def rows(ends: Mapping[str, str], item: str, one: ReadCall) -> dict[str, ReadCal
     before each call, which `one` reads; it may begin a row of its own.
     """
 
-    def read(reader: Reader, answer: Answer, tools: Tools, *, end: str, begun: bool) -> Reads[bool]:
+    def read(reader: Reader, answer: Deltas, tools: Tools, *, end: str, begun: bool) -> Reads[bool]:
         if begun and not (yield from one(reader, answer, tools)):
             return False
         while True:
@@ -52,7 +52,7 @@ def rows(ends: Mapping[str, str], item: str, one: ReadCall) -> dict[str, ReadCal
 def objects(*ends: str, known: bool = False) -> ReadCall:
     """Reads calls as JSON objects, up to one of `ends`; `known` as `read_calls` has it."""
 
-    def read(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+    def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
         yield from reader.space()
         begun = yield from read_calls(reader, answer, tools if known else None)
         yield from reader.skip(*ends)
@@ -73,7 +73,7 @@ def named(separator: str, name: str, end: str = "", *, fence: str = "", or_objec
     """
     pattern = re.compile(name, re.DOTALL)
 
-    def read(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+    def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
         if or_objects:
             yield from reader.space()
             if (yield from reader.peek()) in {"[", "{"}:
@@ -97,7 +97,7 @@ def named(separator: str, name: str, end: str = "", *, fence: str = "", or_objec
     return read
 
 
-def read_calls(reader: Reader, answer: Answer, known: Container[str] | None = None) -> Reads[bool]:
+def read_calls(reader: Reader, answer: Deltas, known: Container[str] | None = None) -> Reads[bool]:
     """One call or a JSON list of them; whether one was begun.
 
     `known`: where an object may be no call at all, the tools' names: one with another name, without arguments, or with
@@ -120,7 +120,7 @@ def read_calls(reader: Reader, answer: Answer, known: Container[str] | None = No
             return True
 
 
-def read_arguments(reader: Reader, answer: Answer, name: str) -> Reads[bool | None]:
+def read_arguments(reader: Reader, answer: Deltas, name: str) -> Reads[bool | None]:
     """Begin a call if its arguments come next, and pass them on; None if it was not begun, else whether they are whole.
 
     They are a JSON object, or one written as a JSON string, or null for none.
@@ -137,7 +137,7 @@ def read_arguments(reader: Reader, answer: Answer, name: str) -> Reads[bool | No
     return True
 
 
-def _read_call(reader: Reader, answer: Answer, known: Container[str] | None) -> Reads[bool]:
+def _read_call(reader: Reader, answer: Deltas, known: Container[str] | None) -> Reads[bool]:
     """One call as an object, from its brace on; whether it was begun."""
     name: str | None = None
     held: str | None = None  # arguments that came before the name
@@ -196,7 +196,7 @@ def python(end: str, *, known: bool = False) -> ReadCall:
     """Reads calls as Python writes them, up to `end`; or as JSON objects, with `known` as `read_calls` has it."""
     as_objects = objects(end, known=known)
 
-    def read(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+    def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
         yield from reader.space()
         if (yield from reader.peek()) == "{":
             return (yield from as_objects(reader, answer, tools))

@@ -1,4 +1,4 @@
-"""What an answer is made of: text, thoughts, and calls of tools, in pieces, which `Answer` collects."""
+"""`Delta`: what an answer is made of, text, thoughts and calls of tools, in pieces; `Deltas` collects them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import secrets
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,40 +25,23 @@ class Tool:
 Tools = Mapping[str, Tool]  # the tools that may be called, by their names
 
 
-class Content(NamedTuple):
-    """Text of the answer."""
+class Delta(NamedTuple):
+    """What a further piece of the model's text adds to its answer: some text, or the beginning of a call."""
 
-    text: str
+    # "text": of the answer; "thought": what the model thought before it; "call": a call of a tool begins; "arguments":
+    # more of the last call's arguments, which joined are a JSON object.
+    kind: Literal["text", "thought", "call", "arguments"]
+    text: str = ""
+    call: int = 0  # counts the calls of an answer from 0 on
+    id: str = ""  # of a call that begins
+    name: str = ""  # of its tool
 
-
-class Reasoning(NamedTuple):
-    """Text that the model thought before its answer."""
-
-    text: str
-
-
-class CallBegin(NamedTuple):
-    """A tool call begins: the only delta that names it. `call` counts the calls of an answer from 0 on."""
-
-    call: int
-    id: str
-    name: str
-
-
-class CallArguments(NamedTuple):
-    """A further piece of a call's arguments, which joined are a JSON object."""
-
-    call: int
-    text: str
-
-
-Delta = Content | Reasoning | CallBegin | CallArguments
 
 _ID = string.ascii_letters + string.digits
 
 
-class Answer:
-    """Collects deltas.
+class Deltas:
+    """Collects the deltas of an answer.
 
     White space around calls and thoughts is the form's, not the answer's. So it is held until something follows: before
     a call and after one it is dropped, and at the end of an answer without calls it is content. `short_ids`: ids of
@@ -83,7 +66,7 @@ class Answer:
         body = text.rstrip()
         self._held = text[len(body) :]
         if body:
-            self._add(Content(body))
+            self._add(Delta("text", body))
 
     def think(self, text: str) -> None:
         """A piece of thought."""
@@ -94,7 +77,7 @@ class Answer:
         body = text.rstrip()
         self._thought = text[len(body) :]
         if body:
-            self._add(Reasoning(body))
+            self._add(Delta("thought", body))
         self._drop = True
 
     def begin(self, name: str) -> int:
@@ -102,20 +85,20 @@ class Answer:
         self._thought, self._thinking = "", False
         self._held, self._drop = "", True
         id_ = "".join(secrets.choice(_ID) for _ in range(9 if self._short_ids else 24))
-        self._add(CallBegin(self._calls, id_ if self._short_ids else f"call_{id_}", name))
+        self._add(Delta("call", "", self._calls, id_ if self._short_ids else f"call_{id_}", name))
         self._calls += 1
         return self._calls - 1
 
     def arguments(self, call: int, text: str) -> None:
         """A piece of a call's arguments."""
         if text:
-            self._add(CallArguments(call, text))
+            self._add(Delta("arguments", text, call))
 
     def end(self, dropped: bool = False) -> None:
         """The answer ended; `dropped`: with half a call, which is not told, nor the white space before it."""
         self._drop = self._drop or dropped
         if self._held and not self._drop:
-            self._add(Content(self._held))
+            self._add(Delta("text", self._held))
         self._held = ""
 
     def drain(self) -> list[Delta]:
@@ -125,7 +108,7 @@ class Answer:
 
     def _add(self, delta: Delta) -> None:
         last = self._deltas[-1] if self._deltas else None
-        if last is None or type(last) is not type(delta) or isinstance(last, CallBegin) or isinstance(delta, CallBegin):
+        if last is None or last.kind != delta.kind or delta.kind == "call":
             self._deltas.append(delta)
         else:  # a call's arguments follow its beginning, so these are of the same call
             self._deltas[-1] = last._replace(text=last.text + delta.text)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ngramspec.tool_calls.calls import read_arguments
-from ngramspec.tool_calls.deltas import Answer, Delta, Tool, Tools
+from ngramspec.tool_calls.deltas import Delta, Deltas, Tool, Tools
 from ngramspec.tool_calls.families import HERMES, Family, family_of, opened, thought_tags
 from ngramspec.tool_calls.reader import Reader, Reads
 
@@ -38,7 +38,7 @@ class AnswerParser:
     """Reads one answer. No text makes it raise. Made by `parser_for` and `thoughts_parser`."""
 
     def __init__(self, family: Family, tools: Sequence[Tool], tags: Mapping[str, str], opening: str) -> None:
-        self._reader, self._answer = Reader(), Answer(family.short_ids)
+        self._reader, self._answer = Reader(), Deltas(family.short_ids)
         known = {tool.name: tool for tool in tools}
         reads = _read_channels if family.channels else partial(_read_answer, family=family, tags=tags, opening=opening)
         self._reads = reads(self._reader, self._answer, known)
@@ -62,7 +62,7 @@ class AnswerParser:
 
 
 def _read_answer(
-    reader: Reader, answer: Answer, tools: Tools, *, family: Family, tags: Mapping[str, str], opening: str
+    reader: Reader, answer: Deltas, tools: Tools, *, family: Family, tags: Mapping[str, str], opening: str
 ) -> Reads[None]:
     """Thoughts, at the beginning or begun by the prompt; then content and calls."""
     tag: str | None = opened(tags, opening)
@@ -113,7 +113,7 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _NAMED = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
-def _read_channels(reader: Reader, answer: Answer, tools: Tools) -> Reads[None]:
+def _read_channels(reader: Reader, answer: Deltas, tools: Tools) -> Reads[None]:
     """gpt-oss' messages, one after the other: analysis are thoughts, a recipient makes a call, all else is content."""
     while (yield from reader.peek()):
         before = reader.at
@@ -131,7 +131,7 @@ def _read_channels(reader: Reader, answer: Answer, tools: Tools) -> Reads[None]:
         reader.at -= len(found)
 
 
-def _read_message(reader: Reader, answer: Answer, tools: Tools, start: str) -> Reads[bool]:
+def _read_message(reader: Reader, answer: Deltas, tools: Tools, start: str) -> Reads[bool]:
     """A message behind the start of its header; whether it is one."""
     header, found = yield from reader.before(_MESSAGE, *_ENDS)
     if found != _MESSAGE:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ngramspec.tool_calls.calls import ReadCall, read_arguments, read_calls, rows
-from ngramspec.tool_calls.deltas import Answer, Tool, Tools
+from ngramspec.tool_calls.deltas import Deltas, Tool, Tools
 from ngramspec.tool_calls.reader import Emit, Reader, Reads, escape, quote
 
 _DEEPEST = 32  # references within references
@@ -48,7 +48,7 @@ _QWEN = Tags("<parameter=", ">", "", "</parameter>", "</function>", lines=True)
 _GLM = Tags("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>")
 
 
-def read_hermes(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+def read_hermes(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """What follows "<tool_call>"."""
     yield from reader.space()
     if (yield from reader.peek()) in {"{", "["}:
@@ -62,7 +62,7 @@ def read_hermes(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
     return begun
 
 
-def read_function(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """What follows "<function=": "name>", and parameters in tags, or all of them as JSON."""
     name, found = yield from reader.before(">")
     name = name.strip().strip("\"'")
@@ -78,7 +78,7 @@ def read_function(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
     return True
 
 
-def _read_keys(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+def _read_keys(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """A call whose name comes next, of a tool that there is, and then keys and values."""
     name, found = yield from reader.before(_GLM.parameter, _GLM.end)
     name = name.strip()
@@ -93,14 +93,14 @@ def invoked(mark: str, *openings: str) -> dict[str, ReadCall]:
     item = f'<{mark}invoke name="'
     tags = Tags(f'<{mark}parameter name="', '"', ">", f"</{mark}parameter>", f"</{mark}invoke>")
 
-    def one(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+    def one(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
         name, _ = yield from reader.before('">')
         return bool(name) and (yield from _read_tagged(reader, answer, name, tools.get(name), tags))
 
     return rows({f"<{opening}>": f"</{opening}>" for opening in openings}, item, one)
 
 
-def _read_tagged(reader: Reader, answer: Answer, name: str, tool: Tool | None, tags: Tags) -> Reads[bool]:
+def _read_tagged(reader: Reader, answer: Deltas, name: str, tool: Tool | None, tags: Tags) -> Reads[bool]:
     """Begin a call if parameters come next, or its end, and pass them on as a JSON object; whether it was begun.
 
     Text is passed on as it comes, other values when they are whole. The object ends where something else follows than a
@@ -216,7 +216,7 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str
 # --------------------------------------------------------------------------- Gemma 4
 
 
-def read_gemma4(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """What follows "<|tool_call>"."""
     yield from reader.space()
     if not (yield from reader.take("call:")):

@@ -15,7 +15,7 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.server.anthropic import MessageReply, hides_thoughts, read_request, worded
 from ngramspec.server.chat import ChatTask
 from ngramspec.server.fields import ApiError, Fields, overflow
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning, Tool
+from ngramspec.tool_calls.deltas import Delta, Tool
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 USER = {"role": "user", "content": "hi"}
@@ -214,9 +214,13 @@ def test_any_answer_streams_as_what_it_is_whole(deltas: list[Said]) -> None:
 
 
 def test_the_parts_of_an_answer() -> None:
-    deltas: list[Said] = [Reasoning("h"), Reasoning("m"), Content("I "), Content("look.")]
-    deltas += [CallBegin(0, "c0", "look"), CallArguments(0, '{"at": "x"'), CallArguments(0, ', "n": [1]}')]
-    deltas += [CallBegin(1, "c1", "list"), finish("tool_calls")]
+    deltas: list[Said] = [Delta("thought", "h"), Delta("thought", "m"), Delta("text", "I "), Delta("text", "look.")]
+    deltas += [
+        Delta("call", "", 0, "c0", "look"),
+        Delta("arguments", '{"at": "x"', 0),
+        Delta("arguments", ', "n": [1]}', 0),
+    ]
+    deltas += [Delta("call", "", 1, "c1", "list"), finish("tool_calls")]
     answer = whole(deltas)
     assert answer["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": "unsigned"},
@@ -245,10 +249,12 @@ def test_how_an_answer_ended() -> None:
         (finish("length", full=True), "model_context_window_exceeded", None),
         (finish("tool_calls"), "tool_use", None),
     ):
-        answer = whole([Content("x"), end])
+        answer = whole([Delta("text", "x"), end])
         assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, sequence)
     # Arguments that were cut are not acted on.
-    answer = whole([CallBegin(0, "c", "write"), CallArguments(0, '{"path": "/a", "text": "rm'), finish("length")])
+    answer = whole(
+        [Delta("call", "", 0, "c", "write"), Delta("arguments", '{"path": "/a", "text": "rm', 0), finish("length")]
+    )
     assert (answer["content"][0]["input"], answer["stop_reason"]) == ({}, "max_tokens")
 
 

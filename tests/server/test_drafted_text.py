@@ -9,7 +9,7 @@ from support.http import ask, demo_vocabulary
 from ngramspec.server.generate import Piece
 from ngramspec.server.usage import DraftedText
 from ngramspec.steps import Step
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
+from ngramspec.tool_calls.deltas import Delta
 
 CHATS = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -27,26 +27,26 @@ def marked(text: DraftedText, delta: Delta, step: Step | None = None) -> list[tu
 
 def test_a_steps_first_tokens_are_the_drafted_ones_in_whatever_pieces_they_are_told() -> None:
     text = DraftedText()
-    assert marked(text, Content("a"), step("abc", "de", accepted=1)) == [(0, 1)]
-    assert marked(text, Content("bcdefg"), step("f", "gh", "ij", accepted=2)) == [(0, 2), (4, 6)]
-    assert marked(text, Content("hij")) == [(0, 1)]
+    assert marked(text, Delta("text", "a"), step("abc", "de", accepted=1)) == [(0, 1)]
+    assert marked(text, Delta("text", "bcdefg"), step("f", "gh", "ij", accepted=2)) == [(0, 2), (4, 6)]
+    assert marked(text, Delta("text", "hij")) == [(0, 1)]
 
 
 def test_what_a_parser_drops_is_passed_over() -> None:
     text = DraftedText()
     thoughts = step("<think>", "so", "</think>\n", "Yes", accepted=2)
-    assert marked(text, Reasoning("so"), thoughts) == [(0, 2)]
-    assert marked(text, Content("Yes")) == []
+    assert marked(text, Delta("thought", "so"), thoughts) == [(0, 2)]
+    assert marked(text, Delta("text", "Yes")) == []
     call = step('{"name": "f", "x": ', '"Yes"', "}", "No", accepted=3)
-    assert marked(text, CallBegin(0, "c", "f"), call) == []
-    assert marked(text, CallArguments(0, '"Yes"')) == [(0, 5)]
-    assert marked(text, Content("No")) == []
+    assert marked(text, Delta("call", "", 0, "c", "f"), call) == []
+    assert marked(text, Delta("arguments", '"Yes"', 0)) == [(0, 5)]
+    assert marked(text, Delta("text", "No")) == []
 
 
 def test_nothing_is_said_of_what_is_not_found() -> None:
     text = DraftedText()
-    assert marked(text, Content("xyz"), step("abc", "def", accepted=1)) == []
-    assert marked(text, Content("abcdef")) == [(0, 3)]
+    assert marked(text, Delta("text", "xyz"), step("abc", "def", accepted=1)) == []
+    assert marked(text, Delta("text", "abcdef")) == [(0, 3)]
 
 
 def drafted_by(script: Script) -> str:

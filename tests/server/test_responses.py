@@ -26,7 +26,7 @@ from ngramspec.server.fields import ApiError, Fields, overflow
 from ngramspec.server.generate import Piece
 from ngramspec.server.responses import ResponseReply, read_request
 from ngramspec.server.usage import logprobs_content
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning
+from ngramspec.tool_calls.deltas import Delta
 
 Asked = tuple[ChatTask, Toolbox, dict[str, Any]]
 
@@ -111,9 +111,14 @@ def test_a_conversation_as_codex_sends_it() -> None:
 
 def test_what_an_answer_holds_can_be_sent_back() -> None:
     """Clients append the output to the next input as it is."""
-    deltas = [Reasoning("hm"), Content("I look."), CallBegin(0, "c0", "look"), CallArguments(0, "{}")]
+    deltas = [
+        Delta("thought", "hm"),
+        Delta("text", "I look."),
+        Delta("call", "", 0, "c0", "look"),
+        Delta("arguments", "{}", 0),
+    ]
     request = asked(tools=[LOOK, PATCH])
-    output = whole([*deltas, CallBegin(1, "c1", "apply_patch"), finish("tool_calls")], request)["output"]
+    output = whole([*deltas, Delta("call", "", 1, "c1", "apply_patch"), finish("tool_calls")], request)["output"]
     (got,) = task(input=output).messages
     assert (got["content"], got["reasoning_content"]) == ("I look.", "hm")
     assert [call["function"]["name"] for call in got["tool_calls"]] == ["look", "apply_patch"]
@@ -252,7 +257,15 @@ def _told(item: dict[str, Any]) -> str:
 
 
 def test_the_order_of_events() -> None:
-    sent = streamed([Reasoning("hm"), Content("a"), Content("b"), CallBegin(0, "c0", "look"), finish("tool_calls")])
+    sent = streamed(
+        [
+            Delta("thought", "hm"),
+            Delta("text", "a"),
+            Delta("text", "b"),
+            Delta("call", "", 0, "c0", "look"),
+            finish("tool_calls"),
+        ]
+    )
     order = """
         created in_progress
         output_item.added content_part.added reasoning_text.delta
@@ -269,8 +282,8 @@ def test_the_order_of_events() -> None:
 
 def test_calls_go_back_to_the_tool_they_came_from() -> None:
     patch = json.dumps({"input": "*** Begin\n+é"})
-    deltas: list[Said] = [CallBegin(0, "c0", "mcp__db__look"), CallArguments(0, '{"at": 1}')]
-    deltas += [CallBegin(1, "c1", "apply_patch"), CallArguments(1, patch), finish("tool_calls")]
+    deltas: list[Said] = [Delta("call", "", 0, "c0", "mcp__db__look"), Delta("arguments", '{"at": 1}', 0)]
+    deltas += [Delta("call", "", 1, "c1", "apply_patch"), Delta("arguments", patch, 1), finish("tool_calls")]
     first, second = whole(deltas, asked(tools=[PATCH, SERVER]))["output"]
     assert (first["type"], first["name"], first["namespace"]) == ("function_call", "look", "mcp__db")
     assert (first["arguments"], first["call_id"], first["status"]) == ('{"at": 1}', "c0", "completed")
@@ -279,13 +292,13 @@ def test_calls_go_back_to_the_tool_they_came_from() -> None:
 
 
 def test_an_answer_that_was_cut() -> None:
-    answer = whole([Reasoning("hm"), Content("a"), finish("length")])
+    answer = whole([Delta("thought", "hm"), Delta("text", "a"), finish("length")])
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in answer["output"]] == ["completed", "incomplete"]
 
 
 def test_usage_and_what_is_repeated() -> None:
-    answer = whole([Content("a"), finish()], asked(tools=[LOOK], instructions="I", metadata={"a": "b"}))
+    answer = whole([Delta("text", "a"), finish()], asked(tools=[LOOK], instructions="I", metadata={"a": "b"}))
     usage = answer["usage"]
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (20, 7, 27)
     assert usage["input_tokens_details"] == {"cached_tokens": 5, "cache_write_tokens": 0}
@@ -295,7 +308,7 @@ def test_usage_and_what_is_repeated() -> None:
 
 def test_logprobs_are_told_with_the_text() -> None:
     a, b = Logprobs(97, -0.5, ()), Logprobs(98, -1.0, ())
-    deltas: list[Said] = [Piece((), (a,)), Content("a"), Piece((Content("b"),), (b,)), finish()]
+    deltas: list[Said] = [Piece((), (a,)), Delta("text", "a"), Piece((Delta("text", "b"),), (b,)), finish()]
     told = [one for event in streamed(deltas) if event["type"].endswith("text.delta") for one in event["logprobs"]]
     (part,) = whole(deltas)["output"][0]["content"]
     assert told == part["logprobs"] == logprobs_content(MODEL, [a, b])

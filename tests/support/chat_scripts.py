@@ -15,7 +15,7 @@ from ngramspec.server.fields import ApiError
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.reply import Reply
 from ngramspec.steps import Stats
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
+from ngramspec.tool_calls.deltas import Delta
 
 
 def finish(
@@ -81,11 +81,11 @@ def answers(draw: st.DrawFn, names: Sequence[str] = ("look", "write")) -> list[S
     calls = 0
     for kind in draw(st.lists(st.sampled_from(["thought", "text", "call"]), max_size=6)):
         if kind != "call":
-            deltas += [(Reasoning if kind == "thought" else Content)(piece) for piece in draw(st.lists(_TEXTS))]
+            deltas += [Delta(kind, piece) for piece in draw(st.lists(_TEXTS))]
             continue
-        deltas.append(CallBegin(calls, f"call_{calls}", draw(st.sampled_from(names))))
+        deltas.append(Delta("call", "", calls, f"call_{calls}", draw(st.sampled_from(names))))
         text = json.dumps(draw(st.dictionaries(_TEXTS, _VALUES, max_size=3)), ensure_ascii=False)
         cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
-        deltas += [CallArguments(calls, text[a:b]) for a, b in pairwise([0, *cuts, len(text)])]
+        deltas += [Delta("arguments", text[a:b], calls) for a, b in pairwise([0, *cuts, len(text)])]
         calls += 1
     return [*deltas, finish("tool_calls" if calls else draw(st.sampled_from(["stop", "length"])))]

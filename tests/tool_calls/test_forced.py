@@ -10,7 +10,7 @@ import pytest
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning, Tool
+from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import FAMILIES, family_of, forced_grammar
 from ngramspec.tool_calls.parser import parser_for
 
@@ -35,11 +35,11 @@ def fits(vocabulary: Vocabulary, grammar: str, text: str) -> bool:
 def read(template: str, text: str, opening: str = "") -> tuple[str, str, list[tuple[str, object]]]:
     parser = parser_for(template, [WEATHER, CLOCK], opening=opening)
     deltas = [*parser.push(text), *parser.finish()]
-    calls = [(delta.name, "") for delta in deltas if isinstance(delta, CallBegin)]
+    calls = [(delta.name, "") for delta in deltas if delta.kind == "call"]
     for delta in deltas:
-        if isinstance(delta, CallArguments):
+        if delta.kind == "arguments":
             calls[delta.call] = (calls[delta.call][0], calls[delta.call][1] + delta.text)
-    said = ("".join(delta.text for delta in deltas if isinstance(delta, kind)) for kind in (Content, Reasoning))
+    said = ("".join(delta.text for delta in deltas if delta.kind == kind) for kind in ("text", "thought"))
     return (*said, [(name, json.loads(arguments)) for name, arguments in calls])  # type: ignore[return-value]
 
 

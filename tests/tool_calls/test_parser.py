@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning, Tool
+from ngramspec.tool_calls.deltas import Delta, Tool
 from ngramspec.tool_calls.families import FAMILIES
 from ngramspec.tool_calls.parser import parser_for, thoughts_parser
 
@@ -194,14 +194,14 @@ def parse(pieces: Sequence[str], family: str, *, tools: Sequence[Tool] = TOOLS, 
 
 def joined(deltas: Sequence[Delta]) -> tuple[str, str, list[tuple[str, str]]]:
     """Content, thoughts, and calls with their arguments."""
-    content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
-    thoughts = "".join(delta.text for delta in deltas if isinstance(delta, Reasoning))
+    content = "".join(delta.text for delta in deltas if delta.kind == "text")
+    thoughts = "".join(delta.text for delta in deltas if delta.kind == "thought")
     calls: list[tuple[str, str]] = []
     for delta in deltas:
-        if isinstance(delta, CallBegin):
+        if delta.kind == "call":
             assert delta.call == len(calls)
             calls.append((delta.name, ""))
-        elif isinstance(delta, CallArguments):
+        elif delta.kind == "arguments":
             calls[delta.call] = (calls[delta.call][0], calls[delta.call][1] + delta.text)
     return content, thoughts, calls
 
@@ -325,23 +325,23 @@ def test_arguments_stream() -> None:
     ):
         parser = parser_for(TEMPLATES[family], TOOLS)
         assert joined(parser.push(text))[2] == [("weather", '{"city": "Pari')]
-        assert parser.push("s") == [CallArguments(0, "s")]
+        assert parser.push("s") == [Delta("arguments", "s", 0)]
 
 
 def test_content_streams_up_to_what_could_begin_a_call() -> None:
     parser = parser_for(TEMPLATES["hermes"], TOOLS)
-    assert parser.push("a <") == [Content("a")]
-    assert parser.push("b> <tool_") == [Content(" <b>")]
-    assert parser.push("box>") == [Content(" <tool_box>")]
+    assert parser.push("a <") == [Delta("text", "a")]
+    assert parser.push("b> <tool_") == [Delta("text", " <b>")]
+    assert parser.push("box>") == [Delta("text", " <tool_box>")]
     assert parser.finish() == []
 
 
 def test_ids() -> None:
     text = '<tool_call>{"name": "clock"}</tool_call>' * 2
-    ids = [delta.id for delta in parse([text], "hermes") if isinstance(delta, CallBegin)]
+    ids = [delta.id for delta in parse([text], "hermes") if delta.kind == "call"]
     assert len(set(ids)) == 2
     assert all(id_.startswith("call_") for id_ in ids)
-    mistral = [delta.id for delta in parse(["[TOOL_CALLS]clock[ARGS]{}"], "mistral") if isinstance(delta, CallBegin)]
+    mistral = [delta.id for delta in parse(["[TOOL_CALLS]clock[ARGS]{}"], "mistral") if delta.kind == "call"]
     assert len(mistral[0]) == 9
     assert mistral[0].isalnum()
 
@@ -405,8 +405,8 @@ def test_a_call_that_was_cut_before_it_began_is_no_content(template: str, text: 
     def content(cut: bool) -> str:
         parser = parser_for(template, [Tool("look")])
         deltas = [*parser.push(text), *parser.finish(cut)]
-        assert not any(isinstance(delta, CallBegin) for delta in deltas)
-        return "".join(delta.text for delta in deltas if isinstance(delta, Content))
+        assert not any(delta.kind == "call" for delta in deltas)
+        return "".join(delta.text for delta in deltas if delta.kind == "text")
 
     assert content(cut=True) == "I look."
     assert content(cut=False) != "I look."  # an answer that ended by itself is told to the last character
@@ -420,7 +420,7 @@ def test_half_a_call_without_a_mark_is_no_content_and_half_an_object_is() -> Non
     ):
         parser = parser_for("<|python_tag|>", [Tool("look")])
         deltas = [*parser.push(text), *parser.finish(cut=True)]
-        assert "".join(delta.text for delta in deltas if isinstance(delta, Content)) == told
+        assert "".join(delta.text for delta in deltas if delta.kind == "text") == told
 
 
 def test_prose_that_was_cut_is_told_though_it_speaks_of_calls() -> None:
@@ -428,4 +428,4 @@ def test_prose_that_was_cut_is_told_though_it_speaks_of_calls() -> None:
     for cut in (False, True):
         parser = parser_for("<tool_call>", [Tool("look")])
         deltas = [*parser.push(text), *parser.finish(cut)]
-        assert "".join(delta.text for delta in deltas if isinstance(delta, Content)) == text
+        assert "".join(delta.text for delta in deltas if delta.kind == "text") == text
