@@ -24,7 +24,7 @@ from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
 from ngramspec.tool_calls.deltas import Delta, Tool
-from ngramspec.tool_calls.families import forced_grammar, thoughts_first
+from ngramspec.tool_calls.families import answer_grammar
 from ngramspec.tool_calls.parser import parser_for
 
 TEMPERATURE = 0.8  # llama.cpp's for chats, as in `ngramspec chat`
@@ -94,7 +94,11 @@ def answer(loaded: Loaded, prompt: llm.Prompt, response: llm.Response) -> Iterat
     options: Any = prompt.options  # made of `prompt_options`
     tools = [Tool(t.name, t.description or "", t.input_schema) for t in prompt.tools if isinstance(t, llm.Tool)]
     chat = target.chat([m for message in prompt.messages for m in _openai(message)], tools)
-    sampling = sampling_of(prompt.options, _grammar(prompt.schema, tools, target.chat_template, chat.opening))
+    grammar = None
+    if (schema := cast(Any, prompt.schema)) is not None:
+        template = target.chat_template
+        grammar = answer_grammar(tools, schema_rules, schema=schema, template=template, opening=chat.opening)
+    sampling = sampling_of(prompt.options, grammar)
     target.sampler(sampling)  # refuses what this model cannot do, before the conversation is read
     parser = parser_for(target.chat_template, tools, opening=chat.opening)
     stats, tokens, stop = Stats(), list[int](), None
@@ -130,15 +134,6 @@ def answer(loaded: Loaded, prompt: llm.Prompt, response: llm.Response) -> Iterat
         "tuned": dict(loaded.tuned),
         "notes": list(target.notes),
     }
-
-
-def _grammar(schema: Any, tools: Sequence[Tool], template: str | None, opening: str) -> str | None:
-    """What the answer must be like, where there is a schema; with tools it may also be calls of them."""
-    if schema is None:
-        return None
-    if tools:
-        return forced_grammar(tools, "required", True, schema_rules, template=template, opening=opening, instead=schema)
-    return "\n".join([*thoughts_first("answer", template, opening), schema_rules({"answer": schema})])
 
 
 def _openai(message: Message) -> Iterator[dict[str, Any]]:

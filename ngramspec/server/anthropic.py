@@ -15,7 +15,7 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.server.chat import EFFORTS, ChatTask, Transcript, as_json, count_prompt, run_chat
 from ngramspec.server.common_fields import read_rules, read_sampling
 from ngramspec.server.constraints import grammar_of, guided_schema
-from ngramspec.server.fields import ApiError, Fields, JsonAnswer
+from ngramspec.server.fields import ApiError, Fields, json_answer
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.reply import Block, Reply, event, respond
 from ngramspec.server.state import Call
@@ -53,7 +53,7 @@ async def count_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
     call.server.ready()
     task = read_request(call.given, call.server.sampling, counting=True)
-    return JsonAnswer({"input_tokens": await count_prompt(call, task)})
+    return json_answer({"input_tokens": await count_prompt(call, task)})
 
 
 def worded(error: ApiError) -> dict[str, Any]:

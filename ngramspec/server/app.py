@@ -21,7 +21,7 @@ from ngramspec.server import anthropic, openai_chat, responses
 from ngramspec.server.common_fields import ADAPTERS_STAY
 from ngramspec.server.embeddings import embedding, embeddings
 from ngramspec.server.fields import ApiError
-from ngramspec.server.http import Endpoint, EndpointApp, Log, logged, refusal
+from ngramspec.server.http import Endpoint, Log, logged, refusal
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
@@ -165,7 +165,7 @@ def make_app(
         log: told of every request that ended.
     """
     by_path = {path: endpoint for endpoint in ENDPOINTS for path in endpoint.paths}
-    routes = [Route(path, EndpointApp(one, server), methods=[one.method]) for path, one in by_path.items()]
+    routes = [Route(path, one, methods=[one.method]) for path, one in by_path.items()]
     middleware = [Middleware(logged, paths=frozenset(by_path), log=log)]
     if origins:
         cors: dict[str, Any] = {"allow_origins": list(origins), "allow_methods": ["*"], "allow_headers": ["*"]}
@@ -183,4 +183,6 @@ def make_app(
         response.headers.update(error.headers or {})
         return response
 
-    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: refused})
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: refused})
+    app.state.server = server
+    return app

@@ -23,7 +23,7 @@ from ngramspec.server.fields import ApiError, Fields, bad_field
 from ngramspec.server.generate import TextEvent, generate
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.families import begun_answer, forced_grammar, thoughts_first
+from ngramspec.tool_calls.families import answer_grammar, begun_answer
 from ngramspec.tool_calls.parser import parser_for
 
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
@@ -128,23 +128,18 @@ def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
     if task.sampling.grammar is not None:
         raise bad_field("grammar", f"grammar and {name} exclude each other")
     try:
-        if tools:
-            choice, instead = (task.tool_choice, None) if forced else ("required", task.schema)
-            return forced_grammar(
-                tools,
-                choice,
-                task.parallel,
-                schema_rules,
-                template=template,
-                opening=opening,
-                instead=instead,
-                instead_strict=task.strict,
-            )
-        assert task.schema is not None
-        rules = schema_rules({"answer": task.schema}, strict=task.strict, trimmed=True)
-    except (GrammarError, ValueError, RecursionError) as error:
+        return answer_grammar(
+            tools,
+            schema_rules,
+            choice=task.tool_choice if forced else "auto",
+            parallel=task.parallel,
+            schema=task.schema,
+            strict=task.strict,
+            template=template,
+            opening=opening,
+        )
+    except (GrammarError, RecursionError) as error:
         raise bad_field(name, f"{name}: {error}") from error
-    return "\n".join([*thoughts_first("answer", template, opening), rules])
 
 
 async def run_chat(call: Call, task: ChatTask, count: int = 1) -> AsyncGenerator[tuple[int, TextEvent], None]:

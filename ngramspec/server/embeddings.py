@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ngramspec.llama.embedder import Embedder
 from ngramspec.server.common_fields import read_tokens, several
-from ngramspec.server.fields import ApiError, JsonAnswer, bad_field, overflow
+from ngramspec.server.fields import ApiError, bad_field, json_answer, overflow
 from ngramspec.server.state import Call
 
 Vectors = NDArray[np.float32]
@@ -41,7 +41,7 @@ async def embeddings(call: Call) -> Response:
         for i, (vector,) in enumerate(await _embed(call, embedder, texts))
     ]
     tokens = sum(map(len, texts))
-    return JsonAnswer(
+    return json_answer(
         {
             "object": "list",
             "data": told,
@@ -56,7 +56,7 @@ async def embedding(call: Call) -> Response:
     embedder = _embedder(call)
     texts = await asyncio.to_thread(_read_texts, call, call.given.name("content", "input"))
     found = await _embed(call, embedder, texts)
-    return JsonAnswer([{"index": i, "embedding": vectors.tolist()} for i, vectors in enumerate(found)])
+    return json_answer([{"index": i, "embedding": vectors.tolist()} for i, vectors in enumerate(found)])
 
 
 def _embedder(call: Call) -> Embedder:

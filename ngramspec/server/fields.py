@@ -1,5 +1,5 @@
 """`Fields`: the fields of a JSON object, each checked when it is read; `ApiError`: what is wrong, as a client is told;
-`JsonAnswer`: a response that is JSON.
+`json_answer`: a response that is JSON.
 
 Null means what a field's absence means. Whatever is not asked for is not looked at, since clients send much that other
 servers know. A client retries what is answered with 5xx, at the cost of another generation: what a retry cannot mend is
@@ -37,13 +37,9 @@ dumped = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=Fa
 """An object as JSON in one line, which never holds a nan or an infinity: these are no JSON."""
 
 
-class JsonAnswer(Response):
+def json_answer(data: Any, status: int = 200) -> Response:
     """A response that is JSON."""
-
-    media_type = "application/json"
-
-    def __init__(self, data: Any, status: int = 200) -> None:
-        super().__init__(dumped(data), status)
+    return Response(dumped(data), status, media_type="application/json")
 
 
 class ApiError(Exception):

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec.errors import NGramSpecError
-from ngramspec.server.fields import ApiError, Fields, JsonAnswer, bad_field, of_failure, worded
+from ngramspec.server.fields import ApiError, Fields, bad_field, json_answer, of_failure, worded
 from ngramspec.server.state import Call, Counters, Server
 
 _SLOT = re.compile("/slots/[0-9]{1,4}")
@@ -28,7 +28,7 @@ _COUNTERS = "ngramspec.counters"  # where a request's scope holds them
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address."""
+    """An address of the server that is its application's `state.server`, as ASGI has it."""
 
     paths: tuple[str, ...]  # its names
     # Raises ApiError or NGramSpecError for what is wrong with a request; anything else is a defect of the server.
@@ -37,27 +37,16 @@ class Endpoint:
     wording: Callable[[ApiError], dict[str, Any]] = worded  # its errors as JSON
     public: bool = False  # whether it answers without an API key
 
-
-def refusal(error: ApiError, endpoint: Endpoint | None) -> Response:
-    """An error as a response, in the words of the endpoint, if there is one."""
-    return JsonAnswer((worded if endpoint is None else endpoint.wording)(error), error.status)
-
-
-class EndpointApp:
-    """An endpoint of a server, as ASGI has it."""
-
-    def __init__(self, endpoint: Endpoint, server: Server) -> None:
-        self._endpoint, self._server = endpoint, server
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        server: Server = scope["app"].state.server
         try:
-            raw = await _read_body(Request(scope, receive), self._server.most_bytes)
+            raw = await _read_body(Request(scope, receive), server.most_bytes)
         except ApiError as error:
-            await refusal(error, self._endpoint)(scope, receive, send)
+            await refusal(error, self)(scope, receive, send)
             return
         except ClientDisconnect:
             return
-        work = asyncio.ensure_future(self._respond(raw, scope, receive, send))
+        work = asyncio.ensure_future(self._respond(server, raw, scope, receive, send))
         gone = asyncio.ensure_future(_until_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -68,26 +57,31 @@ class EndpointApp:
             gone.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
 
-    async def _respond(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, server: Server, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             query = Fields({**QueryParams(scope["query_string"]), **scope.get("path_params", {})})
             # Whoever erases a slot need not send anything.
-            fields = Fields(_read_json(raw or b"{}")) if self._endpoint.method == "POST" else query
-            response = await self._handle(Call(self._server, fields, scope[_COUNTERS], query, Headers(scope=scope)))
+            fields = Fields(_read_json(raw or b"{}")) if self.method == "POST" else query
+            response = await self._handle(Call(server, fields, scope[_COUNTERS], query, Headers(scope=scope)))
         except ApiError as error:
-            response = refusal(error, self._endpoint)
+            response = refusal(error, self)
         except Exception:
-            await refusal(ApiError(500, "internal error"), self._endpoint)(scope, receive, send)
+            await refusal(ApiError(500, "internal error"), self)(scope, receive, send)
             raise
         await response(scope, receive, send)
 
     async def _handle(self, call: Call) -> Response:
         try:
-            return await self._endpoint.handler(call)
+            return await self.handler(call)
         except (ApiError, NGramSpecError) as error:
             told = of_failure(error)
             call.counters.field = told.param or ""
-            return refusal(told, self._endpoint)
+            return refusal(told, self)
+
+
+def refusal(error: ApiError, endpoint: Endpoint | None) -> Response:
+    """An error as a response, in the words of the endpoint, if there is one."""
+    return json_answer((worded if endpoint is None else endpoint.wording)(error), error.status)
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -25,7 +25,7 @@ from ngramspec.server.common_fields import (
     read_sampling,
     several,
 )
-from ngramspec.server.fields import ApiError, JsonAnswer, bad_field
+from ngramspec.server.fields import ApiError, bad_field, json_answer
 from ngramspec.server.generate import End, LineLimits, Piece, TextEvent, generate
 from ngramspec.server.openai_chat import read_chat
 from ngramspec.server.reply import Reply, event, respond
@@ -158,8 +158,8 @@ async def tokenize(call: Call) -> Response:
     special, bos = given.flag("parse_special", True), given.flag("add_special")
     tokens = await asyncio.to_thread(vocabulary.tokenize, content, special=special, add_bos=bos)
     if not given.flag("with_pieces"):
-        return JsonAnswer({"tokens": tokens})
-    return JsonAnswer({"tokens": [{"id": token, "piece": _piece(vocabulary.shown(token))} for token in tokens]})
+        return json_answer({"tokens": tokens})
+    return json_answer({"tokens": [{"id": token, "piece": _piece(vocabulary.shown(token))} for token in tokens]})
 
 
 def _piece(raw: bytes) -> str | list[int]:
@@ -173,14 +173,14 @@ async def detokenize(call: Call) -> Response:
     """The text of token ids, control tokens by their names, so that tokenizing it gives the tokens again."""
     vocabulary = call.model.vocabulary
     tokens = [check_token(vocabulary, token, "tokens") for token in call.given.list("tokens")]
-    return JsonAnswer({"content": b"".join(map(vocabulary.shown, tokens)).decode("utf-8", "replace")})
+    return json_answer({"content": b"".join(map(vocabulary.shown, tokens)).decode("utf-8", "replace")})
 
 
 async def apply_template(call: Call) -> Response:
     """The prompt of a chat as text, with the control tokens that the template writes."""
     model, (task, _) = call.model, read_chat(call.given)
     prompt = await asyncio.to_thread(chat_prompt, model, task)
-    return JsonAnswer({"prompt": prompt.text})
+    return json_answer({"prompt": prompt.text})
 
 
 # --------------------------------------------------------------------------- gaps

@@ -23,7 +23,7 @@ from ngramspec.server.common_fields import (
     read_usage_too,
 )
 from ngramspec.server.constraints import read_format
-from ngramspec.server.fields import Fields, JsonAnswer, bad_field
+from ngramspec.server.fields import Fields, bad_field, json_answer
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.reply import DONE, Answer, Block, Reply, chunk_maker, respond
 from ngramspec.server.state import Call, ServedModel
@@ -63,7 +63,7 @@ async def input_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
     call.server.ready()
     count = await count_prompt(call, read_chat(call.given)[0])
-    return JsonAnswer({"object": "response.input_tokens", "input_tokens": count})
+    return json_answer({"object": "response.input_tokens", "input_tokens": count})
 
 
 def _read_logprobs(given: Fields, model: ServedModel) -> int | None:

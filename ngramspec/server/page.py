@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from starlette.responses import HTMLResponse, Response
 
-from ngramspec.server.fields import JsonAnswer
+from ngramspec.server.fields import json_answer
 from ngramspec.server.state import Call
 
 
@@ -75,4 +75,4 @@ async def markdown(call: Call) -> Response:
         if not (isinstance(span, list) and len(span) == 2 and all(isinstance(end, int) for end in span)):
             raise call.given.wrong("drafted", "a list of pairs of numbers")
     blocks, last = await asyncio.to_thread(render, text, sorted(map(tuple, drafted)))
-    return JsonAnswer({"blocks": blocks, "last": last})
+    return json_answer({"blocks": blocks, "last": last})

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from ngramspec.batching.request import Started
 from ngramspec.errors import NGramSpecError
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.server.fields import ApiError, JsonAnswer, dumped, of_failure, worded
+from ngramspec.server.fields import ApiError, dumped, json_answer, of_failure, worded
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.state import Call
 from ngramspec.tool_calls.deltas import Delta
@@ -183,7 +183,7 @@ async def respond(call: Call, events: AsyncGenerator[tuple[int, TextEvent], None
         async with aclosing(events):
             async for number, one in events:
                 reply.add(number, one)
-        return JsonAnswer(reply.whole())
+        return json_answer(reply.whole())
     chunks, seconds = _chunks(events, reply), call.server.ping_seconds
     first = asyncio.ensure_future(anext(chunks, None))
     try:

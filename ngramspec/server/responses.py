@@ -25,7 +25,7 @@ from ngramspec.server.chat import (
 )
 from ngramspec.server.common_fields import read_prediction, read_rules, read_sampling
 from ngramspec.server.constraints import ANY_OBJECT, grammar_of, guided_schema
-from ngramspec.server.fields import ApiError, Fields, JsonAnswer
+from ngramspec.server.fields import ApiError, Fields, json_answer
 from ngramspec.server.generate import End, TextEvent
 from ngramspec.server.reply import Block, Reply, event, respond
 from ngramspec.server.state import Call, ServedModel
@@ -55,7 +55,7 @@ async def input_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
     call.server.ready()
     task, _, _ = read_request(call.given, call.server.sampling)
-    return JsonAnswer({"object": "response.input_tokens", "input_tokens": await count_prompt(call, task)})
+    return json_answer({"object": "response.input_tokens", "input_tokens": await count_prompt(call, task)})
 
 
 # --------------------------------------------------------------------------- the request

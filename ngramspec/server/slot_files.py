@@ -15,7 +15,7 @@ import numpy as np
 from starlette.responses import Response
 
 from ngramspec.errors import TargetError
-from ngramspec.server.fields import ApiError, JsonAnswer, bad_field
+from ngramspec.server.fields import ApiError, bad_field, json_answer
 from ngramspec.server.state import Call
 from ngramspec.shared_model import SequenceModel
 from ngramspec.storage import replacing
@@ -43,7 +43,7 @@ async def slot_action(call: Call) -> Response:
     told = await _ACTIONS[action](call, number)
     if action != "erase":
         told["timings"] = {f"{action}_ms": (time.perf_counter() - began) * 1000}
-    return JsonAnswer({"id_slot": number} | told)
+    return json_answer({"id_slot": number} | told)
 
 
 async def _save(call: Call, number: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import PlainTextResponse, Response
 
 from ngramspec.batching.request import Report, Slot
-from ngramspec.server.fields import ApiError, JsonAnswer, shown
+from ngramspec.server.fields import ApiError, json_answer, shown
 from ngramspec.server.llama_server import generation_settings
 from ngramspec.server.state import Call
 from ngramspec.server.usage import FINGERPRINT
@@ -17,14 +17,14 @@ from ngramspec.server.usage import FINGERPRINT
 async def health(call: Call) -> Response:
     """Whether there is a model to ask."""
     call.server.ready()
-    return JsonAnswer({"status": "ok"})
+    return json_answer({"status": "ok"})
 
 
 async def models(call: Call) -> Response:
     """The one model, as OpenAI lists them ("data") and as ollama does ("models")."""
     name = call.model.name
     named = {"name": name, "model": name, "type": "model", "capabilities": ["completion"]}
-    return JsonAnswer({"object": "list", "data": [_listed(call)], "models": [named]})
+    return json_answer({"object": "list", "data": [_listed(call)], "models": [named]})
 
 
 async def model(call: Call) -> Response:
@@ -32,7 +32,7 @@ async def model(call: Call) -> Response:
     name = call.given.text("id")
     if name != call.model.name:
         raise ApiError(404, f"there is no model {shown(name)} here, only {call.model.name!r}", code="model_not_found")
-    return JsonAnswer(_listed(call))
+    return json_answer(_listed(call))
 
 
 def _listed(call: Call) -> dict[str, Any]:
@@ -47,7 +47,7 @@ async def props(call: Call) -> Response:
     bos, eos = model.vocabulary.ends
     settings = generation_settings(call.server.sampling, -1, ())
     defaults = {"id": 0, "n_ctx": model.n_ctx, "speculative": model.speculative, "params": settings}
-    return JsonAnswer(
+    return json_answer(
         {
             "default_generation_settings": defaults,
             "total_slots": len(model.service.report().slots),
@@ -72,7 +72,7 @@ async def props(call: Call) -> Response:
 async def lora_adapters(call: Call) -> Response:
     """The LoRA adapters that every text is generated with."""
     found = enumerate(call.model.adapters)
-    return JsonAnswer([{"id": number, "path": path, "scale": scale} for number, (path, scale) in found])
+    return json_answer([{"id": number, "path": path, "scale": scale} for number, (path, scale) in found])
 
 
 async def slots(call: Call) -> Response:
@@ -81,7 +81,7 @@ async def slots(call: Call) -> Response:
     found = model.service.report().slots
     if call.given.data.get("fail_on_no_slot") == "1" and all(slot.busy for slot in found):
         raise ApiError(503, "no slot available")
-    return JsonAnswer([_slot(call, slot) for slot in found])
+    return json_answer([_slot(call, slot) for slot in found])
 
 
 def _slot(call: Call, slot: Slot) -> dict[str, Any]:

@@ -183,67 +183,63 @@ SchemaRules = Callable[..., str]
 """GBNF rules for JSON schemas, by the names of the rules: `ngramspec.llama.json_schema.schema_rules`."""
 
 
-def forced_grammar(
+def answer_grammar(
     tools: Sequence[Tool],
-    choice: str,
-    parallel: bool,
     schema_rules: SchemaRules,
     *,
+    choice: str = "auto",
+    parallel: bool = True,
+    schema: Mapping[str, Any] | None = None,
+    strict: bool = True,
     template: str | None = None,
     opening: str = "",
-    instead: Mapping[str, Any] | None = None,
-    instead_strict: bool = True,
 ) -> str:
-    """A GBNF grammar of answers that call a tool, which `parser_for` reads.
+    """A GBNF grammar of answers that call tools, in the form that `parser_for` reads, or are JSON.
 
-    Thoughts may come first where the template knows them, and must end before the call.
+    Thoughts may come first where the template knows them, and must end before that.
 
     Args:
-        choice: "required", or the name of the tool that must be called.
+        tools: that may be called.
+        schema_rules: makes rules of JSON schemas.
+        choice: "required", or the name of the tool that must be called; "auto": an answer may be JSON instead.
         parallel: whether there may be several calls; of a named tool there is one.
-        schema_rules: makes rules of parameters.
+        schema: of that JSON.
+        strict: whether to refuse the schema if no grammar can say all of it.
         template, opening: as for `parser_for`.
-        instead: a JSON schema, of which an answer may be that calls no tool; `instead_strict`: refuse what no grammar
-            can say of it.
 
     Raises:
         ValueError: no tool of that name.
-        GrammarError: parameters that cannot be a grammar; the message names the tool.
+        GrammarError: a schema that cannot be a grammar; the message names the tool whose parameters it is for.
     """
-    chosen = [tool for tool in tools if choice in {"required", tool.name}]
-    if not chosen:
-        raise ValueError(
-            f"tool_choice {choice!r} is not one of the tools"
-            if tools
-            else "tool_choice asks for a tool, but there are none"
-        )
+    called = [tool for tool in tools if choice in {"auto", "required", tool.name}]
+    if choice != "auto" and not called:
+        raise ValueError(f"tool_choice {choice!r} is not one of the tools")
     family = family_of(template) or HERMES
     rules, names = list[str](), list[str]()
-    for number, tool in enumerate(chosen):
+    for number, tool in enumerate(called):
         before, after = family.write(tool.name)
         names.append(f"call-{number}")
-        schema = {"type": "object", **tool.parameters}
+        parameters = {"type": "object", **tool.parameters}
         try:
-            rules.append(schema_rules({f"arguments-{number}": schema}, strict=tool.strict))
+            rules.append(schema_rules({f"arguments-{number}": parameters}, strict=tool.strict))
         except GrammarError as error:
             raise GrammarError(f"the parameters of the tool {tool.name!r}: {error}") from error
         rules.append(f"call-{number} ::= {quote(before)} arguments-{number} {quote(after)}")
-    begin, between, end = family.around
-    more = f" ({quote(between)} call)*" if parallel and choice == "required" and between is not None else ""
-    if instead is not None:
-        turn = schema_rules({"instead": instead}, strict=instead_strict, trimmed=True)
-        rules = ["turn ::= answer | instead", turn, *rules]
-    return "\n".join(
-        [
-            *thoughts_first("answer" if instead is None else "turn", template, opening),
-            f"answer ::= {quote(begin)} call{more} {quote(end)}",
-            f"call ::= {' | '.join(names)}",
-            *dict.fromkeys("\n".join(rules).splitlines()),
-        ]
-    )
+    answers = []
+    if called:
+        answers.append("calls")
+        begin, between, end = family.around
+        several = parallel and choice in {"auto", "required"}
+        more = f" ({quote(between)} call)*" if several and between is not None else ""
+        rules += [f"calls ::= {quote(begin)} call{more} {quote(end)}", f"call ::= {' | '.join(names)}"]
+    if choice == "auto" and schema is not None:
+        answers.append("json")
+        rules.append(schema_rules({"json": schema}, strict=strict, trimmed=True))
+    first = [*_thoughts_first("answer", template, opening), f"answer ::= {' | '.join(answers)}"]
+    return "\n".join([*first, *dict.fromkeys("\n".join(rules).splitlines())])
 
 
-def thoughts_first(rest: str, template: str | None, opening: str) -> list[str]:
+def _thoughts_first(rest: str, template: str | None, opening: str) -> list[str]:
     """GBNF rules whose root is the rule `rest`, with thoughts before it where the model thinks.
 
     Where the prompt has opened thoughts, they must end first; where the template knows tags, there may be thoughts.

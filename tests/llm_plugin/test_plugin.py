@@ -241,4 +241,4 @@ def test_a_schema_leaves_room_for_calls_where_there_are_tools() -> None:
     without, with_tools = (call.args[0].grammar for call in told.sampler.call_args_list)
     assert "multiply" not in str(without)
     assert "multiply" in str(with_tools)
-    assert "instead" in str(with_tools)
+    assert "answer ::= calls | json" in str(with_tools)

@@ -11,7 +11,7 @@ from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.families import FAMILIES, family_of, forced_grammar
+from ngramspec.tool_calls.families import FAMILIES, answer_grammar, family_of
 from ngramspec.tool_calls.parser import parser_for
 
 DAYS = {"type": "integer", "minimum": 1, "maximum": 7}
@@ -58,7 +58,9 @@ def test_every_family_reads_what_its_grammar_forces(name: str, demo_vocabulary: 
     assert family.name == name
     one, two = [CALL], [CALL, ("clock", "{}")]
     for parallel in (False, True):
-        grammar = forced_grammar([WEATHER, CLOCK], "required", parallel, schema_rules, template=template)
+        grammar = answer_grammar(
+            [WEATHER, CLOCK], schema_rules, choice="required", parallel=parallel, template=template
+        )
         assert fits(demo_vocabulary, grammar, written(template, one))
         assert not fits(demo_vocabulary, grammar, written(template, [("weather", '{"city": "Rome", "days": 8}')]))
         assert not fits(demo_vocabulary, grammar, "Hello")
@@ -70,7 +72,7 @@ def test_every_family_reads_what_its_grammar_forces(name: str, demo_vocabulary: 
 
 
 def test_a_named_tool(demo_vocabulary: Vocabulary) -> None:
-    grammar = forced_grammar([WEATHER, CLOCK], "clock", True, schema_rules, template=THINKING)
+    grammar = answer_grammar([WEATHER, CLOCK], schema_rules, choice="clock", parallel=True, template=THINKING)
     assert fits(demo_vocabulary, grammar, written(THINKING, [("clock", "{}")]))
     assert not fits(demo_vocabulary, grammar, written(THINKING, [CALL]))
 
@@ -86,7 +88,9 @@ def test_thoughts_come_first_and_must_end(demo_vocabulary: Vocabulary) -> None:
         ("<think>\n", "</think>a", False),
         ("<think>\n\n</think>\n\n", "", True),
     ):
-        grammar = forced_grammar([CLOCK], "required", False, schema_rules, template=THINKING, opening=opening)
+        grammar = answer_grammar(
+            [CLOCK], schema_rules, choice="required", parallel=False, template=THINKING, opening=opening
+        )
         text = before + written(THINKING, [("clock", "{}")])
         assert fits(demo_vocabulary, grammar, text) == allowed
         if allowed:
@@ -97,29 +101,27 @@ def test_thoughts_come_first_and_must_end(demo_vocabulary: Vocabulary) -> None:
 
 def test_what_cannot_be_forced() -> None:
     with pytest.raises(ValueError, match=r"^tool_choice 'other' is not one of the tools$"):
-        forced_grammar([CLOCK], "other", True, schema_rules)
-    with pytest.raises(ValueError, match=r"^tool_choice asks for a tool, but there are none$"):
-        forced_grammar([], "required", True, schema_rules)
+        answer_grammar([CLOCK], schema_rules, choice="other", parallel=True)
     odd = Tool("odd", "", {"properties": {"a": {"not": {}}}}, strict=True)
     with pytest.raises(
         GrammarError, match=r"^the parameters of the tool 'odd': .* not cannot be said in a grammar at 'a'"
     ):
-        forced_grammar([CLOCK, odd], "required", True, schema_rules)
+        answer_grammar([CLOCK, odd], schema_rules, choice="required", parallel=True)
 
 
 def test_what_no_grammar_says_is_left_out_unless_the_tool_is_strict(demo_vocabulary: Vocabulary) -> None:
     names = {"type": "array", "items": {"type": "string", "pattern": "^(?=a)b"}, "uniqueItems": True}
     odd = {"type": "object", "properties": {"names": names, "not": {"type": "integer", "multipleOf": 3}}}
     odd |= {"patternProperties": {"^x": {}}, "if": {}, "then": {}, "required": ["names", "not"]}
-    grammar = forced_grammar([Tool("odd", "", odd)], "required", False, schema_rules, template=THINKING)
+    grammar = answer_grammar([Tool("odd", "", odd)], schema_rules, choice="required", parallel=False, template=THINKING)
     assert fits(demo_vocabulary, grammar, written(THINKING, [("odd", '{"names": ["c"], "not": 5}')]))
     assert not fits(demo_vocabulary, grammar, written(THINKING, [("odd", '{"names": ["c"], "not": "x"}')]))
     with pytest.raises(GrammarError, match="cannot be said in a grammar"):
-        forced_grammar([Tool("odd", "", odd, strict=True)], "required", False, schema_rules, template=THINKING)
+        answer_grammar([Tool("odd", "", odd, strict=True)], schema_rules, choice="required")
 
 
 def test_a_named_tool_is_called_once(demo_vocabulary: Vocabulary) -> None:
-    grammar = forced_grammar([WEATHER, CLOCK], "clock", True, schema_rules, template=THINKING)
+    grammar = answer_grammar([WEATHER, CLOCK], schema_rules, choice="clock", parallel=True, template=THINKING)
     assert not fits(demo_vocabulary, grammar, written(THINKING, [("clock", "{}"), ("clock", "{}")]))
 
 
