@@ -23,8 +23,8 @@ from ngramspec.sampling.option import between, option, within
 from ngramspec.steps import Stats, Step
 
 from .complete_beams import check_beams, complete_with_beams
-from .complete_text import Texts, prompt_of, read_texts
-from .console import guarded_stdout, leave, note, outcome, prefill_bar, usage_error, write_stdout
+from .complete_text import prompt_of, read_texts
+from .console import fail, guarded_stdout, leave, note, outcome, prefill_bar, read_text, usage_error, write_stdout
 from .models import complete_model
 from .options import STOP, TRACE, check_predict, check_stop, find, keep, open_found
 from .sampling_options import SamplingOptions, check_sampling
@@ -100,23 +100,21 @@ def complete(
     if beams is not None:
         others = {"--logprobs": logprobs, "--trace": trace}
         check_beams(chosen, acceptance, load, others)
-    if prediction is not None:
-        _check_prediction(load, beams)
+    predicted = "" if prediction is None else _read_prediction(prediction, load, beams)
     model, source = _arguments(model, file, text_file, named=load.hf_repo is not None)
     # The text comes first: a mistake there should not cost a download.
-    texts = read_texts(source, suffix, prediction)
-    shown = texts if echo else Texts("")
+    before, after = read_texts(source, suffix)
+    begins, ends = (before, after or "") if echo else ("", "")
     writer = TraceWriter(trace) if trace is not None else None
     found = find(model, load)
     if beams is not None:
-        complete_with_beams(
-            found, load, chosen, texts, beams, predict, stops, truncate=truncate, echo=echo, as_json=as_json
-        )
+        asked = before, after, beams, predict, stops
+        complete_with_beams(found, load, chosen, *asked, truncate=truncate, echo=echo, as_json=as_json)
         return
     opened = open_found(found, load, remember=True)
     target, decoder = opened.target, opened.decoder
     check_sampling(target, chosen, logprobs)
-    prompt = prompt_of(target, texts, limit, truncate)
+    prompt = prompt_of(target, before, after, limit, truncate)
 
     if writer is not None:
         writer.begin(prompt, target.piece, TraceHeader.of(decoder, target.name, chosen, acceptance))
@@ -125,7 +123,7 @@ def complete(
     began = time.perf_counter()
     with guarded_stdout(), writer or nullcontext():
         if not as_json:
-            write_stdout(shown.before)
+            write_stdout(begins)
         with outcome() as ended, prefill_bar() as progress:
             for step in decoder.generate(
                 prompt,
@@ -135,7 +133,7 @@ def complete(
                 stop=stops,
                 logprobs=logprobs,
                 detail=writer is not None,
-                prediction=target.tokenize(texts.predicted, add_bos=False) if texts.predicted else (),
+                prediction=target.tokenize(predicted, add_bos=False) if predicted else (),
                 progress=progress,
             ):
                 if writer is not None:
@@ -147,12 +145,12 @@ def complete(
                 if not as_json:
                     write_stdout(step.text)
         if not as_json and not ended.code:
-            write_stdout(shown.after or "")
+            write_stdout(ends)
         seconds = time.perf_counter() - began
         ending = (steps[-1].stop if steps else None) or ("failed" if ended.error else "interrupted")
         if as_json:
             document = {
-                "text": shown.around("".join(step.text for step in steps)),
+                "text": "".join([begins, *(step.text for step in steps), ends]),
                 "prompt_tokens": len(prompt),
                 **_figures(steps, stats, target.piece),
                 "seconds": seconds,
@@ -177,12 +175,15 @@ def complete(
     leave(ended)
 
 
-def _check_prediction(load: LoadSettings, beams: int | None) -> None:
-    """End the program where --prediction would have to be ignored."""
+def _read_prediction(file: str, load: LoadSettings, beams: int | None) -> str:
+    """What --prediction names; ends the program where it would have to be ignored, or is empty."""
     if beams is not None or load.no_draft:
         usage_error(f"--prediction is for drafts of one text; leave out {'--no-draft' if load.no_draft else '--beams'}")
     if load.drafter not in REMEMBERING:
         usage_error(f"--drafter {load.drafter} cannot draft from a prediction; {' and '.join(sorted(REMEMBERING))} can")
+    if not (text := read_text(Path(file))):
+        fail(f"{file} is empty: nothing can be drafted from it")
+    return text
 
 
 def _arguments(model: str | None, file: str | None, text_file: str | None, *, named: bool) -> tuple[str | None, str]:

@@ -16,7 +16,7 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
 
-from .complete_text import Texts, prompt_of
+from .complete_text import prompt_of
 from .console import guarded_stdout, leave, note, outcome, prefill_bar, usage_error, write_stdout
 from .options import check_predict, open_target
 from .sampling_options import check_sampling
@@ -50,7 +50,8 @@ def complete_with_beams(
     model: ModelSource,
     load: LoadSettings,
     sampling: Sampling,
-    texts: Texts,
+    before: str,
+    after: str | None,
     beams: int,
     predict: int,
     stop: Sequence[str],
@@ -66,8 +67,7 @@ def complete_with_beams(
     # Where beams lie in the cache moves last bits: nothing would come of exact settings.
     target = open_target(model, replace(load, exact="off"), n_seq=SEQUENCES)
     check_sampling(target, sampling)
-    prompt = prompt_of(target, texts, check_predict(predict) * beams, truncate)
-    shown = texts if echo else Texts("")
+    prompt = prompt_of(target, before, after, check_predict(predict) * beams, truncate)
     search = BeamSearch(
         target,
         beams,
@@ -84,7 +84,9 @@ def complete_with_beams(
         seconds = time.perf_counter() - began
         found = search.hypotheses()
         best = found[0] if found else None
-        text = shown.around(best.text if best else "")
+        text = best.text if best else ""
+        if echo:
+            text = f"{before}{text}{after or ''}"
         ending = (best.stop if best else None) or ("failed" if ended.error else "interrupted")
         if as_json:
             write_stdout(json.dumps(_document(search, text, len(prompt), seconds, ending), ensure_ascii=False) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ngramspec.fill_in import Limits, fill_in
@@ -11,24 +10,14 @@ from ngramspec.llama.target import Target
 from .console import fail, note, read_stdin, read_text, usage_error
 
 LARGE = 1 << 20
-"""Characters up to which texts are tokenized whole: that takes some two seconds at most."""
+"""Characters up to which texts are tokenized whole: that takes two seconds at most, and a minute for 30 MB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """What was read."""
+def read_texts(source: str, suffix: str | None) -> tuple[str, str | None]:
+    """The text to continue, and what stands behind the gap; None: there is none, the text goes on at its end.
 
-    before: str  # the text to continue
-    after: str | None = None  # what stands behind the gap; None: there is none, the text goes on at its end
-    predicted: str = ""  # what the continuation is likely to copy
-
-    def around(self, text: str) -> str:
-        """The whole, with `text` in the gap."""
-        return f"{self.before}{text}{self.after or ''}"
-
-
-def read_texts(source: str, suffix: str | None, prediction: str | None = None) -> Texts:
-    """Read what is named, "-" being stdin; ends the program if it is not UTF-8, or there is nothing to go by."""
+    Reads what is named, "-" being stdin; ends the program if it is not UTF-8, or there is nothing to go by.
+    """
     if suffix is not None and suffix == source:
         usage_error(f"the texts before and after the gap are the same: {'stdin' if source == '-' else source}")
     if suffix == "":
@@ -38,57 +27,45 @@ def read_texts(source: str, suffix: str | None, prediction: str | None = None) -
     if not before and not after:
         name = "standard input" if source == "-" else source
         fail(f"{name} is empty: there is nothing to continue" if after is None else "nothing stands round the gap")
-    predicted = "" if prediction is None else read_text(Path(prediction))
-    if prediction is not None and not predicted:
-        fail(f"{prediction} is empty: nothing can be drafted from it")
-    return Texts(before, after, predicted)
+    return before, after
 
 
 def _read(source: str, wanted: str) -> str:
     return read_stdin(wanted) if source == "-" else read_text(Path(source))
 
 
-def _near(target: Target, texts: Texts) -> tuple[Texts, bool]:
-    """What of the texts may have room in the context, and whether anything is left out, which is not tokenized.
-
-    Some tokenizers take a minute for 30 MB.
-    """
-    if len(texts.before) + len(texts.after or "") < LARGE:
-        return texts, False
-    # Twice what has room: where a text is cut, its first tokens may be others.
-    most = 2 * target.n_ctx * target.longest_token
-    after = None if texts.after is None else texts.after[:most]
-    near = replace(texts, before=texts.before[-most:], after=after)
-    return near, near != texts
-
-
-def prompt_of(target: Target, texts: Texts, limit: int, truncate: bool) -> list[int]:
+def prompt_of(target: Target, before: str, after: str | None, limit: int, truncate: bool) -> list[int]:
     """The tokens that the model continues; ends the program where they leave no room for an answer.
 
     Raises:
         ModelError: there is a gap, and the model cannot fill it.
     """
-    texts, left_out = _near(target, texts)
+    length = len(before) + len(after or "")
+    if length >= LARGE:
+        # Twice what has room: where a text is cut, its first tokens may be others.
+        most = 2 * target.n_ctx * target.longest_token
+        before, after = before[-most:], None if after is None else after[:most]
+    left_out = len(before) + len(after or "") < length
     prompt: list[int] = []
     if truncate or not left_out:
-        prompt = target.tokenize(texts.before) if texts.after is None else fill_in(target, texts.before, texts.after)
+        prompt = target.tokenize(before) if after is None else fill_in(target, before, after)
     if len(prompt) < target.n_ctx and not left_out:
         return prompt
     size = f"more than {target.n_ctx}" if left_out else str(len(prompt))
     if not truncate:
-        kept = "the text's tail" if texts.after is None else "what is next to the gap"
+        kept = "the text's tail" if after is None else "what is next to the gap"
         fail(
             f"the text has {size} tokens, but the context holds {target.n_ctx} and needs room for an answer;"
             f" raise -c/--ctx-size, or keep only {kept} with --truncate"
         )
     keep = target.n_ctx - min(limit, target.n_ctx // 2)
-    if texts.after is None:
+    if after is None:
         note(f"the text has {size} tokens; its last {keep} are used")
         # What the model wants at the start of every text is not the text's.
         bos = target.tokenize("")[:1]
         bos = bos if bos == prompt[:1] else []
         return bos + prompt[len(bos) - keep :]
-    return _cut_round_gap(target, texts.before, texts.after, keep)
+    return _cut_round_gap(target, before, after, keep)
 
 
 def _cut_round_gap(target: Target, before: str, after: str, keep: int) -> list[int]:
