@@ -17,8 +17,8 @@ from ngramspec.server.common_fields import read_rules, read_sampling
 from ngramspec.server.constraints import grammar_of, guided_schema
 from ngramspec.server.fields import ApiError, Fields, json_answer
 from ngramspec.server.generate import End, Piece, TextEvent
+from ngramspec.server.http import Call
 from ngramspec.server.reply import Block, Reply, event, respond
-from ngramspec.server.state import Call
 from ngramspec.tool_calls.deltas import Tool
 
 # Claude Code begins its system prompt with this line, which differs in every request: left in, no two prompts would

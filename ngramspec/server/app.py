@@ -21,13 +21,12 @@ from ngramspec.server import anthropic, openai_chat, responses
 from ngramspec.server.common_fields import ADAPTERS_STAY
 from ngramspec.server.embeddings import embedding, embeddings
 from ngramspec.server.fields import ApiError
-from ngramspec.server.http import Endpoint, Log, logged, refusal
+from ngramspec.server.http import Endpoint, Log, Server, logged, refusal
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
 from ngramspec.server.page import markdown, page
 from ngramspec.server.slot_files import slot_action
-from ngramspec.server.state import Server
 from ngramspec.server.status import health, lora_adapters, metrics, model, models, props, slots
 
 

@@ -21,7 +21,7 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.server.common_fields import several_seeds
 from ngramspec.server.fields import ApiError, Fields, bad_field
 from ngramspec.server.generate import TextEvent, generate
-from ngramspec.server.state import Call, ServedModel
+from ngramspec.server.http import Call, ServedModel
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import answer_grammar, begun_answer
 from ngramspec.tool_calls.parser import parser_for

@@ -18,7 +18,7 @@ from ngramspec.sampling.sampler import TextRules
 from ngramspec.sampling.settings import LARGEST_BIAS, Sampling, parse_samplers
 from ngramspec.server.constraints import read_grammar
 from ngramspec.server.fields import ApiError, Fields, bad_field, shown
-from ngramspec.server.state import Call, ServedModel
+from ngramspec.server.http import Call, ServedModel
 from ngramspec.tokens import Tokenizer, ending_tokens
 
 _OPTIONS = options(Sampling)

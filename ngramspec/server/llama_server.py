@@ -27,9 +27,9 @@ from ngramspec.server.common_fields import (
 )
 from ngramspec.server.fields import ApiError, bad_field, json_answer
 from ngramspec.server.generate import End, LineLimits, Piece, TextEvent, generate
+from ngramspec.server.http import Call, ServedModel
 from ngramspec.server.openai_chat import read_chat
 from ngramspec.server.reply import Reply, event, respond
-from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.usage import logprobs_content, timings
 
 

@@ -25,8 +25,8 @@ from ngramspec.server.common_fields import (
 from ngramspec.server.constraints import read_format
 from ngramspec.server.fields import Fields, bad_field, json_answer
 from ngramspec.server.generate import End, Piece, TextEvent
+from ngramspec.server.http import Call, ServedModel
 from ngramspec.server.reply import DONE, Answer, Block, Reply, chunk_maker, respond
-from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.usage import FINGERPRINT, DraftedText, Span, logprobs_content, prediction_usage, timings, totals
 from ngramspec.steps import Stats, Step
 from ngramspec.tool_calls.deltas import Delta

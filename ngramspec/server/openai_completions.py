@@ -23,9 +23,9 @@ from ngramspec.server.common_fields import (
 from ngramspec.server.constraints import grammar_of, read_format
 from ngramspec.server.fields import Fields, bad_field
 from ngramspec.server.generate import End, Piece, TextEvent, generate
+from ngramspec.server.http import Call, ServedModel
 from ngramspec.server.llama_server import gap_prompt
 from ngramspec.server.reply import DONE, Reply, chunk_maker, respond
-from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.usage import FINGERPRINT, finite, token_text, totals
 
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 from starlette.responses import HTMLResponse, Response
 
 from ngramspec.server.fields import json_answer
-from ngramspec.server.state import Call
+from ngramspec.server.http import Call
 
 
 def hash_of(text: str) -> str:

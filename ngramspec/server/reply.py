@@ -19,7 +19,7 @@ from ngramspec.errors import NGramSpecError
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.fields import ApiError, dumped, json_answer, of_failure, worded
 from ngramspec.server.generate import End, Piece, TextEvent
-from ngramspec.server.state import Call
+from ngramspec.server.http import Call
 from ngramspec.tool_calls.deltas import Delta
 
 Kind = Literal["thought", "text", "call"]

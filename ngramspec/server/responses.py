@@ -27,8 +27,8 @@ from ngramspec.server.common_fields import read_prediction, read_rules, read_sam
 from ngramspec.server.constraints import ANY_OBJECT, grammar_of, guided_schema
 from ngramspec.server.fields import ApiError, Fields, json_answer
 from ngramspec.server.generate import End, TextEvent
+from ngramspec.server.http import Call, ServedModel
 from ngramspec.server.reply import Block, Reply, event, respond
-from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.usage import logprobs_content, prediction_usage
 
 _EFFORTS = {"none": "low", "minimal": "low"} | EFFORTS

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from ngramspec.errors import TargetError
 from ngramspec.server.fields import ApiError, bad_field, json_answer
-from ngramspec.server.state import Call
+from ngramspec.server.http import Call
 from ngramspec.shared_model import SequenceModel
 from ngramspec.storage import replacing
 

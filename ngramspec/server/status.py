@@ -9,8 +9,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from ngramspec.batching.request import Report, Slot
 from ngramspec.server.fields import ApiError, json_answer, shown
+from ngramspec.server.http import Call
 from ngramspec.server.llama_server import generation_settings
-from ngramspec.server.state import Call
 from ngramspec.server.usage import FINGERPRINT
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.generate import Piece
+from ngramspec.server.http import ServedModel
 from ngramspec.server.reply import Answer
-from ngramspec.server.state import ServedModel
 from ngramspec.steps import Stats
 from ngramspec.tool_calls.deltas import Delta
 from ngramspec.version import __version__

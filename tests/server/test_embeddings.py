@@ -13,7 +13,7 @@ from support.fake_embedder import Counting
 from support.http import demo_vocabulary, listening, scripted, send
 
 from ngramspec.server.embeddings import normalized
-from ngramspec.server.state import Server
+from ngramspec.server.http import Server
 
 OPENAI, NATIVE = "/v1/embeddings", "/embedding"
 

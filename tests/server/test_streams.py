@@ -16,7 +16,7 @@ from support.http import chunks, listening, scripted
 
 from ngramspec.batching.request import Done, Request
 from ngramspec.server.generate import Running
-from ngramspec.server.state import Counters
+from ngramspec.server.http import Counters
 from ngramspec.steps import Step
 
 pytestmark = pytest.mark.anyio
