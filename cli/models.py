@@ -12,7 +12,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from ngramspec.models.find import installed, names
+from ngramspec.errors import ModelError
+from ngramspec.models.check import parts_of
+from ngramspec.models.find import check_named, names
 
 from .console import guarded_stdout, note
 
@@ -33,19 +35,23 @@ def models() -> None:
 
     from .view import report_console
 
-    found = list(installed())
+    found = list(names())
     if not found:
         note("no models of Hugging Face, ollama or LM Studio are on this disk; a .gguf file goes by its path")
     headings = ("name", "size", "quantisation", "architecture", "T(4)/T(1)")
     table = Table(*headings, box=None, pad_edge=False, header_style="bold")
-    for one in found:
-        if one.flaw is not None:
-            note(f"{one.name} cannot be used: {one.flaw}")
+    for name, path in found:
+        try:
+            metadata = check_named(name, path).metadata
+            size = sum(part.stat().st_size for part in parts_of(path))
+        except (ModelError, OSError) as error:
+            note(f"{name} cannot be used: {error}")
             continue
-        kind = None if one.file_type is None else quantisation(one.file_type)
-        steepness = kept_steepness(model_key(one.path))
+        kind, architecture = metadata.get("general.file_type"), str(metadata.get("general.architecture", ""))
+        quant = quantisation(kind) if isinstance(kind, int) else None
+        steepness = kept_steepness(model_key(path))
         told = "" if steepness is None else f"{steepness:.2f}"
-        table.add_row(one.name, f"{one.size / 2**20:,.0f} MiB", kind or "?", one.architecture, told)
+        table.add_row(name, f"{size / 2**20:,.0f} MiB", quant or "?", architecture, told)
     with guarded_stdout():
         if table.rows:
             report_console().print(table)

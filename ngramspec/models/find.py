@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 from ngramspec.errors import ModelError
-from ngramspec.models.check import SPLIT_NAME, check_model_file, has_gguf_magic, parts_of
+from ngramspec.models.check import SPLIT_NAME, check_model_file, has_gguf_magic
 from ngramspec.models.gguf import GGUFHeader
 from ngramspec.models.hub import PREFIX, Progress, cached, choose, fetch, is_model
 
@@ -127,17 +126,6 @@ def demo_model() -> ModelSource:
 # --------------------------------------------------------------------------- what is on this disk
 
 
-class Installed(NamedTuple):
-    """A model on this disk."""
-
-    name: str  # as `resolve` takes it
-    path: Path  # its file; the first part of a split model
-    size: int  # bytes of all its parts
-    architecture: str  # of llama.cpp
-    file_type: int | None  # number of its quantisation, as llama.cpp counts them; None if the file does not say it
-    flaw: str | None  # why it cannot be used; None if nothing is known against it
-
-
 def names(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
     """Names and files of SmolLM2, and of what the hub's cache, ollama and LM Studio hold; no file is looked into.
 
@@ -149,20 +137,6 @@ def names(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
         split = SPLIT_NAME.match(path.name)
         if not split or int(split["part"]) == 1:
             yield name, path
-
-
-def installed(env: Mapping[str, str] = os.environ) -> Iterator[Installed]:
-    """The models of `names`, looked at."""
-    for name, path in names(env):
-        try:
-            header = check_named(name, path)
-            size = sum(part.stat().st_size for part in parts_of(path))
-        except (ModelError, OSError) as error:
-            yield Installed(name, path, 0, "", None, str(error))
-            continue
-        kind = header.metadata.get("general.file_type")
-        architecture = str(header.metadata.get("general.architecture", ""))
-        yield Installed(name, path, size, architecture, kind if isinstance(kind, int) else None, None)
 
 
 # --------------------------------------------------------------------------- other programs' models

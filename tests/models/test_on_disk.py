@@ -17,10 +17,10 @@ from ngramspec.errors import ModelError
 from ngramspec.models.find import (
     find_lm_studio,
     find_ollama,
-    installed,
     is_model_argument,
     list_lm_studio,
     list_ollama,
+    names,
     resolve,
 )
 
@@ -185,14 +185,13 @@ def full(tmp_path: Path) -> dict[str, str]:
 
 
 def test_all_of_them_by_name(full: dict[str, str]) -> None:
-    found = {one.name: one for one in installed(full)}
-    assert [*found] == [SPLIT, "lmstudio:me/toy:bad.gguf", "lmstudio:me/toy:toy.gguf"]
-    split, bad, toy = found.values()
-    assert split.size == sum(path.stat().st_size for path in split.path.parent.glob("m-*"))
-    assert (toy.size, toy.architecture, toy.flaw) == (DEMO.stat().st_size, "llama", None)
-    assert bad.flaw is not None
-    for one in (split, toy):
-        assert resolve(one.name, full).path == one.path
+    found = dict(names(full))
+    bad, toy = "lmstudio:me/toy:bad.gguf", "lmstudio:me/toy:toy.gguf"
+    assert [*found] == [SPLIT, bad, toy]
+    for name in (SPLIT, toy):
+        assert resolve(name, full).path == found[name]
+    with pytest.raises(ModelError):
+        resolve(bad, full)
 
 
 def test_the_caches_of_llama_cpp_and_of_the_hub(full: dict[str, str], tmp_path: Path) -> None:
@@ -203,9 +202,9 @@ def test_the_caches_of_llama_cpp_and_of_the_hub(full: dict[str, str], tmp_path: 
         (kept / "snapshots" / "def").mkdir(parents=True)
         (kept / "snapshots" / "def" / "toy.gguf").symlink_to(DEMO)
     both = full | {"LLAMA_CACHE": str(tmp_path / "llama")}
-    names = [one.name for one in installed(both) if one.name.startswith("hf:")]
-    assert names == ["hf:owner/other:toy.gguf", "hf:owner/repo-GGUF:toy.gguf"]
-    for name in names:
+    found = [name for name, _ in names(both) if name.startswith("hf:")]
+    assert found == ["hf:owner/other:toy.gguf", "hf:owner/repo-GGUF:toy.gguf"]
+    for name in found:
         assert resolve(name, both).path.is_relative_to(tmp_path / "llama")
     assert resolve(SPLIT, full).path.is_relative_to(tmp_path / "hub")
 
@@ -233,7 +232,8 @@ def test_the_command_tells_what_was_measured_without_loading_it(full: dict[str, 
     rows = [line.split() for line in told.out.splitlines()]
     assert rows[0] == ["name", "size", "quantisation", "architecture", "T(4)/T(1)"]
     assert [row[0] for row in rows[1:]] == [SPLIT, "lmstudio:me/toy:toy.gguf"]
-    assert rows[2][-1] == "llama", "nothing was measured of it"
+    size = f"{DEMO.stat().st_size / 2**20:,.0f}"
+    assert rows[2][1:] == [size, "MiB", rows[2][3], "llama"], "nothing was measured of it"
     assert "lmstudio:me/toy:bad.gguf cannot be used" in told.err
     done = run(home, "complete", "-t", "1", "-c", "512", "-n", "8", "lmstudio:me/toy:toy.gguf", stdin=b"one two three")
     assert done.code == 0, done.err
