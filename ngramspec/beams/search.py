@@ -52,7 +52,7 @@ class BeamSearch:
     Attributes:
         stats: counters of the last search. `tokens`: by how many each text grew after the first, which is how many
             passes the search takes without drafts; `drafted`: tokens evaluated before any live text ended in them;
-            `draft_seconds`: of all work for the passes beside them, drafting, reading logits, choosing.
+            `draft_seconds`: of all other work for the passes: drafting, reading logits, choosing.
 
     Raises:
         ModelError: the target's memory cannot hold several continuations of a text.
