@@ -194,10 +194,13 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         branches = schema[keyword]
         if not isinstance(branches, list) or not branches:
             raise ValueError(f"{keyword} is not a list of schemas")
-        beside = {key: value for key, value in schema.items() if key == "type" and value == "object"}
-        self._alone({key: value for key, value in schema.items() if key not in beside}, keyword)
-        if beside and not all(isinstance(one, Mapping) and one.get("type") == "object" for one in branches):
-            raise ValueError(f"{keyword} beside a type cannot be said in a grammar")
+        beside = {key: value for key, value in schema.items() if key != keyword}
+        objects = all(isinstance(one, Mapping) and one.get("type") == "object" for one in branches)
+        if objects and beside.get("type") == "object":
+            del beside["type"]
+        if not self._strict and (TYPES["object"] | set(_CHOICES)) & beside.keys():
+            return self.visit(beside, name)
+        self._alone(beside, keyword)
         return str(self._add_rule(name, self._generate_union_rule(name, branches)))
 
     _visit_oneof = _visit_anyof
@@ -223,7 +226,7 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
                 raise ValueError(f"{kind!r} is no type of JSON")
         shared = {key: value for key, value in schema.items() if key not in _KNOWN}
         allowed = frozenset().union(*(TYPES[kind] for kind in kinds))
-        if stray := sorted(_KNOWN & schema.keys() - allowed):
+        if self._strict and (stray := sorted(_KNOWN & schema.keys() - allowed)):
             raise ValueError(f"{stray[0]} does not go with the type {' or '.join(kinds)}")
         each = [{**shared, **{key: schema[key] for key in TYPES[kind] & schema.keys()}, "type": kind} for kind in kinds]
         if len(each) == 1:
@@ -238,7 +241,8 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         if kind in {"object", "array", "string"}:
             return getattr(self, f"_visit_{kind}")(schema, name)  # type: ignore[no-any-return]
         if TYPES[kind] & schema.keys():
-            return str(self._add_rule(name, f"{number_rule(schema, whole=kind == 'integer')} space"))
+            numbers = number_rule(schema, whole=kind == "integer", strict=self._strict)
+            return str(self._add_rule(name, f"{numbers} space"))
         return str(self._add_primitive(kind, PRIMITIVE_RULES[kind]))
 
     def _visit_object(self, schema: Mapping[str, Any], name: str) -> str:
@@ -299,13 +303,13 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
     def _visit_string(self, schema: Mapping[str, Any], name: str) -> str:
         least, most = self._count(schema, "minLength"), self._count(schema, "maxLength")
         if "pattern" in schema:
-            if least or most is not None:
+            if self._strict and (least or most is not None):
                 raise ValueError("pattern beside minLength or maxLength cannot be said in a grammar")
             try:
                 return str(self._visit_pattern(translated(schema["pattern"]), name))
             except (ValueError, AssertionError) as error:
                 if not self._strict:
-                    return self.visit({"type": "string"}, name)
+                    return self.visit({key: value for key, value in schema.items() if key != "pattern"}, name)
                 raise ValueError(f"pattern {schema['pattern']!r}: {error}") from error
         if least or most is not None:
             character = self._add_primitive("char", _CHARACTER)
@@ -324,6 +328,13 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         said = {key: value for key, value in schema.items() if key not in _REFUSED}
         if schema.get("patternProperties"):
             said.pop("additionalProperties", None)  # further properties may come after all
+        if isinstance(named := said.get("properties"), Mapping):
+            said["properties"] = {key: value for key, value in named.items() if value is not False}
+        if "allOf" in said:
+            try:
+                self._members(said)
+            except ValueError:
+                del said["allOf"]
         return said
 
     def _count(self, schema: Mapping[str, Any], keyword: str) -> int | None:
@@ -333,7 +344,7 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         return count
 
     def _alone(self, schema: Mapping[str, Any], keyword: str) -> None:
-        if beside := sorted((_KNOWN | set(_CHOICES)) & schema.keys() - {keyword}):
+        if self._strict and (beside := sorted((_KNOWN | set(_CHOICES)) & schema.keys() - {keyword})):
             raise ValueError(f"{beside[0]} beside {keyword} cannot be said in a grammar")
 
     def _add_primitive(self, name: str, rule: BuiltinRule) -> Any:

@@ -64,14 +64,14 @@ def one_of(texts: Collection[str], depth: int = 100) -> str:
     return " | ".join(parts)
 
 
-def number_rule(schema: Mapping[str, Any], *, whole: bool) -> str:
-    """Numbers within the bounds of a schema, without exponents.
+def number_rule(schema: Mapping[str, Any], *, whole: bool, strict: bool = True) -> str:
+    """Numbers within the bounds of a schema, without exponents; unless `strict`, within the next whole bounds.
 
     Raises:
-        ValueError: bounds that leave nothing, or of a number and not whole.
+        ValueError: bounds that leave nothing, or of a number, not whole, and to be kept.
     """
-    low, low_in = _bound(schema, "minimum", "exclusiveMinimum", 1, whole=whole)
-    high, high_in = _bound(schema, "maximum", "exclusiveMaximum", -1, whole=whole)
+    low, low_in = _bound(schema, "minimum", "exclusiveMinimum", 1, whole=whole, strict=strict)
+    high, high_in = _bound(schema, "maximum", "exclusiveMaximum", -1, whole=whole, strict=strict)
     choices = []
     if high is None or high >= 0:
         start, closed = (0, True) if low is None or low < 0 else (low, low_in)
@@ -85,7 +85,9 @@ def number_rule(schema: Mapping[str, Any], *, whole: bool) -> str:
     return f"({' | '.join(choices)})"
 
 
-def _bound(schema: Mapping[str, Any], closed: str, open_: str, sign: int, *, whole: bool) -> tuple[int | None, bool]:
+def _bound(
+    schema: Mapping[str, Any], closed: str, open_: str, sign: int, *, whole: bool, strict: bool
+) -> tuple[int | None, bool]:
     """A bound as a whole number, and whether it belongs to the numbers itself; `sign`: 1 of the lower, else -1."""
     found: list[tuple[int, bool]] = []
     for keyword, included in ((closed, True), (open_, False)):
@@ -96,10 +98,10 @@ def _bound(schema: Mapping[str, Any], closed: str, open_: str, sign: int, *, who
             raise ValueError(f"{keyword} is not a number")
         if whole:
             found.append((math.ceil(sign * value) if included else math.floor(sign * value) + 1, True))
-        elif value != int(value):
+        elif strict and value != int(value):
             raise ValueError(f"{keyword} of a number can only be said in a grammar where it is whole")
         else:
-            found.append((sign * int(value), included))
+            found.append((math.floor(sign * value), included))
     if not found:
         return None, True
     best = max(bound for bound, _ in found)

@@ -163,6 +163,33 @@ def test_what_no_grammar_says() -> None:
         assert "\n" not in str(error.value)
 
 
+X_AND_Y = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "boolean"}}}
+EITHER = [{"required": ["x"]}, {"required": ["y"]}]
+LEFT_OUT: list[tuple[dict[str, object], list[str], list[str]]] = [
+    (X_AND_Y | {"anyOf": EITHER}, ['{"x": 1}', "{}"], ['{"x": "a"}', "[]"]),
+    (X_AND_Y | {"allOf": [{"anyOf": EITHER}], "oneOf": EITHER}, ['{"x": 1}'], ['{"x": "a"}']),
+    ({"type": "object", "anyOf": EITHER}, ['{"x": 1}'], ["[]"]),
+    ({"anyOf": [{"type": "integer"}, {"type": "null"}], "minimum": 3}, ["1", "null"], ['"a"']),
+    ({"type": "number", "minimum": 0.5, "exclusiveMaximum": 2.5}, ["0.5", "2", "2.4"], ["-1", "3.5"]),
+    ({"type": "string", "pattern": "^[a-z]+$", "maxLength": 3}, ['"ab"'], ['"A"', "5"]),
+    ({"type": "string", "pattern": "^\\p{L}+$", "maxLength": 3}, ['"ab"'], ['"abcd"']),
+    ({"type": "object", "properties": {"a": {"type": "null"}, "b": False}}, ['{"a": null}'], ['{"b": 1}']),
+    ({"$ref": "#/$defs/n", "minimum": 3, "$defs": {"n": {"type": "integer"}}}, ["1"], ['"a"']),
+    ({"enum": ["a", "b"], "minLength": 1}, ['"a"'], ['"c"']),
+    ({"type": "string", "minimum": 3}, ['"a"'], ["3"]),
+]
+
+
+def test_what_no_grammar_says_is_left_out_where_that_may_be(demo_vocabulary: Vocabulary) -> None:
+    for schema, good, bad in LEFT_OUT:
+        text = json.dumps(schema)
+        with pytest.raises(GrammarError):
+            schema_grammar(text)
+        grammar = schema_grammar(text, strict=False)
+        assert [text for text in good if not fits(demo_vocabulary, grammar, text)] == [], schema
+        assert [text for text in bad if fits(demo_vocabulary, grammar, text)] == [], schema
+
+
 def test_texts_that_are_no_schema() -> None:
     for text in ("", "{'type': 'string'}", '{"type": "object"', "[" * 100_000):
         with pytest.raises(GrammarError, match=r"^the JSON schema is not JSON: ") as error:
