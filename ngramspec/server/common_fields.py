@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 from ngramspec.batching.request import Request
 from ngramspec.sampling.option import options
 from ngramspec.sampling.sampler import TextRules
-from ngramspec.sampling.settings import LARGEST_BIAS, Sampling, parse_samplers
+from ngramspec.sampling.settings import LARGEST_BIAS, NAMED_ONLY, SAMPLERS, Sampling, parse_samplers
 from ngramspec.server.constraints import read_grammar
 from ngramspec.server.fields import ApiError, Fields, bad_field, shown
 from ngramspec.server.http import Call, ServedModel
@@ -32,6 +32,7 @@ MOST_ANSWERS = 128  # texts that one request may ask for: OpenAI's limit
 
 def read_sampling(call: Call, schemas: bool = True) -> Sampling:
     """The sampling that a request asks for; `schemas` as in `read_grammar`."""
+    check_adapters(call)
     given, server = call.given, call.server
     asked: dict[str, Any] = {}
     for name in _OPTIONS:
@@ -112,10 +113,22 @@ def _read_setting(name: str, given: Fields, key: str, vocabulary: Tokenizer) -> 
     return given.number(key) if _TYPES[name] is float else given.whole(key, least=-(2**31))
 
 
+_LETTERS = dict(zip("edskypmxti", (*SAMPLERS, *NAMED_ONLY), strict=True))
+"""llama.cpp's letters of samplers."""
+
+
+def _samplers(given: Fields, key: str) -> tuple[str, ...]:
+    """Names of samplers, or llama-server's text with a letter for each: "kpt"."""
+    names, text = parse_samplers(";".join(given.texts(key))), given.data[key]
+    if isinstance(text, str) and not set(names) <= set(_LETTERS.values()) and set(text) <= _LETTERS.keys():
+        return tuple(_LETTERS[letter] for letter in text)
+    return names
+
+
 _READERS: Mapping[str, Callable[[Fields, str], Any]] = {
     "top_k": lambda given, key: max(0, given.whole(key, least=-(2**31)) or 0),  # llama.cpp's other way to say "all"
     "seed": lambda given, key: given.whole(key, -1, least=-1, most=2**64 - 1) or 0,
-    "samplers": lambda given, key: parse_samplers(";".join(given.texts(key))),
+    "samplers": _samplers,
     "dry_sequence_breakers": lambda given, key: tuple(given.texts(key)),
 }
 
@@ -144,7 +157,8 @@ def _bias(key: str, pair: Any, vocabulary: Tokenizer) -> list[tuple[int, float]]
         case [int() | str() as token, int() | float() as bias] if abs(bias) <= LARGEST_BIAS:
             tokens = [token] if isinstance(token, int) else vocabulary.tokenize(token, add_bos=False)
             return [(one, -math.inf if bias is False else float(bias)) for one in tokens]
-    raise bad_field(key, f"{key} holds {shown(pair)}, but must hold pairs of a token or text and a bias (false: never)")
+    pairs = f"pairs of a token or text and a bias of at most {LARGEST_BIAS:g} either way (false: never)"
+    raise bad_field(key, f"{key} holds {shown(pair)}, but must hold {pairs}")
 
 
 # --------------------------------------------------------------------------- how much is generated
@@ -186,6 +200,10 @@ ADAPTERS_STAY = "LoRA adapters and their scales are given when the server is sta
 def check_adapters(call: Call) -> None:
     """Refuse a request that wants other scales of LoRA adapters (`lora`: [{"id": 0, "scale": 0.5}]) than there are."""
     wanted = {one.whole("id"): one.number("scale") for one in call.given.objects("lora")}
+    if strange := wanted.keys() - range(len(call.model.adapters)):
+        raise bad_field(
+            "lora", f"lora names adapter {min(map(str, strange))}, but there are {len(call.model.adapters)}"
+        )
     for number, (_, scale) in enumerate(call.model.adapters):
         if wanted and wanted.get(number, 0.0) != scale:
             raise ApiError(501, ADAPTERS_STAY)
@@ -209,7 +227,6 @@ def read_requests(
     call: Call, prompts: Sequence[Sequence[int]], sampling: Sampling, logprobs: int | None, **more: Any
 ) -> list[Request]:
     """Requests that continue each prompt as often as answers are wanted; `more`: of what `Request` has."""
-    check_adapters(call)
     given, count = call.given, read_answers(call.given, len(prompts))
     most, slot, rules = call.model.most(read_max_tokens(given)), read_slot(call), read_rules(call)
     asked = Request((), most, sampling, read_stop(given), logprobs, slot=slot, rules=rules, **more)
@@ -248,6 +265,8 @@ def several(value: Any) -> bool:
 def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = None) -> list[int]:
     """The token ids of a text, or of a list of token ids and texts, for a context of `n_ctx`; None: a request's."""
     vocabulary = model.vocabulary
+    if isinstance(value, dict) and value.keys() == {"prompt_string"}:  # llama-server's form of a text with images
+        value = value["prompt_string"]
     if isinstance(value, str):
         model.check_size(len(value), n_ctx)
         return list(vocabulary.tokenize(value, special=True))

@@ -19,10 +19,12 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _FORMATS = ("text", "json_object", "json_schema")
 
 _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "adaptive_target": ((-1,), "there is no adaptive-p sampler here"),
     "allowed_token_ids": (([],), "use grammar, or logit_bias"),
     "grammar_lazy": ((False,), "a grammar holds from the first token on; tools have tool_choice"),
     "include_stop_str_in_output": ((False,), "a text ends before its stop string"),
     "length_penalty": ((0, 1), "there is no beam search here"),
+    "min_keep": ((0, 1), "a sampler keeps one token at least"),
     "prompt_logprobs": ((), "a prompt's tokens have no logprobs here"),
     "truncate_prompt_tokens": ((-1,), "nothing is left out of a prompt"),
     "use_beam_search": ((False,), "there is no beam search here"),

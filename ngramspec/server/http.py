@@ -194,7 +194,7 @@ class Endpoint:
             return await self.handler(call)
         except (ApiError, NGramSpecError) as error:
             told = of_failure(error)
-            call.counters.field = told.param or ""
+            call.counters.field = told.param or (told.code if isinstance(told.code, str) else "")
             return refusal(told, self)
 
 

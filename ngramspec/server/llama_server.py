@@ -152,11 +152,18 @@ def generation_settings(sampling: Sampling, max_tokens: int, stop: Sequence[str]
 
 
 async def tokenize(call: Call) -> Response:
-    """Token ids of a text; `with_pieces`: with the text of each, in bytes where it is none."""
+    """Token ids of a text, or of a list of texts and token ids; `with_pieces`: with the text of each, in bytes where
+    it is none.
+    """
     given, vocabulary = call.given, call.model.vocabulary
-    content = given.text("content") or ""
+    mixed = isinstance(given.data.get("content"), list)
     special, bos = given.flag("parse_special", True), given.flag("add_special")
-    tokens = await asyncio.to_thread(vocabulary.tokenize, content, special=special, add_bos=bos)
+    tokens: list[int] = []
+    for i, piece in enumerate(given.list("content") if mixed else [given.text("content") or ""]):
+        if isinstance(piece, str):
+            tokens += await asyncio.to_thread(vocabulary.tokenize, piece, special=special, add_bos=bos and i == 0)
+        else:
+            tokens.append(check_token(vocabulary, piece, "content"))
     if not given.flag("with_pieces"):
         return json_answer({"tokens": tokens})
     return json_answer({"tokens": [{"id": token, "piece": _piece(vocabulary.shown(token))} for token in tokens]})

@@ -129,12 +129,14 @@ def test_texts_are_those_of_the_adapters_that_are_named(env: dict[str, str], tmp
         refused = http.post("/lora-adapters", json=scales)
         assert "are given when the server is started" in refused.json()["error"]["message"]
         asked = [http.post("/completion", json=body | {"lora": some}) for some in (scales, scales[:1], [])]
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "lora": scales}
+        asked.append(http.post("/v1/chat/completions", json=chat))
         statuses.extend(one.status_code for one in (refused, *asked))
 
     serve(env, client, "--lora-scaled", f"{lora}:0.5", "--lora", lora).ok()
     text, adapters = found
     assert adapters == [{"id": 0, "path": lora, "scale": 1.0}, {"id": 1, "path": lora, "scale": 0.5}]
-    assert statuses == [501, 501, 501, 200]
+    assert statuses == [501, 501, 501, 200, 501]
     with Target(DEMO, n_ctx=512, threads=1, exact="off", lora=[(lora, 1.5)]) as target:
         plain = SpeculativeDecoder(target, drafter=None)
         steps = plain.generate(target.tokenize(str(body["prompt"])), max_tokens=12)

@@ -212,6 +212,7 @@ def test_prompts_of_mixed_pieces_are_one_prompt() -> None:
     prompt = request_of(NATIVE, {"prompt": ["ab", 7, "<|im_end|>"]}).prompt
     assert list(prompt) == [*vocabulary.tokenize("ab"), 7, *end]
     assert isinstance(ask(NATIVE, {"prompt": ["ab", "cd"]})[0], list)
+    assert list(request_of(NATIVE, {"prompt": {"prompt_string": "ab"}}).prompt) == vocabulary.tokenize("ab")
 
 
 def test_what_the_engine_is_asked() -> None:
@@ -245,6 +246,9 @@ def test_settings_are_read() -> None:
         ({"samplers": ["top_k", "top_p"], "temperature": 0.3}, "temperature", 1.0),
         ({"samplers": ["top_k"], "min_p": 0.3}, "min_p", 0.05),
         ({"samplers": []}, "samplers", ()),
+        ({"samplers": "kpt"}, "samplers", ("top_k", "top_p", "temperature")),
+        ({"samplers": "edskypmxt"}, "samplers", Sampling().samplers),
+        ({"samplers": "temp"}, "samplers", ("temperature",)),
         ({"mirostat": 2, "top_k": 7}, "top_k", 40),
         ({"logit_bias": [[5, -1], [6, False]]}, "logit_bias", ((5, -1.0), (6, -math.inf))),
         ({"logit_bias": {"5": 2}}, "logit_bias", ((5, 2.0),)),
@@ -487,6 +491,11 @@ def test_texts_become_tokens_and_back() -> None:
     plain = tokens(content="hi <|im_end|>", parse_special=False)
     assert plain == vocabulary.tokenize("hi <|im_end|>", add_bos=False)
     assert text(plain) == "hi <|im_end|>"
+    assert tokens(content=["hi ", 7, "<|im_end|>"], add_special=True) == [
+        *vocabulary.tokenize("hi "),
+        7,
+        *vocabulary.tokenize("<|im_end|>", special=True, add_bos=False),
+    ]
     pieces = [one["piece"] for one in tokens(content="é", with_pieces=True)]
     assert b"".join(bytes(one) if isinstance(one, list) else one.encode() for one in pieces).decode() == "é"
     # A template applied and tokenized is the prompt.
@@ -519,9 +528,11 @@ def test_the_log_names_the_field_that_is_wrong_and_no_words_of_a_client() -> Non
         async with asking(scripted()[0], log=entries.append) as client:
             await client.post(CHATS, json={"messages": [{"role": "wizard"}]})
             await client.post(NATIVE, content=b'{"prompt": "x", "secret": "\\ud800"}')
+            await client.post(NATIVE, json={"prompt": "word " * 10_000})
 
     asyncio.run(run())
-    assert [(entry.status, entry.field) for entry in entries] == [(400, "messages[0].role"), (400, "")]
+    told = ["messages[0].role", "", "context_length_exceeded"]
+    assert [(entry.status, entry.field) for entry in entries] == [(400, field) for field in told]
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,9 @@ def test_what_cannot_be_kept_is_named(path: str) -> None:
         ("use_beam_search", {"use_beam_search": True}),
         ("prompt_logprobs", {"prompt_logprobs": 1}),
         ("grammar_lazy", {"grammar_lazy": True}),
+        ("lora", {"lora": [{"id": 0, "scale": 0.5}]}),
+        ("min_keep", {"min_keep": 2}),
+        ("adaptive_target", {"adaptive_target": 0.5}),
     ]
     server, service = scripted()
     for field, more in cases:
