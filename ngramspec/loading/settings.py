@@ -256,7 +256,7 @@ class LoadSettings:
     @property
     def adapters(self) -> tuple[Lora, ...]:
         """The files of all LoRA adapters, each with its scale."""
-        return self.lora + self.lora_scaled
+        return *self.lora, *self.lora_scaled
 
     def for_draft_model(self, n_ctx: int, threads: int) -> LoadSettings:
         """The settings of the draft model of a target with such a context and so many threads.

@@ -105,7 +105,7 @@ def test_the_scale_is_llama_cpps_and_0_changes_no_bit(demo_lora: Path) -> None:
 
 def test_drafts_change_no_text(demo_lora: Path) -> None:
     texts = []
-    for lora, drafted in (((), True), (((demo_lora, 0.2),), True), (((demo_lora, 0.2),), False)):
+    for lora, drafted in (((), True), ([(demo_lora, 0.2)], True), ([(demo_lora, 0.2)], False)):
         settings: dict[str, Any] = {"threads": 1, "ctx_size": 256, "exact": "on", "policy": "fixed", "no_memory": True}
         if not drafted:
             settings |= {"no_draft": True, "policy": "cost"}
