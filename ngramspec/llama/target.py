@@ -25,6 +25,7 @@ import llama_cpp.llama_cpp as llama
 from ngramspec.backend import Logits
 from ngramspec.drafting.draft import LEAVES, Question
 from ngramspec.errors import ModelError
+from ngramspec.exactness import decision
 from ngramspec.exactness.decision import EXACT, UNMEASURED, WAYS, Exact, ExactAuto, ExactnessMode, Way
 from ngramspec.exactness.trial import ROOM
 from ngramspec.llama import bindings, devices, log
@@ -59,6 +60,9 @@ SAMPLE = (
     " there, tied to the same post.\n\ndef total(numbers):\n    return sum(one for one in numbers if one > 0)\n"
 )
 """A text such as people write, to measure rounding on."""
+
+SERVER_PATIENCE = 4
+"""How many times as long a server may measure how it can be exact: it may not load its model again for weeks."""
 
 OWN_STATES = ("deepseek4",)
 """Hybrid architectures whose batches are made as if each text had a cache of its own, even where they share a pool."""
@@ -241,7 +245,7 @@ class Target(Weights, CacheSequence):
             self.exactness = ExactnessMode(bound=UNMEASURED)
         else:
             auto = ExactAuto(self, ways, self.tokenize(SAMPLE) if self.texts is None else ())
-            auto.measure()
+            auto.measure(decision.BUDGET * (1 if self.texts is None else SERVER_PATIENCE))
             self.exactness, way = auto.exactness, auto.way
         if self.texts is not None:
             self.exact = "on" if way == "exact" else "off"
