@@ -66,7 +66,10 @@ def test_it_answers_and_logs_the_cost_but_no_text(env: dict[str, str], monkeypat
     assert f"prompt {first['usage']['prompt_tokens']} (" in line
     assert f"{first['usage']['completion_tokens']} tokens" in line
     assert "Zanzibar" not in done.err
-    assert [line for line in done.err.splitlines() if line in (f"loading {DEMO.name}", "drafts: mixture")]
+    assert {f"loading {DEMO.name}", "drafts: mixture"} <= set(done.err.splitlines())
+    measuring = "measuring what passes of this model cost; this happens once per model and machine"
+    assert measuring in done.err
+    assert " s\n" in done.err.partition("measured in ")[2]
     assert any(" is ready: " in line and line.endswith("--exact off") for line in done.err.splitlines())
     (page,) = pages
     assert "<html" in page
