@@ -83,6 +83,9 @@ class ServeOptions:
     cont_batching: bool = _unneeded("-cb", "--cont-batching", help="requests share passes")
     metrics: bool = _unneeded(help="/metrics is there")
     slots: bool = _unneeded(help="/slots is there")
+    reasoning_format: str | None = option(
+        None, metavar="auto|deepseek", help=f"{_CHANGES_NOTHING}thoughts come as reasoning_content."
+    )
     verbose: bool = _unneeded("-v", "--verbose", help="requests are logged, their texts are not")
 
     def __post_init__(self) -> None:
@@ -102,6 +105,8 @@ class ServeOptions:
             usage_error("--chat-template and --chat-template-file exclude each other")
         if self.chat_template not in (None, "chatml") and "{" not in str(self.chat_template):
             usage_error("--chat-template takes a template of Jinja, or chatml")
+        if self.reasoning_format not in (None, "auto", "deepseek"):
+            usage_error("--reasoning-format takes auto or deepseek: thoughts come as reasoning_content")
         if self.pooling == "rank":
             usage_error("--pooling rank: documents are not ranked here")
         if self.pooling not in (None, *POOLINGS):

@@ -213,6 +213,7 @@ def test_why_it_cannot_serve_is_one_line(env: dict[str, str], tmp_path: Path, mo
         run(env, "serve", DEMO, "--port", port).failed(f"cannot listen on 127.0.0.1:{port}: Address already in use")
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\0" * 100)
     run(env, "serve", tmp_path / "bad.gguf", "--port", "0").failed("bad.gguf")
+    run(env, "serve", DEMO, "--reasoning-format", "none").failed("takes auto or deepseek", code=2)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     run(env, "serve", DEMO).failed("pip install 'ngramspec[server]'")
 
@@ -282,14 +283,14 @@ def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_p
 
     carried = ["-n", "5", "--jinja", "--metrics", "--slots", "-cb", "-v", "-np", "2"]
     files = ["--api-key-file", str(keys), "--chat-template-file", str(template)]
-    files += ["--slot-save-path", str(tmp_path)]
+    files += ["--slot-save-path", str(tmp_path), "--reasoning-format", "deepseek"]
     done = serve(env, client, "-m", str(DEMO), *carried, *files, model=()).ok()
     assert answers[0]["usage"]["completion_tokens"] == 5
     assert answers[1]["prompt"] == "<user>hello<assistant>"
     assert answers[2]["n_written"] == (tmp_path / "a.bin").stat().st_size
     assert answers[2]["n_saved"] == answers[3]["n_erased"] > 5
     assert "POST /slots/0 200" in done.err
-    for flag in ("--jinja", "--metrics", "--slots", "-cb", "-v"):
+    for flag in ("--jinja", "--metrics", "--slots", "-cb", "-v", "--reasoning-format"):
         assert f"{flag} changes nothing: " in done.err
     assert "-c 512 is the context of each of 2 requests; llama-server shares it among them (-c 256 is that)" in done.err
 
