@@ -20,14 +20,18 @@ class FadingRate:
     Args:
         hits, tries: imagined outcomes to begin with.
         fade: weight of what was counted before, at each new outcome; 1: nothing fades.
+        expected, strength: the `value` is shrunk by these, see `towards`.
     """
 
-    __slots__ = ("_fade", "_hits", "_tries")
+    __slots__ = ("_expected", "_fade", "_hits", "_strength", "_tries")
 
-    def __init__(self, hits: float = 0.0, tries: float = 0.0, *, fade: float) -> None:
+    def __init__(
+        self, hits: float = 0.0, tries: float = 0.0, *, fade: float, expected: float = 0.0, strength: float = 0.0
+    ) -> None:
         self._hits = hits
         self._tries = tries
         self._fade = fade
+        self._expected, self._strength = expected, strength
 
     def add(self, hit: float) -> None:
         """Count an outcome: a bool, or a share of a hit."""
@@ -36,12 +40,16 @@ class FadingRate:
 
     @property
     def value(self) -> float:
-        """The rate. Raises ZeroDivisionError where nothing was counted, nor imagined."""
-        return self._hits / self._tries
+        """The rate. Raises ZeroDivisionError where nothing was counted, imagined or expected."""
+        return self.towards(self._expected, self._strength)
 
     def towards(self, rate: float, strength: float) -> float:
         """The rate, shrunk: as if `strength` more outcomes had been counted, of which `rate` were hits."""
         return (self._hits + strength * rate) / (self._tries + strength)
+
+    def carry(self, tries: float) -> None:
+        """What was counted counts as so many outcomes from now on."""
+        self._hits, self._tries = tries * self.value, tries
 
 
 Cell = tuple[int, int, int]  # a match length, and two more classes of what is known: see `cell` and `estimated`

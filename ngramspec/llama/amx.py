@@ -48,9 +48,10 @@ def works(library: Path) -> bool:
 
 
 def _judge(ended: crash_check.Ended) -> str | None:
-    if ended.code == 0:
+    code, _ = ended
+    if code == 0:
         return _WORKS
-    return _BROKEN if ended.died or ended.code in (None, _DIFFERS) else None
+    return _BROKEN if crash_check.died(code) or code in (None, _DIFFERS) else None
 
 
 def hide() -> bool:

@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import llama_cpp.llama_cpp as llama
 
@@ -33,16 +32,14 @@ _FROM_OUTSIDE = (-2, -9, -15)  # SIGINT, SIGKILL (also for want of RAM), SIGTERM
 _CPU_SECONDS = 60
 
 
-class Ended(NamedTuple):
-    """How a child ended."""
+Ended = tuple[int | None, str]
+"""How a child ended: its exit code, negative for a signal (on Windows a crash is beyond 255 instead), None: it hung; and
+what it wrote to stderr."""
 
-    code: int | None  # its exit code; negative for a signal (on Windows a crash is beyond 255 instead); None: it hung
-    said: str = ""  # what it wrote to stderr
 
-    @property
-    def died(self) -> bool:
-        """Whether it crashed by itself."""
-        return self.code is not None and ((self.code < 0 and self.code not in _FROM_OUTSIDE) or self.code > 255)
+def died(code: int | None) -> bool:
+    """Whether a child crashed by itself."""
+    return code is not None and ((code < 0 and code not in _FROM_OUTSIDE) or code > 255)
 
 
 def verdict(kind: str, about: bytes, command: list[str], patience: float, judge: Callable[[Ended], str | None]) -> str:
@@ -78,10 +75,10 @@ def run(command: list[str], patience: float) -> Ended | None:
             command, stdin=none, stdout=none, stderr=subprocess.PIPE, env=env, timeout=patience, check=False
         )
     except subprocess.TimeoutExpired:
-        return Ended(None)
+        return None, ""
     except OSError:
         return None
-    return Ended(done.returncode, done.stderr.decode("utf-8", "replace"))
+    return done.returncode, done.stderr.decode("utf-8", "replace")
 
 
 def confine() -> None:
@@ -139,12 +136,13 @@ def edges(path: Path, size: int) -> bytes:
 
 
 def _judge(ended: Ended) -> str | None:
-    if ended.code == 0:
+    code, said = ended
+    if code == 0:
         return _GOOD
-    found = _ASSERTION.findall(ended.said)
-    if ended.code is None or not ended.died or (not found and _PASSED.search(ended.said)):
+    found = _ASSERTION.findall(said)
+    if code is None or not died(code) or (not found and _PASSED.search(said)):
         return None
-    return found[-1] if found else f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
+    return found[-1] if found else f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def attempt(path: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_drafter_beside_works_in_the_next_sequence_and_knows_what_the_first_le
     first = HybridDrafter(AskedModel(small.sequences[0], clock=milliseconds, shared=small))
     drafters = [first, first.beside(), first.beside()]
     assert [drafter.model.model for drafter in drafters] == small.sequences
-    assert all(drafter.model.pace is first.model.pace for drafter in drafters)
+    assert all(drafter.model._passes is first.model._passes for drafter in drafters)
     prompt = [1, 2, 3, 4] * 3
     drafts = set()
     for drafter in (*drafters, first.anew(), first):

@@ -13,7 +13,7 @@ from support.mock_target import Blurred, Clock, MockTarget
 from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.model import PROBES, RARE, WIDEST, ModelDrafter, model_guess
-from ngramspec.drafting.draft_model.passes import POSITIONS, PRIOR, Pace, Payoff
+from ngramspec.drafting.draft_model.passes import POSITIONS, PRIOR, ModelPasses, Payoff
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.distribution import normalised_entropy
 from ngramspec.sampling.settings import Sampling
@@ -189,9 +189,9 @@ def test_what_is_rare_is_not_drawn_and_one_of_a_few_at_most() -> None:
 
 def payoff(token: float = 0.1) -> Payoff:
     """Of a model that takes so many seconds for a token."""
-    pace = Pace()
-    pace.saw(1, token)
-    return Payoff(pace)
+    passes = ModelPasses()
+    passes.took(1, token)
+    return Payoff(passes)
 
 
 def test_rates_are_those_of_a_position_and_the_last_one_counts_for_all_behind_it() -> None:

@@ -115,8 +115,8 @@ def test_what_a_pass_has_no_room_for_goes_into_another() -> None:
 def paced(sequences: int, one: float, each: float, **options: Any) -> tuple[ModelPasses, MockShared]:
     small = model_of(sequences, **options)
     passes = ModelPasses(Clock().perf_counter, small)
-    passes.pace.saw(1, one)
-    passes.pace.saw(5, one + 4 * each)
+    passes.took(1, one)
+    passes.took(5, one + 4 * each)
     return passes, small
 
 
@@ -138,7 +138,7 @@ def test_the_requests_that_bring_most_together_are_granted(
 
     def value(texts: Sequence[int]) -> float:
         tokens = sum(requests[text].rows for text in texts)
-        return sum(requests[text].gain for text in texts) - (worth * passes.pace.reading(tokens) if texts else 0.0)
+        return sum(requests[text].gain for text in texts) - (worth * passes.reading(tokens) if texts else 0.0)
 
     best = max(value(texts) for count in range(len(asked) + 1) for texts in combinations(requests, count))
     chosen = passes.worthwhile(requests, price)

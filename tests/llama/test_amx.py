@@ -19,13 +19,12 @@ from support.fake_child import HANGS, FakeChild
 
 from ngramspec.llama import amx, bindings, crash_check, weights
 from ngramspec.llama.amx import works
-from ngramspec.llama.crash_check import Ended
 from ngramspec.llama.target import Target
 
-VERDICTS = [(Ended(0, ""), True), (Ended(3, ""), False), (Ended(-11, ""), False), (HANGS, False)]
+VERDICTS = [((0, ""), True), ((3, ""), False), ((-11, ""), False), (HANGS, False)]
 """How a child ends, and what that says of the kernels."""
 
-NO_VERDICTS = [Ended(1, "Traceback"), Ended(-9, ""), None]
+NO_VERDICTS = [(1, "Traceback"), (-9, ""), None]
 """What tells nothing of them."""
 
 
@@ -47,7 +46,7 @@ def test_a_verdict_is_reached_once_and_what_is_none_is_not_kept(
     assert [works(library) for _ in range(2)] == [verdict] * 2
     assert child.starts == (2 if ended in NO_VERDICTS else 1)
     if ended in NO_VERDICTS:
-        child.ended = Ended(0, "")
+        child.ended = (0, "")
         assert works(library)
 
 

@@ -7,7 +7,7 @@ import pytest
 from ngramspec.llama import crash_check
 from ngramspec.llama.crash_check import Ended
 
-HANGS = Ended(None)
+HANGS: Ended = None, ""
 
 
 class FakeChild:
@@ -19,7 +19,7 @@ class FakeChild:
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.ended: Ended | None = Ended(0)
+        self.ended: Ended | None = (0, "")
         self.starts = 0
         patch.setattr(crash_check, "run", self._run)
 

@@ -9,7 +9,6 @@ import math
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +22,9 @@ from ngramspec.sampling.distribution import largest
 STEADY = 7  # runs are counted up to this length
 
 
-class Successors(NamedTuple):
-    """What the target lately held likeliest after a context."""
-
-    likely: Mapping[int, float]  # the probabilities of the best two, as if there were no others, the best first
-    run: int  # how often in a row it was the best
-
-    @property
-    def best(self) -> int:
-        return next(iter(self.likely))
+Successors = tuple[Mapping[int, float], int]
+"""What the target lately held likeliest after a context: the probabilities of the best two, as if there were no others,
+the best first; and how often in a row that was the best."""
 
 
 class SuccessorDrafter(Drafter):
@@ -55,9 +48,9 @@ class SuccessorDrafter(Drafter):
 
     def _learn(self, context: tuple[int, ...], likely: Mapping[int, float]) -> None:
         """Note what is likeliest after a context now."""
-        before = self._pool.pop(context, None)
-        run = min(STEADY, before.run + 1) if before is not None and before.best == next(iter(likely)) else 1
-        self._pool[context] = Successors(likely, run)
+        before, run = self._pool.pop(context, ({}, 0))
+        same = next(iter(before), None) == next(iter(likely))
+        self._pool[context] = likely, min(STEADY, run + 1) if same else 1
 
     @abstractmethod
     def _guess(self, tokens: Sequence[int]) -> tuple[Successors, int, int] | None:
@@ -76,16 +69,16 @@ class SuccessorDrafter(Drafter):
         match: list[int] = []
         chances: Sequence[float] = estimator.chances
         while len(tokens) < min(limit, self.longest) and (guess := self._guess(tokens)) is not None:
-            known, length, sureness = guess
-            token = known.best
+            (likely, run), length, sureness = guess
+            token = next(iter(likely))
             if choose is not None:
-                token = pick(choose, len(tokens), known.likely)
-                q.append(known.likely)
+                token = pick(choose, len(tokens), likely)
+                q.append(likely)
                 if blind and not tokens:
-                    chances = [estimator.blind(sureness, known.likely, known.run)] * limit
+                    chances = [estimator.blind(sureness, likely, run)] * limit
             tokens.append(token)
             match.append(length)
-            if not estimator.go_on(sureness, known.likely[token] * known.run, known.run):
+            if not estimator.go_on(sureness, likely[token] * run, run):
                 break
         estimator.close(tokens)
         return Draft(tuple(tokens), tuple(q), tuple(match), (), tuple(chances), self.name)
@@ -132,7 +125,7 @@ class RecycleDrafter(SuccessorDrafter):
 
     def _guess(self, tokens: Sequence[int]) -> tuple[Successors, int, int] | None:
         known = self._pool.get(tuple(tokens[-1:] or self._last))
-        return None if known is None else (known, 1, known.run)
+        return None if known is None else (known, 1, known[1])
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._last = tokens[-1:] or self._last
@@ -187,7 +180,7 @@ class LookaheadDrafter(SuccessorDrafter):
             likely = top_two(row)
             if likely:
                 self._pool_in(text[:end][-LONGEST:], likely)
-            self._rows.append(Successors(likely, 1) if likely else None)
+            self._rows.append((likely, 1) if likely else None)
 
     def _pool_in(self, context: Sequence[int], likely: Mapping[int, float]) -> None:
         """Note what follows a context of at most `LONGEST` tokens, and the shorter ones within it."""
@@ -205,7 +198,7 @@ class LookaheadDrafter(SuccessorDrafter):
         if not text:
             return None
         expected = self._trajectory[len(tokens)] if len(tokens) < len(self._trajectory) else None
-        return expected or Successors({text[-1]: 1.0}, 1), 0, 0
+        return expected or ({text[-1]: 1.0}, 1), 0, 0
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._tail = [*self._tail, *tokens][-LONGEST:]

@@ -55,16 +55,16 @@ class AskedModel(ModelDrafter):
         if not price.seconds:
             return 0.0
         tokens = max(1, guesses if self._caught_up else guesses + 1)
-        time_of = self.pace.share(tokens, self._texts(price)) / price.seconds
+        time_of = self._passes.share(tokens, self._texts(price)) / price.seconds
         behind = 0.0  # seconds of reading what came since the model was asked last
         if self._has_read and not self._caught_up:
-            behind = self.pace.reading(len(self._text) - self._held) - self.pace.token
+            behind = self._passes.reading(len(self._text) - self._held) - self._passes.token
         lost = (self._spent + behind) / price.seconds + time_of
         return math.inf if lost > PART * price.loss_budget else time_of
 
     def again(self, price: TokenPrice) -> float:
         """The time of one guess more, in units of the price."""
-        return self.pace.share(1, self._texts(price)) / price.seconds if price.seconds else 0.0
+        return self._passes.share(1, self._texts(price)) / price.seconds if price.seconds else 0.0
 
     def _texts(self, price: TokenPrice) -> int:
         """Among how many texts a pass is divided, if all ask. Where too few do, their requests are declined."""
@@ -79,7 +79,7 @@ class AskedModel(ModelDrafter):
         unread = len(self._text) - self._held
         if self._caught_up or unread <= 1 or not price.seconds:
             return 0.0
-        reading = self.pace.reading(unread) - self.pace.token
+        reading = self._passes.reading(unread) - self._passes.token
         passes = self._since + self._left()
         return reading / price.seconds / passes if passes else math.inf
 
@@ -118,7 +118,7 @@ class AskedModel(ModelDrafter):
         rows = yield self._request(held, [*text, *along], first + len(along), gain)
         if rows is None:
             return None
-        self._spent += self.pace.share(max(1, first + len(guesses)), self._passes.texts)
+        self._spent += self._passes.share(max(1, first + len(guesses)), self._passes.texts)
         if first:
             self._has_read = self._caught_up = True
             self._since = 0

@@ -74,8 +74,7 @@ class ModelDrafter(Drafter):
         self.model = model
         self.n_vocab = min(model.n_vocab, n_vocab or model.n_vocab)
         self._passes = ModelPasses(clock, shared)
-        self.pace = self._passes.pace  # what its passes take
-        self._payoff = Payoff(self.pace)
+        self._payoff = Payoff(self._passes)
         self._free = list(shared.sequences[1:]) if shared is not None else []
         # What probabilities mean: of the likeliest token, of one drawn, of the likeliest where one is yet to be drawn.
         self._likeliest, self._drawn, self._undrawn = OutcomeMap(), OutcomeMap(), OutcomeMap()
@@ -212,12 +211,12 @@ class ModelDrafter(Drafter):
             return True
         self._time()
         behind = len(self._text) - self._held
-        reading = (self.pace.reading(max(1, behind)) - self.pace.token) / price.seconds
+        reading = (self._passes.reading(max(1, behind)) - self._passes.token) / price.seconds
         gain = self._payoff.gain(limit, price)
         if gain > 0:
             return price.rate * reading <= gain * (self._length + self._left())
         self._credit += PROBES
-        if self._credit < self.pace.token / price.seconds + reading:
+        if self._credit < self._passes.token / price.seconds + reading:
             return False
         self._credit = 0.0
         return True
@@ -230,7 +229,7 @@ class ModelDrafter(Drafter):
 
     def _time(self) -> None:
         """Read a little of the text where nothing tells yet what that takes."""
-        if not self.pace.token and len(self._text) - self._held > FIRST_READ + 2:
+        if not self._passes.token and len(self._text) - self._held > FIRST_READ + 2:
             for size in (1, 1, FIRST_READ):
                 self._read(self._held + size)
 
@@ -258,7 +257,7 @@ class ModelDrafter(Drafter):
         began = self._passes.clock()
         row = self.model.prefill(self._text[:end])
         seconds = self._passes.clock() - began
-        self.pace.saw(passed, seconds)
+        self._passes.took(passed, seconds)
         if not self._has_read:
             self.read_seconds += seconds
         self._held = end

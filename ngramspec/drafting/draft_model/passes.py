@@ -1,5 +1,5 @@
-"""Passes of a draft model: who asks for them (`PassRequest`), what they take (`Pace`), who makes them (`ModelPasses`),
-and what the guesses that come of them gain (`Payoff`).
+"""Passes of a draft model: who asks for them (`PassRequest`), who makes and times them (`ModelPasses`), and what the
+guesses that come of them gain (`Payoff`).
 
 A drafter asks for a pass by yielding a `PassRequest`, and goes on when it is sent the logits. Several texts are drafted
 for side by side, and what they ask for at a time goes through the model together, where that pays:
@@ -26,7 +26,7 @@ from ngramspec.drafting.price import TokenPrice
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
 
 RECENT = 15
-"""Passes that the pace is the median of: one that the system interrupted, or the first, which sets things up, is not
+"""Passes that the median is of: one that the system interrupted, or the first, which sets things up, is not
 seen in it."""
 
 FEW = 8
@@ -40,54 +40,11 @@ PRIOR, PRIOR_WEIGHT, FADE = 0.8, 4.0, 0.98
 model that was chosen for its target is right at 50 to 90 % of the positions (Leviathan et al. 2023, section 4.2)."""
 
 
-class Pace:
-    """Seconds of a pass over one token, and of each token more, as medians of the latest passes.
-
-    >>> pace = Pace()
-    >>> for seconds in (0.9, 0.02, 0.02):
-    ...     pace.saw(1, seconds)
-    >>> pace.saw(11, 0.07)
-    >>> pace.token, round(pace.reading(101), 3)
-    (0.02, 0.52)
-    >>> pace.saw(4, 0.08)
-    >>> round(pace.reading(3), 3)
-    0.06
-    """
-
-    def __init__(self) -> None:
-        self._ones: deque[float] = deque(maxlen=RECENT)
-        self._few: deque[float] = deque(maxlen=RECENT)
-        self._more: deque[float] = deque(maxlen=RECENT)
-
-    def saw(self, tokens: int, seconds: float) -> None:
-        if tokens == 1:
-            self._ones.append(seconds)
-        elif tokens > 1:
-            times = self._few if tokens <= FEW else self._more
-            times.append(max(0.0, (seconds - self.token) / (tokens - 1)))
-
-    @property
-    def token(self) -> float:
-        """Seconds of a pass over one token; 0 while none was timed."""
-        return median_low(self._ones) if self._ones else 0.0
-
-    def reading(self, tokens: int) -> float:
-        """Seconds to read so many tokens, at least one; no longer than one by one."""
-        one = self.token
-        times = (self._few if tokens <= FEW else self._more) or self._more or self._few
-        each = min(one, median_low(times)) if times else one
-        return one + each * (tokens - 1)
-
-    def share(self, tokens: int, texts: int) -> float:
-        """Seconds of a pass over so many tokens of each of several texts, divided among these."""
-        return self.reading(tokens * texts) / texts
-
-
 class Payoff:
     """What a draft model's guesses are expected to gain beyond their time, by how those at the same place fared."""
 
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
+    def __init__(self, passes: ModelPasses) -> None:
+        self._passes = passes
         self._rates = [FadingRate(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT, fade=FADE) for _ in range(POSITIONS)]
 
     def learn(self, at: int, right: bool) -> None:
@@ -109,7 +66,7 @@ class Payoff:
         gain, reach = 0.0, 1.0
         for at in range(limit):
             reach *= self.rate(at)
-            more = reach - price.rate * (price.slopes[at] + self._pace.token / price.seconds)
+            more = reach - price.rate * (price.slopes[at] + self._passes.token / price.seconds)
             if more <= 0:
                 break
             gain += more
@@ -124,7 +81,7 @@ class Payoff:
             return reach >= HOPELESS
         if not price.seconds:
             return bool(price.pays(reach, length))
-        time_of = self._pace.token / price.seconds
+        time_of = self._passes.token / price.seconds
         if time_of * (length + 1) > price.loss_budget:
             return False
         cost = price.slopes[length] + time_of
@@ -147,12 +104,27 @@ GRANTED: Logits = np.empty((0, 0), np.float32)
 
 
 class ModelPasses:
-    """Makes the passes of a draft model, and times them; `shared`: the model, where several texts share it."""
+    """Makes the passes of a draft model, and times them; `shared`: the model, where several texts share it.
+
+    What a pass takes is told by medians of the latest: of those over one token, and of what each token more took.
+
+    >>> passes = ModelPasses()
+    >>> for seconds in (0.9, 0.02, 0.02):
+    ...     passes.took(1, seconds)
+    >>> passes.took(11, 0.07)
+    >>> passes.token, round(passes.reading(101), 3)
+    (0.02, 0.52)
+    >>> passes.took(4, 0.08)
+    >>> round(passes.reading(3), 3)
+    0.06
+    """
 
     def __init__(self, clock: Callable[[], float] | None = None, shared: SharedModel | None = None) -> None:
         self.clock = clock or time.perf_counter
-        self.pace = Pace()  # what passes take
         self.texts = 1  # over how many the last one was
+        self._ones: deque[float] = deque(maxlen=RECENT)
+        self._few: deque[float] = deque(maxlen=RECENT)
+        self._more: deque[float] = deque(maxlen=RECENT)
         self._shared = shared
         sequences = shared.sequences if shared is not None else ()
         # Whether a pass may be over several texts: where each has a cache of its own, those that append more than
@@ -163,6 +135,29 @@ class ModelPasses:
             and not shared.drafts_alone
             and len(shared.batches([1, 2], sequences[:2])) == 1
         )
+
+    def took(self, tokens: int, seconds: float) -> None:
+        if tokens == 1:
+            self._ones.append(seconds)
+        elif tokens > 1:
+            times = self._few if tokens <= FEW else self._more
+            times.append(max(0.0, (seconds - self.token) / (tokens - 1)))
+
+    @property
+    def token(self) -> float:
+        """Seconds of a pass over one token; 0 while none was timed."""
+        return median_low(self._ones) if self._ones else 0.0
+
+    def reading(self, tokens: int) -> float:
+        """Seconds to read so many tokens, at least one; no longer than one by one."""
+        one = self.token
+        times = (self._few if tokens <= FEW else self._more) or self._more or self._few
+        each = min(one, median_low(times)) if times else one
+        return one + each * (tokens - 1)
+
+    def share(self, tokens: int, texts: int) -> float:
+        """Seconds of a pass over so many tokens of each of several texts, divided among these."""
+        return self.reading(tokens * texts) / texts
 
     def evaluate(self, requests: Sequence[PassRequest]) -> list[Logits]:
         """One pass for the requests; the rows of each, valid until the next pass."""
@@ -176,7 +171,7 @@ class ModelPasses:
             assert self._shared is not None
             parts = [Part(cast(SequenceModel, request.model), request.tokens, request.rows) for request in requests]
             rows = self._shared.evaluate_together(parts)
-        self.pace.saw(passed, self.clock() - began)
+        self.took(passed, self.clock() - began)
         self.texts = len(requests)
         return rows
 
@@ -188,13 +183,13 @@ class ModelPasses:
         if not self.joint or price is None or not price.seconds:
             return list(requests)
         time_of = price.rate / price.seconds
-        each = time_of * (self.pace.reading(2) - self.pace.token)
+        each = time_of * (self.reading(2) - self.token)
         order = sorted(requests, key=lambda text: each * requests[text].rows - requests[text].gain)
         count, most, gain, tokens = 0, 0.0, 0.0, 0
         for n, text in enumerate(order, 1):
             gain += requests[text].gain
             tokens += requests[text].rows
-            value = gain - time_of * self.pace.reading(tokens)
+            value = gain - time_of * self.reading(tokens)
             if value > most or requests[text].gain == math.inf:
                 count, most = n, value
         return order[:count]

@@ -49,35 +49,17 @@ Answered = tuple[float, float, int, int, int]
 that was taken; 0 and -1: n-grams had none."""
 
 
-class Rate(FadingRate):
-    """How often something lately came true, shrunk towards what is expected."""
-
-    __slots__ = ("_expected",)
-
-    def __init__(self, expected: float) -> None:
-        super().__init__(fade=FADE)
-        self._expected = expected
-
-    @property
-    def value(self) -> float:
-        return self.towards(self._expected, STRENGTH)
-
-    def carry(self) -> None:
-        """What was counted counts for less from now on."""
-        self._hits, self._tries = CARRIED * self.value, CARRIED
-
-
 class Prospects:
     """What asking gave, and may give, where n-grams gave their guess about the chance p; 0: they had none."""
 
     def __init__(self, p: float) -> None:
-        self.agrees = Rate(AGREED * p)  # how often the model makes the same guess
-        self.surer = Rate(max(SURER, p))  # how often that is right then
-        self._others = [(Rate(share), Rate(right)) for share, right in OTHERS]
+        self.agrees = _rate(AGREED * p)  # how often the model makes the same guess
+        self.surer = _rate(max(SURER, p))  # how often that is right then
+        self._others = [(_rate(share), _rate(right)) for share, right in OTHERS]
 
     def begin(self) -> None:
         for rate in (self.agrees, self.surer, *chain.from_iterable(self._others)):
-            rate.carry()
+            rate.carry(CARRIED)
 
     def add(self, agrees: bool, chance: float, right: bool) -> None:
         """Count an answer: whether the model agreed, the chance of the guess that stood, and whether it was right."""
@@ -142,6 +124,10 @@ class SecondOpinion:
         weights = self._weights[case]
         for i, said in enumerate((1.0, _stretch(p or NONE), _stretch(m))):
             weights[i] += error * said
+
+
+def _rate(expected: float) -> FadingRate:
+    return FadingRate(fade=FADE, expected=expected, strength=STRENGTH)
 
 
 def _class(p: float) -> int:
