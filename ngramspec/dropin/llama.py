@@ -23,7 +23,7 @@ from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.dropin.look_ahead import LookAhead
 from ngramspec.exactness.decision import Exact
-from ngramspec.llama import log
+from ngramspec.llama import bindings
 from ngramspec.llama.llama_class import BorrowedVocabulary, DraftModel, LlamaCpp, adapted, obstacle, prepare
 from ngramspec.llama.passes import UsedAtOnceError
 from ngramspec.llama.target import Target
@@ -96,7 +96,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         self.no_drafts = obstacle(self)
         self._asked = None
         if self._small is not None and self.no_drafts is None:
-            with log.given_back():
+            with bindings.log_given_back():
                 small = self._small
                 if not isinstance(small, Target):
                     own = load.for_draft_model(self.n_ctx(), self.n_threads)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec import machine
-from ngramspec.llama import bindings, crash_check, log
+from ngramspec.llama import bindings, crash_check
 from ngramspec.models.find import demo_model
 
 NOTE = (
@@ -84,7 +84,7 @@ def hide() -> bool:
 
 def compare() -> int:
     """Evaluate a few batches with the AMX kernels and with plain ones; the exit code."""
-    log.init_backend()
+    bindings.init_backend()
     path = demo_model().path
     plain, tried = (_logits(path, extra) for extra in (False, True))
     # False for a NaN too.

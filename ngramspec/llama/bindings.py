@@ -1,7 +1,7 @@
-"""What other versions and forks of llama-cpp-python have otherwise: the one place that tells them apart.
+"""The way into llama.cpp: made ready, its log kept, and what other versions of llama-cpp-python have otherwise.
 
-The rest of this room is written for llama-cpp-python 0.3.35 and later. Differences that it would trip over, besides the
-fork's printing on stdout when it is imported, which `__init__.py` sees to:
+No other file tells versions apart: the rest of this room is written for 0.3.35 and later. Differences that it would
+trip over, besides the fork's printing on stdout when it is imported, which `__init__.py` sees to:
 
 | | 0.3.34, which conda-forge has | JamePeng's fork, 0.3.48 |
 |---|---|---|
@@ -20,13 +20,51 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+import llama_cpp.llama_cpp as llama
 
 
 def log_callback(api: Any) -> Any:
     """The type of a function that llama.cpp calls with lines of its log."""
     return api.llama_log_callback if hasattr(api, "llama_log_callback") else api.ggml_log_callback
+
+
+_LOG_ERROR = 4  # ggml.h, enum ggml_log_level
+
+log_tail: deque[tuple[int, str]] = deque(maxlen=60)  # the last lines of the log, which is not printed: (level, text)
+
+
+@log_callback(llama)  # type: ignore[untyped-decorator]
+def _collect_log(level: int, text: bytes, _data: Any) -> None:
+    log_tail.append((level, text.decode("utf-8", "replace").strip()))
+
+
+def last_complaint() -> str:
+    """llama.cpp's own words for what went wrong, out of its log: the first error, as later ones only follow."""
+    errors = [text for level, text in log_tail if level == _LOG_ERROR and text]
+    return errors[0] if errors else "no reason given"
+
+
+@contextmanager
+def log_given_back() -> Iterator[None]:
+    """After the block, in which a model is loaded, the log goes where llama-cpp-python's own classes print it."""
+    from llama_cpp import _logger
+
+    try:
+        yield
+    finally:
+        name = "llama_log_callback" if hasattr(_logger, "llama_log_callback") else "ggml_log_callback"
+        llama.llama_log_set(getattr(_logger, name), ctypes.c_void_p(0))
+
+
+def init_backend() -> None:
+    """Make llama.cpp ready, and its log go to `log_tail`."""
+    llama.llama_log_set(_collect_log, ctypes.c_void_p(0))
+    load_backend(llama)
 
 
 def ggml(api: Any) -> Any:
@@ -49,8 +87,8 @@ def ggml_function(api: Any, name: str, result: Any, *arguments: Any) -> Any:
     return function
 
 
-def init_backend(api: Any) -> None:
-    """Make llama.cpp ready, with its kernels."""
+def load_backend(api: Any) -> None:
+    """Load llama.cpp's kernels."""
     from llama_cpp._ggml import libggml
 
     api.llama_backend_init()

@@ -23,7 +23,7 @@ from pathlib import Path
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.errors import ModelError
-from ngramspec.llama import bindings, log
+from ngramspec.llama import bindings
 from ngramspec.models.check import check_values, has_gguf_magic
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.storage import cache_folder, keep, recall
@@ -33,8 +33,8 @@ _CPU_SECONDS = 60
 
 
 Ended = tuple[int | None, str]
-"""How a child ended: its exit code, negative for a signal (on Windows a crash is beyond 255 instead), None: it hung; and
-what it wrote to stderr."""
+"""How a child ended: its exit code, and what it wrote to stderr. The code is negative for a signal (on Windows a crash
+is beyond 255 instead); None: it hung."""
 
 
 def died(code: int | None) -> bool:
@@ -147,7 +147,7 @@ def _judge(ended: Ended) -> str | None:
 
 def attempt(path: Path) -> None:
     """What the child does: every step that may crash, cheapest first. If llama.cpp refuses to load, all is well."""
-    log.init_backend()
+    bindings.init_backend()
     params = llama.llama_model_default_params()
     params.vocab_only = True
     model = llama.llama_model_load_from_file(os.fsencode(path), params)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
-from ngramspec.llama import log
+from ngramspec.llama import bindings
 from ngramspec.llama.grammar_check import check_grammar
 
 CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama.cpp's `llama_token_data`
@@ -35,11 +35,13 @@ class Grammar:
 
     def __init__(self, vocabulary: Any, text: str) -> None:
         self.vocabulary = vocabulary
-        log.tail.clear()
+        bindings.log_tail.clear()
         with _captured_stderr() as captured:
             self._sampler = llama.llama_sampler_init_grammar(vocabulary._vocab, _encode(text), b"root")
         if not self._sampler:
-            raise GrammarError(_parse_error(captured[0], text) or f"the grammar cannot be used: {log.last_complaint()}")
+            raise GrammarError(
+                _parse_error(captured[0], text) or f"the grammar cannot be used: {bindings.last_complaint()}"
+            )
 
     def copy(self) -> Self:
         """An independent grammar at the same place."""

@@ -25,9 +25,9 @@ import numpy as np
 from ngramspec.backend import Logits, Progress
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
-from ngramspec.llama.adapters import Adapter, open_context
 from ngramspec.llama.hidden_states import HiddenStates, States, rows_at
 from ngramspec.llama.passes import MAX_EVALUATE
+from ngramspec.llama.weights import Adapter, open_context
 from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import common_prefix
 

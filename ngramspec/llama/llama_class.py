@@ -19,14 +19,13 @@ from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 
 from ngramspec.errors import ModelError
 from ngramspec.exactness.trial import ROOM
-from ngramspec.llama import adapters, amx, log, rpc
-from ngramspec.llama.adapters import Adapter
+from ngramspec.llama import amx, bindings, rpc
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial_context import TrialContext
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.llama.weights import has_broken_amx, machine_key
+from ngramspec.llama.weights import check_adapters, has_broken_amx, machine_key
 from ngramspec.models.gguf import read_header
 
 __all__ = ["BorrowedSequence", "BorrowedVocabulary", "DraftModel", "LlamaCpp", "adapted", "obstacle", "prepare"]
@@ -37,7 +36,7 @@ def adapted(model_path: str, lora_path: str | None, lora_scale: float) -> str:
 
     Returns what tells the adapter from others; "" without one. Raises ModelError.
     """
-    return adapters.check([(lora_path, lora_scale)], Path(model_path)) if lora_path else ""
+    return check_adapters([(lora_path, lora_scale)], Path(model_path)) if lora_path else ""
 
 
 def prepare(n_gpu_layers: int, rpc_servers: str | None = None) -> None:
@@ -49,7 +48,7 @@ def prepare(n_gpu_layers: int, rpc_servers: str | None = None) -> None:
     """
     if rpc_servers is not None:
         names = rpc.workers(rpc_servers)
-        with log.given_back():
+        with bindings.log_given_back():
             rpc.connect(names)
     if has_broken_amx(n_gpu_layers):
         amx.hide()
@@ -84,7 +83,7 @@ class BorrowedSequence(CacheSequence):
     def __init__(self, owner: LlamaCpp) -> None:
         model, context = owner.model, owner.ctx
         self._model, self._context_params = model, owner.context_params
-        self._adapters = [Adapter(owner._lora_adapter, owner.lora_scale)] if owner.lora_path else []
+        self._adapters = [(owner._lora_adapter, owner.lora_scale)] if owner.lora_path else []
         cache = Cache(context, recurrent=is_recurrent(model), window=llama.llama_model_n_swa(model))
         # Rows keep what they were given alive, and the owner holds rows.
         passes = Passes(context, [cache], owner._ctx, n_batch=owner.n_batch)

@@ -24,7 +24,7 @@ from typing import Any
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.llama import bindings, devices, log
+from ngramspec.llama import bindings, devices
 from ngramspec.llama.devices import CPU, GPU, INTEGRATED
 from ngramspec.llama.watchdog import Watchdog
 
@@ -103,7 +103,7 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
         return
     if _joined.watchdog is not None:
         raise ModelError(f"this process is connected to {', '.join(_joined.names) or 'no worker'}; start another one")
-    log.init_backend()
+    bindings.init_backend()
     backend = registry()
     seen: dict[tuple[str, int], str] = {}
     for name in names:
@@ -114,7 +114,7 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
     _joined.watchdog = watchdog = Watchdog(GREETING, _stranger)
     _ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(ctypes.cast(watchdog.on_abort, ctypes.c_void_p))
     for name in names:
-        log.tail.clear()
+        bindings.log_tail.clear()
         try:
             watchdog(_register, backend, name)
         except TargetError as error:
@@ -211,7 +211,7 @@ def _stranger(said: str | None) -> str:
             f"takes connections, but said nothing for {GREETING:g} s: a worker serves one process at a time, or this is"
             " none"
         )
-    mismatch = next((text for _, text in log.tail if "version mismatch" in text), None)
+    mismatch = next((text for _, text in bindings.log_tail if "version mismatch" in text), None)
     if mismatch is not None:
         theirs = mismatch.rpartition(" ")[2]
         return f"speaks version {theirs} of llama.cpp's RPC protocol, and this build another: use one release on both"
@@ -239,7 +239,7 @@ def _loss(names: Sequence[str], said: str | None, patience: float) -> str:
 
 def listening_address(host: str, port: int) -> str:
     """The address to listen on, ADDRESS:PORT; ModelError if it cannot be, or this build has no RPC backend."""
-    log.init_backend()
+    bindings.init_backend()
     registry()
     try:
         address = _address(host, port)

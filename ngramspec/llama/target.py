@@ -28,8 +28,7 @@ from ngramspec.errors import ModelError
 from ngramspec.exactness import decision
 from ngramspec.exactness.decision import EXACT, UNMEASURED, WAYS, Exact, ExactAuto, ExactnessMode, Way
 from ngramspec.exactness.trial import ROOM
-from ngramspec.llama import bindings, devices, log
-from ngramspec.llama.adapters import Lora, open_context
+from ngramspec.llama import bindings, devices
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import Branches, CacheTree
 from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
@@ -38,7 +37,7 @@ from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial_context import TrialContext
-from ngramspec.llama.weights import Weights
+from ngramspec.llama.weights import Lora, Weights, open_context
 from ngramspec.machine import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Settings
 from ngramspec.sampling.option import between, one_of
 from ngramspec.shared_model import Part, SequenceModel
@@ -308,7 +307,7 @@ class Target(Weights, CacheSequence):
             )
         snapshots = self._snapshots(self._longest, setting)
         while True:
-            log.tail.clear()
+            bindings.log_tail.clear()
             # Room for the dummy tokens of a padded batch, which never stay in the cache.
             params = self._params(self._texts * (n_ctx + MAX_EVALUATE), snapshots, setting)
             self._ctx = open_context(self._model, params, self._adapters)
@@ -317,7 +316,7 @@ class Target(Weights, CacheSequence):
             snapshots //= 2
         if not self._ctx:
             raise ModelError(
-                f"{self.path}: no context of {n_ctx} tokens could be made ({log.last_complaint()});"
+                f"{self.path}: no context of {n_ctx} tokens could be made ({bindings.last_complaint()});"
                 " try a smaller -c/--ctx-size"
             )
         if 0 < snapshots < self._longest:

@@ -17,10 +17,10 @@ import llama_cpp.llama_cpp as llama
 from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
 from ngramspec.exactness.trial import random_tokens
-from ngramspec.llama.adapters import Adapter, open_context
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
+from ngramspec.llama.weights import Adapter, open_context
 
 STRETCH, OF_STRETCH = 128, 4
 """In a long context so many tokens of each stretch are real; kernels split it into stretches no shorter than that."""

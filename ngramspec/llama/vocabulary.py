@@ -16,7 +16,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from ngramspec.chat_prompt import ChatPrompt, ChatTemplate, Control, Render
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.fill_in import FillInTokens
-from ngramspec.llama import bindings, crash_check, log
+from ngramspec.llama import bindings, crash_check
 from ngramspec.llama.devices import build
 from ngramspec.llama.grammar import Grammar
 from ngramspec.llama.samplers import SamplerChain
@@ -64,20 +64,20 @@ class Vocabulary:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        log.init_backend()
+        bindings.init_backend()
         params = llama.llama_model_default_params()
         params.vocab_only = True
         self._open_model(params)
 
     def _open_model(self, params: Any) -> None:
         header = crash_check.check(self.path, build())
-        log.tail.clear()
+        bindings.log_tail.clear()
         self._model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._model:
             # Python prints and drops an exception in a callback; what llama.cpp reads as its answer may be "stop".
-            if any("cancelled model load" in text for _, text in log.tail):
+            if any("cancelled model load" in text for _, text in bindings.log_tail):
                 raise KeyboardInterrupt
-            complaint = log.last_complaint()
+            complaint = bindings.last_complaint()
             hint = "; a newer llama-cpp-python may know it" if "unknown model architecture" in complaint else ""
             raise ModelError(f"{self.path}: llama.cpp cannot load this model ({complaint}){hint}")
         assert header is not None

@@ -1,4 +1,8 @@
-"""`Weights`: a GGUF model loaded into memory, and what its file and this machine say of it; no context yet."""
+"""`Weights`: a GGUF model loaded into memory, its adapters, and what its file and this machine say of it.
+
+A context is opened on it by `open_context` alone, which sets its LoRA adapters: files of small matrices, by which a
+weight W becomes W + scale * alpha / rank * B A (LoRA, arXiv 2106.09685).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,11 @@ from llama_cpp._ggml import libggml
 
 from ngramspec import machine
 from ngramspec.errors import ModelError
-from ngramspec.llama import adapters, amx, bindings, crash_check, devices, log, rpc
+from ngramspec.llama import amx, bindings, crash_check, devices, rpc
 from ngramspec.llama.cache import CacheType, bytes_per_token, fitting_context, is_recurrent
 from ngramspec.llama.devices import build
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.models.check import has_gguf_magic, parts_of
+from ngramspec.models.check import check_adapter_file, has_gguf_magic, parts_of
 from ngramspec.models.gguf import read_header
 
 HAS_AMX = "AMX_INT8 = 1"  # how llama.cpp says that it has AMX kernels, and the processor their instructions
@@ -62,18 +66,18 @@ class Weights(Vocabulary):
         mmap: bool,
         repack: bool,
         head: bool,
-        lora: Sequence[adapters.Lora],
+        lora: Sequence[Lora],
     ) -> None:
         self.path = Path(path)
         self.notes: list[str] = []  # what the user should know about how it was loaded
         self.threads = machine.physical_cores() if threads is None else threads
         self.threads_batch = self.threads if threads_batch is None else threads_batch
         self._mapped, self._repacks = mmap, repack
-        log.init_backend()
+        bindings.init_backend()
         self.has_head = head and self._can_load_head()  # whether its own head was asked for, and is loaded
-        adapted = adapters.check(lora, self.path)
+        adapted = check_adapters(lora, self.path)
         self._load(n_gpu_layers)
-        self._adapters = adapters.load(lora, self._model)
+        self._adapters = _load_adapters(lora, self._model)
         self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)  # whether a GPU holds any of it
         # A build whose kernels get mended keeps its name, and its passes then cost half.
         marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (not repack) + [" mmap=off"] * (not mmap)
@@ -216,7 +220,7 @@ def model_key(path: Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    log.init_backend()
+    bindings.init_backend()
     size = path.stat().st_size
     named = f"{size} {build()} {machine.name()}".encode()
     return hashlib.blake2b(crash_check.edges(path, size) + named, digest_size=12).hexdigest()
@@ -244,3 +248,51 @@ def has_broken_amx(n_gpu_layers: int) -> bool:
         return False
     all_on_gpu = n_gpu_layers < 0 and any(d.is_gpu for d in devices.devices())
     return not all_on_gpu and not amx.works(Path(libggml._name))
+
+
+# --------------------------------------------------------------------------- LoRA adapters
+
+Lora = tuple[str | os.PathLike[str], float]
+"""An adapter's file, and its scale."""
+
+Adapter = tuple[Any, float]
+"""llama.cpp's handle of an adapter, which the model frees, and its scale."""
+
+
+def check_adapters(lora: Sequence[Lora], model: Path) -> str:
+    """Refuse files that are no adapters for a model file; returns what tells these adapters, so scaled, from others.
+
+    Raises:
+        ModelError: a file is not one that llama.cpp can apply to the model.
+    """
+    marks = []
+    for name, scale in lora:
+        check_adapter_file(Path(name), model)
+        with open(name, "rb") as file:
+            contents = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=12)).hexdigest()
+        marks.append(f" lora={contents}*{scale:g}")
+    return "".join(marks)
+
+
+def _load_adapters(lora: Sequence[Lora], model: Any) -> tuple[Adapter, ...]:
+    """Load adapters that were checked; ModelError if llama.cpp refuses one, or tokens switch it on (aLoRA)."""
+    found = []
+    for name, scale in lora:
+        bindings.log_tail.clear()
+        handle = llama.llama_adapter_lora_init(model, os.fsencode(name))
+        if not handle:
+            raise ModelError(f"{name}: llama.cpp cannot load this adapter ({bindings.last_complaint()})")
+        if llama.llama_adapter_get_alora_n_invocation_tokens(handle):
+            raise ModelError(f"{name} is switched on by tokens of the text (aLoRA), which is not supported")
+        found.append((handle, scale))
+    return tuple(found)
+
+
+def open_context(model: Any, params: Any, adapters: Sequence[Adapter]) -> Any:
+    """llama.cpp's context of a model, with its adapters set; null if there is no memory for it."""
+    context = llama.llama_init_from_model(model, params)
+    if context and adapters:
+        handles = (llama.llama_adapter_lora_p_ctypes * len(adapters))(*(handle for handle, _ in adapters))
+        scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
+        llama.llama_set_adapters_lora(context, handles, len(adapters), scales)
+    return context

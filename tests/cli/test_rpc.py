@@ -21,14 +21,14 @@ import pytest
 from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, Done, run, run_process
 
 from ngramspec.errors import ModelError
-from ngramspec.llama import log, rpc
+from ngramspec.llama import bindings, rpc
 
 SMALL = ["complete", "-t", "1", "-c", "512", str(DEMO)]
 TEXT = b"def add(a, b):\n    return a + b\n"
 
 
 def lacks_rpc() -> bool:
-    log.init_backend()
+    bindings.init_backend()
     try:
         rpc.registry()
     except ModelError:

@@ -20,7 +20,7 @@ from ngramspec import Target
 from ngramspec.cost.calibration import Calibration
 from ngramspec.dropin import look_ahead
 from ngramspec.errors import ModelError
-from ngramspec.llama import log, rpc
+from ngramspec.llama import bindings, rpc
 from ngramspec.llama.llama_class import prepare
 from ngramspec.policies.policy import FixedPolicy
 
@@ -94,7 +94,7 @@ def test_machines_are_joined_before_the_model_is_loaded(monkeypatch: pytest.Monk
     joined: list[Any] = []
 
     def connect(names: Any) -> None:
-        log.init_backend()
+        bindings.init_backend()
         joined.append(names)
 
     monkeypatch.setattr(rpc, "connect", connect)

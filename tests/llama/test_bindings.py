@@ -86,5 +86,5 @@ def test_kernels_in_files_of_their_own_are_loaded(
         _name="/somewhere/lib/libggml.so", ggml_backend_dev_count=lambda: devices, ggml_backend_load_all_from_path=load
     )
     monkeypatch.setattr(llama_cpp._ggml, "libggml", library)
-    bindings.init_backend(SimpleNamespace(llama_backend_init=lambda: None))
+    bindings.load_backend(SimpleNamespace(llama_backend_init=lambda: None))
     assert [folder for (folder,) in load.called] == loaded

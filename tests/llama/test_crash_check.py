@@ -145,9 +145,9 @@ def run_script(script: str, patience: float = 60) -> Ended:
     ],
 )
 def test_how_a_child_ends(script: str, code: int, died: bool) -> None:
-    ended = run_script(script)
-    assert (ended[0], crash_check.died(ended[0])) == (code, died)
-    assert ("é" in ended[1]) == (code == 3)
+    ended, said = run_script(script)
+    assert (ended, crash_check.died(ended)) == (code, died)
+    assert ("é" in said) == (code == 3)
 
 
 def test_one_that_hangs_or_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,4 +166,4 @@ def test_it_imports_from_where_this_process_does(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(str(tmp_path / "there"))
     monkeypatch.chdir(tmp_path / "here")
     script = "import only_there\ntry:\n import only_here\nexcept ImportError:\n pass\nelse:\n raise SystemExit(3)"
-    assert run_script(script).code == 0
+    assert run_script(script)[0] == 0

@@ -15,7 +15,7 @@ import pytest
 from architectures.files import write_model
 from support.pools import as_on_a_gpu
 
-from ngramspec.llama import log
+from ngramspec.llama import bindings
 from ngramspec.llama.passes import equally, in_order
 from ngramspec.llama.target import Target
 from ngramspec.shared_model import Part
@@ -57,12 +57,12 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     def keep(_level: int, text: bytes, _data: object) -> None:
         lines.append(text.decode("utf-8", "replace"))
 
-    log.init_backend()
+    bindings.init_backend()
     collect = llama.llama_log_set
-    monkeypatch.setattr(log, "init_backend", lambda: collect(keep, ctypes.c_void_p(0)))
+    monkeypatch.setattr(bindings, "init_backend", lambda: collect(keep, ctypes.c_void_p(0)))
     yield lines
     monkeypatch.undo()
-    log.init_backend()
+    bindings.init_backend()
 
 
 def batches(lines: list[str]) -> list[int]:

@@ -18,7 +18,7 @@ from support.held_pass import one_pass_held
 from support.tiny_models import HEADS, LAYERS, WIDTH, write_model
 
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.llama import amx, devices, log
+from ngramspec.llama import amx, bindings, devices
 from ngramspec.llama import target as target_module
 from ngramspec.llama.cache import bytes_per_token
 from ngramspec.llama.passes import MAX_EVALUATE
@@ -322,7 +322,7 @@ def test_a_load_asks_for_huge_pages_first_and_is_an_interrupt_where_ctrl_c_cut_i
         assert asked == ["before"]
 
     def cancelled(*_: Any) -> None:
-        log.tail.append((1, "llama_model_load_from_file_impl: cancelled model load"))
+        bindings.log_tail.append((1, "llama_model_load_from_file_impl: cancelled model load"))
 
     monkeypatch.setattr(target_module.llama, "llama_model_load_from_file", cancelled)
     with pytest.raises(KeyboardInterrupt):

@@ -44,7 +44,7 @@ PYTHONPATH = os.pathsep.join(filter(None, [str(NO_SMOLLM), *sys.path]))
 
 _SIGNALLED = """
 import os, sys
-from ngramspec.llama import log
+from ngramspec.llama import bindings
 from ngramspec_cli.app import main
 
 number = int(sys.argv.pop(1))
@@ -55,7 +55,7 @@ class Tail(list):
             os.kill(os.getpid(), number)
         super().append(line)
 
-log.tail = Tail()
+bindings.log_tail = Tail()
 main()
 """
 
