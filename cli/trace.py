@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ngramspec.acceptance.rules import TokenDecision
-from ngramspec.instruments.trace import BrokenLine, TracedPass, TraceHeader, read_trace
+from ngramspec.instruments.trace import TracedPass, TraceHeader, read_trace
 from ngramspec.json_data import encode
 from ngramspec.sampling.option import option
 from ngramspec.sampling.settings import Sampling
@@ -58,15 +58,16 @@ def trace(
             for item in read_trace(_lines(file, name)):
                 if isinstance(item, TracedPass):
                     view.show(item)
-                elif not isinstance(item, BrokenLine):
+                elif isinstance(item, TraceHeader):
                     view.header(item)
-                elif item.cut:
-                    cut = True
-                    note(f"{name}: line {item.number}, the last, is cut short: what wrote it did not get to its end")
                 else:
-                    broken += 1
-                    if broken <= LISTED:
-                        note(f"{name}: skipped line {item.number}: {item.reason}")
+                    number, reason, unended = item
+                    cut |= unended
+                    broken += not unended
+                    if unended:
+                        note(f"{name}: line {number}, the last, is cut short: what wrote it did not get to its end")
+                    elif broken <= LISTED:
+                        note(f"{name}: skipped line {number}: {reason}")
         view.total()
     if broken > LISTED:
         note(f"{name}: skipped {broken} broken lines in all")

@@ -24,9 +24,10 @@ from ngramspec.drafting.price import TokenPrice
 from ngramspec.dropin.look_ahead import LookAhead
 from ngramspec.exactness.decision import Exact
 from ngramspec.llama import bindings
-from ngramspec.llama.llama_class import BorrowedVocabulary, DraftModel, LlamaCpp, adapted, obstacle, prepare
+from ngramspec.llama.llama_class import DraftModel, LlamaCpp, adapted, obstacle, prepare
 from ngramspec.llama.passes import UsedAtOnceError
 from ngramspec.llama.target import Target
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.load import as_drafter, open_target
 from ngramspec.loading.settings import LoadSettings, LoadSettingsError
 from ngramspec.models.find import resolve
@@ -101,7 +102,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
                 if not isinstance(small, Target):
                     own = load.for_draft_model(self.n_ctx(), self.n_threads)
                     small = open_target(resolve(os.fspath(small)).path, own)
-                self._asked = as_drafter(BorrowedVocabulary(self), small)
+                self._asked = as_drafter(Vocabulary.borrowed(self.model_path, self.model), small)
         if self.draft_model is not None:
             warnings.warn(
                 "ngramspec.Llama drafts by itself, but leaves it to a draft_model that is given: drop that argument",

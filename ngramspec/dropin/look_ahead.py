@@ -29,7 +29,8 @@ from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.errors import GrammarError, TargetError
 from ngramspec.exactness.decision import Exact, ExactAuto
-from ngramspec.llama.llama_class import BorrowedSequence, BorrowedVocabulary, LlamaCpp
+from ngramspec.llama.llama_class import BorrowedSequence, LlamaCpp
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.policies import make_policy
 from ngramspec.steps import Stats, Step
 
@@ -65,7 +66,7 @@ class LookAhead(Text):
 
     def __init__(self, owner: LlamaCpp, exact: Exact, *, keep: bool, model: AskedModel | None = None) -> None:
         self._sequence = sequence = BorrowedSequence(owner)
-        self._vocabulary = BorrowedVocabulary(owner)
+        self._vocabulary = Vocabulary.borrowed(owner.model_path, owner.model)
         kept = file_of(self._vocabulary.vocabulary_hash) if keep else None
         drafter = make_drafter(DEFAULT, kept=kept) if model is None else HybridDrafter(model, kept=kept)
         super().__init__(Drafts(drafter), sequence)

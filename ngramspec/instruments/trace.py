@@ -89,12 +89,9 @@ class TracedPass(NamedTuple):
     texts: Mapping[int, bytes]
 
 
-class BrokenLine(NamedTuple):
-    """A line of a trace that is no pass."""
-
-    number: int  # counted from 1
-    reason: str  # what is wrong with it
-    cut: bool  # it is the last one and lacks its end, as after a crash
+BrokenLine = tuple[int, str, bool]
+"""A line of a trace that is no pass: its number, counted from 1, what is wrong with it, and whether it is the last one
+and lacks its end, as after a crash."""
 
 
 class TraceWriter:
@@ -198,7 +195,7 @@ def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | Br
         except (ValueError, RecursionError) as error:
             if not begun:
                 raise NGramSpecError(f"this is not a trace: line {number} is not the header of one") from error
-            yield BrokenLine(number, str(error), cut=not line.endswith(b"\n"))
+            yield number, str(error), not line.endswith(b"\n")
             continue
         if not begun and isinstance(item, TracedPass):
             raise NGramSpecError("the header is missing: a trace begins with a line that says its format and settings")

@@ -1,6 +1,6 @@
-"""What a `Llama` of llama-cpp-python has loaded, as a sequence and a vocabulary of this room.
+"""What a `Llama` of llama-cpp-python has loaded, as a sequence of this room.
 
-    sequence, vocabulary = BorrowedSequence(owner), BorrowedVocabulary(owner)
+    sequence = BorrowedSequence(owner)
     sequence.follow(text)                       # that the owner has evaluated
     rows = sequence.evaluate([token, *draft])   # as in any other sequence
     sequence.rollback(length); sequence.settle()    # before the owner goes on by itself
@@ -24,11 +24,9 @@ from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial_context import TrialContext
-from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.llama.weights import check_adapters, has_broken_amx, machine_key
-from ngramspec.models.gguf import read_header
 
-__all__ = ["BorrowedSequence", "BorrowedVocabulary", "DraftModel", "LlamaCpp", "adapted", "obstacle", "prepare"]
+__all__ = ["BorrowedSequence", "DraftModel", "LlamaCpp", "adapted", "obstacle", "prepare"]
 
 
 def adapted(model_path: str, lora_path: str | None, lora_scale: float) -> str:
@@ -127,22 +125,6 @@ class BorrowedSequence(CacheSequence):
     def release(self) -> None:
         """End the loan."""
         self._passes.release()
-
-
-class BorrowedVocabulary(Vocabulary):
-    """The vocabulary of a `Llama`, under which its grammars are read."""
-
-    def __init__(self, owner: LlamaCpp) -> None:
-        self.path = Path(owner.model_path)
-        self._model = owner.model
-        self._vocab = llama.llama_model_get_vocab(self._model)
-        self.n_vocab = llama.llama_vocab_n_tokens(self._vocab)
-        self.vocabulary_hash = read_header(self.path).vocabulary
-        self._pieces, self._ends = {}, {}
-
-    def close(self) -> None:
-        """End the loan."""
-        self._model = None
 
 
 def _key(owner: LlamaCpp) -> str:

@@ -20,6 +20,7 @@ from ngramspec.llama import bindings, crash_check
 from ngramspec.llama.devices import build
 from ngramspec.llama.grammar import Grammar
 from ngramspec.llama.samplers import SamplerChain
+from ngramspec.models.gguf import read_header
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tool_calls.conversation import ToolTemplate, capabilities
 from ngramspec.tool_calls.deltas import Tool
@@ -60,6 +61,7 @@ class Vocabulary:
 
     n_ctx = 0
     _model: Any = None
+    _borrowed = False
     _chat_template: str | None = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -69,11 +71,19 @@ class Vocabulary:
         params.vocab_only = True
         self._open_model(params)
 
+    @classmethod
+    def borrowed(cls, path: str | os.PathLike[str], model: Any) -> Self:
+        """The vocabulary of a model, llama.cpp's handle, that somebody else has loaded from a file and frees."""
+        vocabulary = cls.__new__(cls)
+        vocabulary.path, vocabulary._borrowed = Path(path), True
+        vocabulary._take(model, read_header(vocabulary.path).vocabulary)
+        return vocabulary
+
     def _open_model(self, params: Any) -> None:
         header = crash_check.check(self.path, build())
         bindings.log_tail.clear()
-        self._model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
-        if not self._model:
+        model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not model:
             # Python prints and drops an exception in a callback; what llama.cpp reads as its answer may be "stop".
             if any("cancelled model load" in text for _, text in bindings.log_tail):
                 raise KeyboardInterrupt
@@ -81,11 +91,14 @@ class Vocabulary:
             hint = "; a newer llama-cpp-python may know it" if "unknown model architecture" in complaint else ""
             raise ModelError(f"{self.path}: llama.cpp cannot load this model ({complaint}){hint}")
         assert header is not None
-        self.vocabulary_hash = header.vocabulary
-        self._vocab = llama.llama_model_get_vocab(self._model)
-        self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
+        self._take(model, header.vocabulary)
         if self.n_vocab == 0:
             raise ModelError(f"{self.path}: the file holds no vocabulary; ask for one with a tokenizer in it")
+
+    def _take(self, model: Any, vocabulary_hash: bytes) -> None:
+        self._model, self.vocabulary_hash = model, vocabulary_hash
+        self._vocab = llama.llama_model_get_vocab(model)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
 
@@ -310,9 +323,9 @@ class Vocabulary:
 
     def close(self) -> None:
         """Free what llama.cpp holds; the object, and logits it returned, cannot be used afterwards."""
-        if self._model:
+        if self._model and not self._borrowed:
             llama.llama_model_free(self._model)
-            self._model = None
+        self._model = None
 
     def __enter__(self) -> Self:
         return self
