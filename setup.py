@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 
 MODULES = (
     "ngramspec.cost.curve",
-    "ngramspec.drafting.price",
+    "ngramspec.drafting.draft",
     "ngramspec.drafting.token_index",
     "ngramspec.drafting.mixture.history",
     "ngramspec.drafting.mixture.chance_mixer",

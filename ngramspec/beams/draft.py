@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.baselines.suffix import SuffixAutomaton
 from ngramspec.drafting.chances import FadingRate
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.draft import TokenPrice
 from ngramspec.tokens import Likely, Node
 
 ORDERS = 3  # most tokens of context that a row is remembered by

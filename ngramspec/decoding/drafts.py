@@ -11,9 +11,8 @@ from typing import NamedTuple
 from ngramspec.backend import Logits, Model
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.chances import ChanceEstimator
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, Question
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, Question, TokenPrice
 from ngramspec.drafting.grammar import GrammarGuide
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
 from ngramspec.steps import Step

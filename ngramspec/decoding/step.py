@@ -29,9 +29,9 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding.drafts import Batch, Plan, Text, no_draft
 from ngramspec.decoding.generation import Generation
+from ngramspec.drafting.draft import TokenPrice
 from ngramspec.drafting.draft_model.passes import draft_together
 from ngramspec.drafting.mixture.answers import CHEAP
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step

@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ngramspec.drafting.draft import Chooser, Draft
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, TokenPrice
 
 
 class FadingRate:

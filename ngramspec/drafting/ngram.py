@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ngramspec.drafting.chances import ChanceEstimator
-from ngramspec.drafting.draft import Chooser, Draft, Drafter
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
 from ngramspec.drafting.predictor import NGramPredictor
-from ngramspec.drafting.price import TokenPrice
 
 FEW = 4  # below this many tokens, one by one is faster than a batch
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting import DEFAULT, make_drafter
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.draft import TokenPrice
 from ngramspec.dropin.look_ahead import LookAhead
 from ngramspec.exactness.decision import Exact
 from ngramspec.llama import bindings

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
-from ngramspec.drafting.draft import Draft
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.draft import Draft, TokenPrice
 from ngramspec.policies.policy import FixedPolicy, smallest
 from ngramspec.sampling.distribution import normalised_entropy
 from ngramspec.steps import Step

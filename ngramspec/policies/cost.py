@@ -18,8 +18,7 @@ else:
     from ngramspec.policies.draft_value import DraftValue
 
 from ngramspec.cost.measure import RestoreCost
-from ngramspec.drafting.draft import Draft, Question
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.draft import Draft, Question, TokenPrice
 from ngramspec.policies.loss_budget import LossBudget
 from ngramspec.policies.policy import Batches, Policy, smallest
 from ngramspec.policies.recurring_sizes import Candidate, RecurringSizes

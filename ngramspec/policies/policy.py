@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
-from ngramspec.drafting.draft import Draft, Question
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.draft import Draft, Question, TokenPrice
 from ngramspec.steps import Step
 
 Batches = Callable[[Sequence[int]], Sequence[int]]  # see `ngramspec.shared_model.SharedModel.batches`

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ngramspec.drafting.draft import Chooser, Draft, Drafter
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
 
 KNOWN = 10
 """Token ids from here on are no control tokens."""

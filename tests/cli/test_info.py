@@ -107,7 +107,7 @@ def test_where_the_core_is_plain_python_info_says_what_to_do_and_speeds_say_so(
 ) -> None:
     """A wheel that is so: test_packaging.py."""
     for module in (info, view):
-        monkeypatch.setattr(module, "uncompiled", lambda: ("ngramspec.drafting.price",))
+        monkeypatch.setattr(module, "uncompiled", lambda: ("ngramspec.drafting.draft",))
     core = facts(run(env, *INFO, tiny).out)["drafting"]
     assert "core in plain Python" in core
     assert "install a C compiler" in core

@@ -20,8 +20,7 @@ from support.mock_target import MockTarget, plain_generate
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, TokenPrice
 from ngramspec.errors import PromptError, TargetError
 from ngramspec.exactness.decision import Exact
 from ngramspec.policies.policy import FixedPolicy

@@ -15,9 +15,8 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding.drafts import Drafts, Plan, Text, no_draft
 from ngramspec.decoding.step import Speculation
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Question
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Question, TokenPrice
 from ngramspec.drafting.grammar import GrammarGuide
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.steps import Step
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from support.mock_target import MockTarget, rows_to
 
-from ngramspec.drafting.draft import Drafter, Question
+from ngramspec.drafting.draft import Drafter, Question, TokenPrice
 from ngramspec.drafting.draft_model.asked_model import AskedModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.answers import CHEAP, MOST, Answers, RefusedRows
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.history import History
-from ngramspec.drafting.price import TokenPrice
 
 FREE = TokenPrice(1.0, [0.0] * 65)
 NOTHING = TokenPrice(0.0, [0.0] * 65)

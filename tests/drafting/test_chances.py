@@ -17,8 +17,7 @@ from ngramspec.drafting.chances import (
     cell,
     length_class,
 )
-from ngramspec.drafting.draft import NO_DRAFT, Draft
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.draft import NO_DRAFT, Draft, TokenPrice
 
 
 def test_a_token_pays_where_what_it_brings_is_worth_its_time() -> None:

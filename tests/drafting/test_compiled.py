@@ -11,9 +11,8 @@ import pytest
 from support.uncompiled import plain_modules
 
 from ngramspec.drafting import token_index
-from ngramspec.drafting.draft import Chooser
+from ngramspec.drafting.draft import Chooser, TokenPrice
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.tokens import common_prefix
 
 PLAIN = plain_modules()
@@ -60,7 +59,7 @@ class Pair:
 
         one, other = (
             drafter.propose(limit, picking(), blind=how == "blind", price=price and kind(*price))
-            for drafter, kind in zip(self.drafters, (TokenPrice, PLAIN["price"].TokenPrice), strict=True)
+            for drafter, kind in zip(self.drafters, (TokenPrice, PLAIN["draft"].TokenPrice), strict=True)
         )
         assert (one.tokens, one.match) == (other.tokens, other.match)
         assert one.chances == pytest.approx(other.chances, rel=1e-9)
@@ -69,7 +68,7 @@ class Pair:
         return one
 
     def ask(self, sent: int) -> int:
-        prices = TokenPrice(0.0, [0.0] * 65), PLAIN["price"].TokenPrice(0.0, [0.0] * 65)
+        prices = TokenPrice(0.0, [0.0] * 65), PLAIN["draft"].TokenPrice(0.0, [0.0] * 65)
         one, other = (
             list(drafter.questions(sent, 20, 5, price)) for drafter, price in zip(self.drafters, prices, strict=True)
         )

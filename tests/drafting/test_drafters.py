@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from support.mock_target import MockTarget
 
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
-from ngramspec.drafting.draft import Chooser, Draft, Drafter
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
 from ngramspec.drafting.draft_model.asked_model import AskedModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
-from ngramspec.drafting.price import TokenPrice
 
 ALL = [*DRAFTERS, "model", "hybrid"]
 COPIERS = ["mixture", "ngram", "suffix", "nasd"]

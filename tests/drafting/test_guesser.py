@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.uncompiled import plain_modules
 
+from ngramspec.drafting.draft import TokenPrice
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.history import History
 from ngramspec.drafting.mixture.pointers import Pointers
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.token_index import SEAM, TokenIndex
 
 PLAIN = plain_modules()

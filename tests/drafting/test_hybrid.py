@@ -13,11 +13,11 @@ from support.decoder_loop import CLOCK, cheap, milliseconds, unmeasured
 from support.mock_shared import MockShared
 from support.mock_target import Blurred, MockTarget, plain_generate
 
+from ngramspec.drafting.draft import TokenPrice
 from ngramspec.drafting.draft_model.asked_model import AskedModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.second_opinion import BOTH, MODEL, NGRAMS, SecondOpinion
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
 

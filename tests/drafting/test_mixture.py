@@ -12,10 +12,10 @@ import pytest
 from support.memories import a_text, new_store
 
 from ngramspec.drafting import make_drafter
+from ngramspec.drafting.draft import TokenPrice
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter, Recall
 from ngramspec.drafting.mixture.guesser import Guesser
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.memory import Memory
 
 FREE, TOKENS = 1 << 12, 1 << 17

@@ -12,9 +12,9 @@ from support.mock_target import Blurred, Clock, MockTarget
 
 from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting.draft import TokenPrice
 from ngramspec.drafting.draft_model.model import PROBES, RARE, WIDEST, ModelDrafter, model_guess
 from ngramspec.drafting.draft_model.passes import POSITIONS, PRIOR, ModelPasses, Payoff
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.distribution import normalised_entropy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats

@@ -16,13 +16,12 @@ from support.decoder_loop import CLOCK, milliseconds
 from support.mock_shared import MockShared
 from support.mock_target import Clock
 
-from ngramspec.drafting.draft import Draft, Drafting
+from ngramspec.drafting.draft import Draft, Drafting, TokenPrice
 from ngramspec.drafting.draft_model.asked_model import AskedModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.draft_model.passes import ModelPasses, PassRequest, draft_alone, draft_together
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.errors import TargetError
 
 N = 40

@@ -12,8 +12,7 @@ from support.mock_target import Clock, MockTarget
 from ngramspec.backend import Model
 from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import Chooser, Draft, Drafter
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
 from ngramspec.steps import Step
 
 CLOCK = Clock()

@@ -16,7 +16,7 @@ from ngramspec import drafting
 
 FOLDER = Path(str(drafting.__file__)).parent
 NAMES = (
-    "price",
+    "draft",
     "token_index",
     "mixture.history",
     "mixture.chance_mixer",

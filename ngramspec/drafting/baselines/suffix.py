@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ngramspec.drafting.chances import ChanceEstimator, pick
-from ngramspec.drafting.draft import Chooser, Draft, Drafter
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
 from ngramspec.drafting.predictor import Shares
-from ngramspec.drafting.price import TokenPrice
 
 CLEARLY = 2  # another continuation is preferred to the most recent one if it followed at least this many times as often
 COUNTED = 16  # contexts that a token is counted behind, the longest first

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting.chances import HOPELESS, ChanceEstimator, pick
-from ngramspec.drafting.draft import Chooser, Draft, Drafter
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
 from ngramspec.drafting.ngram import NGramDrafter
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.distribution import largest
 
 STEADY = 7  # runs are counted up to this length

@@ -14,10 +14,9 @@ from collections.abc import Generator, Sequence
 import numpy as np
 
 from ngramspec.backend import Logits
-from ngramspec.drafting.draft import Chooser
+from ngramspec.drafting.draft import Chooser, TokenPrice
 from ngramspec.drafting.draft_model.model import ModelDrafter, ModelGuess
 from ngramspec.drafting.draft_model.passes import PassRequest
-from ngramspec.drafting.price import TokenPrice
 
 PART = 1 / 2
 """Of what may be lost by a refusal, so much may go into questions: once all is lost others draft no more either."""

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from ngramspec.backend import Logits
-from ngramspec.drafting.draft import Chooser, Draft, Drafting, Question
+from ngramspec.drafting.draft import Chooser, Draft, Drafting, Question, TokenPrice
 from ngramspec.drafting.draft_model.asked_model import AskedModel
 from ngramspec.drafting.draft_model.passes import PassRequest, draft_alone
 from ngramspec.drafting.draft_model.second_opinion import ALONE, BOTH, LEVELS, MODEL, NGRAMS, Answered, SecondOpinion
 from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter, Recall
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.settings import Sampling
 
 FARTHEST = 10  # most guesses that are thought ahead: how many the model reads, and how many questions follow

@@ -19,9 +19,8 @@ import numpy as np
 
 from ngramspec.backend import Logits, Model
 from ngramspec.drafting.chances import OutcomeMap, pick
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, TokenPrice
 from ngramspec.drafting.draft_model.passes import ModelPasses, PassRequest, Payoff, draft_alone
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.distribution import largest, normalised_entropy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.shared_model import SharedModel

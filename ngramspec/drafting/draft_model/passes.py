@@ -21,8 +21,7 @@ import numpy as np
 
 from ngramspec.backend import Logits, Model
 from ngramspec.drafting.chances import HOPELESS, FadingRate
-from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafting
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafting, TokenPrice
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
 
 RECENT = 15

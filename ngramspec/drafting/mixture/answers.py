@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ngramspec.drafting.price import TokenPrice
+    from ngramspec.drafting.draft import TokenPrice
 
 ORDERS = cython.declare(cython.int, 4)
 ROOM = cython.declare(cython.ulonglong, 1 << 12)

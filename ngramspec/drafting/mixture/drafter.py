@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from ngramspec.drafting.chances import OutcomeMap
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, Question
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, Question, TokenPrice
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.answers import RefusedRows
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.side_guesses import SideGuesses
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.token_index import SEAM, TokenIndex
 from ngramspec.tokens import common_prefix
 

@@ -4,7 +4,7 @@ from ngramspec.drafting.mixture.history cimport History
 from ngramspec.drafting.mixture.chance_mixer cimport ChanceMixer, Correction
 from ngramspec.drafting.mixture.pointers cimport Pointers
 from ngramspec.drafting.mixture.context_counts cimport ContextCounts
-from ngramspec.drafting.price cimport TokenPrice
+from ngramspec.drafting.draft cimport TokenPrice
 
 cdef int _share(int count, int seen, int latest) noexcept
 cdef int _length(int match) noexcept

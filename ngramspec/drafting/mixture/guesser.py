@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import cython
 
+from ngramspec.drafting.draft import TokenPrice
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.answers import Answers
 from ngramspec.drafting.mixture.chance_mixer import ChanceMixer, Correction
 from ngramspec.drafting.mixture.context_counts import ContextCounts
 from ngramspec.drafting.mixture.history import History
 from ngramspec.drafting.mixture.pointers import Pointers
-from ngramspec.drafting.price import TokenPrice
 
 if cython.compiled:
     from cython.cimports.ngramspec.drafting.mixture.history import doublings, mix

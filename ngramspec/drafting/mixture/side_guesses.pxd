@@ -1,6 +1,6 @@
 cimport cython
 from ngramspec.drafting.mixture.guesser cimport Guesser
-from ngramspec.drafting.price cimport TokenPrice
+from ngramspec.drafting.draft cimport TokenPrice
 
 cdef class SideGuesses:
     cdef Guesser _guesser

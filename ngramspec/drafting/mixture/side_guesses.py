@@ -18,9 +18,8 @@ from collections.abc import Sequence
 import cython
 
 from ngramspec.drafting.chances import FadingRate
-from ngramspec.drafting.draft import Question
+from ngramspec.drafting.draft import Question, TokenPrice
 from ngramspec.drafting.mixture.guesser import Guesser
-from ngramspec.drafting.price import TokenPrice
 
 CANDIDATES = cython.declare(cython.int, 10)
 POSITIONS = cython.declare(cython.int, 64)

@@ -17,8 +17,7 @@ from typing import Any
 from ngramspec.backend import Runner
 from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import Chooser, Draft, Drafter
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
 from ngramspec.exactness.decision import Exact
 from ngramspec.instruments.benchmark.figures import alpha
 from ngramspec.instruments.reports.report import Section, Table, figure
