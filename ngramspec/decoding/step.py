@@ -31,7 +31,7 @@ from ngramspec.decoding.drafts import Batch, Plan, Text, no_draft
 from ngramspec.decoding.generation import Generation
 from ngramspec.drafting.draft import TokenPrice
 from ngramspec.drafting.draft_model.passes import draft_together
-from ngramspec.drafting.mixture.answers import CHEAP
+from ngramspec.drafting.mixture.drafter import CHEAP
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step

@@ -17,8 +17,7 @@ Going back uses them up. `llama_memory_seq_rm` accepts older ones too, and the l
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import llama_cpp.llama_cpp as llama
 
@@ -50,11 +49,8 @@ _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part, without 
 LEAST, GRAIN = 512, 256  # A context is never capped below the one, and to multiples of the other, in tokens
 
 
-class Checkpoint(NamedTuple):
-    """The recurrent state after the first `length` tokens."""
-
-    length: int
-    state: Any  # a ctypes array of bytes
+Checkpoints = dict[int, Any]
+"""Recurrent states, each a ctypes array of bytes, by how many tokens they are of; the oldest first."""
 
 
 class Cache:
@@ -96,8 +92,8 @@ class Cache:
         # how many of them the memory keeps beside the state itself; 0: none
         self.snapshots = int(llama.llama_n_rs_seq(context)) if recurrent else 0
         self._back = 0  # by how many tokens a snapshot of the last pass goes back
-        self._kept: list[Checkpoint] = []
-        self._mark: Checkpoint | None = None
+        self._kept: Checkpoints = {}
+        self._mark: Checkpoints = {}  # the last that is not kept
 
     def decoded(self, n: int, *, alone: bool = True) -> None:
         """A pass appended n tokens, `alone` if it fed no other; 0: it fed others, and may have moved the state."""
@@ -113,8 +109,7 @@ class Cache:
     def take_over(self, length: int) -> None:
         """Hold `length` tokens that somebody else evaluated, and nothing behind them; no checkpoint is left."""
         llama.llama_memory_seq_rm(self._memory, self.sequence, length, -1)
-        self._kept.clear()
-        self._mark = None
+        self._kept, self._mark = {}, {}
         self.length = length
         self._back = 0
 
@@ -142,30 +137,32 @@ class Cache:
         """Let `cut` go back to the present state until the next `save`, or longer: `keep` it among the last KEPT."""
         if not self.recurrent or self.length == 0:
             return
-        found = next((c for c in self._checkpoints() if c.length == self.length), None)
-        checkpoint = found or Checkpoint(self.length, self._state())
+        state = self._checkpoints().get(self.length)
+        checkpoint = {self.length: self._state() if state is None else state}
         if not keep:
             self._mark = checkpoint
-        elif checkpoint not in self._kept:
-            self._kept = [*self._kept, checkpoint][-KEPT:]
+        else:
+            self._keep(self._kept | checkpoint)
+
+    def _keep(self, checkpoints: Checkpoints) -> None:
+        self._kept = dict([*checkpoints.items()][-KEPT:])
 
     @property
     def saved(self) -> int:
         """Tokens before the last checkpoint; 0 without one."""
-        return max((c.length for c in self._checkpoints()), default=0)
+        return max(self._checkpoints(), default=0)
 
     def clear(self) -> None:
         if self._sole:
             llama.llama_memory_clear(self._memory, False)
         else:
             llama.llama_memory_seq_rm(self._memory, self.sequence, -1, -1)
-        self._kept.clear()
-        self._mark = None
+        self._kept, self._mark = {}, {}
         self.length = 0
         self._back = 0
 
-    def _checkpoints(self) -> list[Checkpoint]:
-        return self._kept if self._mark is None else [*self._kept, self._mark]
+    def _checkpoints(self) -> Checkpoints:
+        return self._kept | self._mark
 
     def _remove(self, length: int) -> bool:
         """Cut llama.cpp's memory; whether it is right then."""
@@ -185,27 +182,26 @@ class Cache:
     def _go_back(self, length: int) -> None:
         """Restore the last checkpoint that is not behind `length`, or forget everything."""
         self._drop_behind(length)
-        last = max(self._checkpoints(), key=lambda c: c.length, default=None)
+        last = max(self._checkpoints(), default=None)
         if last is None or not self._restore(last):
             self.clear()
 
-    def _restore(self, checkpoint: Checkpoint) -> bool:
-        state = checkpoint.state
+    def _restore(self, length: int) -> bool:
+        state = self._checkpoints()[length]
         if not llama.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _PARTIAL):
             return False
-        if not self._remove(checkpoint.length):
+        if not self._remove(length):
             return False
-        self.length = checkpoint.length
-        return self._ends_at(self.length)
+        self.length = length
+        return self._ends_at(length)
 
     def _ends_at(self, length: int) -> bool:
         return int(llama.llama_memory_seq_pos_max(self._memory, self.sequence)) == length - 1
 
     def _drop_behind(self, length: int) -> None:
         """Forget checkpoints of tokens that are no longer there."""
-        self._kept = [c for c in self._kept if c.length <= length]
-        if self._mark is not None and self._mark.length > length:
-            self._mark = None
+        self._kept = {at: state for at, state in self._kept.items() if at <= length}
+        self._mark = {at: state for at, state in self._mark.items() if at <= length}
 
     def _state(self, flags: int = _PARTIAL) -> Any:
         size = llama.llama_state_seq_get_size_ext(self._context, self.sequence, flags)
@@ -215,11 +211,11 @@ class Cache:
 
     # ------------------------------------------------------------------ copies
 
-    def whole(self) -> tuple[Any, list[Checkpoint]]:
+    def whole(self) -> tuple[Any, Checkpoints]:
         """All that it holds: (bytes for `load`, the checkpoints)."""
         return self._state(_WHOLE), self._checkpoints()
 
-    def load(self, state: Any, length: int, checkpoints: Sequence[Checkpoint]) -> bool:
+    def load(self, state: Any, length: int, checkpoints: Checkpoints) -> bool:
         """Hold what `whole` of a cache of `length` tokens gave; False, and nothing is held, if that cannot be."""
         self.clear()
         done = llama.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _WHOLE)
@@ -227,7 +223,7 @@ class Cache:
             self.clear()
             return False
         self.length = length
-        self._kept = [*checkpoints][-KEPT:]
+        self._keep(checkpoints)
         return True
 
     def adopt(self, other: Cache, length: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from ngramspec.backend import Logits, Progress
 from ngramspec.errors import TargetError
-from ngramspec.llama.cache import Cache, Checkpoint
+from ngramspec.llama.cache import Cache
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, UsedAtOnceError
 from ngramspec.shared_model import SequenceModel
 from ngramspec.tokens import common_prefix
@@ -192,7 +192,7 @@ class CacheSequence:
         if not len(state):
             raise TargetError("llama.cpp did not give the state of a sequence")
         pieces: list[object] = [_HEAD.pack(_MAGIC, len(self.tokens), self._aligned, len(checkpoints))]
-        for length, piece in (*checkpoints, (len(self.tokens), state)):
+        for length, piece in (*checkpoints.items(), (len(self.tokens), state)):
             pieces += (_PIECE.pack(length, len(piece)), piece)
         if self.cache.states is not None:
             pieces.append(self.cache.states.saved())
@@ -211,7 +211,7 @@ class CacheSequence:
             for _ in range(count + bool(length)):
                 where, size = _PIECE.unpack_from(state, at)
                 at += _PIECE.size
-                pieces.append(Checkpoint(where, (ctypes.c_uint8 * size).from_buffer_copy(state, at)))
+                pieces.append((where, (ctypes.c_uint8 * size).from_buffer_copy(state, at)))
                 at += size
         except (struct.error, ValueError, OverflowError) as error:
             raise TargetError(f"this is not what a sequence held: {error}") from error
@@ -219,7 +219,7 @@ class CacheSequence:
         whole = at == len(state) if hidden is None else hidden.restore(tokens, state[at:])
         if magic != _MAGIC or not whole or length != len(tokens) or length > self.n_ctx + MAX_EVALUATE:
             raise TargetError(f"this is not what a sequence held that could hold these {len(tokens)} tokens")
-        if length and not self.cache.load(pieces[-1].state, length, pieces[:-1]):
+        if length and not self.cache.load(pieces[-1][1], length, dict(pieces[:-1])):
             raise TargetError("llama.cpp did not take the state of a sequence")
         self.tokens[:] = tokens
         self._aligned = aligned

@@ -12,8 +12,8 @@ from support.mock_target import MockTarget, rows_to
 from ngramspec.drafting.draft import Drafter, Question, TokenPrice
 from ngramspec.drafting.draft_model.asked_model import AskedModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
-from ngramspec.drafting.mixture.answers import CHEAP, MOST, Answers, RefusedRows
-from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.drafting.mixture.answers import Answers
+from ngramspec.drafting.mixture.drafter import CHEAP, ROWS, MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.history import History
 
@@ -129,13 +129,20 @@ def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault(beside_
 
 def test_reading_takes_a_small_part_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.perf_counter", map((1e-4).__mul__, count()).__next__)
-    rows = RefusedRows()
-    assert rows.worth_reading(TokenPrice(1.0, [0.0] * 9, 0.02)) == MOST  # never timed
-    assert rows.read(rows_to([5, 7], 100)) == [5, 7]  # 50 us a row
-    assert rows.worth_reading(TokenPrice(1.0, [0.0] * 9, 0.02)) == 2
-    assert rows.worth_reading(TokenPrice(1.0, [0.0] * 9, 0.001)) == 0
-    assert rows.worth_reading(TokenPrice(1.0, [0.0] * 9)) == MOST
-    assert rows.worth_reading(DEAR) == 0
+    drafter = MixtureDrafter()
+    drafter.begin([1, 2])
+
+    def worth_reading(price: TokenPrice) -> int:
+        drafter.propose(2, price=price)
+        assert drafter.wants_logits == (drafter._to_read > 0)
+        return drafter._to_read
+
+    assert worth_reading(TokenPrice(1.0, [0.0] * 9, 0.02)) == ROWS  # never timed
+    drafter.see([2, 3, 4], rows_to([9, 5, 7], 100))  # 50 us a row
+    assert worth_reading(TokenPrice(1.0, [0.0] * 9, 0.02)) == 2
+    assert worth_reading(TokenPrice(1.0, [0.0] * 9, 0.001)) == 0
+    assert worth_reading(TokenPrice(1.0, [0.0] * 9)) == ROWS
+    assert worth_reading(DEAR) == 0
 
 
 # --------------------------------------------------------------------------- questions

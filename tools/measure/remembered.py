@@ -18,7 +18,7 @@ import numpy as np
 from ngramspec.backend import Logits, ModelBase
 from ngramspec.cost.given import LARGEST
 from ngramspec.drafting.draft import LEAVES, Drafter, Question
-from ngramspec.drafting.mixture.answers import MOST
+from ngramspec.drafting.mixture.drafter import ROWS
 from ngramspec.llama.target import Target
 from ngramspec.tokens import common_prefix
 
@@ -132,7 +132,7 @@ class Answering(Remembered):
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
         wanted = self._drafter is not None and self._drafter.wants_logits
-        return self._rows(self._answers(tokens, MOST if wanted else 0))
+        return self._rows(self._answers(tokens, ROWS if wanted else 0))
 
     def ask(self, tokens: Sequence[int], questions: Sequence[Question]) -> Logits:
         start = len(self.tokens)

@@ -14,10 +14,8 @@ nothing was answered, nothing is changed. Constant time per answer and per posit
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import cython
 
@@ -27,12 +25,6 @@ if cython.compiled:
 else:
     from ngramspec.drafting.mixture.chance_mixer import Correction
     from ngramspec.drafting.mixture.history import History, mix
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ngramspec.drafting.draft import TokenPrice
 
 ORDERS = cython.declare(cython.int, 4)
 ROOM = cython.declare(cython.ulonglong, 1 << 12)
@@ -158,37 +150,3 @@ class Answers:
         facts[f + 4] = 256 + self._in_place * 4 + agree
         facts[f + 5] = 400 + self._in_pool * 4 + agree
         return self.correction.estimate(cell, p)
-
-
-MOST = 8  # rows that are read of a pass: those behind them are seldom of use
-
-CHEAP = 0.05
-"""Cost of a drafted token, in one-token passes, up to which rows are read, and questions asked beside drafts."""
-
-SHARE = 0.005  # part of the time of a one-token pass that reading may take
-
-SLOWER = 1.1
-"""How much longer a row is taken to need each time than the quickest one so far, so that a hiccup is soon forgotten."""
-
-
-class RefusedRows:
-    """Decides how many rows to read, and reads them."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0  # of a row
-
-    def worth_reading(self, price: TokenPrice) -> int:
-        """How many rows of a pass to read at a price; where nobody knows what a second is worth, up to `MOST`."""
-        if price.slopes[0] > CHEAP:
-            return 0
-        if not price.seconds or not self._seconds:
-            return MOST
-        return min(MOST, int(SHARE * price.seconds / self._seconds))
-
-    def read(self, rows: NDArray[np.float32]) -> list[int]:
-        """The likeliest token of each row, of which there is at least one."""
-        began = time.perf_counter()
-        best: list[int] = [int(row.argmax()) for row in rows]
-        seconds = (time.perf_counter() - began) / len(rows)
-        self._seconds = min(seconds, self._seconds * SLOWER) if self._seconds else seconds
-        return best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Self
 from ngramspec.drafting.chances import OutcomeMap
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, Question, TokenPrice
 from ngramspec.drafting.mixture import learnt
-from ngramspec.drafting.mixture.answers import RefusedRows
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.side_guesses import SideGuesses
 from ngramspec.drafting.token_index import SEAM, TokenIndex
@@ -60,6 +60,16 @@ _LEADS_TO = 8  # tokens of a prompt by which a predicted answer to it is found
 
 LONGEST = 63  # most tokens in a draft
 
+ROWS = 8  # rows after refused tokens that are read of a pass: those behind them are seldom of use
+
+CHEAP = 0.05
+"""Cost of a drafted token, in one-token passes, up to which rows are read, and questions asked beside drafts."""
+
+SHARE = 0.005  # part of the time of a one-token pass that reading may take
+
+SLOWER = 1.1
+"""How much longer a row is taken to need each time than the quickest one so far, so that a hiccup is soon forgotten."""
+
 HOPELESS = 0.004
 """A draft ends when the probability that all of it is accepted has fallen below this, however cheap a token is."""
 
@@ -96,7 +106,7 @@ class MixtureDrafter(Drafter):
         # that a token yet to be drawn is accepted: each needs an estimate of its own.
         self._drawn, self._blind = OutcomeMap(), OutcomeMap()
         self._asked: tuple[OutcomeMap, Sequence[float]] | None = None
-        self._rows, self._to_read = RefusedRows(), 0
+        self._to_read, self._row_seconds = 0, 0.0
         self._kept = kept
         if kept is not None:
             learnt.take_up(self._guesser.about_tokens(), learnt.read(kept))
@@ -164,8 +174,10 @@ class MixtureDrafter(Drafter):
         return Draft(tokens, q, match, (), self._chances, self.name)
 
     def _want_rows(self, price: TokenPrice) -> None:
-        """Ask for rows after refused tokens, where they are worth reading."""
-        self._to_read = self._rows.worth_reading(price) if self._guesser.local else 0
+        """Ask for the rows after refused tokens that are worth reading; for ROWS where nobody knows what that takes."""
+        self._to_read = ROWS if self._guesser.local and price.slopes[0] <= CHEAP else 0
+        if price.seconds and self._row_seconds:
+            self._to_read = min(self._to_read, int(SHARE * price.seconds / self._row_seconds))
         self.wants_logits = self._to_read > 0
 
     def questions(self, sent: int, limit: int, leaves: int, price: TokenPrice) -> Sequence[Question]:
@@ -197,8 +209,13 @@ class MixtureDrafter(Drafter):
 
     def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         refused = rows[1 + accepted : len(tokens)][: self._to_read]
-        if refused.size:
-            self._guesser.hear(tokens[1:], accepted, self._rows.read(refused))
+        if not refused.size:
+            return
+        began = time.perf_counter()
+        likeliest = [int(row.argmax()) for row in refused]
+        seconds = (time.perf_counter() - began) / len(refused)
+        self._row_seconds = min(seconds, self._row_seconds * SLOWER) if self._row_seconds else seconds
+        self._guesser.hear(tokens[1:], accepted, likeliest)
 
     def accept(self, tokens: Sequence[int]) -> int:
         repeated = self._sides.accept(tokens)
