@@ -109,7 +109,8 @@ class NativeReply(Reply):
             "model": self._model.name,
             "tokens_predicted": end.done.stats.generated,
             "tokens_evaluated": answer.prompt_tokens,
-            "generation_settings": generation_settings(request.sampling, self._most, request.stop),
+            "generation_settings": generation_settings(request.sampling, self._most, request.stop)
+            | {"n_probs": request.logprobs or 0, "stream": streamed},
             "has_new_line": "\n" in text,
             "truncated": end.full,
             "stop_type": "limit" if end.reason == "length" else "eos" if end.stop_string is None else "word",
@@ -145,7 +146,8 @@ def generation_settings(sampling: Sampling, max_tokens: int, stop: Sequence[str]
         {"id": token, "bias": False if bias == -math.inf else bias} for token, bias in sampling.logit_bias
     ]
     told["grammar"] = sampling.grammar or ""
-    return told | {"n_predict": max_tokens, "max_tokens": max_tokens, "stop": list(stop)}
+    unused = {"n_keep": 0, "n_discard": 0, "min_keep": 0}
+    return told | unused | {"n_predict": max_tokens, "max_tokens": max_tokens, "stop": list(stop)}
 
 
 # --------------------------------------------------------------------------- text to tokens and back

@@ -23,7 +23,8 @@ async def health(call: Call) -> Response:
 async def models(call: Call) -> Response:
     """The one model, as OpenAI lists them ("data") and as ollama does ("models")."""
     name = call.model.name
-    named = {"name": name, "model": name, "type": "model", "capabilities": ["completion"]}
+    details = {"format": "gguf", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
+    named = {"name": name, "model": name, "type": "model", "capabilities": ["completion"], "details": details}
     return json_answer({"object": "list", "data": [_listed(call)], "models": [named]})
 
 

@@ -174,6 +174,8 @@ def test_the_native_answer_tells_how_it_ended() -> None:
     assert (told["content"], told["stop_type"], told["stopping_word"]) == ("Hello", "word", ", ")
     told, _ = ask(NATIVE, {"prompt": "x", "n_predict": 2}, Script(ends=False))
     assert (told["stop_type"], told["truncated"], told["tokens_predicted"]) == ("limit", False, 2)
+    settings = {name: told["generation_settings"][name] for name in ("n_predict", "n_keep", "n_probs", "stream")}
+    assert settings == {"n_predict": 2, "n_keep": 0, "n_probs": 0, "stream": False}
     told, _ = ask(NATIVE, {"prompt": "x"}, Script(ends=False), n_ctx=20)
     assert (told["stop_type"], told["truncated"]) == ("limit", True)
 
@@ -415,6 +417,7 @@ def test_what_is_told_of_the_model() -> None:
     told = get("/v1/models").json()
     assert told["data"][0]["id"] == told["models"][0]["name"] == "demo"
     assert told["data"][0]["owned_by"] == "llamacpp"
+    assert told["models"][0]["details"]["format"] == "gguf"
     assert told["data"][0]["meta"]["n_ctx"] == 512
     props = get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 512
