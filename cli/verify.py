@@ -46,7 +46,7 @@ def verify(
 
     Logits after a rollback must be the same bits as before it. Plain and drafted texts of prompts of every category, at
     temperature 0 and of one seed at 0.8, with penalties and a grammar among them, must be equal. Drafts of four tokens
-    are sent always, whether they pay or not.
+    are sent always, whether they pay or not; they know most of the plain text, so that many are accepted.
 
     Batches of different sizes may give logits that differ in their last bits. With --exact off a text may differ where
     that explains it: position, tokens, logits and the movement needed are shown; with --exact on everything must be

@@ -94,6 +94,13 @@ def test_a_sound_target_passes_and_everything_was_looked_at(make: Make, exact: b
     assert {(test.depth, test.size) for test in found.rollbacks} == {(d, n) for d in (24, 300) for n in (1, 2, 5, 16)}
 
 
+def test_drafts_of_short_texts_are_accepted_too(make: Make) -> None:
+    found = make(mock(), max_tokens=10).finish()
+    greedy = [pair for pair in found.pairs if pair.setting == "greedy"]
+    assert sum(pair.accepted for pair in greedy) > len(greedy) * 4
+    assert sum(pair.drafted - pair.accepted for pair in greedy) > 0
+
+
 def test_the_same_seed_finds_the_same_and_another_one_other_texts(make: Make) -> None:
     first, again, other = (make(mock(), seed=seed, seconds=1.0).finish() for seed in (0, 0, 1))
     assert first.pairs == again.pairs
