@@ -84,4 +84,6 @@ def test_every_command_has_a_line_and_a_help_of_its_own(env: dict[str, str]) -> 
         assert f"  {name}  " in shown
         assert " ".join(line.split()[:3]) in shown
         assert commands[name].help
+    for width in ("60", "100"):
+        assert "…" not in run({**env, "COLUMNS": width}, "complete", "--help").out
     assert "Did you mean 'complete'?" in run(env, "compleet").complaint

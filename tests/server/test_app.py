@@ -314,7 +314,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None]]] = {
     NATIVE: [
         ({"prompt": "x", "logit_bias": [[1, 2, 3]]}, "logit_bias"),
         ({"prompt": "x", "logit_bias": {"9999999": 1}}, "logit_bias"),
-        ({"prompt": "x", "samplers": ["magic"]}, None),
+        ({"prompt": "x", "samplers": ["magic"]}, "samplers"),
         ({"prompt": "x", "grammar": "root ::= x", "json_schema": {}}, "json_schema"),
         ({"prompt": "x", "n_predict": -2}, "n_predict"),
         ({"prompt": "x", "post_sampling_probs": True}, "post_sampling_probs"),
