@@ -130,7 +130,12 @@ def open_served(
         crashed=lambda error: complain(f"the engine failed: {type(error).__name__}: {error}"),
         executor=executor,
     )
-    meta = {"n_ctx_train": target.n_ctx_train, "size": path.stat().st_size}
+    meta = {
+        "n_ctx_train": target.n_ctx_train,
+        "n_params": target.n_params,
+        "size": target.size_bytes,
+        "ftype": target.quantisation,
+    }
     name, exact = alias or path.stem, target.exact == "on"
     drafts = "" if drafter is None else drafter.name
     predict = None if options.predict == -1 else options.predict

@@ -121,6 +121,8 @@ class Weights(Vocabulary):
         self.n_ctx_train: int = llama.llama_model_n_ctx_train(self._model)
         self.size_bytes: int = llama.llama_model_size(self._model)
         self.n_params: int = llama.llama_model_n_params(self._model)
+        kind = self._meta("general.file_type") or ""
+        self.quantisation = devices.quantisation(int(kind)) if kind.isdecimal() else None
         self.architecture = self._meta("general.architecture") or "unknown"
         self.name = self._meta("general.name") or self.path.stem
         buffer = ctypes.create_string_buffer(256)

@@ -54,6 +54,7 @@ async def props(call: Call) -> Response:
             "total_slots": len(model.service.report().slots),
             "model_alias": model.name,
             "model_path": model.path,
+            "model_ftype": model.meta.get("ftype"),
             "modalities": {"vision": False, "audio": False},
             "endpoint_slots": True,
             "endpoint_props": False,

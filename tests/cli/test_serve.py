@@ -165,8 +165,15 @@ def test_the_model_drafts_for_its_clients_with_its_own_layer(env: dict[str, str]
     assert all(answers[0])
 
 
-def test_a_model_without_such_a_layer_is_told(env: dict[str, str]) -> None:
-    done = serve(env, lambda http: None, "--mtp", "-np", "2").ok()
+def test_what_a_model_is_and_that_it_has_no_such_layer_is_told(env: dict[str, str]) -> None:
+    told: list[dict[str, Any]] = []
+
+    def client(http: httpx.Client) -> None:
+        told.extend((http.get("/props").json(), http.get("/v1/models").json()["data"][0]["meta"]))
+
+    done = serve(env, client, "--mtp", "-np", "2").ok()
+    assert told[0]["model_ftype"] == told[1]["ftype"] == "Q8_0"
+    assert told[1]["size"] > told[1]["n_params"] > 1_000_000
     assert "the model does not draft for itself: its file holds no NextN layer" in done.err.splitlines()
     assert "drafts: mixture" in done.err
 
