@@ -26,7 +26,9 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "length_penalty": ((0, 1), "there is no beam search here"),
     "min_keep": ((0, 1), "a sampler keeps one token at least"),
     "prompt_logprobs": ((), "a prompt's tokens have no logprobs here"),
+    "reasoning_budget_tokens": ((-1,), "thoughts have no limit of their own: max_tokens counts them too"),
     "reasoning_format": (("auto", "deepseek"), "thoughts come as reasoning_content"),
+    "thinking_budget_tokens": ((-1,), "thoughts have no limit of their own: max_tokens counts them too"),
     "truncate_prompt_tokens": ((-1,), "nothing is left out of a prompt"),
     "use_beam_search": ((False,), "there is no beam search here"),
 }
