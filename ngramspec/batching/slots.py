@@ -112,13 +112,13 @@ class Slots:
         going_on = [sequence for sequence in self._free if 2 * common[sequence.number] > len(sequence.tokens)]
         if going_on:
             return max(going_on, key=lambda sequence: common[sequence.number])
-        return min(self._free, key=lambda sequence: (self._distance(sequence), len(sequence.tokens) > 0))
+        return min(self._free, key=lambda sequence: (self._gaps(sequence), len(sequence.tokens) > 0))
 
-    def _distance(self, sequence: SequenceModel) -> int:
-        """How many numbers lie between a sequence and the next one at work, where that matters."""
+    def _gaps(self, sequence: SequenceModel) -> int:
+        """How many idle sequences would lie between those at work and this one, where each makes passes dearer."""
         free = {other.number for other in self._free}
-        busy = [other.number for other in self._sequences if other.number not in free]
-        return min((abs(sequence.number - number) for number in busy), default=0) if self._apart else 0
+        busy = [other.number for other in self._sequences if other.number not in free or other is sequence]
+        return max(busy) - min(busy) + 1 - len(busy) if self._apart else 0
 
     def _leave(self, sequence: SequenceModel, common: int) -> None:
         """Save what a sequence holds, if its next text goes on from far before the end of it."""

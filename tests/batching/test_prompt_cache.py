@@ -70,3 +70,20 @@ def test_a_system_prompt_is_copied_from_the_sequence_that_holds_least() -> None:
     long.tokens.clear()
     # One token less is read sooner than it is copied.
     assert Slots(model.sequences).take([*system, 5], preferred=free.number).tokens == []
+
+
+def test_a_gap_between_sequences_at_work_is_filled_first() -> None:
+    """Caches of their own meet in one batch only if their numbers follow each other."""
+    model = MockShared(sequences=6, split=True)
+    slots = Slots(model.sequences, apart=True)
+    working = []
+    for text in range(4):
+        working.append(slots.take([text] * 40))
+        working[-1].tokens[:] = [text] * 50
+    assert [sequence.number for sequence in working] == [0, 1, 2, 3]
+    for number in (1, 2):
+        slots.give_back(working[number])
+        assert slots.take([9] * 40).number == number
+        working[number].tokens[:] = [9 + number] * 50
+    slots.give_back(working[0])
+    assert slots.take([8] * 40).number in (0, 4)
