@@ -73,15 +73,11 @@ def run(
             if open_page:
                 webbrowser.open(address)
             server.model = open_served(load, options, found, alias, sampling.grammar)
-            note(f"drafts: {server.model.drafter or 'none, one token per pass'}")
-            room = f"{options.parallel} requests at once, {server.model.n_ctx} tokens each"
-            note(f"{server.model.name} is ready: {room}, --exact {'on' if server.model.exact else 'off'}")
             try:
-                lost: str | None = wait_for_loss()
+                lost = _wait(server.model, options)
+                _drain(server)
             except (KeyboardInterrupt, Terminated):
-                lost = None
-                note(f"stopping: running requests have {DRAIN_SECONDS:g} s to end; again: at once")
-            _drain(server)
+                os._exit(INTERRUPTED)  # the engine's thread is in the middle of a pass, and would be waited for
             stop_answering()
             if lost is not None:
                 fail(lost)
@@ -156,14 +152,23 @@ def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:
     return embedder
 
 
+def _wait(model: ServedModel, options: ServeOptions) -> str | None:
+    """Say that the model is ready, and wait; why it cannot go on, None for a signal."""
+    try:
+        note(f"drafts: {model.drafter or 'none, one token per pass'}")
+        room = f"{options.parallel} requests at once, {model.n_ctx} tokens each"
+        note(f"{model.name} is ready: {room}, --exact {'on' if model.exact else 'off'}")
+        return wait_for_loss()
+    except (KeyboardInterrupt, Terminated):
+        note(f"stopping: running requests have {DRAIN_SECONDS:g} s to end; again: at once")
+        return None
+
+
 def _drain(server: Server) -> None:
-    """Let running requests end, which they do at their next pass if a worker is lost; a signal ends the program."""
+    """Let running requests end, which they do at their next pass if a worker is lost."""
     server.draining = True
     assert server.model is not None
-    try:
-        server.model.service.stop(DRAIN_SECONDS)
-    except (KeyboardInterrupt, Terminated):
-        os._exit(INTERRUPTED)  # the engine's thread is in the middle of a pass
+    server.model.service.stop(DRAIN_SECONDS)
 
 
 # --------------------------------------------------------------------------- HTTP

@@ -22,7 +22,7 @@ import httpx
 import pytest
 from architectures.files import write_model as write_with_head
 from ngramspec_cli import serve_run
-from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run
+from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run, run_process
 from support.tiny_adapters import write_adapter
 
 from ngramspec import SpeculativeDecoder, Target
@@ -245,6 +245,26 @@ def test_headers_that_never_end_close_the_connection(env: dict[str, str], monkey
 
     serve(env, client).ok()
     assert ends == [b"", b""]
+
+
+def test_a_second_interrupt_right_behind_the_first_ends_it(env: dict[str, str]) -> None:
+    """It came before anything waited for requests to end, and the engine's thread was waited for without end."""
+    script = """
+import signal, threading
+from ngramspec_cli import app, serve_run
+plain = serve_run.note
+def note(text):
+    plain(text)
+    if " is ready: " in text:
+        threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+    if "stopping" in text:
+        signal.raise_signal(signal.SIGINT)
+serve_run.note = note
+app.main()
+"""
+    done = run_process(env, "serve", DEMO, *SMALL, "0", command=[sys.executable, "-c", script])
+    assert done.code == 130
+    assert "stopping" in done.err
 
 
 @pytest.mark.exhaustive
