@@ -72,10 +72,12 @@ def run(
                 note("anybody who can reach this address can use the model; --api-key asks for a key")
             if open_page:
                 webbrowser.open(address)
-            server.model = open_served(load, options, found, alias, sampling.grammar)
+            server.model = served = open_served(load, options, found, alias, sampling.grammar)
             try:
-                lost = _wait(server.model, options)
-                _drain(server)
+                lost = _wait(served, options)
+                server.draining = True
+                # Running requests may go on; where a worker is lost they end at their next pass.
+                served.service.stop(DRAIN_SECONDS)
             except (KeyboardInterrupt, Terminated):
                 os._exit(INTERRUPTED)  # the engine's thread is in the middle of a pass, and would be waited for
             stop_answering()
@@ -162,13 +164,6 @@ def _wait(model: ServedModel, options: ServeOptions) -> str | None:
     except (KeyboardInterrupt, Terminated):
         note(f"stopping: running requests have {DRAIN_SECONDS:g} s to end; again: at once")
         return None
-
-
-def _drain(server: Server) -> None:
-    """Let running requests end, which they do at their next pass if a worker is lost."""
-    server.draining = True
-    assert server.model is not None
-    server.model.service.stop(DRAIN_SECONDS)
 
 
 # --------------------------------------------------------------------------- HTTP

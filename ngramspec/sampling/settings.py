@@ -192,7 +192,9 @@ class Sampling:
     def _check_order(self) -> None:
         for name in self.samplers:
             if name not in SAMPLERS and name not in NAMED_ONLY:
-                raise ValueError(f"unknown sampler {name!r}; there are: {', '.join((*SAMPLERS, *NAMED_ONLY))}")
+                raise ValueError(
+                    f"samplers: unknown sampler {name!r}; there are: {', '.join((*SAMPLERS, *NAMED_ONLY))}"
+                )
         if len(set(self.samplers)) < len(self.samplers):
             raise ValueError(f"a sampler is named twice in: {', '.join(self.samplers)}")
         for name in self._changed(lambda known: known.sampler not in (None, *self.samplers)):

@@ -120,11 +120,9 @@ _LETTERS = dict(zip("edskypmxti", (*SAMPLERS, *NAMED_ONLY), strict=True))
 def _samplers(given: Fields, key: str) -> tuple[str, ...]:
     """Names of samplers, or llama-server's text with a letter for each: "kpt"."""
     names, text = parse_samplers(";".join(given.texts(key))), given.data[key]
-    if set(names) <= set(_LETTERS.values()):
-        return names
-    if isinstance(text, str) and set(text) <= _LETTERS.keys():
+    if isinstance(text, str) and set(text) <= _LETTERS.keys() and not set(names) <= set(_LETTERS.values()):
         return tuple(_LETTERS[letter] for letter in text)
-    raise given.refused(key, f"names an unknown sampler; there are {', '.join(_LETTERS.values())}")
+    return names
 
 
 _READERS: Mapping[str, Callable[[Fields, str], Any]] = {

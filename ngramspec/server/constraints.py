@@ -18,6 +18,8 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 _FORMATS = ("text", "json_object", "json_schema")
 
+_NO_LIMIT_OF_THOUGHTS = (-1,), "thoughts have no limit of their own: max_tokens counts them too"
+
 _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "adaptive_target": ((-1,), "there is no adaptive-p sampler here"),
     "allowed_token_ids": (([],), "use grammar, or logit_bias"),
@@ -26,9 +28,9 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "length_penalty": ((0, 1), "there is no beam search here"),
     "min_keep": ((0, 1), "a sampler keeps one token at least"),
     "prompt_logprobs": ((), "a prompt's tokens have no logprobs here"),
-    "reasoning_budget_tokens": ((-1,), "thoughts have no limit of their own: max_tokens counts them too"),
+    "reasoning_budget_tokens": _NO_LIMIT_OF_THOUGHTS,
     "reasoning_format": (("auto", "deepseek"), "thoughts come as reasoning_content"),
-    "thinking_budget_tokens": ((-1,), "thoughts have no limit of their own: max_tokens counts them too"),
+    "thinking_budget_tokens": _NO_LIMIT_OF_THOUGHTS,
     "truncate_prompt_tokens": ((-1,), "nothing is left out of a prompt"),
     "use_beam_search": ((False,), "there is no beam search here"),
 }
