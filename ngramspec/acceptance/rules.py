@@ -11,7 +11,7 @@ rows run out.
     coupled    the emitted tokens are those of plain sampling with the same seed, whatever the draft
     match      the same, for drafts that were made without the seed's noise
 
-`ngramspec.acceptance.verifier` picks one of them, or one of `ngramspec.acceptance.alternatives`.
+`ngramspec.acceptance.verifier` picks one of them, or one of its own.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from numpy.typing import NDArray
 
 from ngramspec.drafting.draft import Chooser
 from ngramspec.errors import GrammarError
-from ngramspec.sampling import noise
-from ngramspec.sampling.distribution import BadLogits, Distribution
-from ngramspec.sampling.noise import gumbel_pick
+from ngramspec.sampling.distribution import BadLogits, Distribution, gumbel_one, gumbel_pick
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 
@@ -130,7 +128,7 @@ def coupled_choice(sampling: Sampling, position: int) -> Chooser:
         if len(weights) == 1:
             return next(iter(weights))
         at, seed = position + offset, sampling.seed
-        return max(weights, key=lambda x: math.log(weights[x]) + noise.gumbel_one(seed, at, x))
+        return max(weights, key=lambda x: math.log(weights[x]) + gumbel_one(seed, at, x))
 
     return choose
 

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
-from ngramspec.sampling.distribution import BadLogits, Distribution
-from ngramspec.sampling.noise import gumbel_pick
+from ngramspec.sampling.distribution import BadLogits, Distribution, gumbel_pick
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer
 

@@ -14,14 +14,14 @@ from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 from support.small_loop import certain, from_counts, speculate
 
-from ngramspec.acceptance.alternatives import (
+from ngramspec.acceptance.rules import TokenDecision, Verdict
+from ngramspec.acceptance.verifier import (
+    Acceptance,
     rejection_choice,
     verify_lenient_greedy,
     verify_rejection,
     verify_typical,
 )
-from ngramspec.acceptance.rules import TokenDecision, Verdict
-from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:

@@ -21,12 +21,11 @@ from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 from support.small_loop import certain, from_counts, speculate
 
-from ngramspec.acceptance import alternatives
-from ngramspec.acceptance.alternatives import rejection_choice, verify_rejection
+from ngramspec.acceptance import verifier
 from ngramspec.acceptance.rules import TokenDecision, Verdict, coupled_choice, verify_coupled, verify_greedy
-from ngramspec.acceptance.verifier import RuleVerifier
+from ngramspec.acceptance.verifier import RuleVerifier, rejection_choice, verify_rejection
 from ngramspec.drafting.draft import NO_DRAFT
-from ngramspec.sampling import noise
+from ngramspec.sampling import distribution as noise
 from ngramspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
@@ -127,10 +126,7 @@ def test_no_uniform_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         used[seed, position, stream] += 1
         return noise.uniform(seed, position, stream)
 
-    class Recorder:
-        uniform = staticmethod(recorded)
-
-    monkeypatch.setattr(alternatives, "noise", Recorder)
+    monkeypatch.setattr(verifier, "uniform", recorded)
     mock = MockTarget(8, peak=1.0)
     propose = from_counts([{t: 1 + (t + i) % 8 for t in range(8)} for i in range(4)])
     speculate(mock, PROMPT, 300, Sampling(1.0), propose, "rejection")

@@ -32,8 +32,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
 from ngramspec.instruments.selfcheck.texts import LogitsKeeper
 from ngramspec.llama.target import Target
-from ngramspec.sampling.distribution import BadLogits
-from ngramspec.sampling.noise import gumbel_pick
+from ngramspec.sampling.distribution import BadLogits, gumbel_pick
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
 

@@ -17,7 +17,7 @@ from ngramspec.backend import Logits
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.exactness.decision import ExactnessMode
-from ngramspec.sampling.noise import gumbel_pick
+from ngramspec.sampling.distribution import gumbel_pick
 from ngramspec.sampling.sampler import CloseCalls
 from ngramspec.sampling.settings import Sampling
 

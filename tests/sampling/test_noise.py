@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ngramspec.sampling import noise
+from ngramspec.sampling import distribution as noise
 
 ALARM = 1e-9
 SIGMAS = 6.2  # two-sided normal tail 6e-10

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import LARGEST, stated
-from ngramspec.decoding.text import TextStream
+from ngramspec.decoding.generation import TextStream
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
 from ngramspec.instruments.reports.report import MACRO, OVERALL, Passage, Piece, Span, joined, spans_of
 from ngramspec.steps import Step

@@ -20,7 +20,7 @@ from ngramspec.backend import Logits, Model
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import GrammarError
 from ngramspec.instruments.prompts import Case
-from ngramspec.sampling.noise import gumbel_pick
+from ngramspec.sampling.distribution import gumbel_pick
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
 from ngramspec.tokens import common_prefix

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.numpy_sampler import NumpySampler
 
 from ngramspec.instruments.selfcheck.texts import movement
-from ngramspec.sampling.noise import gumbel_one, gumbel_pick
+from ngramspec.sampling.distribution import gumbel_one, gumbel_pick
 from ngramspec.sampling.settings import Sampling
 
 
