@@ -21,8 +21,7 @@ from typing import Any
 
 from ngramspec.backend import Vocabulary
 from ngramspec.batching.request import ActiveRequest, ClosedError, Listener, Report, Request, Slot
-from ngramspec.batching.scheduler import Scheduler, Writer
-from ngramspec.batching.slots import Slots
+from ngramspec.batching.scheduler import Scheduler, Slots, Writer
 from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall

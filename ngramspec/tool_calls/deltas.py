@@ -1,12 +1,15 @@
-"""`Delta`: what an answer is made of, text, thoughts and calls of tools, in pieces; `Deltas` collects them."""
+"""`Delta`: what an answer is made of, text, thoughts and calls of tools, in pieces, which `Deltas` collects; `Reader`:
+the text it is read from.
+"""
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +115,119 @@ class Deltas:
             self._deltas.append(delta)
         else:  # a call's arguments follow its beginning, so these are of the same call
             self._deltas[-1] = last._replace(text=last.text + delta.text)
+
+
+# --------------------------------------------------------------------------- what is read
+
+
+T = TypeVar("T")
+Reads = Generator[None, None, T]
+Emit = Callable[[str], None]
+
+SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class Reader:
+    """Text that arrives in pieces, read as if it were there at once, and how far it was read.
+
+    What reads is a generator, which yields where it needs more text than has come: what it decides depends on the text
+    alone, never on where it was cut.
+    """
+
+    def __init__(self) -> None:
+        self.at = 0  # the next character's place; setting it back reads again
+        self.ended = False  # whether no more will come
+        self.cut = False  # whether there would have been more: what had begun to be a mark is then dropped
+        self._text = ""
+
+    def feed(self, piece: str) -> None:
+        """More text."""
+        self._text += piece
+
+    def rest(self) -> str:
+        """What has come and is not read."""
+        return self._text[self.at :]
+
+    def peek(self) -> Reads[str]:
+        """The next character, unread; "" at the end."""
+        while self.at == len(self._text):
+            if self.ended:
+                return ""
+            yield
+        return self._text[self.at]
+
+    def read(self, count: int) -> Reads[str]:
+        """The next characters; fewer at the end."""
+        while len(self._text) - self.at < count and not self.ended:
+            yield
+        found = self._text[self.at : self.at + count]
+        self.at += len(found)
+        return found
+
+    def run(self, characters: re.Pattern[str], emit: Emit) -> Reads[None]:
+        """Emit characters as long as they are of a kind; `characters` matches any number of them."""
+        while True:
+            match = characters.match(self._text, self.at)
+            end = match.end() if match else self.at
+            if end > self.at:
+                emit(self._text[self.at : end])
+                self.at = end
+            if end < len(self._text) or self.ended:
+                return
+            yield
+
+    def space(self) -> Reads[None]:
+        """Skip white space."""
+        yield from self.run(SPACE, lambda _: None)
+
+    def take(self, *literals: str) -> Reads[str | None]:
+        """Read the longest of some strings that comes next; None where none of them does."""
+        while True:
+            longest = max((word for word in literals if self._text.startswith(word, self.at)), key=len, default=None)
+            rest = self._text[self.at : self.at + max(map(len, literals))]
+            if self.ended or not any(len(word) > len(rest) and word.startswith(rest) for word in literals):
+                self.at += len(longest or "")
+                return longest
+            yield
+
+    def skip(self, *ends: str) -> Reads[None]:
+        """Skip white space and, if one of some strings follows, that; or its beginning, where the text breaks off."""
+        yield from self.space()
+        if (yield from self.take(*ends)) is None and self.ended and any(end.startswith(self.rest()) for end in ends):
+            self.at = len(self._text)
+
+    def until(self, markers: Collection[str], emit: Emit) -> Reads[str | None]:
+        """Emit what comes before the first of some strings, and read that string; None: the text ended without one.
+
+        What could begin one of them is held back. None of the strings may begin with another.
+        """
+        while True:
+            text, at = self._text, self.at
+            places = [(place, marker) for marker in markers if (place := text.find(marker, at)) >= 0]
+            place, found = min(places, default=(len(text), None))
+            begun = min(place, _begun(text, at, markers))
+            held = place if self.ended and not (self.cut and len(text) - begun > 1) else begun
+            if held > at:
+                emit(text[at:held])
+                self.at = held
+            if held == place and found is not None:
+                self.at += len(found)
+                return found
+            if self.ended:
+                return None
+            yield
+
+    def before(self, *markers: str) -> Reads[tuple[str, str | None]]:
+        """What comes before the first of some strings, all at once, and that string; as `until` finds it."""
+        parts: list[str] = []
+        found = yield from self.until(markers, parts.append)
+        return "".join(parts), found
+
+
+def _begun(text: str, at: int, markers: Collection[str]) -> int:
+    """Where the longest end of a text begins that one of the markers may begin with."""
+    longest = max(map(len, markers), default=1)
+    for start in range(max(at, len(text) - longest + 1), len(text)):
+        if any(marker.startswith(text[start:]) for marker in markers):
+            return start
+    return len(text)

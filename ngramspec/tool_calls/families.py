@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ngramspec.errors import GrammarError
-from ngramspec.tool_calls.calls import ReadCall, named, objects, python, rows
+from ngramspec.tool_calls.calls import ReadCall, named, objects, python, quote, rows
 from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.reader import quote
 from ngramspec.tool_calls.tagged import invoked, read_function, read_gemma4, read_hermes
 
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ngramspec.tool_calls.calls import read_arguments
-from ngramspec.tool_calls.deltas import Delta, Deltas, Tool, Tools
+from ngramspec.tool_calls.deltas import Delta, Deltas, Reader, Reads, Tool, Tools
 from ngramspec.tool_calls.families import HERMES, Family, family_of, opened, thought_tags
-from ngramspec.tool_calls.reader import Reader, Reads
 
 _NAMING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]+)')  # a call that has no mark before it
 _SHORT, _NEAR = 12, 80  # characters of a text that says nothing yet, and of one in which a call would have a name

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ngramspec.tool_calls.calls import ReadCall, read_arguments, read_calls, rows
-from ngramspec.tool_calls.deltas import Deltas, Tool, Tools
-from ngramspec.tool_calls.reader import Emit, Reader, Reads, escape, quote
+from ngramspec.tool_calls.calls import ReadCall, escape, quote, read_arguments, read_calls, rows
+from ngramspec.tool_calls.deltas import Deltas, Emit, Reader, Reads, Tool, Tools
 
 _DEEPEST = 32  # references within references
 _TEXT = frozenset({"string"})
