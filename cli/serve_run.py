@@ -33,7 +33,7 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.app import make_app
-from ngramspec.server.http import EUCLIDEAN, Counters, ServedModel, Server
+from ngramspec.server.call import EUCLIDEAN, Counters, ServedModel, Server
 
 from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
 from .options import find

@@ -32,7 +32,7 @@ from ngramspec.llama.target import Target
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.http import Server
+from ngramspec.server.call import Server
 
 CODE = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i in range(3)) + "def value_3("
 """What is continued."""

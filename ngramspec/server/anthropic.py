@@ -12,12 +12,11 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.sampling.settings import Sampling
+from ngramspec.server.call import ApiError, Call, Fields, json_answer
 from ngramspec.server.chat import EFFORTS, ChatTask, Transcript, as_json, count_prompt, run_chat
 from ngramspec.server.common_fields import read_rules, read_sampling
 from ngramspec.server.constraints import grammar_of, guided_schema
-from ngramspec.server.fields import ApiError, Fields, json_answer
 from ngramspec.server.generate import End, Piece, TextEvent
-from ngramspec.server.http import Call
 from ngramspec.server.reply import Block, Reply, event, respond
 from ngramspec.tool_calls.deltas import Tool
 

@@ -1,33 +1,166 @@
-"""`make_app`: the server as a Starlette application, the table of its addresses, and `Access`: who may ask."""
+"""`make_app`: the server as a Starlette application. `Access` says who may ask; an `Endpoint` reads a request, hands it
+on as a `Call`, and gives it up as soon as its client leaves; `logged` counts it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ngramspec.errors import NGramSpecError
 from ngramspec.server import anthropic, openai_chat, responses
+from ngramspec.server.call import ApiError, Call, Counters, Fields, Server, json_answer, of_failure, worded
 from ngramspec.server.common_fields import ADAPTERS_STAY
 from ngramspec.server.embeddings import embedding, embeddings
-from ngramspec.server.fields import ApiError
-from ngramspec.server.http import Endpoint, Log, Server, logged, refusal
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
 from ngramspec.server.page import markdown, page
 from ngramspec.server.slot_files import slot_action
 from ngramspec.server.status import health, lora_adapters, metrics, model, models, props, slots
+
+_SLOT = re.compile("/slots/[0-9]{1,4}")
+_COUNTERS = "ngramspec.counters"  # where a request's scope holds them
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address of the server that is its application's `state.server`, as ASGI has it."""
+
+    paths: tuple[str, ...]  # its names
+    # Raises ApiError or NGramSpecError for what is wrong with a request; anything else is a defect of the server.
+    handler: Callable[[Call], Awaitable[Response]]
+    method: Literal["GET", "POST"] = "POST"
+    wording: Callable[[ApiError], dict[str, Any]] = worded  # its errors as JSON
+    public: bool = False  # whether it answers without an API key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        server: Server = scope["app"].state.server
+        try:
+            raw = await _read_body(Request(scope, receive), server.most_bytes)
+        except ApiError as error:
+            await refusal(error, self)(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        work = asyncio.ensure_future(self._respond(server, raw, scope, receive, send))
+        gone = asyncio.ensure_future(_until_gone(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            work.cancel()
+            gone.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _respond(self, server: Server, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        counters: Counters = scope[_COUNTERS]
+        try:
+            query = Fields({**QueryParams(scope["query_string"]), **scope.get("path_params", {})})
+            # Whoever erases a slot need not send anything.
+            fields = Fields(_read_json(raw or b"{}")) if self.method == "POST" else query
+            response = await self.handler(Call(server, fields, counters, query, Headers(scope=scope)))
+        except (ApiError, NGramSpecError) as error:
+            told = of_failure(error)
+            counters.field = told.param or (told.code if isinstance(told.code, str) else "")
+            response = refusal(told, self)
+        except Exception:
+            await refusal(ApiError(500, "internal error"), self)(scope, receive, send)
+            raise
+        await response(scope, receive, send)
+
+
+def refusal(error: ApiError, endpoint: Endpoint | None) -> Response:
+    """An error as a response, in the words of the endpoint, if there is one."""
+    return json_answer((worded if endpoint is None else endpoint.wording)(error), error.status)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+Log = Callable[[Counters], None]
+
+
+def logged(app: ASGIApp, paths: frozenset[str], log: Log | None) -> ASGIApp:
+    """An ASGI application whose requests are counted, and told to a log when they end."""
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        counters, began = Counters(), time.monotonic()
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                counters.status = message["status"]
+            await send(message)
+
+        try:
+            await app({**scope, _COUNTERS: counters}, receive, noted)
+        finally:
+            if log is not None and scope["type"] == "http":
+                counters.method, counters.took = scope["method"], time.monotonic() - began
+                if scope["path"] in paths or _SLOT.fullmatch(scope["path"]):
+                    counters.path = scope["path"]
+                log(counters)
+
+    return asked
+
+
+async def _read_body(request: Request, most: int) -> bytes:
+    """The body of a request. Raises ApiError beyond `most` bytes, ClientDisconnect where its client left before."""
+    too_large = ApiError(413, f"the request is larger than {most / 2**20:g} MiB, the most that this server reads")
+    lengths = request.headers.getlist("content-length")
+    if any(not value.isdecimal() or len(value) > 15 or int(value) > most for value in lengths):
+        raise too_large
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise too_large
+    return bytes(body)
+
+
+def _read_json(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a body; an ApiError where it holds a nan, an infinity, or half a surrogate pair: no text."""
+    try:
+        text = raw.decode("utf-8-sig")
+        data = json.loads(text, parse_constant=_refuse)
+        if "\\ud" in text.lower():  # there is no other way to write half a surrogate pair
+            json.dumps(data, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ApiError(400, "the request's JSON is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ApiError(400, "the request holds half a surrogate pair, which is not valid text") from None
+    except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
+        raise ApiError(400, f"the request is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ApiError(400, "the request must be a JSON object")
+    return data
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not part of JSON")
+
+
+# --------------------------------------------------------------------------- who may ask
 
 
 class Access:

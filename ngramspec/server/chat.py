@@ -18,10 +18,9 @@ from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
 from ngramspec.sampling.sampler import NO_RULES, TextRules
 from ngramspec.sampling.settings import Sampling
+from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field
 from ngramspec.server.common_fields import several_seeds
-from ngramspec.server.fields import ApiError, Fields, bad_field
 from ngramspec.server.generate import TextEvent, generate
-from ngramspec.server.http import Call, ServedModel
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import answer_grammar, begun_answer
 from ngramspec.tool_calls.parser import parser_for

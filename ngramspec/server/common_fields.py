@@ -16,9 +16,8 @@ from ngramspec.batching.request import Request
 from ngramspec.sampling.option import options
 from ngramspec.sampling.sampler import TextRules
 from ngramspec.sampling.settings import LARGEST_BIAS, NAMED_ONLY, SAMPLERS, Sampling, parse_samplers
+from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field, shown
 from ngramspec.server.constraints import read_grammar
-from ngramspec.server.fields import ApiError, Fields, bad_field, shown
-from ngramspec.server.http import Call, ServedModel
 from ngramspec.tokens import Tokenizer, ending_tokens
 
 _OPTIONS = options(Sampling)

@@ -12,7 +12,7 @@ from typing import Any
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import pattern_grammar, schema_grammar
 from ngramspec.llama.json_values import one_of
-from ngramspec.server.fields import Fields, bad_field, shown
+from ngramspec.server.call import Fields, bad_field, shown
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 

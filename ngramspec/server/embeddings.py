@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 
 from ngramspec.llama.embedder import Embedder
+from ngramspec.server.call import ApiError, Call, bad_field, json_answer, overflow
 from ngramspec.server.common_fields import read_tokens, several
-from ngramspec.server.fields import ApiError, bad_field, json_answer, overflow
-from ngramspec.server.http import Call
 
 Vectors = NDArray[np.float32]
 """Of one text; shape (1, width), or (tokens, width) where none are pooled."""

@@ -15,8 +15,7 @@ from typing import Literal, NamedTuple, Self
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event, Listener, Prefilled, Request, Scored, Started
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.server.fields import leaving, of_failure, overflow
-from ngramspec.server.http import Call, Counters
+from ngramspec.server.call import Call, Counters, leaving, of_failure, overflow
 from ngramspec.steps import Step
 from ngramspec.tool_calls.deltas import Delta
 from ngramspec.tool_calls.parser import AnswerParser

@@ -16,6 +16,7 @@ from ngramspec.batching.request import Prefilled, Request
 from ngramspec.errors import ModelError
 from ngramspec.fill_in import Limits, fill_in
 from ngramspec.sampling.settings import Sampling
+from ngramspec.server.call import ApiError, Call, ServedModel, bad_field, json_answer
 from ngramspec.server.chat import chat_prompt
 from ngramspec.server.common_fields import (
     check_token,
@@ -25,9 +26,7 @@ from ngramspec.server.common_fields import (
     read_sampling,
     several,
 )
-from ngramspec.server.fields import ApiError, bad_field, json_answer
 from ngramspec.server.generate import End, LineLimits, Piece, TextEvent, generate
-from ngramspec.server.http import Call, ServedModel
 from ngramspec.server.openai_chat import read_chat
 from ngramspec.server.reply import Reply, event, respond
 from ngramspec.server.usage import logprobs_content, timings

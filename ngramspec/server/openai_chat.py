@@ -11,6 +11,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.batching.request import Prefilled, Started
+from ngramspec.server.call import Call, Fields, ServedModel, bad_field, json_answer
 from ngramspec.server.chat import ChatTask, Toolbox, as_json, count_prompt, free_text, run_chat
 from ngramspec.server.common_fields import (
     read_answers,
@@ -23,9 +24,7 @@ from ngramspec.server.common_fields import (
     read_usage_too,
 )
 from ngramspec.server.constraints import read_format
-from ngramspec.server.fields import Fields, bad_field, json_answer
 from ngramspec.server.generate import End, Piece, TextEvent
-from ngramspec.server.http import Call, ServedModel
 from ngramspec.server.reply import DONE, Answer, Block, Reply, chunk_maker, respond
 from ngramspec.server.usage import FINGERPRINT, DraftedText, Span, logprobs_content, prediction_usage, timings, totals
 from ngramspec.steps import Stats, Step

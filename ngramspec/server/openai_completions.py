@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from ngramspec.batching.request import Request, Scored
 from ngramspec.sampling.distribution import Logprobs
+from ngramspec.server.call import Call, Fields, ServedModel, bad_field
 from ngramspec.server.common_fields import (
     read_answers,
     read_prompts,
@@ -21,9 +22,7 @@ from ngramspec.server.common_fields import (
     read_usage_too,
 )
 from ngramspec.server.constraints import grammar_of, read_format
-from ngramspec.server.fields import Fields, bad_field
 from ngramspec.server.generate import End, Piece, TextEvent, generate
-from ngramspec.server.http import Call, ServedModel
 from ngramspec.server.llama_server import gap_prompt
 from ngramspec.server.reply import DONE, Reply, chunk_maker, respond
 from ngramspec.server.usage import FINGERPRINT, finite, token_text, totals

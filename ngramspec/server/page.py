@@ -11,8 +11,7 @@ from importlib.resources import files
 
 from starlette.responses import HTMLResponse, Response
 
-from ngramspec.server.fields import json_answer
-from ngramspec.server.http import Call
+from ngramspec.server.call import Call, json_answer
 
 
 def hash_of(text: str) -> str:

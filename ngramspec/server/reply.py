@@ -17,9 +17,8 @@ from starlette.types import Receive, Scope, Send
 from ngramspec.batching.request import Started
 from ngramspec.errors import NGramSpecError
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.server.fields import ApiError, dumped, json_answer, of_failure, worded
+from ngramspec.server.call import ApiError, Call, dumped, json_answer, of_failure, worded
 from ngramspec.server.generate import End, Piece, TextEvent
-from ngramspec.server.http import Call
 from ngramspec.tool_calls.deltas import Delta
 
 Kind = Literal["thought", "text", "call"]

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
+from ngramspec.server.call import ApiError, Call, Fields, ServedModel, json_answer
 from ngramspec.server.chat import (
     EFFORTS,
     ChatTask,
@@ -25,9 +26,7 @@ from ngramspec.server.chat import (
 )
 from ngramspec.server.common_fields import read_prediction, read_rules, read_sampling
 from ngramspec.server.constraints import ANY_OBJECT, grammar_of, guided_schema
-from ngramspec.server.fields import ApiError, Fields, json_answer
 from ngramspec.server.generate import End, TextEvent
-from ngramspec.server.http import Call, ServedModel
 from ngramspec.server.reply import Block, Reply, event, respond
 from ngramspec.server.usage import logprobs_content, prediction_usage
 

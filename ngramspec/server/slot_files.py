@@ -15,8 +15,7 @@ import numpy as np
 from starlette.responses import Response
 
 from ngramspec.errors import TargetError
-from ngramspec.server.fields import ApiError, bad_field, json_answer
-from ngramspec.server.http import Call
+from ngramspec.server.call import ApiError, Call, bad_field, json_answer
 from ngramspec.shared_model import SequenceModel
 from ngramspec.storage import replacing
 

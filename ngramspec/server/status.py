@@ -8,8 +8,7 @@ from typing import Any
 from starlette.responses import PlainTextResponse, Response
 
 from ngramspec.batching.request import Report, Slot
-from ngramspec.server.fields import ApiError, json_answer, shown
-from ngramspec.server.http import Call
+from ngramspec.server.call import ApiError, Call, json_answer, shown
 from ngramspec.server.llama_server import generation_settings
 from ngramspec.server.usage import FINGERPRINT
 

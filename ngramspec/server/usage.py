@@ -7,8 +7,8 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from ngramspec.sampling.distribution import Logprobs
+from ngramspec.server.call import ServedModel
 from ngramspec.server.generate import Piece
-from ngramspec.server.http import ServedModel
 from ngramspec.server.reply import Answer
 from ngramspec.steps import Stats
 from ngramspec.tool_calls.deltas import Delta

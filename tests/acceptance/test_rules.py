@@ -203,7 +203,7 @@ def test_rejection_survives_a_residual_of_nothing(monkeypatch: pytest.MonkeyPatc
     q = {0: 1 / 3 + 1e-9, 1: 1 / 3, 2: 1 / 3}
     for u in (2.0**-53, 1 - 2.0**-53):
         uniforms = iter([1 - 2.0**-53, u])
-        monkeypatch.setattr(noise, "uniform", lambda *_, u=uniforms: next(u))
+        monkeypatch.setattr(verifier, "uniform", lambda *_, u=uniforms: next(u))
         verdict = verify_rejection([row, row], [0], [q], sampler(Sampling(1.0, **ALL), 3), 0)
         assert verdict == Verdict((0 if u < 0.5 else 2,), 0)
 

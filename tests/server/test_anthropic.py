@@ -13,8 +13,8 @@ from support.chat_scripts import Said, answers, finish, refused
 
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.anthropic import MessageReply, hides_thoughts, read_request, worded
+from ngramspec.server.call import ApiError, Fields, overflow
 from ngramspec.server.chat import ChatTask
-from ngramspec.server.fields import ApiError, Fields, overflow
 from ngramspec.tool_calls.deltas import Delta, Tool
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)

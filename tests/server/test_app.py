@@ -15,7 +15,7 @@ from support.http import ask, asking, chunks, demo_vocabulary, scripted, send
 from ngramspec.batching.request import ClosedError, Report, Request, Slot
 from ngramspec.errors import GrammarError, TargetError
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.http import Counters, Server
+from ngramspec.server.call import Counters, Server
 from ngramspec.steps import Stats
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"

@@ -12,8 +12,8 @@ import pytest
 from support.fake_embedder import Counting
 from support.http import demo_vocabulary, listening, scripted, send
 
+from ngramspec.server.call import Server
 from ngramspec.server.embeddings import normalized
-from ngramspec.server.http import Server
 
 OPENAI, NATIVE = "/v1/embeddings", "/embedding"
 

@@ -21,8 +21,8 @@ from support.http import scripted
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server import responses
+from ngramspec.server.call import ApiError, Fields, overflow
 from ngramspec.server.chat import ChatTask, Toolbox
-from ngramspec.server.fields import ApiError, Fields, overflow
 from ngramspec.server.generate import Piece
 from ngramspec.server.responses import ResponseReply, read_request
 from ngramspec.server.usage import logprobs_content

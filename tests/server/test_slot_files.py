@@ -20,7 +20,7 @@ from ngramspec.batching.request import ClosedError, Done, Event, Request, Starte
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.llama.target import Target
-from ngramspec.server.http import ServedModel, Server
+from ngramspec.server.call import ServedModel, Server
 
 PROMPT = "Once upon a time there was a small dog that lived in a very large house. " * 2
 

@@ -15,8 +15,8 @@ from support.fake_service import FakeService, Script
 from support.http import chunks, listening, scripted
 
 from ngramspec.batching.request import Done, Request
+from ngramspec.server.call import Counters
 from ngramspec.server.generate import Running
-from ngramspec.server.http import Counters
 from ngramspec.steps import Step
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from ngramspec.batching.request import Done, Started
-from ngramspec.server.fields import ApiError
+from ngramspec.server.call import ApiError
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.reply import Reply
 from ngramspec.steps import Stats

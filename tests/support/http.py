@@ -17,7 +17,7 @@ from support.fake_service import FakeService, Script
 
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server.app import make_app
-from ngramspec.server.http import ServedModel, Server
+from ngramspec.server.call import ServedModel, Server
 
 ADDRESS = "http://127.0.0.1"
 
