@@ -10,17 +10,15 @@ from typing import Annotated
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
-from ngramspec.drafting.chances import Reliability
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.instruments.benchmark.against import SENT, Pair, Rival, compare
 from ngramspec.instruments.benchmark.alpha import ORDERS, AlphaOfOrder, alpha_section
 from ngramspec.instruments.benchmark.figures import summarise, verdicts
-from ngramspec.instruments.benchmark.report import benchmark_report, drafted_texts, text_sections
+from ngramspec.instruments.benchmark.report import benchmark_report, text_sections
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.prompts import Case, Prompt, load_prompts
-from ngramspec.instruments.reports.report import Passage
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import Loaded, tuned_file
 from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
@@ -121,7 +119,7 @@ def bench(
 
     To post: --markdown prints a table in llama-bench's style, --svg draws the gains, --html writes one page with the
     gains, acceptance by position, the cost of a pass, how right the drafts' odds were, and a text of each kind with its
-    drafts in colour, for which each kind's first prompt is run once more. All of them tell the line that reproduces it.
+    drafts in colour. All of them tell the line that reproduces it.
 
     A ratio of 1.20x means that drafting emits 1.2 times as many tokens per second. "theory" is what Leviathan et
     al.'s formula expects from the measured acceptance and cost of a pass, drafts being free.
@@ -171,11 +169,6 @@ def bench(
         gamma = load.draft_max or GAMMA
         orders = [AlphaOfOrder(order, target, chosen, gamma, exact=target.exact) for order in ORDERS]
         ended = run_counted(_alphas(orders, cases, predict), len(cases) * len(ORDERS), "warming up", still=True)
-    passages, reliability = list[Passage](), Reliability()
-    if output.page and decoder.drafter is not None and not ended.code:
-        names = (f"{case.category}/{case.id}" for case in drafted_texts(benchmark, passages, reliability))
-        kinds = len({case.category for case in cases})
-        ended = run_counted(names, kinds, "texts to look at", still=True)
     summaries = {
         policy: summarise(benchmark.runs_of(policy), drafted.calibration.curve)
         for policy, drafted in benchmark.policies.items()
@@ -183,13 +176,13 @@ def bench(
     order = "in rotating order; no text is drafted by what has seen it"
     heading += [f"{benchmark.repeat} runs of each kind per prompt, {order}", f"tuned: {tuned}"]
     more = [] if orders is None else [alpha_section(orders, greedy=chosen.greedy)]
-    more += text_sections(passages, reliability) if passages else ()
+    more += text_sections(benchmark) if post.html else ()
     inputs = {
         "selection": {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit},
         "load": asdict(load),
         "memory": {"name": load.memory or DEFAULT, "tokens": memory.stored} if memory else None,
         "alpha": None if orders is None else [one.to_json() for one in orders],
-        "calibration": reliability.to_json() if passages else None,
+        "calibration": benchmark.reliability.to_json() if decoder.drafter else None,
     }
     own = {
         "--prompts": prompts,

@@ -38,7 +38,7 @@ class Output:
     """What a command found: shown on stdout, and in the files that are asked for.
 
     The files are known to be writable from the start, and whole at the end. Where one of them takes stdout (`silent`),
-    nothing else may be written to it. `page`: a page is asked for, which shows most.
+    nothing else may be written to it.
     """
 
     _WRITERS: Mapping[str, Callable[[Report], str]] = {"--markdown": markdown, "--svg": svg, "--html": html}
@@ -51,7 +51,6 @@ class Output:
         if len(taking) > 1:
             usage_error(f"{' and '.join(taking)} cannot both be written to stdout; name a file")
         self.silent = bool(taking)
-        self.page = post.html is not None
         flags: dict[str, str] = {}  # by the files that they name
         for flag, name in self._names.items():
             _check(name)

@@ -1,42 +1,13 @@
-"""`benchmark_report`: a benchmark as a `Report`, for the terminal too; and drafted texts for its page to show."""
+"""`benchmark_report`: a benchmark as a `Report`, for the terminal too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-from ngramspec.drafting.chances import Reliability
 from ngramspec.instruments.benchmark.figures import Spread, Summary
 from ngramspec.instruments.benchmark.runs import Benchmark
-from ngramspec.instruments.prompts import Case
 from ngramspec.instruments.reports import report as reports
 from ngramspec.instruments.reports.report import OVERALL, Bars, Passage, Report, Section, Table, figure
-
-
-def drafted_texts(benchmark: Benchmark, passages: list[Passage], reliability: Reliability) -> Iterator[Case]:
-    """Run the first prompt of each category once more, with how each token was decided on, one per `next`.
-
-    That takes time, so no such run is compared with any other. As in those that are timed, what drafts has not seen the
-    text before. The KV cache of the benchmark's first decoder is overwritten.
-
-    Args:
-        passages: gets the texts, refused tokens included.
-        reliability: counts the odds that the sent drafts were given.
-    """
-    decoder = benchmark.drafted
-    benchmark.forget()
-    first: dict[str, Case] = {}
-    for case in benchmark.cases:
-        first.setdefault(case.category, case)
-    for category, case in first.items():
-        steps = []
-        how: dict[str, Any] = {"sampling": benchmark.sampling, "verify": benchmark.acceptance, "detail": True}
-        for step in decoder.generate(case.tokens, max_tokens=benchmark.max_tokens, **how):
-            reliability.add(step.judged, step.tokens)
-            steps.append(step)
-        spans = reports.joined(span for step in steps for span in reports.spans_of(step, decoder.vocabulary.piece))
-        passages.append(Passage(f"{category}: {case.id}", spans))
-        yield case
 
 
 def benchmark_report(
@@ -140,11 +111,18 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
         yield reports.costs(curves)
 
 
-def text_sections(passages: Sequence[Passage], reliability: Reliability) -> Iterator[Section]:
-    """What came of `drafted_texts`."""
-    if (error := reliability.calibration_error) is not None:
-        about = f"Of the drafts in the texts below; expected calibration error {error:.4f}."
-        yield reports.calibration(reliability.to_json(), about)
+def text_sections(benchmark: Benchmark) -> Iterator[Section]:
+    """How the first text of each kind was drafted, and how right the odds of all drafts were."""
+    if benchmark.drafted.drafter is None or not benchmark.texts:
+        return
+    if (error := benchmark.reliability.calibration_error) is not None:
+        about = f"Of all positions of all proposals, sent or not; expected calibration error {error:.4f}."
+        yield reports.calibration(benchmark.reliability.to_json(), about)
+    piece = benchmark.drafted.vocabulary.piece
+    passages = [
+        Passage(f"{category}: {name}", reports.joined(span for step in steps for span in reports.spans_of(step, piece)))
+        for category, (name, steps) in benchmark.texts.items()
+    ]
     yield Section("How it was drafted", "The first prompt's answer of each kind of text.", passages)
 
 

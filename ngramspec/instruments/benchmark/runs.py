@@ -19,11 +19,12 @@ from typing import Any, Literal
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.chances import Reliability
+from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.instruments.prompts import Case
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling
-from ngramspec.steps import Stats, StopReason
+from ngramspec.steps import Stats, Step, StopReason
 from ngramspec.tokens import common_prefix
 
 Kind = Literal["plain", "drafted", "default"]
@@ -89,6 +90,9 @@ class Benchmark:
     # "category", "prompt", "tokens" and "seconds" of each prompt read into an empty KV cache.
     prefills: list[dict[str, Any]] = field(default_factory=list, init=False)
     differences: list[Difference] = field(default_factory=list, init=False)
+    # By category, the first prompt's id, and the steps of its first run by `drafted`.
+    texts: dict[str, tuple[str, list[Step]]] = field(default_factory=dict, init=False)
+    reliability: Reliability = field(default_factory=Reliability, init=False)  # of what `drafted` proposed in its runs
     _decoders: dict[Contender, SpeculativeDecoder] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,7 +145,7 @@ class Benchmark:
 
     def measure(self) -> Iterator[Run]:
         """Make the runs, one per `next`; stopping early leaves those made."""
-        order = list(self._decoders)
+        order, shown = list(self._decoders), ("drafted", self.drafted.policy.name)
         for repeat in range(self.repeat):
             self.forget()
             for number, case in enumerate(self.cases):
@@ -150,8 +154,12 @@ class Benchmark:
                 first = (number + repeat * (len(self.cases) % len(order) or 1)) % len(order)
                 pair: dict[Contender, Run] = {}
                 for contender in order[first:] + order[:first]:
-                    pair[contender] = self._run(case, contender, repeat, self.max_tokens)
+                    pair[contender], steps, proposals = self._run(case, contender, repeat, self.max_tokens)
                     self.runs.append(pair[contender])
+                    if contender == shown:
+                        self.texts.setdefault(case.category, (case.id, steps))
+                        for proposal, step in zip(proposals, steps, strict=True):
+                            self.reliability.add(proposal or NO_DRAFT, step.tokens)
                     yield pair[contender]
                 for policy in self.policies if self.caveat is None else ():
                     self._compare(case, pair["plain", None], pair["drafted", policy])
@@ -172,19 +180,25 @@ class Benchmark:
                 read = {"category": case.category, "prompt": case.id, "tokens": len(case.tokens), "seconds": seconds}
                 self.prefills.append(read)
 
-    def _run(self, case: Case, contender: Contender, repeat: int, most: int) -> Run:
+    def _run(
+        self, case: Case, contender: Contender, repeat: int, most: int
+    ) -> tuple[Run, list[Step], list[Draft | None]]:
+        """Generate once: the run, its steps, and what was proposed for each of them."""
         how: dict[str, Any] = {"max_tokens": most, "sampling": self.sampling, "verify": self.acceptance}
         began = time.perf_counter()
-        generation = self._decoders[contender].generate(case.tokens, **how)
-        steps = [next(generation)]
+        decoder = self._decoders[contender]
+        generation = decoder.generate(case.tokens, **how)
+        steps, proposals = [next(generation)], [decoder.drafts.proposal]
         first = time.perf_counter()
-        steps.extend(generation)
+        for step in generation:
+            steps.append(step)
+            proposals.append(decoder.drafts.proposal)
         ended = time.perf_counter()
         stats = Stats()
         for step in steps:
             stats.add(step)
         kind, policy = contender
-        return Run(
+        run = Run(
             case.category,
             case.id,
             kind,
@@ -197,6 +211,7 @@ class Benchmark:
             stop=steps[-1].stop,
             policy=policy,
         )
+        return run, steps, proposals
 
     def _compare(self, case: Case, plain: Run, drafted: Run) -> None:
         """Note where two outputs of a case differ, unless an earlier repeat's did."""
