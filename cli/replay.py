@@ -18,13 +18,13 @@ from ngramspec.cost.given import CURVES, SWITCH, find_curves, frozen
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.replay.comparison import CurveComparison
-from ngramspec.instruments.replay.replay import Recording, Replay, check_replayable
+from ngramspec.instruments.replay.replay import Recording, Replay
 from ngramspec.instruments.replay.report import MEASURED, replay_report
 from ngramspec.instruments.replay.transcripts import TranscriptReader, Transcripts, sample
+from ngramspec.instruments.reports.report import drafted_texts
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.policies import make_policy
 from ngramspec.sampling.option import option, within
 
 from .console import fail, leave, note, prefill_bar, usage_error
@@ -103,10 +103,11 @@ def replay(
 
     def replayed(by: CostCurve) -> Replay:
         # Each has a drafter of its own, which has seen nothing yet.
-        return Replay(make_drafter(drafter, memory=memory == "on"), load.policy, load.draft_max, curve=by)
+        made = make_drafter(drafter, memory=memory == "on")
+        return Replay(made, load.policy, load.draft_max, curve=by, piece=vocabulary.piece if with_texts else None)
 
     try:
-        check_replayable(make_drafter(drafter, memory=memory == "on"), make_policy(load.policy, load.draft_max))
+        Replay(make_drafter(drafter), load.policy, load.draft_max, curve=find_curves("flat")["flat"])
     except ValueError as error:
         usage_error(str(error))
     curves = _named_curves(curve or [])
@@ -126,8 +127,7 @@ def replay(
             note("no --curve or --model: a batch is taken to cost what one token costs (flat), more than can be had")
             curves = find_curves("flat")
         replays = {name: replayed(by) for name, by in curves.items()}
-        piece = vocabulary.piece if with_texts else None
-        comparison = CurveComparison(recordings, drafter, replays, oracle=not no_oracle, piece=piece)
+        comparison = CurveComparison(recordings, drafter, replays, oracle=not no_oracle)
         names = (recording.category for recording in comparison.run())
         ended = run_counted(names, len(recordings), "replaying", still=False)
         drafting = {"drafter": drafter} | {name: getattr(load, name) for name in POLICY}
@@ -150,8 +150,9 @@ def replay(
             "--strict": strict,
         }
         typed = command_line("replay", files, own, load)
-        passages = comparison.passages if with_texts else None
-        report = replay_report(document, len(recordings), vocabulary.path.name, typed, passages)
+        about = f"The first answer of each kind of text, on the curve {next(iter(curves))}."
+        texts = [drafted_texts(about, comparison.texts, vocabulary.piece)] if with_texts else []
+        report = replay_report(document, len(recordings), vocabulary.path.name, typed, texts)
         heading = [report.origin, *report.notes, *filter(None, [slow_core()])]
         output.write(
             lambda: print_report([*heading, *section_parts(report.sections)]), lambda: document, lambda: report

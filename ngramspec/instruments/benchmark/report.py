@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ngramspec.instruments.benchmark.figures import Spread, Summary
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.reports import report as reports
-from ngramspec.instruments.reports.report import OVERALL, Bars, Passage, Report, Section, Table, figure
+from ngramspec.instruments.reports.report import OVERALL, Bars, Report, Section, Table, figure
 
 
 def benchmark_report(
@@ -118,12 +118,8 @@ def text_sections(benchmark: Benchmark) -> Iterator[Section]:
     if (error := benchmark.reliability.calibration_error) is not None:
         about = f"Of all positions of all proposals, sent or not; expected calibration error {error:.4f}."
         yield reports.calibration(benchmark.reliability.to_json(), about)
-    piece = benchmark.drafted.vocabulary.piece
-    passages = [
-        Passage(f"{category}: {name}", reports.joined(span for step in steps for span in reports.spans_of(step, piece)))
-        for category, (name, steps) in benchmark.texts.items()
-    ]
-    yield Section("How it was drafted", "The first prompt's answer of each kind of text.", passages)
+    about = "The first prompt's answer of each kind of text."
+    yield reports.drafted_texts(about, benchmark.texts, benchmark.drafted.vocabulary.piece)
 
 
 def _notes(benchmark: Benchmark) -> list[str]:

@@ -7,8 +7,7 @@ that it is judged on. It can also run them through the copy-oracle.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,8 @@ from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import LARGEST, stated
-from ngramspec.decoding.generation import TextStream
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
-from ngramspec.instruments.reports.report import MACRO, OVERALL, Passage, Piece, Span, joined, spans_of
+from ngramspec.instruments.reports.report import MACRO, OVERALL
 from ngramspec.steps import Step
 
 Figures = dict[str, Any]
@@ -133,8 +131,9 @@ class CurveComparison:
         drafter: its name.
         replays: one per curve, by the curve's name.
         oracle: also find what the copy-oracle reaches.
-        piece: the bytes of a token; to keep, as text, how the first answer of each category was drafted in the first of
-            the replays.
+
+    Attributes:
+        texts: by category, its first answer's id, and the steps of that in the first of the replays.
     """
 
     def __init__(
@@ -144,11 +143,10 @@ class CurveComparison:
         replays: Mapping[str, Replay],
         *,
         oracle: bool = True,
-        piece: Piece | None = None,
     ) -> None:
-        self._recordings, self._drafter, self._replays, self._piece = recordings, drafter, replays, piece
+        self._recordings, self._drafter, self._replays = recordings, drafter, replays
         self._curves = {name: replay.curve for name, replay in replays.items()}
-        self._texts: dict[str, tuple[str, list[Span]]] = {}
+        self.texts: dict[str, tuple[str, list[Step]]] = {}
         self._lengths: list[NDArray[np.int32]] | None = [] if oracle else None
         self._counts: dict[str, dict[str, ReplayCounts]] = {name: {} for name in replays}
         self.done = 0
@@ -158,34 +156,15 @@ class CurveComparison:
         for recording in self._recordings:
             counts: dict[str, ReplayCounts] = {}
             for name, replay in self._replays.items():
-                watch = None if counts else self._watch(recording)
-                counts[name] = replay.run(recording, watch)
+                steps: list[Step] = []
+                counts[name] = replay.run(recording, steps.append)
+                self.texts.setdefault(recording.category, (recording.id, steps))
             if self._lengths is not None:
                 self._lengths.append(copy_lengths(recording.prompt, recording.response))
             for name, found in counts.items():
                 self._counts[name].setdefault(recording.category, ReplayCounts()).merge(found)
             self.done += 1
             yield recording
-
-    def _watch(self, recording: Recording) -> Callable[[Step], None] | None:
-        """What takes the steps of a recording whose text is kept."""
-        piece = self._piece
-        if piece is None or recording.category in self._texts:
-            return None
-        stream, spans = TextStream(), list[Span]()
-        self._texts[recording.category] = recording.id, spans
-
-        def watch(step: Step) -> None:
-            # A record has tokens only.
-            texts = tuple(stream.push(piece(token)) for token in step.tokens)
-            spans.extend(spans_of(replace(step, pieces=texts), piece))
-
-        return watch
-
-    @property
-    def passages(self) -> list[Passage]:
-        """The texts that were kept so far."""
-        return [Passage(f"{category}: {name}", joined(spans)) for category, (name, spans) in self._texts.items()]
 
     def document(self) -> Figures:
         """Everything counted, as JSON, under the keys of the harness for other drafters.

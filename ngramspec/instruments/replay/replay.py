@@ -28,6 +28,7 @@ from ngramspec.decoding.drafts import Batch, Plan, Text
 from ngramspec.decoding.step import Speculation
 from ngramspec.drafting.chances import Reliability
 from ngramspec.drafting.draft import LEAVES, Chooser, Draft, Drafter, Question
+from ngramspec.instruments.reports.report import Piece
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
@@ -52,7 +53,7 @@ class Recording:
 class RecordedTarget(ModelBase):
     """A model without weights: it counts tokens, and its clock runs by a cost curve, in units of T(1).
 
-    No token says or ends anything.
+    No token ends anything, nor says anything unless `says` tells what.
     """
 
     n_ctx = ENDLESS
@@ -60,8 +61,9 @@ class RecordedTarget(ModelBase):
     max_batch = LARGEST
     leaves = LEAVES
 
-    def __init__(self, curve: CostCurve) -> None:
+    def __init__(self, curve: CostCurve, says: Piece | None = None) -> None:
         self.tokens: list[int] = []
+        self._says = says
         self.seconds = 0.0
         self._curve = curve
         self._last = 1
@@ -101,7 +103,7 @@ class RecordedTarget(ModelBase):
         raise NotImplementedError("a record is tokens already")
 
     def piece(self, token: int) -> bytes:
-        return b""
+        return b"" if self._says is None else self._says(token)
 
     def is_eog(self, token: int) -> bool:
         return False
@@ -176,27 +178,32 @@ class Metered(Speculation):
         self.work_seconds += time.thread_time() - began
 
 
-def check_replayable(drafter: Drafter | None, policy: Policy) -> None:
-    """Raise ValueError if the drafter or the policy reads logits: a record has none."""
-    for kind, part in (("drafter", drafter), ("policy", policy)):
-        if part is not None and part.wants_logits:
-            raise ValueError(f"the {kind} {part.name!r} needs a model's logits, and a recorded conversation has none")
-
-
 class Replay:
     """Replays recordings with one drafter (None: plain decoding) and one policy, which drafts by the curve.
 
+    Where `piece` says what tokens stand for, steps have their text.
+
     Raises:
-        ValueError: what `check_replayable` and `SpeculativeDecoder` refuse.
+        ValueError: the drafter or the policy reads logits, which a record lacks, or `SpeculativeDecoder` refuses them.
     """
 
     def __init__(
-        self, drafter: Drafter | None, policy: str | Policy = "cost", draft_max: int | None = None, *, curve: CostCurve
+        self,
+        drafter: Drafter | None,
+        policy: str | Policy = "cost",
+        draft_max: int | None = None,
+        *,
+        curve: CostCurve,
+        piece: Piece | None = None,
     ) -> None:
-        self.curve, recorded = curve, RecordedTarget(curve)
+        self.curve, recorded = curve, RecordedTarget(curve, piece)
         options: dict[str, Any] = {"exact": "off", "curve": curve, "clock": recorded.clock}
         self.decoder = SpeculativeDecoder(recorded, drafter=drafter, policy=policy, draft_max=draft_max, **options)
-        check_replayable(drafter, self.decoder.policy)
+        for kind, part in (("drafter", drafter), ("policy", self.decoder.policy)):
+            if part is not None and part.wants_logits:
+                raise ValueError(
+                    f"the {kind} {part.name!r} needs a model's logits, and a recorded conversation has none"
+                )
         self.decoder.speculation = self._meter = Metered(self.decoder.policy, recorded.clock)
         self._last = 1
 

@@ -8,16 +8,14 @@ from ngramspec.cost.given import CURVES, SWITCH
 from ngramspec.instruments.replay.comparison import Figures
 from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 from ngramspec.instruments.reports import report as reports
-from ngramspec.instruments.reports.report import MACRO, OVERALL, Bars, Passage, Report, Section, Table, figure
+from ngramspec.instruments.reports.report import MACRO, OVERALL, Bars, Report, Section, Table, figure
 from ngramspec.version import __version__
 
 MEASURED = "measured"
 """Name of the curve that was measured on a model before the replay."""
 
 
-def replay_report(
-    document: Figures, total: int, vocabulary: str, command: str, passages: Sequence[Passage] | None = None
-) -> Report:
+def replay_report(document: Figures, total: int, vocabulary: str, command: str, more: Sequence[Section] = ()) -> Report:
     """The report on a replay.
 
     Args:
@@ -25,7 +23,7 @@ def replay_report(
         total: the conversations that were to be replayed.
         vocabulary: whose tokens, for people.
         command: what was typed.
-        passages: texts that the page shows.
+        more: sections to end with.
     """
     settings = document["settings"]
     rows = {name: document["results"][f"{settings['drafter']}@{name}"] for name in document["curves"]}
@@ -34,10 +32,7 @@ def replay_report(
         f" {document['prompt_tokens']} tokens of prompts; tokens of {vocabulary}; drafter {settings['drafter']}, policy"
         f" {settings['policy']}, memory {settings['memory']}; ngramspec {__version__}"
     )
-    sections = [section for name in rows for section in _sections(name, rows[name], document)]
-    if passages is not None:
-        about = f"The first answer of each kind of text, on the curve {next(iter(rows))}."
-        sections.append(Section("How it was drafted", about, passages))
+    sections = [*(section for name in rows for section in _sections(name, rows[name], document)), *more]
     notes = [
         "gain: modelled by what a pass costs, over plain decoding; one drafter for all conversations, in order",
         f"a response's first token is the prefill's; responses are cut at {MAX_RESPONSE} tokens, prompts at the front"

@@ -9,7 +9,7 @@ Report(title, table, origin, bars, sections)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -109,6 +109,9 @@ class Report:
 Piece = Callable[[int], bytes]
 """The bytes that a token stands for."""
 
+Texts = Mapping[str, tuple[str, Sequence["Step"]]]
+"""A text of each category: its prompt's name, and its steps."""
+
 
 def spans_of(step: Step, piece: Piece) -> Iterator[Span]:
     """A step's text, token by token. Refused tokens never were text; what is no whole character in them is U+FFFD."""
@@ -120,10 +123,14 @@ def spans_of(step: Step, piece: Piece) -> Iterator[Span]:
         yield released, "kept" if i < step.accepted else "corrected" if refused else ""
 
 
-def joined(spans: Iterable[Span]) -> list[Span]:
-    """Spans without empty ones, in which neighbours with one mark are one."""
-    groups = groupby((span for span in spans if span[0]), key=itemgetter(1))
-    return [("".join(text for text, _ in group), mark) for mark, group in groups]
+def drafted_texts(about: str, texts: Texts, piece: Piece) -> Section:
+    """How texts were drafted."""
+    passages = []
+    for category, (name, steps) in texts.items():
+        spans = (span for step in steps for span in spans_of(step, piece) if span[0])
+        joined = [("".join(text for text, _ in group), mark) for mark, group in groupby(spans, key=itemgetter(1))]
+        passages.append(Passage(f"{category}: {name}", joined))
+    return Section("How it was drafted", about, passages)
 
 
 # --------------------------------------------------------------------------- figures and sections of several reports
