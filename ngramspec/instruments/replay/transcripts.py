@@ -1,23 +1,7 @@
 """Recorded conversations: reading them from files, and turning them into tokens for a replay.
 
-A file is JSON lines (or one JSON array, or one object, such as chat saves), with an object per answer in any of these
-shapes:
-
-    {"messages": [...], "response": "..."}                       a conversation and the answer to it
-    {"messages": [..., {"role": "assistant", "content": "..."}]} the last message is the answer
-    {"prompt": "...", "response": "..."}                         the very text that was continued, and what followed
-    {"request": {"messages": [...]}, "response": {"choices": [...]}}     an OpenAI chat log; {"body": {...}} around
-    {"messages": [...], "choices": [...]}                                either part, as in batch files, is seen through
-
-or plain text in pairs, each part after a line of its own that says which it is:
-
-    === prompt
-    Say hello.
-    === response
-    Hello!
-
-`category` and `id` may stand beside; a category is otherwise the file's name without its ending ("overall" and "macro",
-the names of totals, get a "_"). `content` may be a list of parts, of which the texts count.
+README.md tells the shapes that an entry may have. `content` may be a list of parts, of which the texts count; the
+categories "overall" and "macro", the names of totals, get a "_".
 """
 
 from __future__ import annotations
@@ -49,7 +33,7 @@ MAX_RESPONSE = 1500
 SEED = 1234
 """Seed of a sample."""
 
-_PROMPT, _RESPONSE = "=== prompt", "=== response"
+_SEPARATOR = re.compile(r"^=== (prompt|response)[^\S\n]*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,32 +108,22 @@ def _parse(raw: bytes) -> Any:
 
 
 def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
-    """Plain text: the lines between the two separators, without the line break before the next separator."""
-    pair: dict[str, list[str]] = {}
-    part, began = "", 1
-
-    def finished() -> tuple[str, Any]:
-        if len(pair) < 2:
-            return f"line {began}", ValueError(f"a prompt and a response belong together, but here is only a {part}")
-        return f"line {began}", {key: "\n".join(lines) for key, lines in pair.items()}
-
+    """Plain text: what follows each separator, without the line break before the next one."""
     try:
-        text = utf8(raw).replace("\r\n", "\n")
+        text = utf8(raw).replace("\r\n", "\n").removesuffix("\n") + "\n"
     except UnicodeError as error:
         yield "the whole file", error
         return
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
-        separator = line.rstrip()
-        if separator == _PROMPT or (separator == _RESPONSE and "response" in pair):
-            if pair:
-                yield finished()
-            pair, began = {}, number
-        if separator in (_PROMPT, _RESPONSE):
-            part = separator.removeprefix("=== ")
-            pair[part] = []
-        elif pair:
-            pair[part].append(line)
-    yield finished()
+    marks = list(_SEPARATOR.finditer(text))
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    parts = [(mark[1], mark.start(), text[mark.end() : end][:-1]) for mark, end in zip(marks, ends, strict=True)]
+    while parts:
+        kind, start, said = parts.pop(0)
+        place = f"line {1 + text.count(chr(10), 0, start)}"
+        if kind == "prompt" and parts and parts[0][0] == "response":
+            yield place, {"prompt": said, "response": parts.pop(0)[2]}
+        else:
+            yield place, ValueError(f"a prompt and a response belong together, but here is only a {kind}")
 
 
 # --------------------------------------------------------------------------- shapes
