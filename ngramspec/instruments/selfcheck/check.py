@@ -25,7 +25,7 @@ from ngramspec.drafting import DEFAULT
 from ngramspec.drafting.draft import Drafter
 from ngramspec.errors import GrammarError
 from ngramspec.instruments.prompts import Case
-from ngramspec.instruments.selfcheck.texts import LogitsKeeper, TextComparison, TextPair, read, settings
+from ngramspec.instruments.selfcheck.texts import LogitsKeeper, Setting, TextComparison, TextPair, read, settings
 
 Name = Literal["rollback", "greedy", "same seed"]
 
@@ -35,6 +35,9 @@ LEAST_PROMPT = 8
 _ROLLBACK_SHARE = 0.15  # the most of the time that the rollback tests may take
 _PROBE_SHARE = 0.25  # where two depths take more of the time, the probe looks at one
 _READING_SHARE = 0.4  # the most of a prompt's time that reading it may take
+FEWEST = 4
+"""Tokens of a text, at least, however little time there is."""
+
 _PACE = 32  # tokens read to see how fast that goes
 
 
@@ -97,9 +100,9 @@ class SelfCheck:
             )
             for name in (None, drafter)
         )
-        self._texts = TextComparison(keeper, self.plain, self.drafted, max_tokens, self.bound, clock)
+        self._texts = TextComparison(keeper, self.plain, self.drafted, self.bound)
         self._next_sampled = 0
-        self._read = self._pass = 0.0  # seconds per token of a prompt, and of a pass
+        self._read = self._pass = 0.0  # seconds per token of a prompt, and of a text
         self._began = 0.0
 
     def run(self) -> Iterator[str]:
@@ -217,8 +220,7 @@ class SelfCheck:
             case = replace(case, tokens=case.tokens[-most:])
             read(self.target, case.tokens, exact=self.exact)
             self._read = (self._clock() - began) / len(case.tokens)
-            left = began + seconds - self._clock()
-            self.pairs.append(self._texts.compare(case, self.settings[0], left / 2))
+            self._compare(case, self.settings[0], (began + seconds - self._clock()) / 2)
         sampled = self.settings[1:]
         for _ in range(-(-len(sampled) // len(self.cases))):  # one, unless there are fewer prompts than settings
             setting = sampled[self._next_sampled % len(sampled)]
@@ -227,9 +229,18 @@ class SelfCheck:
                 continue
             with self._blaming("same seed"):
                 try:
-                    self.pairs.append(self._texts.compare(case, setting, began + seconds - self._clock()))
+                    self._compare(case, setting, began + seconds - self._clock())
                 except GrammarError as error:
                     self.ungrammatical = str(error)
+
+    def _compare(self, case: Case, setting: Setting, seconds: float) -> None:
+        """Compare two texts, as long as they can be made in about so many seconds."""
+        began = self._clock()
+        most = min(max(FEWEST, int(seconds / (2 * self._pass))), self.max_tokens)
+        pair = self._texts.compare(case, setting, most, cut=most < self.max_tokens)
+        self.pairs.append(pair)
+        if pair.difference is None:  # which would take time to explain
+            self._pass = (self._clock() - began) / (2 * pair.tokens)
 
 
 # --------------------------------------------------------------------------- rollback

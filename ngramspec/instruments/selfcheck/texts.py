@@ -8,7 +8,6 @@ drafted token.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +23,6 @@ from ngramspec.sampling.distribution import gumbel_pick
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
 from ngramspec.tokens import common_prefix
-
-FEWEST = 4
-"""A run emits at least this many tokens, however little time there is."""
 
 GREEDY = "greedy"
 
@@ -125,7 +121,7 @@ class TextPair:
     # drafted, accepted: draft tokens sent, and emitted.
     drafted: int
     accepted: int
-    cut: bool  # whether a run ended for want of time
+    cut: bool  # whether it was kept short for want of time
     difference: TextDifference | None  # the first one, if there is any
 
 
@@ -149,11 +145,6 @@ class LogitsKeeper:
         return self.rows
 
 
-_Text = tuple[list[int], Stats, bool, Logits | None]
-"""A text so far: its tokens, the counters of its steps, whether it ended for want of time, and the logits of its last
-token, if that token differs from the expected one."""
-
-
 @dataclass(slots=True)
 class TextComparison:
     """Makes and compares texts."""
@@ -162,31 +153,25 @@ class TextComparison:
     # plain, drafted: in the same mode.
     plain: SpeculativeDecoder
     drafted: SpeculativeDecoder
-    max_tokens: int  # most tokens of a text
     # Tells how far batch sizes move a logit; asked when a text differs, and may use the target.
     bound: Callable[[], float]
-    clock: Callable[[], float]  # tells seconds
 
-    def compare(self, case: Case, setting: Setting, seconds: float) -> TextPair:
-        """Make both texts of a prompt in about so many seconds; the drafted one ends where it differs.
+    def compare(self, case: Case, setting: Setting, most: int, *, cut: bool) -> TextPair:
+        """Make both texts of a prompt, of up to `most` tokens; the drafted one ends where it differs.
 
         Raises:
             GrammarError: the setting's grammar and this vocabulary do not go together.
         """
-        began = self.clock()
-        plain, _, cut, _ = self._generate(self.plain, case.tokens, setting, self.max_tokens, began + seconds / 2)
+        plain, _, _ = self._generate(self.plain, case.tokens, setting, most)
         try:
-            text, stats, late, row = self._generate(
-                self.drafted, case.tokens, setting, len(plain), began + seconds, plain
-            )
+            text, stats, row = self._generate(self.drafted, case.tokens, setting, len(plain), plain)
         except GrammarError as error:
             raise RuntimeError(f"a grammar that plain decoding keeps to stops drafting: {error}") from error
         common, difference = common_prefix(plain, text), None
-        # Tokens that the second text had no time to reach are not compared.
-        if row is not None or (len(text) < len(plain) and not late):
+        if row is not None or len(text) < len(plain):
             difference = self._explain(case.tokens, setting, plain, text, row)
         counts = len(case.tokens), common, stats.drafted, stats.accepted
-        return TextPair(case.category, case.id, setting[0], *counts, cut or late, difference)
+        return TextPair(case.category, case.id, setting[0], *counts, cut, difference)
 
     def _generate(
         self,
@@ -194,11 +179,11 @@ class TextComparison:
         prompt: Sequence[int],
         setting: Setting,
         most: int,
-        until: float,
         expected: Sequence[int] | None = None,
-    ) -> _Text:
+    ) -> tuple[list[int], Stats, Logits | None]:
+        """A text's tokens, its counters, and the logits of its last token if that differs from the expected one."""
         tokens: list[int] = []
-        stats, row, stop = Stats(), None, None
+        stats, row = Stats(), None
         _, sampling, verify = setting
         # Short texts repeat little. What is to come, slightly wrong, has drafts accepted and refused in any text.
         foretold: list[int] = []
@@ -207,16 +192,15 @@ class TextComparison:
         generation = decoder.generate(prompt, max_tokens=most, sampling=sampling, verify=verify, prediction=foretold)
         for step in generation:
             stats.add(step)
-            stop = step.stop
             for token, logits in zip(step.tokens, self.target.rows, strict=False):
                 tokens.append(token)
                 if expected is not None and token != expected[len(tokens) - 1]:
                     row = logits.copy()
                     break
-            if row is not None or (len(tokens) >= FEWEST and self.clock() > until):
+            if row is not None:
                 generation.close()
                 break
-        return tokens, stats, stop is None and row is None, row
+        return tokens, stats, row
 
     def _explain(
         self, prompt: Sequence[int], setting: Setting, plain: list[int], drafted: list[int], drafted_row: Logits | None
@@ -226,7 +210,7 @@ class TextComparison:
         bound, target, (_, sampling, _) = self.bound(), self.target, setting
         vocabulary = self.plain.vocabulary
         read(target, prompt, exact=self.plain.exact == "on")  # the probe may have emptied the cache
-        self._generate(self.plain, prompt, setting, common + 1, math.inf)
+        self._generate(self.plain, prompt, setting, common + 1)
         row = target.rows[0]
         a, b, needed = plain[common], None, None
         if drafted_row is not None:
