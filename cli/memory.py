@@ -22,8 +22,7 @@ from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.files import SECRET
 from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files, watch_folders
 from ngramspec.memory.memory import DEFAULT, memory_folder, memory_names, remembers, settings_path, write_remember
-from ngramspec.memory.snapshot import total
-from ngramspec.memory.store import Contents
+from ngramspec.memory.store import total
 from ngramspec.models.check import has_gguf_magic
 
 from .console import (
@@ -86,8 +85,8 @@ def _add(
     """Add paths and tell what came of it; also whose tokens they were cut into, and where they are."""
     folder = memory_folder(memory)
     vocabulary = _vocabulary(model)
-    store = Store(folder, vocabulary.vocabulary_hash, vocabulary.n_vocab, vocabulary.path.name)
-    before = store.path()
+    store = Store(folder, vocabulary.vocabulary_hash, vocabulary.path.name)
+    before = store.generation()
     try:
         with index_bar() as progress:
             added = add_files(
@@ -99,7 +98,7 @@ def _add(
                 may_be_empty=may_be_empty,
             )
     except (KeyboardInterrupt, Terminated):
-        if store.path() == before:
+        if store.generation() == before:
             note("interrupted; the memory is as it was")
         raise
     note(f"memory {memory!r} for {vocabulary.path.name}: {_in_words(added)}")
@@ -142,9 +141,8 @@ def list_(memory: Name = DEFAULT) -> None:
     with guarded_stdout():
         for store in _stores(memory):
             with _told(errors):
-                contents = store.read()
-                documents = contents.documents()
-                write_stdout(f"tokenizer of {_model(contents)}\n")
+                documents = store.documents()
+                write_stdout(f"tokenizer of {_model(store.read().model)}\n")
                 for document in documents:
                     if document.kind == "file":
                         write_stdout(f"{len(document.tokens):>12,}  {printable(document.name)}\n")
@@ -224,9 +222,8 @@ def stats(
         data |= {"learnt": {"vocabularies": len(files), "size_bytes": size}, "memories": names}
         for store in _stores(memory) if memory in names or memory != DEFAULT else ():
             with _told(errors):
-                contents = store.read()
-                found.append(statistics(contents))
-                lines.append(_statistics(found[-1], contents))
+                found.append(statistics(store))
+                lines.append(_statistics(found[-1], store))
         output.write(
             lambda: write_stdout("\n".join(lines) + "\n"),
             lambda: data | {"stores": found},
@@ -258,16 +255,16 @@ def _stores(memory: str) -> list[Store]:
     return stores
 
 
-def _statistics(one: Statistics, contents: Contents) -> str:
+def _statistics(one: Statistics, store: Store) -> str:
     return (
-        f"tokenizer of {_model(contents)}: {counted(one['files'], 'file')} with {counted(one['file_tokens'], 'token')},"
-        f" {counted(one['answers'], 'answer')} with {counted(one['answer_tokens'], 'token')}\n"
-        f"  {one['size_bytes'] / 2**20:.1f} MiB, {bytes_per_token(one):.1f} bytes a token: {contents.path}"
+        f"tokenizer of {_model(one['model'])}: {counted(one['files'], 'file')} with"
+        f" {counted(one['file_tokens'], 'token')}, {counted(one['answers'], 'answer')} with {counted(one['answer_tokens'], 'token')}\n"
+        f"  {one['size_bytes'] / 2**20:.1f} MiB, {bytes_per_token(one):.1f} bytes a token: {store.path}"
     )
 
 
-def _model(contents: Contents) -> str:
-    return printable(contents.model).replace("\n", " ")
+def _model(name: str) -> str:
+    return printable(name).replace("\n", " ")
 
 
 @contextmanager

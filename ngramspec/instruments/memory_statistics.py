@@ -8,8 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ngramspec.instruments.reports.report import Bar, Bars, Report, Section, Table
-from ngramspec.memory.snapshot import total
-from ngramspec.memory.store import Contents
+from ngramspec.memory.store import Store, total
 from ngramspec.version import __version__
 
 MOST_KINDS = 12
@@ -22,22 +21,21 @@ Statistics = dict[str, Any]
 most first."""
 
 
-def statistics(contents: Contents) -> Statistics:
+def statistics(store: Store) -> Statistics:
     """Count what a store holds, of which there must be a file."""
-    assert contents.path
-    documents = contents.documents()
+    documents = store.documents()
     files = [document for document in documents if document.kind == "file"]
     answers = [document for document in documents if document.kind == "answer"]
     kinds = Counter[str]()
     for file in files:
         kinds[PurePath(file.name).suffix.lower()] += len(file.tokens)
     return {
-        "model": contents.model,
+        "model": store.read().model,
         "files": len(files),
         "file_tokens": total(files),
         "answers": len(answers),
         "answer_tokens": total(answers),
-        "size_bytes": contents.path.stat().st_size,
+        "size_bytes": store.size(),
         "kinds": dict(kinds.most_common()),
     }
 

@@ -243,7 +243,7 @@ def open_memory(name: str | None, target: Vocabulary, *, tell: Tell, keep: bool)
     keep = keep and remembers()
     folder = memory_folder(name or DEFAULT_MEMORY)
     there = Store.all_in(folder)
-    store = Store(folder, target.vocabulary_hash, target.n_vocab, target.path.name)
+    store = Store(folder, target.vocabulary_hash, target.path.name)
     if not there and name is None and not keep:
         return Memory(store=store)
     try:
@@ -251,12 +251,10 @@ def open_memory(name: str | None, target: Vocabulary, *, tell: Tell, keep: bool)
     except MemoryFileError as error:
         tell(f"memory {name or DEFAULT_MEMORY!r} is not used: {error}")
         return Memory()
-    if contents.path is None and not keep:
+    if not contents.generation and not keep:
         missing = f"memory {name or DEFAULT_MEMORY!r} holds nothing for this model's tokenizer"
         advice = f"ngramspec memory add --memory {name or DEFAULT_MEMORY} --model {target.path} PATH adds files"
         if name is not None:
             raise NGramSpecError(f"{missing} ({advice})")
         tell(f"{missing}, only for others' ({advice})")
-    if contents.damaged:
-        tell(f"{contents.path}: {contents.damaged} remembered answers are damaged and left out")
     return Memory(contents, store=store, keeps=keep)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ngramspec.memory.memory import Memory
-from ngramspec.memory.snapshot import Document, MemoryFileError
-from ngramspec.memory.store import Store
+from ngramspec.memory.store import Document, MemoryFileError, Store
 
 __all__ = ["Document", "Memory", "MemoryFileError", "Store"]

@@ -17,8 +17,7 @@ import numpy as np
 
 from ngramspec.backend import Progress
 from ngramspec.memory.files import BINARY, IGNORED, NOT_UTF8, UNREADABLE, Times, concerns, find_files, read_text
-from ngramspec.memory.snapshot import Document, MemoryFileError, total
-from ngramspec.memory.store import Store
+from ngramspec.memory.store import Document, MemoryFileError, Store, total
 from ngramspec.tokens import Tokenizer
 
 PIECE = 1 << 16
@@ -57,7 +56,7 @@ def add_files(
         MemoryFileError: a path does not exist or holds no text (unless it `may_be_empty`), or the store cannot be used
             or written.
     """
-    known = {d.name: (d.size, d.mtime) for d in store.read().documents() if d.kind == "file"}
+    known = {d.name: (d.size, d.mtime) for d in store.documents() if d.kind == "file"}
     roots = [path.resolve() for path in paths]
     found: dict[str, Times] = {}
     left_out: dict[str, str] = {}
@@ -105,7 +104,7 @@ def remove_files(store: Store, path: Path) -> int:
         MemoryFileError: the store cannot be used or written.
     """
     root = Path(os.path.abspath(path))
-    names = {d.name for d in store.read().documents() if d.kind == "file"}
+    names = {d.name for d in store.documents() if d.kind == "file"}
     gone = {name for name in names if _below(name, root) or _below(name, path.resolve())}
     if gone:
         store.update(lambda before: _without(before, gone))

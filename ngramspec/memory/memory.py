@@ -15,16 +15,15 @@ from pathlib import Path
 from ngramspec.drafting.mixture.drafter import Recall
 from ngramspec.drafting.token_index import SEAM, TokenIndex
 from ngramspec.errors import NGramSpecError
-from ngramspec.memory.snapshot import MemoryFileError
-from ngramspec.memory.store import NOTHING, Contents, Store
+from ngramspec.memory.store import NOTHING, Contents, MemoryFileError, Store
 from ngramspec.storage import config_folder, data_folder, utf8, write_whole
 
 
 class Memory(Recall):
     """Texts of earlier sessions, of the user's files, and of this process.
 
-    `indexes` are the snapshot in the file, its journal, and what this process heard. It is read again when the store
-    was rewritten; without a store it is of this process alone. `keeps`: answers are kept in the store.
+    `indexes` are the store's, that of the answers remembered since, and of what this process heard. It is read again
+    when the store was rewritten; without a store it is of this process alone. `keeps`: answers are kept in the store.
     """
 
     def __init__(self, contents: Contents = NOTHING, *, store: Store | None = None, keeps: bool = False) -> None:
@@ -39,7 +38,7 @@ class Memory(Recall):
     def refresh(self) -> None:
         """Take up what the store has become, if it was rewritten; a file that cannot be used changes nothing."""
         with suppress(MemoryFileError):
-            if self._store is None or self._store.is_current(self._contents):
+            if self._store is None or self._store.generation() == self._contents.generation:
                 return
             self._contents = self._store.read()
             if self._keeps:
@@ -63,13 +62,13 @@ class Memory(Recall):
 
 
 def _indexes(contents: Contents) -> list[TokenIndex]:
-    """Of the snapshot and of the journal, as far as there is something in them."""
-    found = [contents.snapshot.index] if contents.snapshot is not None else []
-    journal = TokenIndex()
+    """Of the store and of its latest answers, as far as there is something in them."""
+    found = [contents.index] if contents.index is not None else []
+    latest = TokenIndex()
     for answer in contents.answers:
-        journal.extend(answer.tokens.tolist())
-        journal.append(SEAM)
-    return [index for index in (*found, journal) if index.size]
+        latest.extend(answer.tokens.tolist())
+        latest.append(SEAM)
+    return [index for index in (*found, latest) if index.size]
 
 
 # --------------------------------------------------------------------------- names

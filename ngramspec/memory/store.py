@@ -1,196 +1,254 @@
-"""`Store`: the file in which a memory keeps what it knows for one tokenizer, shared by any number of processes.
+"""`Store`: what a memory keeps for one tokenizer, shared by any number of processes.
 
-    FOLDER/HASH-GENERATION.memory     a snapshot and its journal; of several generations the highest counts
-    FOLDER/HASH.lock                  held by whoever writes
+    FOLDER/HASH.memory    the documents: an SQLite database, which locks, and is changed whole or not at all
+    FOLDER/HASH.index     the documents in one text, with its `TokenIndex`, to be mapped
 
-A snapshot never changes. Rewriting makes the next generation under a temporary name, sees it on the disk, renames
-it and only then deletes the one before; so a reader takes no lock, nothing is half there after a crash, and on
-Windows, which deletes no mapped file, the old generation stays until a later writer can.
-
-The answers that are remembered in between are appended to the journal at the end of the highest generation. A record is
-`_RECORD` and its tokens (int32), appended in one write under the lock; a process that dies in the middle leaves a piece
-of one, which readers leave out and the next writer writes over. Two checksums (CRC-32) tell a record that is there from
-one that is not: the record's own, so that its length can be trusted, and that of the tokens, so that one damaged text
-costs no other.
+The index is made of the documents, and made again where it is missing, damaged, or of another generation than the
+database. Answers that were remembered since are not in it: each reader indexes them, until they are many.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import mmap
 import os
 import re
-import struct
-import time
+import sqlite3
+import sys
 import zlib
-from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from io import RawIOBase
 from pathlib import Path
-from typing import BinaryIO
+from typing import Literal
+from uuid import uuid4
 
 import numpy as np
-from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 
-from ngramspec.memory.snapshot import Document, Ints, MemoryFileError, Snapshot, read_header, total, write_snapshot
+from ngramspec.drafting.token_index import ORDER, SEAM, TokenIndex
+from ngramspec.errors import NGramSpecError
 from ngramspec.storage import replacing
+
+VERSION = 1
+MAX_TOKENS = 2**31 - 1
 
 PATIENCE = 60.0
 """Seconds to wait for another process that writes: the largest memory is written in a few."""
 
 LONG_JOURNAL = 1 << 17
-"""Tokens in a journal after which it goes into the snapshot: indexing them takes each process some milliseconds."""
+"""Tokens of answers after which they go into the index file: indexing them takes each process some milliseconds."""
 
 MOST_ANSWERS = 1 << 24
 """Tokens of remembered answers that are kept, some 200 MB with their index; beyond it the oldest are dropped."""
 
-_NAME = re.compile(r"([0-9a-f]{32})-(\d{6,})\.memory")
+_NAME = re.compile(r"[0-9a-f]{32}\.memory")
+_TABLES = (
+    "CREATE TABLE memory (version INTEGER, vocabulary BLOB, model TEXT, generation TEXT, indexed INTEGER)",
+    "CREATE TABLE documents (id INTEGER PRIMARY KEY, kind TEXT, name BLOB, size INTEGER, mtime INTEGER, tokens BLOB)",
+)
+
+Ints = NDArray[np.int32]
+
+
+class MemoryFileError(NGramSpecError):
+    """A memory file cannot be used or written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text of a memory."""
+
+    kind: Literal["file", "answer"]  # a file that was added, or an answer that was remembered
+    name: str  # the file's absolute path; an answer's date and time
+    tokens: Ints  # of the text
+    # size, mtime: the file's bytes and its time of modification (nanoseconds) when it was read; an answer: 0.
+    size: int = 0
+    mtime: int = 0
+    id: int = 0  # in the store, in the order of adding; 0: not there yet
+
+
+def total(documents: Iterable[Document]) -> int:
+    """Tokens of all of them."""
+    return sum(len(document.tokens) for document in documents)
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
     """What a store holds."""
 
-    path: Path | None = None  # the file; None if there is none yet
-    snapshot: Snapshot | None = None  # mapped and checked; None if there is no file yet
+    generation: str = ""  # changes with whatever is in `index`; "": there is no file yet
+    model: str = ""  # whose tokenizer made the tokens
+    index: TokenIndex | None = None  # of all documents but `answers`; mapped, and private to the process
     answers: Sequence[Document] = ()  # what was remembered since
-    damaged: int = 0  # how many answers were left out, as they are damaged
-    inode: int = 0  # of the file; with the path it tells the file from one that took its name
-
-    @property
-    def model(self) -> str:
-        """The model whose tokenizer made the tokens; "" if there is no file."""
-        return self.snapshot.table()[0] if self.snapshot is not None else ""
-
-    def documents(self) -> list[Document]:
-        """All of them, what was remembered last at the end."""
-        return [*(self.snapshot.table()[1] if self.snapshot is not None else ()), *self.answers]
 
 
 NOTHING = Contents()
 
 
 class Store:
-    """The memory file of one tokenizer in one folder, which is made when something is written.
+    """The memory of one tokenizer in one folder, which is made when something is written.
 
     Its methods raise MemoryFileError, which names the file, where it cannot be used or written; it is then as before.
 
     Args:
         vocabulary: the tokenizer's `vocabulary_hash`, 16 bytes.
-        n_vocab: size of its vocabulary; needed to make the first file only.
-        model: name of the model for people; likewise.
+        model: name of the model for people; needed to make the file only.
     """
 
-    def __init__(self, folder: Path, vocabulary: bytes, n_vocab: int = 0, model: str = "") -> None:
-        self.folder, self.vocabulary, self.n_vocab, self.model = folder, vocabulary, n_vocab, model
+    def __init__(self, folder: Path, vocabulary: bytes, model: str = "") -> None:
+        self.vocabulary, self.model = vocabulary, model
+        self.path = folder / f"{vocabulary.hex()}.memory"
+        self._index_path = self.path.with_suffix(".index")
 
     @classmethod
     def all_in(cls, folder: Path) -> list[Store]:
         """The stores of all tokenizers in a folder, by hash."""
-        return [cls(folder, bytes.fromhex(name)) for name in sorted({name for name, _, _ in _files(folder)})]
-
-    def path(self) -> Path | None:
-        """The file that counts, or None."""
-        generations = self._generations()
-        return generations[max(generations)] if generations else None
-
-    def _generations(self) -> dict[int, Path]:
-        return {number: path for name, number, path in _files(self.folder) if name == self.vocabulary.hex()}
+        names = sorted(path.stem for path in folder.glob("*.memory") if _NAME.fullmatch(path.name))
+        return [cls(folder, bytes.fromhex(name)) for name in names]
 
     def read(self) -> Contents:
-        """What is there now; takes no lock."""
-        tried: Path | None = None
-        while (path := self.path()) is not None:
-            with _naming(path, "read"):
-                try:
-                    with path.open("rb") as file:
-                        snapshot = Snapshot(file, self.vocabulary)
-                        end, n_vocab = snapshot.header.sections()[-1], snapshot.header.n_vocab
-                        answers, _, damaged = read_journal(file, end, n_vocab)
-                        return Contents(path, snapshot, answers, damaged, os.fstat(file.fileno()).st_ino)
-                except FileNotFoundError:
-                    # Replaced by the next generation since the folder was listed.
-                    if path == tried:
-                        raise
-                    tried = path
-        return NOTHING
+        """What is there now."""
+        if not self._exists():
+            return NOTHING
+        with self._open("read") as db:
+            model, generation, indexed = db.execute("SELECT model, generation, indexed FROM memory").fetchone()
+            index = _load_index(self._index_path, generation)
+            if index is None:
+                documents = [one for one in _documents(db) if one.id <= indexed]
+                index = _write_index(self._index_path, generation, documents)
+            return Contents(generation, model, index, _documents(db, after=indexed))
 
-    def is_current(self, contents: Contents) -> bool:
-        """Whether the file that was read is still the one that counts; what was remembered since does not matter."""
-        path = self.path()
-        try:
-            return path == contents.path and (path is None or path.stat().st_ino == contents.inode)
-        except OSError:
-            return False
+    def documents(self) -> list[Document]:
+        """All of them, what was added last at the end."""
+        if not self._exists():
+            return []
+        with self._open("read") as db:
+            return _documents(db)
+
+    def generation(self) -> str:
+        """See `Contents.generation`."""
+        if not self._exists():
+            return ""
+        with self._open("read") as db:
+            return str(db.execute("SELECT generation FROM memory").fetchone()[0])
+
+    def size(self) -> int:
+        """Bytes on the disk."""
+        return sum(path.stat().st_size for path in (self.path, self._index_path) if path.exists())
 
     def update(self, change: Callable[[list[Document]], Sequence[Document]]) -> None:
-        """Replace all documents by what `change` makes of them, whole or not at all."""
-        with self._lock():
-            now = self.read()
-            self._write(now, change(now.documents()))
+        """Replace all documents by what `change` makes of them (some of these, and new ones), whole or not at all."""
+        with self._open("write") as db:
+            _change(db, change)
+        self.read()  # makes the index
 
     def append(self, tokens: Sequence[int]) -> None:
         """Remember an answer."""
-        with self._lock():
-            path = self.path()
-            if path is None:
-                self._write(NOTHING, [_answer(np.array(tokens, np.int32), time.time())])
-                return
-            with _naming(path, "write"), path.open("r+b", buffering=0) as file:
-                # Not the whole snapshot: what it holds is no matter here.
-                header = read_header(file, self.vocabulary)
-                answers, end, _ = read_journal(file, header.sections()[-1], header.n_vocab)
-                append_record(file, end, record(tokens, time.time()))
-            if total(answers) + len(tokens) > LONG_JOURNAL:
-                # The answer is safe; a snapshot that cannot be written now will be later.
-                with suppress(MemoryFileError):
-                    now = self.read()
-                    self._write(now, _newest(now.documents()))
-
-    def _write(self, now: Contents, documents: Sequence[Document]) -> None:
-        """The next generation; the lock is held."""
-        before, name = self._generations(), self.vocabulary.hex()
-        path = self.folder / f"{name}-{max(before, default=0) + 1:06d}.memory"
-        n_vocab = now.snapshot.header.n_vocab if now.snapshot else self.n_vocab
-        with _naming(path, "write"):
-            # Left by a writer that died.
-            for left in self.folder.glob(f"{name}-*.tmp"):
-                left.unlink()
-            with replacing(path, prefix=f"{name}-") as file:
-                write_snapshot(file, self.vocabulary, n_vocab, now.model or self.model, documents)
-                file.flush()
-                os.fsync(file.fileno())
-            _sync_folder(self.folder)
-        for old in before.values():
-            # Windows keeps a file that another process has mapped.
-            with suppress(OSError):
-                old.unlink()
+        now = datetime.now().isoformat(sep=" ", timespec="seconds")
+        with self._open("write") as db:
+            _insert(db, [Document("answer", now, np.array(tokens, np.int32))])
+            indexed = db.execute("SELECT indexed FROM memory").fetchone()[0]
+            long = total(_documents(db, after=indexed)) > LONG_JOURNAL
+            if long:
+                _change(db, _newest)
+        if long:
+            self.read()
 
     def clear(self) -> None:
-        """Delete the file, whatever is in it."""
-        with self._lock():
-            for path in self._generations().values():
-                with _naming(path, "delete"):
-                    path.unlink(missing_ok=True)
+        """Delete the files, whatever is in them."""
+        for path in (self.path, Path(f"{self.path}-journal"), self._index_path):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise MemoryFileError(f"cannot delete {path}: {error.strerror or error}") from error
+
+    def _exists(self) -> bool:
+        # Empty where the first writer died.
+        return self.path.exists() and (not self.path.is_file() or self.path.stat().st_size > 0)
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
-        name = self.folder / f"{self.vocabulary.hex()}.lock"
-        lock = FileLock(name, timeout=PATIENCE)
-        with _naming(name, "write"):
-            # The user's own texts are nobody else's business.
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            try:
-                lock.acquire()
-            except Timeout:
-                raise MemoryFileError(
-                    f"another ngramspec has been writing to this memory for {PATIENCE:.0f} seconds ({name}); try again"
-                ) from None
+    def _open(self, what: Literal["read", "write"]) -> Iterator[sqlite3.Connection]:
+        """A transaction, of no effect if the block raises."""
+        path = self.path
+        kept = "; the memory is as it was" if what == "write" else ""
         try:
-            yield
-        finally:
-            lock.release()
+            if what == "write":
+                # The user's own texts are nobody else's business.
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                path.touch(mode=0o600)
+            # Not read-only: what a writer that died left half done is undone first.
+            uri = f"{path.absolute().as_uri()}?mode=rw"
+            with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None)) as db:
+                if what == "write":
+                    self._begin_writing(db)
+                else:
+                    db.execute("BEGIN")
+                self._check(db)
+                yield db
+                db.execute("COMMIT")
+        except OSError as error:
+            raise MemoryFileError(f"cannot {what} {path}: {error.strerror or error}{kept}") from error
+        except (sqlite3.Error, zlib.error) as error:
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+            if code == sqlite3.SQLITE_BUSY:
+                raise MemoryFileError(
+                    f"another ngramspec has been writing to this memory for {PATIENCE:.0f} seconds ({path}); try again"
+                ) from None
+            if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+                raise MemoryFileError(
+                    f"{path} is damaged ({error}); delete it (ngramspec memory clear) and add your files again"
+                ) from error
+            raise MemoryFileError(f"cannot {what} {path}: {error}{kept}") from error
+
+    def _begin_writing(self, db: sqlite3.Connection) -> None:
+        # What is removed shall not stay in the file.
+        db.execute("PRAGMA secure_delete = ON")
+        if not self._exists():
+            db.execute("PRAGMA auto_vacuum = FULL")
+        db.execute("BEGIN IMMEDIATE")
+        if not db.execute("SELECT name FROM sqlite_master").fetchone():
+            for table in _TABLES:
+                db.execute(table)
+            db.execute("INSERT INTO memory VALUES (?, ?, ?, ?, 0)", (VERSION, self.vocabulary, self.model, uuid4().hex))
+
+    def _check(self, db: sqlite3.Connection) -> None:
+        version, vocabulary = db.execute("SELECT version, vocabulary FROM memory").fetchone()
+        if version > VERSION:
+            raise MemoryFileError(
+                f"{self.path} has format {version}, and this ngramspec reads {VERSION}: update ngramspec"
+            )
+        if vocabulary != self.vocabulary:
+            raise MemoryFileError(f"{self.path} was made with another tokenizer")
+
+
+def _documents(db: sqlite3.Connection, after: int = 0) -> list[Document]:
+    rows = db.execute("SELECT kind, name, size, mtime, tokens, id FROM documents WHERE id > ? ORDER BY id", (after,))
+    return [
+        Document(kind, os.fsdecode(name), np.frombuffer(zlib.decompress(tokens), np.int32), size, mtime, id)
+        for kind, name, size, mtime, tokens, id in rows
+    ]
+
+
+def _insert(db: sqlite3.Connection, documents: Iterable[Document]) -> None:
+    # Compressed for the checksum, too, which tells where tokens are damaged.
+    rows = ((d.kind, os.fsencode(d.name), d.size, d.mtime, zlib.compress(d.tokens.tobytes(), 1)) for d in documents)
+    db.executemany("INSERT INTO documents (kind, name, size, mtime, tokens) VALUES (?, ?, ?, ?, ?)", rows)
+
+
+def _change(db: sqlite3.Connection, change: Callable[[list[Document]], Sequence[Document]]) -> None:
+    before = _documents(db)
+    after = change(before)
+    if (size := total(after) + len(after)) > MAX_TOKENS:
+        raise MemoryFileError(f"{size:,} tokens are more than a memory holds ({MAX_TOKENS:,})")
+    gone = {one.id for one in before} - {one.id for one in after}
+    db.executemany("DELETE FROM documents WHERE id = ?", [(id,) for id in gone])
+    _insert(db, [one for one in after if not one.id])
+    db.execute(
+        "UPDATE memory SET generation = ?, indexed = (SELECT coalesce(max(id), 0) FROM documents)", (uuid4().hex,)
+    )
 
 
 def _newest(documents: Sequence[Document]) -> list[Document]:
@@ -205,93 +263,45 @@ def _newest(documents: Sequence[Document]) -> list[Document]:
     return kept[::-1]
 
 
-def _files(folder: Path) -> Iterator[tuple[str, int, Path]]:
-    """(hash, generation, path) of each memory file in a folder."""
-    with _naming(folder, "read"), suppress(FileNotFoundError, NotADirectoryError):
-        for path in folder.iterdir():
-            if name := _NAME.fullmatch(path.name):
-                yield name[1], int(name[2]), path
+# --------------------------------------------------------------------------- the index file
+# A block with a header in JSON, then three arrays of int32: the text (each document's tokens, then one seam: no context
+# runs into the next), the links, the heads. They are used where they lie. The checksum is the BLAKE2b of the sums of
+# the 64-bit words of each 4096 bytes: numpy makes it as fast as RAM is read.
+
+_BLOCK = 4096
 
 
-@contextmanager
-def _naming(path: Path, what: str) -> Iterator[None]:
-    """Name the file in errors of the system in the block, which does to it `what`."""
-    try:
-        yield
-    except OSError as error:
-        kept = "; the memory is as it was" if what == "write" else ""
-        raise MemoryFileError(f"cannot {what} {path}: {error.strerror or error}{kept}") from error
+def _write_index(path: Path, generation: str, documents: Sequence[Document]) -> TokenIndex:
+    """Index documents, and keep that for other processes if the file can be written."""
+    seam = np.full(1, SEAM, np.int32)
+    tokens = np.concatenate([np.zeros(0, np.int32), *(part for one in documents for part in (one.tokens, seam))])
+    index = TokenIndex.build(tokens.data, _chains_for(len(tokens)))
+    numbers = np.concatenate([tokens, np.asarray(index.links), np.asarray(index.heads)])
+    header = {"generation": generation, "size": len(tokens), "checksum": _checksum(generation, len(tokens), numbers)}
+    with suppress(OSError), replacing(path) as file:  # Windows replaces no file that another process has mapped
+        file.write(json.dumps(header).encode().ljust(_BLOCK))
+        file.write(numbers.data)
+    return index
 
 
-def _sync_folder(folder: Path) -> None:
-    """See a rename on the disk, where the system can."""
-    with suppress(OSError, AttributeError):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _load_index(path: Path, generation: str) -> TokenIndex | None:
+    """The index in a file; None if it is not this generation's whole one."""
+    with suppress(OSError, ValueError, KeyError, TypeError), path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        header, numbers = json.loads(mapped[:_BLOCK]), np.frombuffer(mapped, np.int32, offset=_BLOCK)
+        size = header["size"]
+        if header["generation"] == generation and header["checksum"] == _checksum(generation, size, numbers):
+            tokens, links, heads = np.split(numbers, [size, 2 * size])
+            return TokenIndex.over(tokens.data, links.data, heads.data, size)
+    return None
 
 
-# --------------------------------------------------------------------------- the journal
-
-_RECORD = struct.Struct("=4sIdQII")
-"""Magic, checksum of the tokens, time, number of tokens, nothing, checksum of the fields before."""
-_MAGIC = b"NGSJ"
-_LATEST = 2.0**36
-"""Seconds since the epoch that a date can still be made of (the year 4147)."""
+def _chains_for(size: int) -> int:
+    """The most chains with which `size` tokens take at most 12 bytes each in the file, and at least a block of them."""
+    return max(_BLOCK // 4, 1 << size.bit_length() >> 1)
 
 
-def record(tokens: Sequence[int], time: float) -> bytes:
-    """The bytes of one record; `time`: seconds since the epoch."""
-    body = array("i", tokens).tobytes()
-    head = _RECORD.pack(_MAGIC, zlib.crc32(body), time, len(tokens), 0, 0)[:-4]
-    return head + struct.pack("=I", zlib.crc32(head)) + body
-
-
-def read_journal(file: BinaryIO, start: int, n_vocab: int) -> tuple[list[Document], int, int]:
-    """The journal that begins at `start` of a file; what is incomplete or damaged is left out.
-
-    Returns:
-        The answers, oldest first; where the next record is to begin; and how many are whole in length and wrong in
-        content.
-    """
-    file.seek(start)
-    raw = file.read()
-    answers: list[Document] = []
-    at = damaged = 0
-    while len(raw) - at >= _RECORD.size:
-        magic, body_sum, time, count, _, own_sum = _RECORD.unpack_from(raw, at)
-        body = at + _RECORD.size
-        if magic != _MAGIC or own_sum != zlib.crc32(raw[at : body - 4]) or count > (len(raw) - body) // 4:
-            break
-        at = body + 4 * count
-        tokens = np.array(array("i", raw[body:at]), np.int32)
-        possible = tokens.min(initial=0) >= 0 and tokens.max(initial=0) < n_vocab and 0 <= time < _LATEST
-        if possible and zlib.crc32(raw[body:at]) == body_sum:
-            answers.append(_answer(tokens, time))
-        else:
-            damaged += 1
-    return answers, start + at, damaged
-
-
-def _answer(tokens: Ints, time: float) -> Document:
-    return Document("answer", datetime.fromtimestamp(time).isoformat(sep=" ", timespec="seconds"), tokens)
-
-
-def append_record(file: RawIOBase, end: int, raw: bytes) -> None:
-    """Write a record at `end` of an unbuffered file and see it on the disk, or leave the file as long as it was."""
-    left = memoryview(raw)
-    try:
-        # What a process that died left behind.
-        with suppress(OSError):
-            file.truncate(end)
-        file.seek(end)
-        while left:
-            left = left[file.write(left) :]
-        os.fsync(file.fileno())
-    except BaseException:
-        # Where even that fails, the piece is left out by every reader.
-        with suppress(OSError):
-            file.truncate(end)
-        raise
+def _checksum(generation: str, size: int, numbers: Ints) -> str:
+    sums = np.add.reduceat(numbers.view(np.uint64), np.arange(0, len(numbers) // 2, _BLOCK // 8))
+    meant = f"{VERSION} {ORDER} {sys.byteorder} {generation} {size}".encode()
+    return hashlib.blake2b(meant + sums.tobytes(), digest_size=16).hexdigest()

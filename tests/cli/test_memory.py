@@ -251,7 +251,7 @@ Fill = Callable[..., Store]
 @pytest.fixture
 def fill(home: dict[str, str], demo_vocabulary: Vocabulary) -> Fill:
     def call(name: str = "default") -> Store:
-        store = Store(memory_folder(name), demo_vocabulary.vocabulary_hash, demo_vocabulary.n_vocab, "demo")
+        store = Store(memory_folder(name), demo_vocabulary.vocabulary_hash, "demo")
         store.append([5, 6, 7, 8])
         return store
 
@@ -276,12 +276,12 @@ def test_a_memory_that_is_missing_or_another_tokenizers(
 ) -> None:
     with pytest.raises(NGramSpecError, match="memory 'work' holds nothing for this model's tokenizer"):
         opened("work")
-    Store(memory_folder(), bytes(16), 10, "other").append([1, 2])
+    Store(memory_folder(), bytes(16), "other").append([1, 2])
     assert opened().stored == 0
     assert "holds nothing for this model's tokenizer, only for others'" in capsys.readouterr().err
     # Renamed, it is refused too.
     (path,) = memory_folder().glob("*.memory")
-    path.rename(path.with_name(f"{demo_vocabulary.vocabulary_hash.hex()}-000001.memory"))
+    path.rename(path.with_name(f"{demo_vocabulary.vocabulary_hash.hex()}.memory"))
     assert opened().stored == 0
     assert "another tokenizer" in capsys.readouterr().err
     write_remember(True)
@@ -294,7 +294,7 @@ def test_a_memory_that_is_damaged_or_cannot_be_written_ends_nothing(opened: Open
         return str(line)
 
     write_remember(True)
-    path = fill("work").path()
+    path = fill("work").path
     path.write_bytes(b"nonsense" * 1000)
     memory = opened("work")
     assert memory.stored == 0
@@ -342,16 +342,16 @@ def test_an_answer_is_drafted_from_memory_and_remembered(
         run(home, *line).ok()
         assert given[-1]
         assert given[-1].stored == 5
-        assert len(store.read().documents()) == 1
+        assert len(store.documents()) == 1
         assert "in 1 answer that was remembered" in run(home, "memory", "list").out
         write_remember(True)
         done = run(home, *line)
-        _, kept = store.read().documents()
+        _, kept = store.documents()
         assert b"".join(map(demo_vocabulary.piece, kept.tokens.tolist())).decode().strip() == done.out.strip()
         run(home, *line, "--no-memory").ok()
         assert given[-1] is None
         run(home, *line, "--memory", "default").ok()
-        assert len(store.read().documents()) == 3
+        assert len(store.documents()) == 3
         store.clear()
 
 
@@ -366,5 +366,5 @@ def test_a_benchmark_drafts_from_memory_and_leaves_it_alone(
     done = run(home, *line, "--memory", "work").ok()
     assert "drafting from a memory of 5 tokens too; --no-memory leaves it out" in done.err
     assert done.json["memory"] == {"name": "work", "tokens": 5}
-    assert len(store.read().documents()) == 1
+    assert len(store.documents()) == 1
     assert run(home, *line, "--no-memory").json["memory"] is None

@@ -24,6 +24,7 @@ from support.cli_runner import COMMAND, PYTHONPATH, run
 from support.tmux import Terminal
 
 from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.memory import Store
 
 PAGE = (Path(__file__).parents[2] / "cli" / "guide" / "privacy.md").read_text("utf-8")
 SECRET = "zanzibar quetzal marzipan"
@@ -175,6 +176,9 @@ def test_only_those_that_are_said_to_hold_texts_do(homes: tuple[Path, Path], tin
             if path.suffix == ".npz":
                 with np.load(BytesIO(raw)) as arrays:
                     raw = b"".join(np.asarray(arrays[key]).tobytes() for key in arrays.files)
+            if path.suffix == ".memory":  # compressed
+                store = Store(path.parent, bytes.fromhex(path.stem))
+                raw = b"".join(document.tokens.tobytes() for document in store.documents())
             if tokens in raw or any(word.encode() in raw for word in SECRET.split()):
                 holding.add(name)
     assert not unnamed(holding, patterns("Texts of yours"))

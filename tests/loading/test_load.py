@@ -44,7 +44,7 @@ def test_what_is_opened_is_what_the_command_opens(env: dict[str, str]) -> None:
     told: list[str] = []
     keep(tuned_file(DEMO, LoadSettings()), Tuned({"mmap": False}, 0.8, "2026-11-22", applied=True))
     with ngramspec.load(DEMO, tell=told.append, draft_model=str(DEMO), **SMALL) as model:
-        store = Store(memory_folder(), model.target.vocabulary_hash, model.target.n_vocab, "demo")
+        store = Store(memory_folder(), model.target.vocabulary_hash, "demo")
         assert (model.tuned, model.settings.no_mmap) == ({"mmap": False}, True)
         assert model.decoder.drafter is not None
         assert model.decoder.drafter.name == "hybrid"

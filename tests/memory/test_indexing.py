@@ -47,10 +47,10 @@ def test_files_and_folders(store: Store, folder: Path, threads: int) -> None:
     assert bytes(list(index.tokens[:5])) == b"first"
     assert index.tokens[5] == -1
     # Nothing is done twice.
-    before = store.path()
+    before = store.generation()
     again = add(store, folder, folder / "a.txt")
     assert (again.new, again.unchanged, again.tokens) == (0, 2, 0)
-    assert store.path() == before
+    assert store.generation() == before
     assert len(names(store)) == 2
 
 
@@ -123,7 +123,7 @@ def test_paths_without_text(store: Store, folder: Path, tmp_path: Path) -> None:
         with pytest.raises(MemoryFileError, match=words) as error:
             add(store, folder, path)
         assert str(path) in str(error.value)
-    assert store.path() is None
+    assert not store.path.exists()
 
 
 def test_a_file_that_vanishes_meanwhile(store: Store, folder: Path) -> None:

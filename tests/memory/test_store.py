@@ -1,47 +1,94 @@
-"""One store, many processes, and ends that nobody planned: nothing is lost, and the old file stays whole."""
+"""One store, many processes, damage, and ends that nobody planned: nothing is lost, or there is a clear refusal."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
-from filelock import FileLock
 from support.memories import VOCABULARY, a_text, answers, ended, filled, forked, names, new_store
 
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory import store as store_module
-from ngramspec.memory.snapshot import BLOCK, total
+from ngramspec.memory.store import total
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and limits")
 
 
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
+def held(memory: Memory) -> list[list[int]]:
+    return [list(index.tokens[: index.size]) for index in memory.indexes]
 
 
-# ---------------------------------------------------------------------- generations
+def index_of(store: Store) -> Path:
+    return store.path.with_suffix(".index")
 
 
-def test_rewriting_leaves_one_file_and_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
-    store = filled(tmp_path)
-    memory = Memory(store.read())
-    before = list(memory.indexes[0].tokens)
-    store.update(lambda texts: texts)
-    assert files(tmp_path) == [f"{VOCABULARY.hex()}-000002.memory"]
-    assert len(answers(store)) == 2
+# ---------------------------------------------------------------------- what is kept
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
     store.update(lambda _: [])
-    assert list(memory.indexes[0].tokens) == before
-    assert names(store) == []
+    assert store.documents() == []
+    assert [index.size for index in Memory(store.read()).indexes] == [0]
+    wanted = [a_text("/a", [5, 6, 7]), a_text("/b\udcff\n", []), a_text("/c", [255])]
+    store.update(lambda _: wanted)
+    store.append([9, 8])
+    found = store.documents()
+    assert [(d.kind, d.name, d.size, d.mtime) for d in found[:3]] == [(d.kind, d.name, d.size, d.mtime) for d in wanted]
+    assert [d.tokens.tolist() for d in found] == [[5, 6, 7], [], [255], [9, 8]]
+    assert store.read().model == "bytes"
+    assert held(Memory(store.read()))[:2] == [[5, 6, 7, -1, -1, 255, -1], [9, 8, -1]]
 
 
-def test_a_long_journal_goes_into_the_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_in_the_file_is_that_of_its_text(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    raw = index_of(store).read_bytes()
+    memory = Memory(store.read())
+    mapped, latest, live = memory.indexes
+    assert (mapped.size, latest.size, live.size, memory.stored) == (3 * 701, 12, 0, 3 * 701 + 12)
+    again = type(live).build(np.array(mapped.tokens, np.int32).data, len(mapped.heads))
+    assert list(again.links) == list(mapped.links)
+    assert list(again.heads) == list(mapped.heads)
+    assert list(latest.tokens[:12]) == [7, 7, 7, 7, 1, -1, 8, 8, 8, 8, 2, -1]
+    # The mapping is the process's own.
+    mapped.tokens[0] = 77
+    mapped.extend([1, 2, 3, 4])
+    assert index_of(store).read_bytes() == raw
+
+
+def test_a_token_takes_12_bytes_of_the_index_at_most() -> None:
+    for size in (0, 1, 1000, 100_000, 2**20 - 1, 2**20, 10_000_000):
+        chains = store_module._chains_for(size)
+        assert chains & (chains - 1) == 0
+        if size >= 100_000:
+            assert size / 2 < chains <= size
+
+
+def test_a_reader_keeps_what_it_opened_and_what_is_removed_does_not_stay_in_the_files(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    hidden = np.random.default_rng(0).integers(0, 255, 5000).tolist()
+    store.update(lambda _: [a_text("/secret", hidden), a_text("/other")])
+    raw = store.path.read_bytes()
+    memory = Memory(store.read())
+    store.update(lambda texts: texts[1:])
+    assert held(memory)[0][:5000] == hidden
+    assert names(store) == ["/other"]
+    left = store.path.read_bytes()
+    assert len(left) < len(raw)
+    assert b"/secret" in raw
+    assert b"/secret" not in left
+    assert np.array(hidden[:50], np.int32).tobytes() not in index_of(store).read_bytes()
+
+
+def test_many_answers_go_into_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "LONG_JOURNAL", 20)
     store = new_store(tmp_path)
     wanted = [[i, i, i, i, i, i] for i in range(10)]
@@ -49,40 +96,105 @@ def test_a_long_journal_goes_into_the_snapshot(tmp_path: Path, monkeypatch: pyte
         store.append(answer)
         assert total(store.read().answers) <= 20
     assert answers(store) == wanted
-    assert store.read().snapshot.header.size > 20
+    assert store.read().index.size > 20
 
 
-def test_the_highest_generation_counts(tmp_path: Path) -> None:
-    # As on Windows, where a mapped file cannot be deleted, or after a crash before it was.
+def test_the_oldest_answers_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "LONG_JOURNAL", 20)
+    monkeypatch.setattr(store_module, "MOST_ANSWERS", 30)
     store = filled(tmp_path)
-    old = store.path()
-    raw = old.read_bytes()
-    store.update(lambda texts: texts[:1])
-    old.write_bytes(raw)
-    assert names(store) == ["file 0"]
-    store.update(lambda texts: texts)
-    assert files(tmp_path) == [f"{VOCABULARY.hex()}-000003.memory"]
+    for number in range(20):
+        store.append([number] * 5)
+    kept = answers(store)
+    assert kept[-1] == [19] * 5
+    assert [a[0] for a in kept] == sorted(a[0] for a in kept)
+    # Those that are kept, and what was remembered since.
+    assert 30 <= sum(map(len, kept)) <= 30 + 25
+    # What a user added is no answer, however old and long.
+    assert names(store) == ["file 0", "file 1", "file 2"]
+    assert len(store.documents()[0].tokens) == 700
 
 
 def test_each_tokenizer_has_its_own_file_and_clearing_takes_damaged_ones_too(tmp_path: Path) -> None:
     one = filled(tmp_path)
-    other = Store(tmp_path, bytes(16), 9, "other")
+    other = Store(tmp_path, bytes(16), "other")
     other.append([1, 2])
     assert {s.vocabulary for s in Store.all_in(tmp_path)} == {VOCABULARY, bytes(16)}
     other.clear()
     assert [s.vocabulary for s in Store.all_in(tmp_path)] == [VOCABULARY]
     assert len(names(one)) == 3
-    one.path().write_bytes(b"nonsense")
+    one.path.write_bytes(b"nonsense")
     one.clear()
-    assert files(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
     one.clear()
 
 
 @POSIX
 def test_nobody_else_may_read_it(tmp_path: Path) -> None:
-    path = filled(tmp_path / "deep" / "er").path()
-    assert path.stat().st_mode & 0o077 == 0
-    assert path.parent.stat().st_mode & 0o077 == 0
+    store = filled(tmp_path / "deep" / "er")
+    for path in (store.path, index_of(store), store.path.parent):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+# ---------------------------------------------------------------------- damage
+
+
+def refused(store: Store, *words: str) -> None:
+    """It is refused with one line that names the file, and stays as it is when someone wants to write."""
+    before = store.path.read_bytes()
+    for attempt in (store.documents, lambda: store.update(lambda texts: texts)):
+        with pytest.raises(MemoryFileError) as error:
+            attempt()
+        assert all(word in str(error.value) for word in (str(store.path), *words))
+        assert "\n" not in str(error.value)
+    assert store.path.read_bytes() == before
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    whole = store.path.read_bytes()
+    tokens = store.path.read_bytes().index(b"file 1") + 30  # within the compressed text
+    for raw in (whole[:100], whole[: len(whole) // 2], b"nonsense" * 1000, whole[:tokens] + b"!" + whole[tokens + 1 :]):
+        store.path.write_bytes(raw)
+        refused(store, "is damaged", "memory clear")
+    store.path.unlink()
+    store.path.mkdir()
+    with pytest.raises(MemoryFileError, match="cannot read"):
+        store.read()
+
+
+def test_a_damaged_or_missing_index_is_made_anew(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    index, before = index_of(store), held(Memory(store.read()))
+    whole = index.read_bytes()
+    rng = np.random.default_rng(0)
+    for offset in [0, 20, 60, 4096, len(whole) - 1, *rng.integers(4096, len(whole), 20).tolist()]:
+        index.write_bytes(whole[:offset] + bytes([whole[offset] ^ 0x10]) + whole[offset + 1 :])
+        assert held(Memory(store.read())) == before
+        assert index.read_bytes() == whole
+    for length in (0, 1, 4096, 4098, len(whole) - 4096):
+        index.write_bytes(whole[:length])
+        assert held(Memory(store.read())) == before
+    index.unlink()
+    assert held(Memory(store.read())) == before
+    # Nor is an index of another generation taken.
+    store.update(lambda texts: texts[:1])
+    index.write_bytes(whole)
+    assert len(held(Memory(store.read()))[0]) == 701
+
+
+def test_something_else_under_its_name(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    with closing(sqlite3.connect(store.path)) as db, db:
+        db.execute("UPDATE memory SET version = 2")
+    refused(store, "format 2", "update ngramspec")
+    with closing(sqlite3.connect(store.path)) as db, db:
+        db.execute("UPDATE memory SET version = 1")
+    other = Store(tmp_path, bytes(16))
+    store.path.rename(other.path)
+    refused(other, "another tokenizer")
+    with pytest.raises(MemoryFileError, match="another tokenizer"):
+        other.append([1])
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -121,10 +233,9 @@ def test_two_writers_and_a_reader_lose_nothing(tmp_path: Path, monkeypatch: pyte
     seen = reads = 0
     while any(w.is_alive() for w in writers):
         contents = store.read()
-        count = len(contents.documents())
+        count = list(contents.index.tokens).count(-1) + len(contents.answers)
         # What was there once is there for good, and the index is that of the text.
         assert count >= seen
-        assert contents.documents() is not None
         seen, reads = count, reads + 1
         if reads > 5:
             was_read.touch()  # the writers wait for it half-way
@@ -132,7 +243,6 @@ def test_two_writers_and_a_reader_lose_nothing(tmp_path: Path, monkeypatch: pyte
     for me in (100, 101):
         assert [a for a in answers(store) if a[0] == me] == [[me, i, i, i, i] for i in range(25)]
         assert [n for n in names(store) if n.startswith(str(me))] == [f"{me} {i}" for i in range(0, 25, 5)]
-    assert len(files(tmp_path)) == 1
 
 
 def test_threads_lose_nothing(tmp_path: Path) -> None:
@@ -149,127 +259,71 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
 def test_a_writer_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "PATIENCE", 0.2)
     store = filled(tmp_path)
-    with FileLock(tmp_path / f"{VOCABULARY.hex()}.lock"), pytest.raises(MemoryFileError, match="another ngramspec"):
-        store.append([1])
-    assert len(answers(store)) == 2
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        with pytest.raises(MemoryFileError, match="another ngramspec"):
+            store.append([1])
+        assert len(answers(store)) == 2
     store.append([1])
 
 
 # ---------------------------------------------------------------------- sudden ends
 
 
-def die(*_: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+@POSIX
+@pytest.mark.parametrize("function", ["_insert", "_write_index"])
+def test_killed_in_the_middle_of_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    store = filled(tmp_path)
+    do = getattr(store_module, function)
 
+    def die(*arguments: object) -> None:
+        do(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-class Dying:
-    """A file whose process dies half-way through the write of this number."""
-
-    def __init__(self, file: Any, count: int) -> None:
-        self._file, self._count = file, count
-
-    def write(self, raw: bytes) -> int:
-        self._count -= 1
-        if self._count < 0:
-            self._file.write(raw[: len(raw) // 2])
-            self._file.flush()
-            die()
-        return int(self._file.write(raw))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
-def dying(write: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """A function that writes to a file, given a `Dying` one."""
-    return lambda file, *rest: write(Dying(file, count), *rest)
-
-
-@pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Does work in a process that dies of what replaces a function of the store."""
-
-    def do(work: Callable[[], None], name: str, replacement: object) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(store_module, name, replacement)
-            process = forked(work)
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, function, die)
+        process = forked(lambda: store.update(lambda texts: [*texts[1:], a_text("more", [1] * 100_000)]))
         assert ended(process) == -signal.SIGKILL
-
-    return do
-
-
-@POSIX
-@pytest.mark.parametrize("count", range(5))
-def test_killed_in_the_middle_of_a_snapshot(tmp_path: Path, killed: Callable[..., None], count: int) -> None:
-    store = filled(tmp_path)
-    before = [path.read_bytes() for path in tmp_path.glob("*.memory")]
-    write = dying(store_module.write_snapshot, count)
-    killed(lambda: store.update(lambda texts: [*texts, a_text("more")]), "write_snapshot", write)
-    assert [path.read_bytes() for path in tmp_path.glob("*.memory")] == before
-    assert list(tmp_path.glob("*.tmp"))
-    # The next writer is not held up, and cleans up.
+    done = function == "_write_index"
+    assert names(store) == (["file 1", "file 2", "more"] if done else ["file 0", "file 1", "file 2"])
+    assert len(answers(store)) == 2
     store.update(lambda texts: [*texts, a_text("later")])
-    assert names(store) == ["file 0", "file 1", "file 2", "later"]
-    assert not list(tmp_path.glob("*.tmp"))
-
-
-@POSIX
-def test_killed_between_two_generations_and_amid_an_answer(tmp_path: Path, killed: Callable[..., None]) -> None:
-    store = filled(tmp_path)
-    killed(lambda: store.update(lambda texts: [*texts, a_text("more")]), "_sync_folder", die)
-    assert len(files(tmp_path)) == 2
-    assert names(store) == ["file 0", "file 1", "file 2", "more"]
-    assert len(answers(store)) == 2
-    store.update(lambda texts: texts)
-    assert len(files(tmp_path)) == 1
-    killed(lambda: store.append([9, 9, 9, 9]), "append_record", dying(store_module.append_record, 0))
-    assert len(answers(store)) == 2
-    store.append([4, 4])
-    assert answers(store)[2:] == [[4, 4]]
+    assert names(store)[-1] == "later"
+    assert store.read().index.tokens[-6:].tolist() == [1, 2, 3, 4, 5, -1]
 
 
 @POSIX
 @pytest.mark.parametrize("what", ["append", "update"])
-@pytest.mark.parametrize("room", [0, 1, 500, BLOCK + 10])
-def test_no_space(tmp_path: Path, what: str, room: int) -> None:
+def test_no_space(tmp_path: Path, what: str) -> None:
     store = filled(tmp_path)
-    path = store.path()
-    before = path.read_bytes()
-    limit = len(before) + room if what == "append" else room
-    fits = what == "append" and room > 4 * 1000
+    before = store.path.read_bytes()
+    noise = np.random.default_rng(0).integers(0, 255, 20_000).tolist()
 
     def write() -> None:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        if what == "append":
-            store.append([9] * 1000)
-        else:
-            store.update(lambda texts: [*texts, a_text("more", [1] * 20_000)])
-
-    def refused() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before), len(before)))
+        change = {
+            "append": lambda: store.append(noise),
+            "update": lambda: store.update(lambda texts: [*texts, a_text("more", noise)]),
+        }
         with pytest.raises(MemoryFileError, match=r"cannot write .*; the memory is as it was"):
-            write()
+            change[what]()
 
-    assert ended(forked(write if fits else refused)) == 0
-    assert answers(store)[2:] == [[9] * 1000] * fits
-    assert fits or path.read_bytes() == before
-    assert len(files(tmp_path)) == 1
+    assert ended(forked(write)) == 0
+    assert (len(answers(store)), len(names(store))) == (2, 3)
+    assert store.path.read_bytes() == before
 
 
 def test_an_interrupted_update(tmp_path: Path) -> None:
     store = filled(tmp_path)
-    before = files(tmp_path)
+    before = store.path.read_bytes()
     with pytest.raises(KeyboardInterrupt):
         store.update(Mock(side_effect=KeyboardInterrupt))
-    assert files(tmp_path) == before
+    assert store.path.read_bytes() == before
 
 
 # ---------------------------------------------------------------------- Memory
-
-
-def held(memory: Memory) -> list[list[int]]:
-    return [list(index.tokens[: index.size]) for index in memory.indexes]
 
 
 def test_remembering_in_the_process_only_and_for_later_sessions(tmp_path: Path) -> None:
@@ -292,22 +346,6 @@ def test_remembering_in_the_process_only_and_for_later_sessions(tmp_path: Path) 
     memory.hear([7])
     assert len(answers(store)) == 1
     assert held(Memory(store.read())) == [[4, 5, 6, -1], []]
-
-
-def test_the_oldest_answers_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "LONG_JOURNAL", 20)
-    monkeypatch.setattr(store_module, "MOST_ANSWERS", 30)
-    store = filled(tmp_path)
-    for number in range(20):
-        store.append([number] * 5)
-    kept = answers(store)
-    assert kept[-1] == [19] * 5
-    assert [a[0] for a in kept] == sorted(a[0] for a in kept)
-    # Those that are kept, and what has gathered in the journal since.
-    assert 30 <= sum(map(len, kept)) <= 30 + 25
-    # What a user added is no answer, however old and long.
-    assert names(store) == ["file 0", "file 1", "file 2"]
-    assert len(store.read().documents()[0].tokens) == 700
 
 
 # ---------------------------------------------------------------------- a store that others rewrite
@@ -354,7 +392,7 @@ def test_a_file_that_cannot_be_used_is_not_taken_up(tmp_path: Path) -> None:
     memory = Memory(store.read(), store=store)
     before = held(memory)
     store.update(lambda texts: texts[:1])
-    store.path().write_bytes(b"damaged")
+    store.path.write_bytes(b"damaged")
     memory.refresh()
     assert held(memory) == before
     store.clear()

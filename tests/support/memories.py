@@ -29,7 +29,7 @@ class Bytes:
 
 
 def new_store(folder: Path) -> Store:
-    return Store(folder, VOCABULARY, N_VOCAB, "bytes")
+    return Store(folder, VOCABULARY, "bytes")
 
 
 def a_text(name: str, tokens: Sequence[int] = (1, 2, 3, 4, 5)) -> Document:
@@ -48,18 +48,18 @@ def filled(folder: Path, count: int = 3) -> Store:
 
 def names(store: Store) -> list[str]:
     """Names of the files in it."""
-    return [d.name for d in store.read().documents() if d.kind == "file"]
+    return [d.name for d in store.documents() if d.kind == "file"]
 
 
 def texts(store: Store) -> dict[str, str]:
     """The files in it, by name without the folder, as text."""
-    found = store.read().documents()
+    found = store.documents()
     return {Path(d.name).name: bytes(d.tokens.tolist()).decode() for d in found if d.kind == "file"}
 
 
 def answers(store: Store) -> list[list[int]]:
     """Tokens of the answers in it."""
-    return [d.tokens.tolist() for d in store.read().documents() if d.kind == "answer"]
+    return [d.tokens.tolist() for d in store.documents() if d.kind == "answer"]
 
 
 def forked(work: Callable[..., None], *arguments: object) -> BaseProcess:

@@ -26,7 +26,7 @@ from ngramspec.drafting import make_drafter, token_index
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory, Store
 from ngramspec.memory.indexing import add_files
-from ngramspec.memory.snapshot import Document, Ints
+from ngramspec.memory.store import Document, Ints
 
 RUNS = 9
 TEXT, PROMPT, LONGEST = 20_000, 1_000, 15
@@ -48,7 +48,7 @@ def main() -> None:
     print(f"hash of a vocabulary of {vocabulary.n_vocab}: {(time.perf_counter() - began) * 1e3:.0f} ms")
     before = peak()
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder), name, vocabulary.n_vocab, options.model.name)
+        store = Store(Path(folder), name, options.model.name)
         began = time.perf_counter()
         added = add_files(store, vocabulary, options.paths, threads=options.t)
         seconds = time.perf_counter() - began
@@ -58,13 +58,11 @@ def main() -> None:
         began = time.perf_counter()
         if fill(store, options.tokens - added.tokens):
             print(f"rewritten with more in {time.perf_counter() - began:.1f} s; peak memory {peak():.0f} MiB")
-        path = store.path()
-        assert path is not None
         context = multiprocessing.get_context("spawn")
         with context.Pool(1, maxtasksperchild=1) as pool:
             times = [pool.apply(opened, (folder, name)) for _ in range(RUNS)]
         size = times[0][1]
-        print(f"{size:,} tokens, {path.stat().st_size / size:.2f} bytes each")
+        print(f"{size:,} tokens, {store.size() / size:.2f} bytes each")
         print(
             f"open: median {median(t for t, _ in times) * 1e3:.1f} ms, most {max(times)[0] * 1e3:.1f} ms, {RUNS} runs"
         )

@@ -87,13 +87,12 @@ def code(vocabulary: Vocabulary, folder: Path) -> tuple[list[Recording], list[Se
 def remembered(content: Content, vocabulary: Vocabulary) -> Iterator[tuple[Memory, float]]:
     """A memory of its content, from the disk, and its MiB there."""
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder), vocabulary.vocabulary_hash, vocabulary.n_vocab, vocabulary.path.name)
+        store = Store(Path(folder), vocabulary.vocabulary_hash, vocabulary.path.name)
         if content.folder is not None:
             add_files(store, vocabulary, [content.folder])
         for answer in content.answers:
             store.append(answer)
-        path = store.path()
-        yield Memory(store.read()), path.stat().st_size / 2**20 if path else 0.0
+        yield Memory(store.read()), store.size() / 2**20
 
 
 def replayed(
