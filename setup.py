@@ -15,7 +15,7 @@ MODULES = (
     "ngramspec.drafting.mixture.answers",
     "ngramspec.drafting.mixture.pointers",
     "ngramspec.drafting.mixture.guesser",
-    "ngramspec.drafting.mixture.side_guesses",
+    "ngramspec.decoding.questions",
     "ngramspec.policies.draft_value",
     "ngramspec.policies.cost",
 )

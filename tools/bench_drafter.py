@@ -116,7 +116,7 @@ def measure(stream: list[int], size: int, repeat: int) -> str:
     drafter.begin(prompt)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    history = drafter._guesser.history
+    history = drafter.guesser.history
     kept = sum(memoryview(ints).nbytes for ints in (history.tokens, history.links, history.heads))
     return (
         f"{size:7,} | {median(first):10.2f} {median(again):6.2f} | {figures[0]} | {figures[1]} |"

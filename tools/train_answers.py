@@ -38,7 +38,7 @@ def main() -> None:
         ids = target.tokenize(prompt.text) if prompt.text else target.chat_prompt(prompt.messages or ())
         if len(ids) + options.n + 64 <= options.c:
             tokens += sum(len(step.tokens) for step in decoder.generate(ids, max_tokens=options.n))
-    learnt.keep(path, drafter._guesser.answers.correction.shared())
+    learnt.keep(path, drafter.guesser.answers.correction.shared())
     path.chmod(0o644)  # it is the package's, not a user's
     print(f"{path}: {path.stat().st_size} bytes, from {tokens} tokens")
 

@@ -45,17 +45,17 @@ def train(conversations: Sequence[Recording]) -> Mapping[str, NDArray[np.float64
     """What a judge has learnt of them, in the form that `learnt.keep` writes."""
     learnt.START = Path(os.devnull)
     curves = [given_curve(CURVES[name][0]) for name in BY]
-    known = _copied(MixtureDrafter()._guesser.shared())
+    known = _copied(MixtureDrafter().guesser.shared())
     half = len(conversations) // 2
     total = {name: np.zeros_like(array) for name, array in known.items()}
     memory = Recall()
     for number, conversation in enumerate(conversations):
         # What is shared must suit a judge that knows nothing about tokens yet, as a user's first one.
         drafter = MixtureDrafter(memory if number % 2 else None)
-        learnt.take_up(drafter._guesser.shared(), known)
+        learnt.take_up(drafter.guesser.shared(), known)
         Replay(drafter, curve=curves[number % len(curves)]).run(conversation)
         memory.hear(conversation.response)
-        known = _copied(drafter._guesser.shared())
+        known = _copied(drafter.guesser.shared())
         if number >= half:
             for name, array in known.items():
                 total[name] += array

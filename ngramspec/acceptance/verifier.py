@@ -98,9 +98,6 @@ class Verifier(Protocol):
 
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict: ...
 
-    def answer(self, row: Row, position: int) -> int | None:
-        """What the target would probably emit, given its logits; None if that cannot be told. Nothing is emitted."""
-
 
 class RuleVerifier:
     """Verifies the drafts of one text. Raises ValueError for an acceptance that contradicts the sampling.
@@ -125,23 +122,6 @@ class RuleVerifier:
         if self.rule == "coupled":
             return coupled_choice(self.sampler.sampling, position)
         return rejection_choice(self.sampler.sampling, position) if self.rule == "rejection" else None
-
-    def answer(self, row: Row, position: int) -> int | None:
-        """See `Verifier`.
-
-        It depends on what was emitted and on the draft before, not on a number that the next draft is judged by. So a
-        draft of it is a rule's pick in the sense of `verify_rejection`, and its q is sure of it.
-        """
-        sampling = self.sampler.sampling
-        if sampling.selects or sampling.xtc_probability > 0:
-            return None  # these draw random numbers of their own, and another draw would change the text
-        try:
-            p = self.sampler.distribution(row)
-        except (BadLogits, GrammarError):
-            return None
-        if self.rule in ("coupled", "match"):
-            return gumbel_pick(sampling.seed, position, p)
-        return int(p.ids[p.probs.argmax()])
 
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
         """Verify a draft; an empty one: just choose a token.

@@ -22,7 +22,7 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.generation import Generation
-from ngramspec.decoding.step import Speculation
+from ngramspec.decoding.questions import AskingSpeculation
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.exactness.decision import EXACT, Exact, ExactnessMode
@@ -98,7 +98,7 @@ class SpeculativeDecoder:
 
     def draft_with(self, drafter: Drafter | None, policy: Policy) -> None:
         """Draft from here on with a drafter (None: not at all), as much as a policy says."""
-        self.speculation = Speculation(policy, self._clock)
+        self.speculation = AskingSpeculation(policy, self._clock)
         self.drafts = Drafts(drafter, policy)
 
     @property
@@ -239,4 +239,4 @@ class SpeculativeDecoder:
             # Larger ones that agree would be right as well, but slow to take back.
             sizes = tuple(size for size in exactness.sizes if size <= most) or exactness.sizes[:1]
         self.speculation.exactness = exactness
-        self.speculation.prepare(curve, sizes, self.calibration.restore, getattr(self.target, "leaves", 0))
+        self.speculation.prepare(curve, sizes, self.calibration.restore)

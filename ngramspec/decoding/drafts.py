@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ngramspec.backend import Logits, Model
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.chances import ChanceEstimator
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, Question, TokenPrice
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, TokenPrice
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
@@ -27,15 +27,11 @@ class Plan(NamedTuple):
     judged: Draft
     size: int  # of the batch: one token more than the draft, or padded further
     ends: bool  # whether the draft's last token ends the text
-    # Evaluated beside the draft, by `Target.ask`, for what the target says after them; never accepted. If the text goes
-    # on so, the next draft begins with the target's own answer, which is worth 1.5 to 2.5 % where a drafted token is
-    # nearly free, as on some GPUs, and nothing elsewhere.
-    questions: Sequence[Question] = ()
 
     def batch(self, last: int) -> list[int]:
-        """The tokens to evaluate, questions aside: the text's last one, the draft, and what pads it to its size."""
+        """The tokens to evaluate: the text's last one, the draft, and what pads it to its size."""
         sent = self.sent.tokens
-        return [last, *sent, *[last] * (self.size - 1 - len(sent) - len(self.questions))]
+        return [last, *sent, *[last] * (self.size - 1 - len(sent))]
 
 
 def no_draft(size: int) -> Plan:

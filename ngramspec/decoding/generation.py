@@ -89,7 +89,7 @@ class Generation(Text):
             raise ValueError("sampling and detail go with a method's name; a verifier that is passed in has its own")
         self.prompt = list(prompt)
         self._sampling = sampling
-        self._verifier = verify
+        self.verifier = verify
         # tokens of prompt and text, without the last one, which no pass has evaluated yet
         self.settled = len(self.prompt)
         self.last = self.prompt[-1]
@@ -103,14 +103,14 @@ class Generation(Text):
         self.drafts, self.sequence = drafts, sequence
         if drafts.drafter is not None and self._sampling is not None:
             drafts.drafter.follow(self._sampling)
-        drafts.begin(self.prompt, guide=self._guide, is_eog=self._is_eog, blind=self._verifier.blind)
+        drafts.begin(self.prompt, guide=self._guide, is_eog=self._is_eog, blind=self.verifier.blind)
 
     def chooser(self) -> Chooser | None:
-        return self._verifier.choose(self.settled + 1)
+        return self.verifier.choose(self.settled + 1)
 
     def first(self, rows: Logits) -> Step:
         """The step of the prefill's token; `rows`: the logits after the prompt, shape (1, n_vocab)."""
-        verdict = self._verifier.verify(rows, NO_DRAFT, self.settled)
+        verdict = self.verifier.verify(rows, NO_DRAFT, self.settled)
         self.drafts.see(self.last, NO_DRAFT, rows)
         step = self._step(verdict, rows, _PREFILL, self.settled)
         self.last = step.tokens[-1]
@@ -130,7 +130,7 @@ class Generation(Text):
             self._calls.arm(bound)
         try:
             # Plain decoding would not have seen the logits behind the text's end.
-            verdict = self._verifier.verify(rows[: len(plan.sent) + (not plan.ends)], plan.judged, self.settled + 1)
+            verdict = self.verifier.verify(rows[: len(plan.sent) + (not plan.ends)], plan.judged, self.settled + 1)
         except (NGramSpecError, ValueError) as error:
             self.error = error
             return None
@@ -140,23 +140,7 @@ class Generation(Text):
         self.last = step.tokens[-1]
         if self.stop is None:
             self.error = verdict.error
-            if plan.questions and self.drafts.drafter is not None:
-                self.drafts.drafter.hear(self._answers(plan, rows, step.tokens))
         return step
-
-    def _answers(self, plan: Plan, rows: Logits, tokens: Sequence[int]) -> list[int]:
-        """What the target said after the last token, where a question was asked there."""
-        behind = zip(plan.questions, rows[plan.size - len(plan.questions) :], strict=True)
-        asked = {question.path: row for question, row in behind if question.fork == len(tokens) - 1}
-        path: tuple[int, ...] = (tokens[-1],)
-        said: list[int] = []
-        while path in asked:
-            token = self._verifier.answer(asked[path], self.settled + 1 + len(said))
-            if token is None:
-                break
-            said.append(token)
-            path = (*path, token)
-        return said
 
     def _step(self, verdict: Verdict, rows: Logits, plan: Plan, position: int) -> Step:
         """What a verdict on a pass emits, up to the end of the text; `position`: index of its first token."""

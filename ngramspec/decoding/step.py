@@ -22,16 +22,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding.drafts import Batch, Plan, Text, no_draft
 from ngramspec.decoding.generation import Generation
-from ngramspec.drafting.draft import TokenPrice
 from ngramspec.drafting.draft_model.passes import draft_together
-from ngramspec.drafting.mixture.drafter import CHEAP
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step
@@ -62,18 +60,15 @@ class Speculation:
         self._explained: Mapping[str, float] = {}
         self.prepare(None, (1,))
 
-    def prepare(
-        self, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None, leaves: int = 0
-    ) -> None:
+    def prepare(self, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None) -> None:
         """Set what holds from here on.
 
         Args:
             curve, sizes: see `Speculation`.
             restore: what taking a draft back costs; None: nothing.
-            leaves: most branches of questions beside a draft; see `Plan.questions`.
         """
         self.curve, self.sizes = curve, sizes
-        self._restore, self._leaves = restore, leaves
+        self._restore = restore
         self._plain = [no_draft(curve.padded(sizes)[1][0] if curve else smallest(1, sizes))]
 
     def begin(self) -> None:
@@ -127,15 +122,13 @@ class Speculation:
             if plan.sent.tokens and sequence.replays and not debt:
                 sequence.checkpoint()
         asked = clock()
-        rows: Sequence[Logits]
         tokens = [plan.batch(text.last) for text, plan in zip(texts, plans, strict=True)]
-        if batch is not None:
-            rows = batch.evaluate(tokens)
-        elif plans[0].questions:
-            rows = [cast(Any, texts[0].sequence).ask(tokens[0], plans[0].questions)]
-        else:
-            rows = [texts[0].sequence.evaluate(tokens[0])]
+        rows = batch.evaluate(tokens) if batch is not None else [self.evaluate(texts[0], tokens[0])]
         return Sent(plans, rows, owed, asked - began, clock() - asked)
+
+    def evaluate(self, text: Text, tokens: Sequence[int]) -> Logits:
+        """The pass over a text that is alone."""
+        return text.sequence.evaluate(tokens)
 
     def plan(self, texts: Sequence[Text], batch: Batch | None = None) -> list[Plan]:
         """What the next pass evaluates of each text."""
@@ -173,18 +166,7 @@ class Speculation:
         length, size = policy.plan(proposals[0], curve, sizes, restore)
         if not length:
             return [no_draft(size)]
-        plan = texts[0].drafts.plan(proposals[0].head(length), size, sizes)
-        return [plan if price is None or not self._leaves else self._with_questions(plan, texts[0], price)]
-
-    def _with_questions(self, plan: Plan, text: Text, price: TokenPrice) -> Plan:
-        """A plan with the questions that are worth asking beside its draft."""
-        drafter, sent = text.drafts.drafter, len(plan.sent)
-        if drafter is None or price.slopes[0] > CHEAP or not sent:
-            return plan
-        # Behind the text's end nobody asks.
-        found = drafter.questions(sent - plan.ends, self.sizes[-1] - 1 - sent, self._leaves, price)
-        count, size = self.policy.ask(found, sent, plan.size, self.curve, self.sizes)
-        return plan._replace(size=size, questions=found[:count])
+        return [texts[0].drafts.plan(proposals[0].head(length), size, sizes)]
 
     # ------------------------------------------------------------------ what came of it
 

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import cython
 
@@ -68,17 +68,6 @@ NO_DRAFT = Draft()
 
 Drafting: TypeAlias = "Generator[Any, NDArray[np.float32] | None, Draft]"
 """A draft in the making; see `Drafter.drafting`."""
-
-
-LEAVES = 8  # most branches of questions beside a draft: 8 gain 1 % over 4 where rows are free, and 0.3 % on GPUs
-
-
-class Question(NamedTuple):
-    """A guess beside a draft, evaluated with it for what the target says behind it, and never accepted."""
-
-    fork: int  # how many tokens of the draft stand before it
-    path: tuple[int, ...]  # the tokens that stand behind these instead of the draft's, its own last
-    chance: float  # that the text goes on so
 
 
 class TokenPrice:
@@ -165,18 +154,6 @@ class Drafter(Protocol):
         logits. Drafters without a model request nothing."""
         yield from ()
         return self.propose(limit, choose, blind=blind, price=price)
-
-    def questions(self, sent: int, limit: int, leaves: int, price: TokenPrice) -> Sequence[Question]:
-        """What to ask beside the last proposal, likeliest first, each after those that begin its path.
-
-        At most `limit` questions, on at most `leaves` branches; none leaves the proposal behind its first `sent`
-        tokens.
-        """
-        return ()
-
-    def hear(self, answers: Sequence[int]) -> None:
-        """What is nearly sure to follow the tokens that `accept` is told of next: what the target said when asked."""
-        return
 
     def accept(self, tokens: Sequence[int]) -> int:
         """Learn from the tokens that the target has emitted since, in order, drafted or not.

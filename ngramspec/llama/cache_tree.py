@@ -20,11 +20,14 @@ from typing import Any, Self
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import Logits
-from ngramspec.drafting.draft import Question
 from ngramspec.errors import TargetError
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, UsedAtOnceError
 from ngramspec.llama.sequence import CacheSequence
 from ngramspec.tokens import Node, common_ancestor
+
+Branch = tuple[int, tuple[int, ...]]
+"""A token beside a text: how many of the text's new tokens but the first stand before it, and the tokens that follow
+these instead of the text's, its own last."""
 
 NEAR = 8
 """How many nodes back along a path to look for a free sequence that holds the path's beginning and nothing else."""
@@ -192,7 +195,7 @@ class CacheTree:
 class Branches:
     """Evaluates branches beside a text that is alone in a cache whose sequences share their cells.
 
-        rows = branches.evaluate([last, a, b], [(0, (x,), p), (0, (x, y), p), (1, (z,), p)])   # last x y, and last a z
+        rows = branches.evaluate([last, a, b], [(0, (x,)), (0, (x, y)), (1, (z,))])   # last x y, and last a z
 
     What the pass appends to the text lies where `CacheSequence.evaluate` would have put it, so its logits are those of
     a padded batch of that size, bit for bit. Each branch has a sequence of its own; after the pass its cells are free
@@ -213,22 +216,22 @@ class Branches:
         self._leaves = leaves
         self._batch = llama.llama_batch_init(MAX_EVALUATE, 0, 1 + leaves)
 
-    def evaluate(self, tokens: Sequence[int], questions: Sequence[Question]) -> Logits:
+    def evaluate(self, tokens: Sequence[int], branches: Sequence[Branch]) -> Logits:
         """See `Target.ask`."""
-        text, n = self._text, len(tokens) + len(questions)
+        text, n = self._text, len(tokens) + len(branches)
         text.settle()
         start = len(text.tokens)
         if not tokens or n > MAX_EVALUATE or start + n > text.n_ctx + MAX_EVALUATE:
-            raise ValueError(f"{len(tokens)} tokens and {len(questions)} questions do not fit behind {start}")
-        owners, used = self._owners(len(tokens), questions)
+            raise ValueError(f"{len(tokens)} tokens and {len(branches)} tokens of branches do not fit behind {start}")
+        owners, used = self._owners(len(tokens), branches)
         if used > self._leaves:
-            raise ValueError(f"the questions have {used} branches, more than {self._leaves} sequences can hold")
+            raise ValueError(f"{used} branches are more than {self._leaves} sequences can hold")
         for sequence in range(1, used + 1):
             held = llama.llama_memory_seq_pos_max(self._memory, sequence) + 1
             if held < start:
                 llama.llama_memory_seq_cp(self._memory, 0, sequence, held, start)
-        positions = [*range(start, start + len(tokens)), *(start + fork + len(path) for fork, path, _ in questions)]
-        asked = [*tokens, *(path[-1] for _, path, _ in questions)]
+        positions = [*range(start, start + len(tokens)), *(start + fork + len(path) for fork, path in branches)]
+        asked = [*tokens, *(path[-1] for _, path in branches)]
         rows = list(zip(asked, positions, owners, strict=True))
         passes = self._passes
         if passes.busy:  # as in `Passes.decode`
@@ -242,20 +245,18 @@ class Branches:
             cut_sequence(self._memory, sequence, start)
         if status != 0:
             cut_sequence(self._memory, 0, start)
-            raise TargetError(
-                f"llama_decode returned {status} for {n} tokens at position {start}, questions among them"
-            )
+            raise TargetError(f"llama_decode returned {status} for {n} tokens at position {start}, branches among them")
         text.cache.decoded(len(tokens))
         text.tokens += tokens
         return self._passes.logits(n)
 
     @staticmethod
-    def _owners(count: int, questions: Sequence[Question]) -> tuple[list[list[int]], int]:
+    def _owners(count: int, branches: Sequence[Branch]) -> tuple[list[list[int]], int]:
         """The sequences of each row, and how many there are beside the text's: one for each branch at or behind it."""
-        numbers = {(fork, path): count + i for i, (fork, path, _) in enumerate(questions)}
-        owners: list[list[int]] = [*([0] for _ in range(count)), *([] for _ in questions)]
+        numbers = {(fork, path): count + i for i, (fork, path) in enumerate(branches)}
+        owners: list[list[int]] = [*([0] for _ in range(count)), *([] for _ in branches)]
         used = 0
-        for fork, path, _ in reversed(questions):
+        for fork, path in reversed(branches):
             of = owners[numbers[fork, path]]
             if not of:
                 used += 1

@@ -18,7 +18,7 @@ else:
     from ngramspec.policies.draft_value import DraftValue
 
 from ngramspec.cost.measure import RestoreCost
-from ngramspec.drafting.draft import Draft, Question, TokenPrice
+from ngramspec.drafting.draft import Draft, TokenPrice
 from ngramspec.policies.loss_budget import LossBudget
 from ngramspec.policies.policy import Batches, Policy, smallest
 from ngramspec.policies.recurring_sizes import Candidate, RecurringSizes
@@ -43,7 +43,6 @@ class CostPolicy(Policy):
     - The pass of a draft may cost at most STAKE of what is left more than a plain one (fractional Kelly betting; Thorp
       2006, "The Kelly criterion in blackjack, sports betting, and the stock market"). The cheapest draft that takes at
       most SURE of the time of its tokens one by one is always allowed; otherwise nothing would ever be won.
-    - A token known a pass ahead counts as ANSWER tokens: its draft is not yet made, and the text may end before.
     - After PLAIN_EVERY drafted passes in a row come two without a draft, which show when a curve is wrong about them.
 
     Args:
@@ -57,7 +56,6 @@ class CostPolicy(Policy):
     SURE = 0.8
     DECAY = 0.93
     PLAIN_EVERY = 48
-    ANSWER = 0.8
 
     def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
         self._draft_max = draft_max
@@ -158,30 +156,6 @@ class CostPolicy(Policy):
         if best > len(draft.tokens):
             best = len(draft.tokens)
             best_size = costs[1 + best][0]
-        return best, best_size
-
-    def ask(
-        self, questions: Sequence[Question], length: int, size: int, curve: CostCurve | None, sizes: Sequence[int]
-    ) -> tuple[int, int]:
-        # What the target says behind a token that comes is a token of the next pass, for a row there: worth
-        # ANSWER * (1 - lambda * slope) tokens of this one.
-        if curve is None:
-            return 0, size
-        costs = curve.padded(sizes)
-        plain_cost = costs[1][1]
-        rate, now = self._rate(curve, sizes), curve.ratio(size)
-        most = max(now, plain_cost + self.STAKE * self._budget.left(plain_cost, curve.level))
-        share = self.ANSWER * max(0.0, 1.0 - rate * curve.slopes(sizes)[length])
-        best, best_size, best_value, expected = 0, size, 0.0, 0.0
-        for k, question in enumerate(questions[: sizes[-1] - 1 - length], 1):
-            expected += share * question.chance
-            wider, cost = (size, now) if 1 + length + k <= size else costs[1 + length + k]
-            if cost > most:
-                continue
-            change = curve.switching(wider, costs[1][0]) - curve.switching(size, costs[1][0])
-            value = expected - rate * (cost - now + change)
-            if value > best_value:
-                best, best_size, best_value = k, wider, value
         return best, best_size
 
     def _least(self, draft: Draft, costs: Sequence[tuple[int, float]]) -> float:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
-from ngramspec.drafting.draft import Draft, Question, TokenPrice
+from ngramspec.drafting.draft import Draft, TokenPrice
 from ngramspec.steps import Step
 
 Batches = Callable[[Sequence[int]], Sequence[int]]  # see `ngramspec.shared_model.SharedModel.batches`
@@ -49,18 +49,6 @@ class Policy(Protocol):
             sizes: batch sizes that may be used, ascending.
             restore: what taking the draft back would cost; None where it costs nothing.
         """
-
-    def ask(
-        self, questions: Sequence[Question], length: int, size: int, curve: CostCurve | None, sizes: Sequence[int]
-    ) -> tuple[int, int]:
-        """How many questions to send beside a draft, and in a batch of what size then.
-
-        Args:
-            questions: see `ngramspec.drafting.draft.Question`; the first ones are sent.
-            length, size: draft tokens that are sent, and the batch without questions.
-            curve, sizes: as in `plan`.
-        """
-        return 0, size
 
     def shared(self, texts: int) -> Policy:
         """The policy for passes that so many texts share."""

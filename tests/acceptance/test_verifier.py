@@ -132,20 +132,3 @@ def test_an_error_behind_accepted_tokens_keeps_them(sampling: Sampling, how: Any
         assert [(judgement.token, judgement.accepted) for judgement in told] == [(2, True)] * wrong
         again = made.verify([good], NO_DRAFT, 30 + wrong)
         assert (again.tokens, again.error) == ((2,), None)
-
-
-def test_an_answer_is_what_would_be_emitted_and_emits_nothing() -> None:
-    row = np.random.default_rng(2).standard_normal(6).astype(np.float32)
-    for sampling in (Sampling(), Sampling(0.9, seed=3), Sampling(repeat_penalty=1.5)):
-        asked = verifier(sampling)
-        asked.sampler.begin([int(row.argmax())])
-        answers = [asked.answer(row, position) for position in range(20)]
-        for position in (0, 7, 19):
-            fresh = verifier(sampling)
-            fresh.sampler.begin([int(row.argmax())])
-            assert fresh.verify([row], NO_DRAFT, position).tokens == (answers[position],)
-    assert len(set(answers)) == 1 != len({verifier(Sampling(0.9)).answer(row, position) for position in range(20)})
-    # Rejection draws anew at every judgement: the likeliest.
-    assert verifier(Sampling(0.9), "rejection").answer(row, 4) == row.argmax()
-    assert verifier(Sampling(0.9, xtc_probability=0.5)).answer(row, 4) is None
-    assert verifier(Sampling()).answer(np.full(6, np.nan, np.float32), 4) is None

@@ -17,7 +17,6 @@ import pytest
 from architectures.comparison import Bench, Result
 from architectures.files import names, write_models
 from architectures.settings import BRIEF, QUICK
-from ngramspec.drafting.draft import Question
 from ngramspec.instruments.prompts import Case
 from ngramspec.instruments.selfcheck.check import SelfCheck
 from ngramspec.instruments.selfcheck.report import report
@@ -82,7 +81,7 @@ def test_nor_in_exact_mode_and_with_threads(exact: bool, threads: int, path: Pat
 def test_questions_move_no_bit_of_the_text(path: Path) -> None:
     with Target(path, n_ctx=256, threads=1, exact="off", n_seq=4) as target:
         target.prefill(list(range(40, 80)))
-        rows = np.array(target.ask([5, 6], [Question(0, (7,), 0.5), Question(0, (7, 8), 0.5), Question(1, (9,), 0.5)]))
+        rows = np.array(target.ask([5, 6], [(0, (7,)), (0, (7, 8)), (1, (9,))]))
     with Target(path, n_ctx=256, threads=1, exact="off") as target:
         target.prefill(list(range(40, 80)))
         assert (rows[:2] == target.evaluate([5, 6, 5, 5, 5])[:2]).all()

@@ -15,7 +15,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding.drafts import Drafts, Plan, Text, no_draft
 from ngramspec.decoding.step import Speculation
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Question, TokenPrice
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, TokenPrice
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.steps import Step
@@ -296,32 +296,3 @@ def test_what_is_owed_is_part_of_the_pass() -> None:
     assert policy.costs[1:] == [RestoreCost(0.25, 0.5), RestoreCost(0.0, 0.5, 3)]
     assert drafter.limits == [7, 7, 4]
     assert speculation.plan(100, owed=7) == no_draft(1)
-
-
-class Asker(Parrot):
-    """Has a question beside every draft."""
-
-    def questions(self, *_: object) -> Sequence[Question]:
-        return [Question(0, (5,), 0.9)]
-
-
-class Payer(FixedPolicy):
-    """Asks whatever it can, where a drafted token costs `slope` of a pass."""
-
-    def __init__(self, slope: float) -> None:
-        super().__init__(3)
-        self.slope = slope
-
-    def price(self, *_: object) -> TokenPrice:
-        return TokenPrice(1.0, [self.slope] * 20)
-
-    def ask(self, questions: Sequence[Question], length: int, size: int, *_: object) -> tuple[int, int]:
-        return len(questions), size + len(questions)
-
-
-def test_questions_are_asked_only_where_a_drafted_token_is_nearly_free() -> None:
-    for slope, asked in ((0.05, 1), (0.06, 0)):
-        speculation = Alone(Asker(), Payer(slope))
-        speculation.prepare(CostCurve({1: 1.0, 16: 2.5}), range(1, 9), leaves=4)
-        speculation.begin([7, 8])
-        assert len(speculation.plan(100).questions) == asked

@@ -1,15 +1,14 @@
-"""What the target says beside the text, behind refused tokens or when it is asked: where it is found again."""
+"""What the target says behind refused tokens: where it is found again."""
 
 from __future__ import annotations
 
-import random
 from itertools import count
 
 import numpy as np
 import pytest
 from support.mock_target import MockTarget, rows_to
 
-from ngramspec.drafting.draft import Drafter, Question, TokenPrice
+from ngramspec.drafting.draft import TokenPrice
 from ngramspec.drafting.draft_model.asked_model import AskedModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.answers import Answers
@@ -18,10 +17,7 @@ from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.history import History
 
 FREE = TokenPrice(1.0, [0.0] * 65)
-NOTHING = TokenPrice(0.0, [0.0] * 65)
 DEAR = TokenPrice(1.0, [2 * CHEAP] * 65)
-
-# --------------------------------------------------------------------------- behind refused tokens
 
 
 def text(*tokens: int) -> History:
@@ -124,7 +120,7 @@ def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault(beside_
     drafter.accept([2, 9])
     assert not drafter.wants_logits
     drafter.propose(1, price=FREE)
-    assert 77 in drafter._guesser.distribution(0)
+    assert 77 in drafter.guesser.distribution(0)
 
 
 def test_reading_takes_a_small_part_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,96 +139,3 @@ def test_reading_takes_a_small_part_of_a_pass(monkeypatch: pytest.MonkeyPatch) -
     assert worth_reading(TokenPrice(1.0, [0.0] * 9, 0.001)) == 0
     assert worth_reading(TokenPrice(1.0, [0.0] * 9)) == ROWS
     assert worth_reading(DEAR) == 0
-
-
-# --------------------------------------------------------------------------- questions
-
-
-def taught() -> MixtureDrafter:
-    """A drafter of a text in which 1 2 goes on with 3 or 4, each followed by tokens of its own; it ends with 1 2."""
-    rng = random.Random(1)
-    drafter = MixtureDrafter()
-    drafter.begin([1, 2])
-    for _ in range(80):
-        drafter.propose(12)
-        drafter.accept([*rng.choice([[3, 5, 6], [4, 7, 8]]), 1, 2])
-    return drafter
-
-
-def asked(drafter: Drafter, sent: int, limit: int = 30, leaves: int = 8, price: TokenPrice = NOTHING) -> list[Question]:
-    return list(drafter.questions(sent, limit, leaves, price))
-
-
-def test_the_other_branch_is_asked_with_its_own_tokens_where_that_can_pay() -> None:
-    drafter = taught()
-    draft = drafter.propose(3)
-    assert draft.tokens in ((3, 5, 6), (4, 7, 8))
-    other = {3: (4, 7, 8), 4: (3, 5, 6)}[draft.tokens[0]]
-    found = {(q.fork, q.path): q.chance for q in asked(drafter, 3)}
-    assert {(0, other[:i]) for i in (1, 2, 3)} <= set(found)
-    assert found[0, other[:1]] == pytest.approx(1 - draft.chances[0], abs=0.1)
-    # Behind a draft that was sent whole, its next guess is a question too.
-    assert (3, (1,)) in found
-    # Behind one that was not, what was left out is.
-    drafter.propose(3)
-    assert (1, draft.tokens[1:2]) in {(q.fork, q.path) for q in asked(drafter, 1)}
-    drafter.propose(3)
-    paying = asked(drafter, 3, price=TokenPrice(1.0, [0.2] * 65))
-    assert paying
-    assert min(q.chance for q in paying) >= 0.2
-    assert not asked(drafter, 3, price=TokenPrice(1.0, [0.9] * 65))
-
-
-@pytest.mark.parametrize("leaves", [1, 2, 5])
-def test_the_likeliest_first_each_behind_its_path_and_no_more_than_allowed(leaves: int) -> None:
-    rng = random.Random(2)
-    drafter, silent = MixtureDrafter(), MixtureDrafter()
-    prompt = [rng.randrange(4) for _ in range(200)]
-    for each in (drafter, silent):
-        each.begin(prompt)
-    for _ in range(60):
-        length = rng.randrange(1, 20)
-        draft = drafter.propose(length)
-        assert draft == silent.propose(length), "what was asked taught nothing"
-        sent = rng.randint(0, len(draft))
-        found = asked(drafter, sent, limit := rng.randint(1, 40), leaves)
-        assert len(found) <= limit
-        assert [q.chance for q in found] == sorted((q.chance for q in found), reverse=True)
-        seen: set[tuple[int, tuple[int, ...]]] = set()
-        for fork, path, _ in found:
-            assert fork <= sent
-            assert fork == sent or path[0] != draft.tokens[fork]
-            assert len(path) == 1 or (fork, path[:-1]) in seen
-            assert (fork, path) not in seen
-            seen.add((fork, path))
-        ends = [1 for fork, path in seen if not any(f == fork and p[:-1] == path for f, p in seen)]
-        assert len(ends) <= leaves
-        for fork in range(sent):
-            beside = sum(q.chance for q in found if q.fork == fork and len(q.path) == 1)
-            assert beside <= np.prod(draft.chances[:fork]) * (1 - draft.chances[fork]) + 1e-9
-        truth = [rng.randrange(4) for _ in range(rng.randint(1, 4))]
-        assert drafter.accept(truth) == silent.accept(truth)
-
-
-@pytest.mark.parametrize("how", ["greedy", "coupled", "blind"])
-def test_answers_begin_the_next_draft_until_they_are_wrong(how: str) -> None:
-    drafter = taught()
-    choose = None if how == "greedy" else (lambda _at, law: max(law, key=lambda token: law[token]))
-    for turn in range(40):
-        drafter.hear((77, 78))
-        drafter.accept([3])
-        draft = drafter.propose(6, choose, blind=how == "blind", price=NOTHING)
-        assert draft.tokens[:2] == (77, 78)
-        assert len(draft.chances) >= 2
-        if choose is not None:
-            assert draft.q[:2] == ({77: 1.0}, {78: 1.0})
-        if turn == 0:
-            assert min(draft.chances[:2]) > 0.9
-        assert drafter.accept([77, 5]) == 1
-        assert drafter.propose(6).tokens[:1] != (77,)
-        drafter.accept([1, 2])
-    # Half of what was said came true.
-    assert draft.chances[0] == draft.chances[1] < 0.85
-    drafter.hear((77,))
-    drafter.begin([1, 2])
-    assert drafter.propose(6).tokens[:1] != (77,)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from support.uncompiled import plain_modules
 
+from ngramspec.decoding.questions import QuestionFinder
 from ngramspec.drafting import token_index
 from ngramspec.drafting.draft import Chooser, TokenPrice
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.tokens import common_prefix
 
 PLAIN = plain_modules()
+FINDERS = QuestionFinder, PLAIN["questions"].QuestionFinder
 MANY = [(0, 80), *(pytest.param(seed, 300, marks=pytest.mark.exhaustive) for seed in range(1, 6))]
 """Of a `SuffixAutomaton`."""
 
@@ -44,7 +47,7 @@ class Pair:
         self.drafters: list[Any] = [MixtureDrafter(), PLAIN["drafter"].MixtureDrafter()]
         self.indexes: list[Any] = [token_index.TokenIndex(), PLAIN["token_index"].TokenIndex()]
         for drafter, index in zip(self.drafters, self.indexes, strict=True):
-            drafter._guesser.memory = [index]
+            drafter.guesser.memory = [index]
 
     def agree(self, method: str, *args: Any) -> Any:
         one, other = (getattr(drafter, method)(*args) for drafter in self.drafters)
@@ -67,10 +70,11 @@ class Pair:
         assert [p for q in one.q for p in q.values()] == pytest.approx([p for q in other.q for p in q.values()])
         return one
 
-    def ask(self, sent: int) -> int:
+    def ask(self, chances: Sequence[float], sent: int) -> int:
         prices = TokenPrice(0.0, [0.0] * 65), PLAIN["draft"].TokenPrice(0.0, [0.0] * 65)
         one, other = (
-            list(drafter.questions(sent, 20, 5, price)) for drafter, price in zip(self.drafters, prices, strict=True)
+            kind(drafter.guesser).find(chances, sent, 20, 5, price)
+            for kind, drafter, price in zip(FINDERS, self.drafters, prices, strict=True)
         )
         assert [question[:2] for question in one] == [question[:2] for question in other]
         assert [question.chance for question in one] == pytest.approx([question.chance for question in other])
@@ -91,7 +95,7 @@ def test_the_mixture_drafts_asks_and_learns_the_same(seed: int, length: int) -> 
             price = (1.0, [rng.choice([0.0, 0.02, 0.1])] * 64) if rng.random() < 0.7 else None
             draft = pair.propose(rng.randrange(1, 12), at, price, rng.choice(["greedy", "coupled", "blind"]))
             drafted += len(draft)
-            questions += pair.ask(rng.randint(0, len(draft)))
+            questions += pair.ask(draft.chances, rng.randint(0, len(draft)))
             truth = text[at : at + rng.randrange(1, 6)]
             accepted = common_prefix(draft.tokens, truth)
             assert len({drafter.wants_logits for drafter in pair.drafters}) == 1
@@ -99,16 +103,19 @@ def test_the_mixture_drafts_asks_and_learns_the_same(seed: int, length: int) -> 
                 rows = np.random.default_rng(at).standard_normal((len(draft) + 1, vocabulary)).astype(np.float32)
                 pair.agree("see", [text[at - 1], *draft.tokens], rows, accepted)
                 heard += len(draft) > accepted
+            known: list[int] = []
             if rng.random() < 0.1:
-                pair.agree("hear", text[at + len(truth) :][:2])
+                known = text[at + len(truth) :][:2]
             pair.agree("accept", truth)
+            for drafter in pair.drafters:
+                drafter.known, drafter.trust = known, 0.95
             at += len(truth)
         for index in pair.indexes:
             index.extend(text)
             index.append(token_index.SEAM)
     assert min(drafted, questions, heard) > 50
     for learnt in ("shared", "about_tokens"):
-        one, other = (getattr(drafter._guesser, learnt)() for drafter in pair.drafters)
+        one, other = (getattr(drafter.guesser, learnt)() for drafter in pair.drafters)
         assert one.keys() == other.keys()
         for name, values in one.items():
             np.testing.assert_allclose(np.asarray(values), np.asarray(other[name]), rtol=1e-6, atol=1e-9, err_msg=name)

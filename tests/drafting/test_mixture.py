@@ -69,7 +69,7 @@ def test_what_a_request_repeats_is_remembered_once() -> None:
         drafter.accept([8, turn])
         talk = [*talk, 8, turn]
     drafter.begin([9])
-    (index,) = drafter._guesser.memory
+    (index,) = drafter.guesser.memory
     tokens = list(index.tokens[: index.size])
     assert [t for t in tokens if t >= 0] == talk
     assert tokens.count(NOVEL[30]) == 1
@@ -141,7 +141,7 @@ def practised(drafter: Any, text: list[int] = TEXT) -> Any:
 
 
 def arrays(drafter: Any) -> dict[str, Any]:
-    return {name: np.array(array, np.float32) for name, array in drafter._guesser.about_tokens().items()}
+    return {name: np.array(array, np.float32) for name, array in drafter.guesser.about_tokens().items()}
 
 
 def same(one: Any, other: Any) -> bool:
@@ -150,7 +150,7 @@ def same(one: Any, other: Any) -> bool:
 
 def test_every_text_starts_from_what_the_package_ships() -> None:
     drafter = MixtureDrafter()
-    guesser = drafter._guesser
+    guesser = drafter.guesser
     shipped = learnt.read(learnt.START)
     for _ in range(2):
         assert same({name: np.array(array, np.float32) for name, array in guesser.shared().items()}, shipped)
@@ -274,13 +274,13 @@ def test_a_text_beside_another_starts_as_one_alone_and_leaves_the_other_what_it_
     one = MixtureDrafter()
     other, stranger = one.beside(), MixtureDrafter()
     practised(one)
-    learnt_by_then = {name: np.array(array) for name, array in one._guesser.shared().items()}
+    learnt_by_then = {name: np.array(array) for name, array in one.guesser.shared().items()}
     for drafter in (other, stranger):
         drafter.begin(TEXT[:50])
-    assert same(dict(other._guesser.shared()), dict(stranger._guesser.shared()))
+    assert same(dict(other.guesser.shared()), dict(stranger.guesser.shared()))
     assert same(arrays(other), arrays(one))
     ours, theirs = other.propose(8), stranger.propose(8)
     assert ours.tokens == theirs.tokens
     assert all(p > q for p, q in zip(ours.chances, theirs.chances, strict=True))
     practised(other)
-    assert all(np.array_equal(array, learnt_by_then[name]) for name, array in one._guesser.shared().items())
+    assert all(np.array_equal(array, learnt_by_then[name]) for name, array in one.guesser.shared().items())

@@ -1,4 +1,4 @@
-"""Questions beside the text, on real contexts: their logits, and what they leave behind; texts: `test_exact_models`."""
+"""Branches beside the text, on real contexts: their logits, and what they leave behind; texts: `test_exact_models`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from support.held_pass import one_pass_held
 from support.tiny_models import write_model
 
-from ngramspec.drafting.draft import LEAVES, Question
 from ngramspec.errors import TargetError
-from ngramspec.llama.target import Target
+from ngramspec.llama.cache_tree import Branch
+from ngramspec.llama.target import LEAVES, Target
 from ngramspec.tokens import Node
 
 OPTIONS = {"n_ctx": 512, "threads": 1, "exact": "on", "n_seq": 1 + LEAVES}
@@ -31,20 +31,16 @@ def target(model: Path) -> Iterator[Target]:
         yield target
 
 
-def asking(*questions: tuple[int, tuple[int, ...]]) -> list[Question]:
-    return [Question(fork, path, 0.5) for fork, path in questions]
-
-
-def some_questions(rng: random.Random, tokens: Sequence[int], n_vocab: int) -> list[Question]:
+def some_branches(rng: random.Random, tokens: Sequence[int], n_vocab: int) -> list[Branch]:
     found = [(rng.randrange(len(tokens)), (rng.randrange(3, n_vocab),))]
     for _ in range(rng.randint(0, 6)):
         fork, path = rng.choice([*found, (rng.randrange(len(tokens)), ())])
         found.append((fork, (*path, rng.randrange(3, n_vocab))))
-    return asking(*dict.fromkeys(found))
+    return list(dict.fromkeys(found))
 
 
 @pytest.mark.parametrize("settings", [{}, {"flash_attn": "on"}])
-def test_the_text_has_the_bits_that_it_has_without_and_questions_those_of_their_text(
+def test_the_text_has_the_bits_that_it_has_without_and_branches_those_of_their_text(
     model: Path, settings: dict[str, str]
 ) -> None:
     rng = random.Random(3)
@@ -54,19 +50,18 @@ def test_the_text_has_the_bits_that_it_has_without_and_questions_those_of_their_
     assert (one.prefill(text) == asked.prefill(text)).all()
     for turn in range(30):
         tokens = [rng.randrange(3, one.n_vocab) for _ in range(rng.randint(1, 4))]
-        questions = some_questions(rng, tokens, one.n_vocab)
-        for question in questions[-2:]:
-            fork, path, _ = question
+        branches = some_branches(rng, tokens, one.n_vocab)
+        for fork, path in branches[-2:]:
             wanted = np.array(one.evaluate([*tokens[: fork + 1], *path]))[-1]
             one.rollback(len(text))
-            rows = np.array(asked.ask(tokens, questions))
+            rows = np.array(asked.ask(tokens, branches))
             asked.rollback(len(text))
-            at = len(tokens) + questions.index(question)
+            at = len(tokens) + branches.index((fork, path))
             np.testing.assert_allclose(rows[at], wanted, atol=2e-2 if settings else 1e-4)
-        rows = np.array(asked.ask(tokens, questions))
+        rows = np.array(asked.ask(tokens, branches))
         assert asked.tokens == [*text, *tokens]
         # The same number of rows, as padding.
-        assert (rows[: len(tokens)] == one.evaluate([*tokens, *[3] * len(questions)])[: len(tokens)]).all()
+        assert (rows[: len(tokens)] == one.evaluate([*tokens, *[3] * len(branches)])[: len(tokens)]).all()
         text += tokens[: rng.randint(1, len(tokens))]
         if turn % 5 == 4:
             del text[-rng.randint(1, 6) :]
@@ -77,9 +72,9 @@ def test_the_text_has_the_bits_that_it_has_without_and_questions_those_of_their_
     asked.close()
 
 
-def test_questions_are_gone_whatever_comes_next(target: Target) -> None:
+def test_branches_are_gone_whatever_comes_next(target: Target) -> None:
     target.prefill([5, 6, 7])
-    target.ask([8, 9], asking((0, (10,)), (0, (10, 11)), (1, (12,))))
+    target.ask([8, 9], [(0, (10,)), (0, (10, 11)), (1, (12,))])
     assert target.leaves == LEAVES
     assert target.tokens == [5, 6, 7, 8, 9]
     row = np.array(target.evaluate([13]))
@@ -94,17 +89,17 @@ def test_questions_are_gone_whatever_comes_next(target: Target) -> None:
 def test_what_does_not_fit_is_refused_and_changes_nothing(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     target.prefill([5, 6, 7])
     with pytest.raises(ValueError, match=f"more than {LEAVES} sequences"):
-        target.ask([8], asking(*((0, (10 + i,)) for i in range(LEAVES + 1))))
+        target.ask([8], [(0, (10 + i,)) for i in range(LEAVES + 1)])
     with pytest.raises(ValueError, match="do not fit"):
-        target.ask([8] * 60, asking(*((0, (10,) * i) for i in range(1, 6))))
+        target.ask([8] * 60, [(0, (10,) * i) for i in range(1, 6)])
     with pytest.raises(ValueError, match="do not fit"):
-        target.ask([], asking((0, (10,))))
+        target.ask([], [(0, (10,))])
     with monkeypatch.context() as patch:
         patch.setattr("ngramspec.llama.target.llama.llama_decode", lambda *_: 1)
         with pytest.raises(TargetError, match="returned 1"):
-            target.ask([8], asking((0, (9,))))
+            target.ask([8], [(0, (9,))])
     assert target.tokens == [5, 6, 7]
-    row = np.array(target.ask([8], asking((0, (9,))))[0])
+    row = np.array(target.ask([8], [(0, (9,))])[0])
     target.rollback(3)
     assert (target.evaluate([8, 8])[0] == row).all()
 
@@ -112,7 +107,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(target: Target, monkey
 def test_no_other_thread_comes_between(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     target.prefill([5, 6, 7])
     with one_pass_held(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
-        first = other.submit(target.ask, [8], asking((0, (9,))))
+        first = other.submit(target.ask, [8], [(0, (9,))])
         assert held.wait(60)
         with pytest.raises(RuntimeError, match="two threads at once"):
             target.evaluate([1])
@@ -126,4 +121,4 @@ def test_one_sequence_cannot_be_asked(model: Path) -> None:
         assert target.leaves == 0
         target.prefill([5])
         with pytest.raises(ValueError, match="n_seq above 1"):
-            target.ask([6], asking((0, (7,))))
+            target.ask([6], [(0, (7,))])

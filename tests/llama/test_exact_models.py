@@ -22,12 +22,13 @@ from support.decoder_loop import Oracle, drive, unmeasured
 from ngramspec.backend import Logits
 from ngramspec.cost.measure import probe
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import LEAVES, Drafter, Question
+from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.exactness import decision
 from ngramspec.exactness.decision import Measured
+from ngramspec.llama.cache_tree import Branch
 from ngramspec.llama.json_schema import schema_grammar
-from ngramspec.llama.target import Target
+from ngramspec.llama.target import LEAVES, Target
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
@@ -89,10 +90,10 @@ def test_drafts_change_no_bit_in_exact_mode(
     """Nor a logprob, whatever the samplers; nor do questions that go along with a draft."""
     ask, asked = exact.ask, 0
 
-    def counted(tokens: Sequence[int], questions: Sequence[Question]) -> Logits:
+    def counted(tokens: Sequence[int], branches: Sequence[Branch]) -> Logits:
         nonlocal asked
-        asked += len(questions)
-        return ask(tokens, questions)
+        asked += len(branches)
+        return ask(tokens, branches)
 
     def told(drafter: Drafter | None) -> tuple[list[int], list[Logprobs], int]:
         """Tokens, logprobs, and how much of drafts was accepted."""

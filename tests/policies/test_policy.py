@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.passes import Rich, draft, passed
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft import NO_DRAFT, Question
+from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.cost import CostPolicy
 
@@ -202,28 +202,6 @@ def test_examples(
 
 def test_a_longer_blind_estimate_sends_no_more_than_the_draft() -> None:
     assert Rich().plan(draft([0.9] * 15, length=3), CostCurve(FLAT), ALL) == (3, 4)
-
-
-def test_questions_are_sent_where_their_rows_are_worth_it() -> None:
-    policy = CostPolicy()
-    questions = [Question(0, (i,), p) for i, p in enumerate((0.5, 0.2, 0.05))]
-    flat, steep = curve_of(lambda n: 1 + 1e-6 * n), curve_of(lambda n: 0.4 + 0.6 * n)
-    sizes = range(1, 17)
-    assert policy.ask(questions, 3, 4, flat, sizes) == (3, 7)
-    assert policy.ask(questions, 3, 4, steep, sizes) == (0, 4)
-    # 0.5 and 0.2 pay for a row of 0.05, if 0.8 of a token known a pass ahead is what it saves there.
-    assert policy.ask(questions, 3, 4, curve_of(lambda n: 0.95 + 0.05 * n), sizes) == (2, 6)
-    # Padding is free, in the batch as it is and as far as the sizes go.
-    assert policy.ask(questions, 3, 8, steep, (1, 8, 16)) == (3, 8)
-    assert policy.ask(questions, 3, 5, steep, sizes) == (1, 5)
-    assert policy.ask(questions, 6, 7, flat, range(1, 9)) == (1, 8)
-    # No more than the stake; a change of size has its price.
-    assert policy.ask(questions, 3, 4, curve_of(lambda n: 1.0 + 0.9 * (n > 4)), sizes) == (0, 4)
-    switching = CostCurve({1: 1.0, 16: 1.0}, switch=0.9)
-    switching.observe(4, 1.9)
-    assert policy.ask(questions, 3, 4, switching, sizes) == (0, 4)
-    assert make_policy("fixed").ask(questions, 3, 4, flat, sizes) == (0, 4)
-    assert policy.ask(questions, 3, 4, None, sizes) == (0, 4)
 
 
 # --------------------------------------------------------------------------- cost: the account

@@ -20,7 +20,7 @@ from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Vocabulary
-from ngramspec.drafting.draft import NO_DRAFT, Question
+from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import common_prefix
@@ -195,9 +195,8 @@ class MockTarget:
             self._clock.now += self._seconds(size)
         return self._give([self._inexact(start + i + 1) for i in range(len(tokens))])
 
-    def ask(self, tokens: Sequence[int], beside: Sequence[Question]) -> NDArray[np.float32]:
+    def ask(self, tokens: Sequence[int], questions: Sequence[tuple[int, tuple[int, ...]]]) -> NDArray[np.float32]:
         """`evaluate`, and behind its rows those of questions, which leave nothing behind."""
-        questions = [(question.fork, question.path) for question in beside]
         start, asked = len(self.tokens), dict.fromkeys(questions)
         if len(asked) < len(questions):
             raise ValueError(f"a question twice: {questions}")

@@ -1,4 +1,4 @@
-"""The compiled modules of `ngramspec.drafting` as plain Python, whether they were compiled or not.
+"""The compiled modules of the mixture and of questions as plain Python, whether they were compiled or not.
 
 That the two do the same is what `drafting/test_compiled.py` proves.
 """
@@ -12,20 +12,20 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
-from ngramspec import drafting
+from ngramspec.decoding import questions
 
-FOLDER = Path(str(drafting.__file__)).parent
+FOLDER = Path(str(questions.__file__)).parents[1]
 NAMES = (
-    "draft",
-    "token_index",
-    "mixture.history",
-    "mixture.chance_mixer",
-    "mixture.context_counts",
-    "mixture.answers",
-    "mixture.pointers",
-    "mixture.guesser",
-    "mixture.side_guesses",
-    "mixture.drafter",
+    "drafting.draft",
+    "drafting.token_index",
+    "drafting.mixture.history",
+    "drafting.mixture.chance_mixer",
+    "drafting.mixture.context_counts",
+    "drafting.mixture.answers",
+    "drafting.mixture.pointers",
+    "drafting.mixture.guesser",
+    "drafting.mixture.drafter",
+    "decoding.questions",
 )
 """In an order in which each comes after those that it imports."""
 
@@ -35,12 +35,12 @@ def plain_modules() -> dict[str, ModuleType]:
     """Copies of the modules by their short names; each imports the copies, nobody else sees them."""
     copies: dict[str, ModuleType] = {}
     for name in NAMES:
-        full = f"ngramspec.drafting.{name}"
+        full = f"ngramspec.{name}"
         spec = importlib.util.spec_from_file_location(full, FOLDER / f"{name.replace('.', '/')}.py")
         assert spec
         assert spec.loader
         module = importlib.util.module_from_spec(spec)
-        siblings = {f"ngramspec.drafting.{other}": copy for other, copy in copies.items()}
+        siblings = {f"ngramspec.{other}": copy for other, copy in copies.items()}
         with mock.patch.dict(sys.modules, siblings):
             spec.loader.exec_module(module)
         copies[name] = module

@@ -17,7 +17,7 @@ import numpy as np
 
 from ngramspec.backend import Logits, ModelBase
 from ngramspec.cost.given import LARGEST
-from ngramspec.drafting.draft import LEAVES, Drafter, Question
+from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import ROWS
 from ngramspec.llama.target import Target
 from ngramspec.tokens import common_prefix
@@ -79,7 +79,7 @@ class Remembered(ModelBase):
         memory: of the model.
     """
 
-    leaves = LEAVES
+    leaves = 8
     max_batch = LARGEST
 
     def __init__(self, memory: Memory) -> None:
@@ -134,10 +134,10 @@ class Answering(Remembered):
         wanted = self._drafter is not None and self._drafter.wants_logits
         return self._rows(self._answers(tokens, ROWS if wanted else 0))
 
-    def ask(self, tokens: Sequence[int], questions: Sequence[Question]) -> Logits:
+    def ask(self, tokens: Sequence[int], branches: Sequence[tuple[int, tuple[int, ...]]]) -> Logits:
         start = len(self.tokens)
         rows, answers = self.evaluate(tokens), list[Answer]()
-        for fork, path, _ in questions:
+        for fork, path in branches:
             self.rollback(start + 1 + fork)
             answers.append(self._answers(path, 0)[-1])
         self.rollback(start)

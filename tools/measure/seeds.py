@@ -69,9 +69,9 @@ class Modelled:
         self._clock.now += self._cost * self._curve.ratio(len(tokens))
         return self._model.evaluate(tokens)
 
-    def ask(self, tokens: Sequence[int], questions: Sequence[Any]) -> Logits:
-        self._clock.now += self._cost * self._curve.ratio(len(tokens) + len(questions))
-        return self._model.ask(tokens, questions)  # type: ignore[attr-defined, no-any-return]
+    def ask(self, tokens: Sequence[int], branches: Sequence[Any]) -> Logits:
+        self._clock.now += self._cost * self._curve.ratio(len(tokens) + len(branches))
+        return self._model.ask(tokens, branches)  # type: ignore[attr-defined, no-any-return]
 
 
 class Counted(Modelled):

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from ngramspec.backend import Logits
-from ngramspec.drafting.draft import Chooser, Draft, Drafting, Question, TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafting, TokenPrice
 from ngramspec.drafting.draft_model.asked_model import AskedModel
 from ngramspec.drafting.draft_model.passes import PassRequest, draft_alone
 from ngramspec.drafting.draft_model.second_opinion import ALONE, BOTH, LEVELS, MODEL, NGRAMS, Answered, SecondOpinion
 from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter, Recall
 from ngramspec.sampling.settings import Sampling
 
-FARTHEST = 10  # most guesses that are thought ahead: how many the model reads, and how many questions follow
+FARTHEST = 10  # most guesses that are thought ahead: how many the model reads, and how often it is asked again
 
 
 class Guess(NamedTuple):
@@ -109,9 +109,6 @@ class HybridDrafter(MixtureDrafter):
         self._asked_about: list[tuple[int, Answered]] = []
         self._by_model = False
 
-    def questions(self, sent: int, limit: int, leaves: int, price: TokenPrice) -> Sequence[Question]:
-        return ()  # the model's guesses have no candidates beside them, and asking it about branches takes its time
-
     def accept(self, tokens: Sequence[int]) -> int:
         by_model, proposed = self._by_model, self.model.accept(tokens)
         hits = super().accept(tokens)
@@ -119,17 +116,17 @@ class HybridDrafter(MixtureDrafter):
             if at <= hits and at < len(tokens):
                 self.opinion.learn(answered, tokens[at])
         for at, guess in enumerate(self._chain[: min(hits + 1, len(tokens))]):
-            if guess.q and self._guesser.chances[at] > 0:
-                self._drawn.learn(self._guesser.chances[at], at < hits)
+            if guess.q and self.guesser.chances[at] > 0:
+                self._drawn.learn(self.guesser.chances[at], at < hits)
         self._forget()
         return proposed if by_model else hits
 
     # ------------------------------------------------------------------ a draft
 
     def _drafting_blindly(self, limit: int, choose: Chooser, price: TokenPrice) -> Drafting:
-        self._guesser.guess(limit, HOPELESS, price)
+        self.guesser.guess(limit, HOPELESS, price)
         gain, reach = 0.0, 1.0
-        for at, p in enumerate(self._guesser.chain()[2]):
+        for at, p in enumerate(self.guesser.chain()[2]):
             reach *= self._blind.estimate(p)
             gain += max(0.0, reach - price.rate * price.slopes[at])
         if self.model.promises(limit, price) > gain:
@@ -155,7 +152,7 @@ class HybridDrafter(MixtureDrafter):
         self._want_rows(price)
         if choose is not None and blind:
             return (yield from self._drafting_blindly(limit, choose, price))
-        self._guesser.pending = 0
+        self.guesser.pending = 0
         settled, reach, read = 0, 1.0, 0
         while True:
             length = self._guess(settled, limit, choose, price, reach)
@@ -176,10 +173,10 @@ class HybridDrafter(MixtureDrafter):
 
     def _guess(self, settled: int, limit: int, choose: Chooser | None, price: TokenPrice, reach: float) -> int:
         """Let the n-grams go on after the first `settled` guesses, and one further than pays; the length without it."""
-        guesser = self._guesser
+        guesser = self.guesser
         chain = self._chain = self._chain[:settled]
         if guesser.pending != settled:
-            self._stand()
+            self._stand([guess.token for guess in chain])
         length = settled
         goes_on = True
         while len(chain) < limit:
@@ -200,13 +197,6 @@ class HybridDrafter(MixtureDrafter):
             reach *= p
             goes_on = reach >= HOPELESS and price.pays(reach, length)
         return length
-
-    def _stand(self) -> None:
-        """Make the chain the n-grams' context, also where the model guessed it."""
-        self._guesser.pending = 0
-        for at, guess in enumerate(self._chain):
-            self._guesser.look(at)
-            self._guesser.put(at, guess.token)
 
     def _worth_asking(self, settled: int, limit: int, price: TokenPrice, read: int) -> tuple[int | None, float]:
         """How many guesses after the settled ones the model is to read before its own (None: it is not asked), and
@@ -294,6 +284,6 @@ class HybridDrafter(MixtureDrafter):
                 chain.append(better)
             if better.token != ours.token:
                 del chain[at + 1 :]
-                self._stand()
+                self._stand([guess.token for guess in chain])
                 return at + 1, reach, at
         return end + 1, reach, end

@@ -1,4 +1,4 @@
-"""`MixtureDrafter`: the default drafter, around a `Guesser` and its `SideGuesses`."""
+"""`MixtureDrafter`: the default drafter, around a `Guesser`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from ngramspec.drafting.chances import OutcomeMap
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, Question, TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.guesser import Guesser
-from ngramspec.drafting.mixture.side_guesses import SideGuesses
 from ngramspec.drafting.token_index import SEAM, TokenIndex
 from ngramspec.tokens import common_prefix
 
@@ -63,7 +62,7 @@ LONGEST = 63  # most tokens in a draft
 ROWS = 8  # rows after refused tokens that are read of a pass: those behind them are seldom of use
 
 CHEAP = 0.05
-"""Cost of a drafted token, in one-token passes, up to which rows are read, and questions asked beside drafts."""
+"""Cost of a drafted token, in one-token passes, up to which rows beside those of an accepted draft are read."""
 
 SHARE = 0.005  # part of the time of a one-token pass that reading may take
 
@@ -90,17 +89,18 @@ class MixtureDrafter(Drafter):
 
     def __init__(self, memory: Recall | bool | None = None, kept: Path | None = None, *, context: bool = True) -> None:
         self.predicted: Sequence[int] = ()
-        self._guesser = Guesser()
+        self.guesser = Guesser()
         if not context:
-            self.name, self._guesser.local = "memory", False
-        self._sides = SideGuesses(self._guesser)
-        self._chances: Sequence[float] = ()
+            self.name, self.guesser.local = "memory", False
+        # what nearly surely comes next, which the next draft begins with, and how likely each of these tokens is right
+        self.known: Sequence[int] = ()
+        self.trust = 1.0
         self._own: Recall | None = None
         if memory is True:
             self._own = memory = Recall()
         self._memory: Recall | None = memory or None
         if self._memory is not None:
-            self._guesser.memory = self._memory.indexes
+            self.guesser.memory = self._memory.indexes
         self._known = 0
         # The chance that a token comes next is not the chance that it is accepted once it was drawn, nor the chance
         # that a token yet to be drawn is accepted: each needs an estimate of its own.
@@ -109,12 +109,12 @@ class MixtureDrafter(Drafter):
         self._to_read, self._row_seconds = 0, 0.0
         self._kept = kept
         if kept is not None:
-            learnt.take_up(self._guesser.about_tokens(), learnt.read(kept))
+            learnt.take_up(self.guesser.about_tokens(), learnt.read(kept))
 
     def keep(self) -> None:
         """Write down what its judge has learnt about tokens; of several processes that do, the last one counts."""
         if self._kept is not None:
-            learnt.keep(self._kept, self._guesser.about_tokens())
+            learnt.keep(self._kept, self.guesser.about_tokens())
 
     def beside(self) -> Self:
         """A drafter for another text at the same time: it shares memory, and what is learnt about tokens.
@@ -125,76 +125,73 @@ class MixtureDrafter(Drafter):
         if self._own is not None:
             raise ValueError("a drafter that remembers requests by itself drafts for one text at a time")
         other = copy(self)
-        other._guesser = Guesser(self._guesser)
-        other._sides = SideGuesses(other._guesser)
-        other._sides.trust = self._sides.trust
+        other.guesser = Guesser(self.guesser)
         other._asked = other._kept = None
         return other
 
     def begin(self, prompt: Sequence[int]) -> None:
         if self._own is not None:
-            before = self._guesser.text()
+            before = self.guesser.text()
             # What requests have in common from their start enters the memory once.
             self._own.hear(before[self._known :])
             self._known = common_prefix(before, prompt)
-        self._asked = None
-        self._sides.begin()
+        self._asked, self.known = None, ()
         if self._memory is not None:
             self._memory.refresh()
         # A predicted answer stands in the text that is looked up as it would have been given to this prompt before.
         before = [*prompt[-_LEADS_TO:], *self.predicted] if self.predicted else []
-        self._guesser.begin([*before, *prompt] if before else prompt)
+        self.guesser.begin([*before, *prompt] if before else prompt)
 
     def propose(
         self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
-        guesser = self._guesser
+        guesser = self.guesser
         price = price or FREE
         limit = min(limit, LONGEST, len(price.slopes) - 1)
-        start = self._sides.repeat(limit)
-        trust = self._sides.trust.value
-        sure = (trust,) * start
+        known = self.known[:limit]
+        start, reach, sure = len(known), self.trust ** len(known), (self.trust,) * len(known)
+        self._stand(known)
         self._want_rows(price)
         if choose is None:
-            guesser.guess(limit, HOPELESS, price, start, trust**start)
+            guesser.guess(limit, HOPELESS, price, start, reach)
             tokens, match, chances = guesser.chain()
             self._asked = None
-            self._chances = (*sure, *chances[start:])
-            return Draft(tokens, (), match, (), self._chances, self.name)
+            return Draft(tokens, (), match, (), (*sure, *chances[start:]), self.name)
         if blind:
             # The likeliest chain is not drawn, so its chances may decide on the length of the one that is.
-            limit = guesser.guess(limit, HOPELESS, price, start, trust**start)
+            limit = guesser.guess(limit, HOPELESS, price, start, reach)
             likeliest = guesser.chain()[2]
-            self._sides.repeat(start)
-        q = self._draw(limit, choose, None if blind else price, start)
+            self._stand(known)
+        q = self._draw(limit, choose, None if blind else price, start, reach)
         tokens, match, chances = guesser.chain()
         self._asked = (self._blind, likeliest) if blind else (self._drawn, chances)
         secondary, given = self._asked
-        self._chances = (*sure, *[secondary.estimate(p) for p in given[start:]])
-        return Draft(tokens, q, match, (), self._chances, self.name)
+        estimated = (*sure, *[secondary.estimate(p) for p in given[start:]])
+        return Draft(tokens, q, match, (), estimated, self.name)
 
     def _want_rows(self, price: TokenPrice) -> None:
         """Ask for the rows after refused tokens that are worth reading; for ROWS where nobody knows what that takes."""
-        self._to_read = ROWS if self._guesser.local and price.slopes[0] <= CHEAP else 0
+        self._to_read = ROWS if self.guesser.local and price.slopes[0] <= CHEAP else 0
         if price.seconds and self._row_seconds:
             self._to_read = min(self._to_read, int(SHARE * price.seconds / self._row_seconds))
         self.wants_logits = self._to_read > 0
 
-    def questions(self, sent: int, limit: int, leaves: int, price: TokenPrice) -> Sequence[Question]:
-        return self._sides.find(self._chances, sent, limit, leaves, HOPELESS, price)
+    def _stand(self, tokens: Sequence[int]) -> None:
+        """Make tokens the chain, and context, whoever guessed them."""
+        self.guesser.pending = 0
+        for at, token in enumerate(tokens):
+            self.guesser.look(at)
+            self.guesser.put(at, token)
 
-    def hear(self, answers: Sequence[int]) -> None:
-        self._sides.hear(answers)
-
-    def _draw(self, limit: int, choose: Chooser, price: TokenPrice | None, start: int) -> tuple[dict[int, float], ...]:
+    def _draw(
+        self, limit: int, choose: Chooser, price: TokenPrice | None, start: int, reach: float
+    ) -> tuple[dict[int, float], ...]:
         """Make a chain of tokens picked by `choose`, after the `start` that stand already; returns their q.
 
-        Without a price, no look at the tokens decides on their number.
+        Those are right with the chance `reach`. Without a price, no look at the tokens decides on their number.
         """
-        guesser = self._guesser
-        guesser.pending = start
+        guesser = self.guesser
         q = [{guesser.guesses[at]: 1.0} for at in range(start)]
-        reach = self._sides.trust.value**start
         for at in range(start, limit):
             if guesser.look(at) < 0:
                 break
@@ -215,14 +212,14 @@ class MixtureDrafter(Drafter):
         likeliest = [int(row.argmax()) for row in refused]
         seconds = (time.perf_counter() - began) / len(refused)
         self._row_seconds = min(seconds, self._row_seconds * SLOWER) if self._row_seconds else seconds
-        self._guesser.hear(tokens[1:], accepted, likeliest)
+        self.guesser.hear(tokens[1:], accepted, likeliest)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        repeated = self._sides.accept(tokens)
+        repeated, self.known = len(self.known), ()
         # Rows are wanted of a pass that was drafted for at a price that says so, and of no other.
         self.wants_logits = False
-        proposed = self._guesser.pending
-        hits = self._guesser.accept(tokens)
+        proposed = self.guesser.pending
+        hits = self.guesser.accept(tokens)
         if self._asked is not None:
             secondary, chances = self._asked
             self._asked = None

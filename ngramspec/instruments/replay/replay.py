@@ -25,9 +25,10 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import LARGEST
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.drafts import Batch, Plan, Text
-from ngramspec.decoding.step import Speculation
+from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.questions import AskingSpeculation
 from ngramspec.drafting.chances import Reliability
-from ngramspec.drafting.draft import LEAVES, Chooser, Draft, Drafter, Question
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.instruments.reports.report import Piece
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.sampler import Sampler
@@ -59,7 +60,7 @@ class RecordedTarget(ModelBase):
     n_ctx = ENDLESS
     n_vocab = 0
     max_batch = LARGEST
-    leaves = LEAVES
+    leaves = 8  # as a model on a GPU has
 
     def __init__(self, curve: CostCurve, says: Piece | None = None) -> None:
         self.tokens: list[int] = []
@@ -88,9 +89,9 @@ class RecordedTarget(ModelBase):
         self.tokens += tokens
         return self._rows[:size]
 
-    def ask(self, tokens: Sequence[int], questions: Sequence[Question]) -> Logits:
-        rows = self.evaluate([*tokens, *[0] * len(questions)])
-        del self.tokens[len(self.tokens) - len(questions) :]
+    def ask(self, tokens: Sequence[int], branches: Sequence[object]) -> Logits:
+        rows = self.evaluate([*tokens, *[0] * len(branches)])
+        del self.tokens[len(self.tokens) - len(branches) :]
         return rows
 
     def rollback(self, length: int) -> None:
@@ -129,7 +130,7 @@ class RecordedVerifier:
         right = common_prefix(draft.tokens, truth)
         return Verdict(truth[: right + 1], right)
 
-    def answer(self, row: Row, position: int) -> int | None:
+    def recorded(self, position: int) -> int | None:
         offset = position - self._start
         return self._response[offset] if offset < len(self._response) else None
 
@@ -161,8 +162,8 @@ class ReplayCounts:
         return self.stats.tokens / cost if cost else 1.0
 
 
-class Metered(Speculation):
-    """Speculation whose own work is timed: `work_seconds` of the thread's CPU time."""
+class Metered(AskingSpeculation):
+    """Speculation whose own work is timed: `work_seconds` of the thread's CPU time. Recordings answer what is asked."""
 
     work_seconds = 0.0
 
@@ -176,6 +177,9 @@ class Metered(Speculation):
         began = time.thread_time()
         super().learn(text, step, overhead)
         self.work_seconds += time.thread_time() - began
+
+    def answer(self, text: Generation, row: Row, position: int) -> int | None:
+        return text.verifier.recorded(position) if isinstance(text.verifier, RecordedVerifier) else None
 
 
 class Replay:

@@ -2,11 +2,8 @@ cimport cython
 from ngramspec.drafting.mixture.guesser cimport Guesser
 from ngramspec.drafting.draft cimport TokenPrice
 
-cdef class SideGuesses:
+cdef class QuestionFinder:
     cdef Guesser _guesser
-    cdef public object trust
-    cdef object _heard
-    cdef object _said
     cdef int _start
     cdef int[::1] _parent
     cdef int[::1] _token
@@ -18,7 +15,7 @@ cdef class SideGuesses:
     cdef int[::1] _offered
     cdef double[::1] _offer
     @cython.locals(node=cython.int, best=cython.int, n=cython.int, cell=cython.int)
-    cpdef find(self, chances, int sent, int limit, int leaves, double least, TokenPrice price)
+    cpdef find(self, chances, int sent, int limit, int leaves, TokenPrice price)
     @cython.locals(c=cython.int)
     cdef _rate(self, int node, double chance, int taken)
     @cython.locals(c=cython.int)

@@ -1,0 +1,322 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Questions: side branches of a draft, evaluated beside it for what the target says behind them, and never accepted.
+
+Where the text leaves the draft, a row of the same pass can have asked already what the target says there. If the text
+goes on so, the next draft begins with the target's own answer (`MixtureDrafter.known`). That is worth 1.5 to 2.5 %
+where a drafted token is nearly free, as on some GPUs, and nothing elsewhere; there nobody asks. All of it is in this
+file: `SpeculativeDecoder` makes its passes by an `AskingSpeculation`, and asks where its target can (`Target.ask`).
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, cast
+
+import cython
+
+from ngramspec.acceptance.rules import Row
+from ngramspec.acceptance.verifier import RuleVerifier
+from ngramspec.backend import Logits
+from ngramspec.cost.curve import CostCurve
+from ngramspec.decoding.drafts import Batch, Plan, Text
+from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.step import Speculation
+from ngramspec.drafting.chances import FadingRate
+from ngramspec.drafting.draft import TokenPrice
+from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.mixture.drafter import CHEAP, HOPELESS, MixtureDrafter
+from ngramspec.drafting.mixture.guesser import Guesser
+from ngramspec.errors import GrammarError
+from ngramspec.policies.policy import Policy
+from ngramspec.sampling.distribution import BadLogits, gumbel_pick
+from ngramspec.steps import Step
+
+CANDIDATES = cython.declare(cython.int, 10)
+POSITIONS = cython.declare(cython.int, 64)
+NOBODY = cython.declare(cython.int, -1)
+
+ANSWER = 0.8
+"""Tokens that one known a pass ahead counts as: its draft is not yet made, and the text may end before."""
+
+
+class Question(NamedTuple):
+    """A guess beside a draft."""
+
+    fork: int  # how many tokens of the draft stand before it
+    path: tuple[int, ...]  # the tokens that stand behind these instead of the draft's, its own last
+    chance: float  # that the text goes on so
+
+
+class AskingSpeculation(Speculation):
+    """A `Speculation` that asks beside the drafts of one text, where that pays."""
+
+    def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(policy, clock)
+        # How often the target says the same in the pass after: nearly always, except for rounding and for what was
+        # drawn anew.
+        self._trust = FadingRate(50.0, 50.5, fade=0.99)
+        self._finder: QuestionFinder | None = None
+        self._questions: Sequence[Question] = ()  # of the pass planned last
+        self._rows: Iterable[Row] = ()  # their logits
+
+    def plan(self, texts: Sequence[Text], batch: Batch | None = None) -> list[Plan]:
+        plans = super().plan(texts, batch)
+        self._questions = ()
+        text, plan, curve = texts[0], plans[0], self.curve
+        drafter, leaves = text.drafts.drafter, getattr(text.sequence, "leaves", 0)
+        # A draft model's guesses have no candidates beside them.
+        if not leaves or curve is None or not plan.sent.tokens or isinstance(drafter, HybridDrafter):
+            return plans
+        price, proposal = self.policy.price(curve, self.sizes), text.drafts.proposal
+        if price is None or not price.seconds or price.slopes[0] > CHEAP or not isinstance(drafter, MixtureDrafter):
+            return plans
+        assert proposal is not None
+        if self._finder is None:
+            self._finder = QuestionFinder(drafter.guesser)
+        sent, largest = len(plan.sent), self.sizes[len(self.sizes) - 1]
+        # Behind the text's end nobody asks.
+        found = self._finder.find(proposal.chances, sent - plan.ends, largest - 1 - sent, leaves, price)
+        count, size = worth_asking(found, sent, plan.size, price, curve, self.sizes)
+        self._questions = found[:count]
+        return [plan._replace(size=size)]
+
+    def evaluate(self, text: Text, tokens: Sequence[int]) -> Logits:
+        if not self._questions:
+            return super().evaluate(text, tokens)
+        # They take the place of padding.
+        count = len(tokens) - len(self._questions)
+        branches = [(question.fork, question.path) for question in self._questions]
+        rows: Logits = cast(Any, text.sequence).ask(tokens[:count], branches)
+        self._rows = rows[count:]
+        return rows[:count]
+
+    def learn(self, text: Text, step: Step, overhead: float = 0.0) -> None:
+        drafter = text.drafts.drafter
+        if isinstance(drafter, MixtureDrafter):
+            for said, token in zip(drafter.known, step.tokens, strict=False):
+                self._trust.add(said == token)
+                if said != token:
+                    break
+        super().learn(text, step, overhead)
+        if self._questions and isinstance(drafter, MixtureDrafter) and step.stop is None:
+            drafter.known, drafter.trust = self._answers(cast(Generation, text), len(step.tokens)), self._trust.value
+
+    def _answers(self, text: Generation, emitted: int) -> list[int]:
+        """What the target said behind the text, where it was asked."""
+        asked = {
+            question.path: row
+            for question, row in zip(self._questions, self._rows, strict=True)
+            if question.fork == emitted - 1
+        }
+        path: tuple[int, ...] = (text.last,)
+        said: list[int] = []
+        while path in asked:
+            token = self.answer(text, asked[path], text.settled + 1 + len(said))
+            if token is None:
+                break
+            said.append(token)
+            path = (*path, token)
+        return said
+
+    def answer(self, text: Generation, row: Row, position: int) -> int | None:
+        """What the target would probably emit, given its logits; None if that cannot be told. Nothing is emitted.
+
+        It depends on what was emitted and on the draft before, not on a number that the next draft is judged by. So a
+        draft of it is a rule's pick in the sense of `verify_rejection`, and its q is sure of it.
+        """
+        verifier = text.verifier
+        if not isinstance(verifier, RuleVerifier):
+            return None
+        sampling = verifier.sampler.sampling
+        if sampling.selects or sampling.xtc_probability > 0:
+            return None  # these draw random numbers of their own, and another draw would change the text
+        try:
+            p = verifier.sampler.distribution(row)
+        except (BadLogits, GrammarError):
+            return None
+        if verifier.rule in ("coupled", "match"):
+            return gumbel_pick(sampling.seed, position, p)
+        return int(p.ids[p.probs.argmax()])
+
+
+def worth_asking(
+    questions: Sequence[Question], length: int, size: int, price: TokenPrice, curve: CostCurve, sizes: Sequence[int]
+) -> tuple[int, int]:
+    """How many of the questions, the first ones, pay beside a draft, and in a batch of what size then.
+
+    What the target says behind a token that comes is a token of the next pass, for a row there: worth
+    ANSWER * (1 - lambda * slope) tokens of this one.
+
+    Args:
+        length, size: draft tokens that are sent, and the batch without questions.
+        price, curve, sizes: what the draft was made for.
+    """
+    costs, now = curve.padded(sizes), curve.ratio(size)
+    plain, plain_cost = costs[1]
+    most = max(now, plain_cost + price.loss_budget)
+    share = ANSWER * max(0.0, 1.0 - price.rate * price.slopes[length])
+    best, best_size, best_value, expected = 0, size, 0.0, 0.0
+    for k, question in enumerate(questions[: sizes[len(sizes) - 1] - 1 - length], 1):
+        expected += share * question.chance
+        wider, cost = (size, now) if 1 + length + k <= size else costs[1 + length + k]
+        if cost > most:
+            continue
+        change = curve.switching(wider, plain) - curve.switching(size, plain)
+        value = expected - price.rate * (cost - now + change)
+        if value > best_value:
+            best, best_size, best_value = k, wider, value
+    return best, best_size
+
+
+class QuestionFinder:
+    """Finds what may be asked beside a chain: the likeliest tokens that are not in it.
+
+    A row is worth its *reach*, the probability that the text comes through it, so those with the largest reaches are
+    taken, best first. With reaches known that is the optimum that Sequoia finds by dynamic programming from averages
+    (Chen et al. 2024, arXiv 2402.12374, section 3.1).
+
+    Nodes have numbers: those of the chain the number of guesses before them, those beside it the numbers after these.
+    The candidates that may follow a node lie in the guesser's cells of that number. `guesser`: made the chain, which
+    waits for its outcome.
+    """
+
+    def __init__(self, guesser: Guesser) -> None:
+        self._guesser = guesser
+        self._parent = array("i", bytes(4 * POSITIONS))
+        self._token = array("i", bytes(4 * POSITIONS))
+        self._depth = array("i", bytes(4 * POSITIONS))
+        self._fork = array("i", bytes(4 * POSITIONS))
+        self._goes_on = array("i", bytes(4 * POSITIONS))
+        self._reach = array("d", bytes(8 * POSITIONS))
+        # Of each candidate the probability that it is right; below 0 once it has a row.
+        self._left = array("d", bytes(8 * POSITIONS * CANDIDATES))
+        # Of each node the likeliest candidate without a row, and the reach that its row would have.
+        self._offered = array("i", bytes(4 * POSITIONS))
+        self._offer = array("d", bytes(8 * POSITIONS))
+
+    def find(
+        self,
+        chances: Sequence[float],
+        sent: cython.int,
+        limit: cython.int,
+        leaves: cython.int,
+        price: TokenPrice,
+    ) -> list[Question]:
+        """What to ask beside the chain, likeliest first, each after those that begin its path.
+
+        Args:
+            chances: of the chain's tokens, each if those before it are right.
+            sent: how many of them are sent; nothing behind these is asked.
+            limit, leaves: most questions, and most branches that they are on.
+            price: of a row; asking ends where none can pay.
+        """
+        guesser: Guesser = self._guesser
+        reach: cython.double = 1.0
+        found: list[Question] = []
+        start: cython.int = guesser.pending
+        if sent == start and sent < POSITIONS - 1:
+            self._offer[start] = 0.0
+            if guesser.look(start) < 0:
+                guesser.counts.found[start] = 0
+            start += 1
+        self._start = start
+        for node in range(min(sent + 1, start)):
+            self._depth[node] = self._fork[node] = node
+            self._reach[node] = reach
+            if node < guesser.pending:
+                self._rate(node, chances[node], guesser.guesses[node] if node < sent else -1)
+                reach *= chances[node]
+            elif guesser.counts.found[node] > 0:
+                self._rate(node, guesser.correction.p[node], -1)
+        # A token known a pass ahead takes a row there.
+        share: cython.double = max(0.0, 1.0 - price.rate * price.slopes[sent])
+        limit = min(limit, POSITIONS - start, cython.cast(cython.int, len(price.slopes)) - 1 - sent)
+        for n in range(start, start + limit):
+            best = NOBODY
+            reach = 0.0
+            for node in range(n):
+                if sent < node < start or (leaves == 0 and (node < start or self._goes_on[node])):
+                    continue
+                if self._offer[node] > reach:
+                    reach = self._offer[node]
+                    best = node
+            if best == NOBODY or reach < HOPELESS or not price.pays(share * reach, sent + n - start):
+                break
+            # The first row after a side node goes on with its branch; any other is a branch more.
+            if best < start or self._goes_on[best]:
+                leaves -= 1
+            else:
+                self._goes_on[best] = 1
+            cell = best * CANDIDATES + self._offered[best]
+            self._parent[n] = best
+            self._token[n] = guesser.counts.tokens[cell]
+            self._depth[n] = self._depth[best] + 1
+            self._fork[n] = self._fork[best]
+            self._goes_on[n] = 0
+            self._reach[n] = reach
+            self._left[cell] = -1.0
+            self._next(best)
+            path = []
+            node = n
+            while node >= start:
+                path.append(self._token[node])
+                node = self._parent[node]
+            path.reverse()
+            found.append(Question(self._fork[n], tuple(path), reach))
+            self._look(n)
+        return found
+
+    def _look(self, node: cython.int) -> None:
+        """Judge the candidates after a node beside the chain."""
+        guesser: Guesser = self._guesser
+        t = guesser.history.tokens
+        at: cython.int = node
+        self._offer[node] = 0.0
+        while at >= self._start:
+            t[guesser.history.size + self._depth[at] - 1] = self._token[at]
+            at = self._parent[at]
+        for i in range(at):
+            t[guesser.history.size + i] = guesser.guesses[i]
+        if guesser.look_aside(node, self._depth[node], self._fork[node]) >= 0:
+            self._rate(node, guesser.correction.p[node], -1)
+
+    def _rate(self, node: cython.int, chance: cython.double, taken: cython.int) -> None:
+        """Set the probability of each candidate: together they are right at most once.
+
+        Args:
+            node: after which they come.
+            chance: that the token right after it in the chain is right; of a node at an end, its likeliest candidate.
+            taken: that token; -1: there is none.
+        """
+        guesser: Guesser = self._guesser
+        cell: cython.int = node * CANDIDATES
+        first: cython.int = -1
+        others: cython.double = 0.0
+        for c in range(guesser.counts.found[node]):
+            if taken < 0:
+                if first < 0 or guesser.mixer.p[cell + c] > guesser.mixer.p[cell + first]:
+                    first = c
+            elif guesser.counts.tokens[cell + c] == taken:
+                first = c
+        for c in range(guesser.counts.found[node]):
+            if c != first:
+                others += guesser.mixer.p[cell + c]
+        scale: cython.double = (1.0 - chance) / others if others > 1.0 - chance else 1.0
+        for c in range(guesser.counts.found[node]):
+            if c != first:
+                self._left[cell + c] = scale * guesser.mixer.p[cell + c]
+            else:
+                # What stands in the chain is no question.
+                self._left[cell + c] = chance if taken < 0 else -1.0
+        self._next(node)
+
+    def _next(self, node: cython.int) -> None:
+        """Find the likeliest candidate after a node that has no row."""
+        chance: cython.double = 0.0
+        for c in range(self._guesser.counts.found[node]):
+            if self._left[node * CANDIDATES + c] > chance:
+                chance = self._left[node * CANDIDATES + c]
+                self._offered[node] = c
+        self._offer[node] = self._reach[node] * chance

@@ -1,0 +1,181 @@
+"""Questions beside drafts: what is asked, where that pays, and what comes of the answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.decoder_loop import drive, model
+from support.numpy_sampler import NumpySampler
+
+from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
+from ngramspec.backend import ModelBase
+from ngramspec.cost.curve import CostCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.drafts import Drafts, Text
+from ngramspec.decoding.questions import AskingSpeculation, Question, QuestionFinder, worth_asking
+from ngramspec.drafting.draft import NO_DRAFT, Draft, TokenPrice
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.policies.cost import CostPolicy
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Step
+
+NOTHING = TokenPrice(0.0, [0.0] * 65)
+
+
+def taught() -> MixtureDrafter:
+    """A drafter of a text in which 1 2 goes on with 3 or 4, each followed by tokens of its own; it ends with 1 2."""
+    rng = random.Random(1)
+    drafter = MixtureDrafter()
+    drafter.begin([1, 2])
+    for _ in range(80):
+        drafter.propose(12)
+        drafter.accept([*rng.choice([[3, 5, 6], [4, 7, 8]]), 1, 2])
+    return drafter
+
+
+def asked(
+    drafter: MixtureDrafter, draft: Draft, sent: int, limit: int = 30, leaves: int = 8, price: TokenPrice = NOTHING
+) -> list[Question]:
+    return QuestionFinder(drafter.guesser).find(draft.chances, sent, limit, leaves, price)
+
+
+def test_the_other_branch_is_asked_with_its_own_tokens_where_that_can_pay() -> None:
+    drafter = taught()
+    draft = drafter.propose(3)
+    assert draft.tokens in ((3, 5, 6), (4, 7, 8))
+    other = {3: (4, 7, 8), 4: (3, 5, 6)}[draft.tokens[0]]
+    found = {(q.fork, q.path): q.chance for q in asked(drafter, draft, 3)}
+    assert {(0, other[:i]) for i in (1, 2, 3)} <= set(found)
+    assert found[0, other[:1]] == pytest.approx(1 - draft.chances[0], abs=0.1)
+    # Behind a draft that was sent whole, its next guess is a question too.
+    assert (3, (1,)) in found
+    # Behind one that was not, what was left out is.
+    draft = drafter.propose(3)
+    assert (1, draft.tokens[1:2]) in {(q.fork, q.path) for q in asked(drafter, draft, 1)}
+    draft = drafter.propose(3)
+    paying = asked(drafter, draft, 3, price=TokenPrice(1.0, [0.2] * 65))
+    assert paying
+    assert min(q.chance for q in paying) >= 0.2
+    assert not asked(drafter, draft, 3, price=TokenPrice(1.0, [0.9] * 65))
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 5])
+def test_the_likeliest_first_each_behind_its_path_and_no_more_than_allowed(leaves: int) -> None:
+    rng = random.Random(2)
+    drafter, silent = MixtureDrafter(), MixtureDrafter()
+    prompt = [rng.randrange(4) for _ in range(200)]
+    for each in (drafter, silent):
+        each.begin(prompt)
+    for _ in range(60):
+        length = rng.randrange(1, 20)
+        draft = drafter.propose(length)
+        assert draft == silent.propose(length), "what was asked taught nothing"
+        sent = rng.randint(0, len(draft))
+        found = asked(drafter, draft, sent, limit := rng.randint(1, 40), leaves)
+        assert len(found) <= limit
+        assert [q.chance for q in found] == sorted((q.chance for q in found), reverse=True)
+        seen: set[tuple[int, tuple[int, ...]]] = set()
+        for fork, path, _ in found:
+            assert fork <= sent
+            assert fork == sent or path[0] != draft.tokens[fork]
+            assert len(path) == 1 or (fork, path[:-1]) in seen
+            assert (fork, path) not in seen
+            seen.add((fork, path))
+        ends = [1 for fork, path in seen if not any(f == fork and p[:-1] == path for f, p in seen)]
+        assert len(ends) <= leaves
+        for fork in range(sent):
+            beside = sum(q.chance for q in found if q.fork == fork and len(q.path) == 1)
+            assert beside <= np.prod(draft.chances[:fork]) * (1 - draft.chances[fork]) + 1e-9
+        truth = [rng.randrange(4) for _ in range(rng.randint(1, 4))]
+        assert drafter.accept(truth) == silent.accept(truth)
+
+
+@pytest.mark.parametrize("how", ["greedy", "coupled", "blind"])
+def test_answers_begin_the_next_draft_until_they_are_wrong(how: str) -> None:
+    drafter, speculation = taught(), AskingSpeculation(CostPolicy())
+    text = Text(Drafts(drafter), ModelBase())
+    choose = None if how == "greedy" else (lambda _at, law: max(law, key=lambda token: law[token]))
+    for turn in range(40):
+        drafter.accept([3])
+        drafter.known, drafter.trust = (77, 78), speculation._trust.value
+        draft = drafter.propose(6, choose, blind=how == "blind", price=NOTHING)
+        assert draft.tokens[:2] == (77, 78)
+        assert len(draft.chances) >= 2
+        if choose is not None:
+            assert draft.q[:2] == ({77: 1.0}, {78: 1.0})
+        if turn == 0:
+            assert min(draft.chances[:2]) > 0.9
+        speculation.learn(text, step := Step((77, 5)))
+        assert step.guessed == 1
+        assert drafter.propose(6).tokens[:1] != (77,)
+        drafter.accept([1, 2])
+    # Half of what was said came true.
+    assert draft.chances[0] == draft.chances[1] < 0.85
+    drafter.known = (77,)
+    drafter.begin([1, 2])
+    assert drafter.propose(6).tokens[:1] != (77,)
+
+
+def curve_of(cost: Callable[[int], float]) -> CostCurve:
+    return CostCurve({n: cost(n) for n in range(1, 17)})
+
+
+def test_questions_are_sent_where_their_rows_are_worth_it() -> None:
+    questions = [Question(0, (i,), p) for i, p in enumerate((0.5, 0.2, 0.05))]
+
+    def paying(questions: list[Question], length: int, size: int, curve: CostCurve, sizes: Any) -> tuple[int, int]:
+        price = CostPolicy().price(curve, sizes)
+        assert price is not None
+        return worth_asking(questions, length, size, price, curve, sizes)
+
+    flat, steep = curve_of(lambda n: 1 + 1e-6 * n), curve_of(lambda n: 0.4 + 0.6 * n)
+    sizes = range(1, 17)
+    assert paying(questions, 3, 4, flat, sizes) == (3, 7)
+    assert paying(questions, 3, 4, steep, sizes) == (0, 4)
+    # 0.5 and 0.2 pay for a row of 0.05, if 0.8 of a token known a pass ahead is what it saves there.
+    assert paying(questions, 3, 4, curve_of(lambda n: 0.95 + 0.05 * n), sizes) == (2, 6)
+    # Padding is free, in the batch as it is and as far as the sizes go.
+    assert paying(questions, 3, 8, steep, (1, 8, 16)) == (3, 8)
+    assert paying(questions, 3, 5, steep, sizes) == (1, 5)
+    assert paying(questions, 6, 7, flat, range(1, 9)) == (1, 8)
+    # No more than the stake; a change of size has its price.
+    assert paying(questions, 3, 4, curve_of(lambda n: 1.0 + 0.9 * (n > 4)), sizes) == (0, 4)
+    switching = CostCurve({1: 1.0, 16: 1.0}, switch=0.9)
+    switching.observe(4, 1.9)
+    assert paying(questions, 3, 4, switching, sizes) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("slope", "policy", "some"), [(0.04, "cost", True), (0.06, "cost", False), (0.04, "fixed", False)]
+)
+def test_questions_are_asked_only_where_a_drafted_token_is_nearly_free(slope: float, policy: str, some: bool) -> None:
+    target, curve = model(4), CostCurve({1: 1.0, 64: 1 + 63 * slope})
+    decoder = SpeculativeDecoder(target, policy=policy, curve=curve)
+    drive(decoder, [1, 2, 3, 1, 2], max_tokens=200, sampling=Sampling(0.9, seed=1))
+    assert (target.questions > 0) == some
+
+
+def test_an_answer_is_what_would_be_emitted_and_emits_nothing() -> None:
+    def text(sampling: Sampling, how: Acceptance | str | None = None) -> Any:
+        return SimpleNamespace(verifier=RuleVerifier(NumpySampler(sampling, 6), how))
+
+    answer = AskingSpeculation(CostPolicy()).answer
+    row = np.random.default_rng(2).standard_normal(6).astype(np.float32)
+    for sampling in (Sampling(), Sampling(0.9, seed=3), Sampling(repeat_penalty=1.5)):
+        asked = text(sampling)
+        asked.verifier.sampler.begin([int(row.argmax())])
+        answers = [answer(asked, row, position) for position in range(20)]
+        for position in (0, 7, 19):
+            fresh = text(sampling).verifier
+            fresh.sampler.begin([int(row.argmax())])
+            assert fresh.verify([row], NO_DRAFT, position).tokens == (answers[position],)
+    assert len(set(answers)) == 1 != len({answer(text(Sampling(0.9)), row, position) for position in range(20)})
+    # Rejection draws anew at every judgement: the likeliest.
+    assert answer(text(Sampling(0.9), "rejection"), row, 4) == row.argmax()
+    assert answer(text(Sampling(0.9, xtc_probability=0.5)), row, 4) is None
+    assert answer(text(Sampling()), np.full(6, np.nan, np.float32), 4) is None
