@@ -14,8 +14,7 @@ from starlette.responses import Response
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, json_answer
 from ngramspec.server.chat import EFFORTS, ChatTask, Transcript, as_json, count_prompt, run_chat
-from ngramspec.server.common_fields import read_rules, read_sampling
-from ngramspec.server.constraints import grammar_of, guided_schema
+from ngramspec.server.common_fields import grammar_of, guided_schema, read_rules, read_sampling
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.reply import Block, Reply, event, respond
 from ngramspec.tool_calls.deltas import Tool

@@ -146,7 +146,7 @@ async def run_chat(call: Call, task: ChatTask, count: int = 1) -> AsyncGenerator
     request, opening = await asyncio.to_thread(_lay_out, call.model, task)
     template = call.model.vocabulary.chat_template
     parsers = [parser_for(template, task.callable_tools, opening=opening) for _ in range(count)]
-    async with aclosing(generate(call, several_seeds(request, count), parsers=parsers)) as events:
+    async with aclosing(generate(call, several_seeds(request, count), parsers)) as events:
         async for event in events:
             yield event
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ngramspec.llama.embedder import Embedder
 from ngramspec.server.call import ApiError, Call, bad_field, json_answer, overflow
-from ngramspec.server.common_fields import read_tokens, several
+from ngramspec.server.openai_completions import read_tokens, several
 
 Vectors = NDArray[np.float32]
 """Of one text; shape (1, width), or (tokens, width) where none are pooled."""

@@ -1,16 +1,15 @@
 """`generate`: the texts of one or more requests of the engine, as pieces and ends; what goes wrong is an `ApiError`.
 
-What every endpoint that generates text is made of, chats included. `LineLimits` ends an editor's suggestion early.
+What every endpoint that generates text is made of, chats included. `DraftedText` tells what of a text was drafted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event, Listener, Prefilled, Request, Scored, Started
@@ -18,7 +17,6 @@ from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.call import Call, Counters, leaving, of_failure, overflow
 from ngramspec.steps import Step
 from ngramspec.tool_calls.deltas import Delta
-from ngramspec.tool_calls.parser import AnswerParser
 
 
 class Piece(NamedTuple):
@@ -27,7 +25,7 @@ class Piece(NamedTuple):
     deltas: Sequence[Delta] = ()  # what can be shown now; of a text that nobody parses, its content
     # Where they were asked for: of the tokens whose text is out by now, those that end a text left out.
     logprobs: tuple[Logprobs, ...] = ()
-    step: Step | None = None  # the engine's; None: a parser had held it back to the end
+    step: Step | None = None  # the engine's; None: it was held back to the end
 
     @property
     def text(self) -> str:
@@ -48,17 +46,26 @@ class End(NamedTuple):
 TextEvent = Started | Prefilled | Scored | Piece | End
 
 
+class TextReader(Protocol):
+    """Reads a text as it is written, and tells what can be shown of it."""
+
+    ended: bool | None  # whether the text ends here, before the engine ends it; None: it never does
+
+    def push(self, text: str) -> Sequence[Delta]: ...
+
+    def finish(self, cut: bool = False) -> Sequence[Delta]:
+        """What was held back, now that the text ended; `cut`: by a limit."""
+
+
 async def generate(
-    call: Call, requests: Sequence[Request], limits: Sequence[LineLimits] = (), parsers: Sequence[AnswerParser] = ()
+    call: Call, requests: Sequence[Request], readers: Sequence[TextReader] = ()
 ) -> AsyncGenerator[tuple[int, TextEvent], None]:
     """Generate texts at once: what happens to each, as it comes, with the text's number. The first error ends all.
 
-    Where the call is not streamed, all may come at the end.
+    Where the call is not streamed, all may come at the end. The call counts what they cost.
 
     Args:
-        call: that they belong to; counts what they cost.
-        limits: where each text ends before the engine ends it; none: nowhere.
-        parsers: read each text as an answer of a chat; none: the texts are content.
+        readers: of each text; none: the texts are content.
 
     Raises:
         ApiError: a request is wrong, the engine failed, or the server is being stopped.
@@ -67,9 +74,9 @@ async def generate(
         # A prompt must leave room for a token, unless none is asked for.
         if len(request.prompt) + (request.max_tokens != 0) > call.model.n_ctx:
             raise overflow(len(request.prompt), call.model.n_ctx)
-    left, nothing = len(requests), [None] * len(requests)
-    texts = [_Text(*one) for one in zip(limits or nothing, parsers or nothing, strict=True)]
-    async with Running(call.model.service, requests, call.counters, streamed=call.streamed or bool(limits)) as running:
+    left, texts = len(requests), [_Text(reader) for reader in readers] or [_Text(None) for _ in requests]
+    streamed = call.streamed or any(reader.ended is not None for reader in readers)
+    async with Running(call.model.service, requests, call.counters, streamed=streamed) as running:
         while left:
             number, event = await running.next()
             for told in texts[number].take(event):
@@ -82,9 +89,9 @@ async def generate(
 class _Text:
     """A text that the engine writes."""
 
-    def __init__(self, limits: LineLimits | None, parser: AnswerParser | None) -> None:
+    def __init__(self, reader: TextReader | None) -> None:
         self.ended = False
-        self._limits, self._parser = limits, parser
+        self._reader = reader
         self._started = self._written = self._called = False
         self._stop_string: str | None = None
         self._held: list[Logprobs] = []  # of tokens whose text is held back
@@ -105,14 +112,12 @@ class _Text:
 
     def _piece(self, step: Step) -> Piece:
         self._written = True
-        self._stop_string, text = step.stop_string, step.text
-        if self._limits is not None:
-            text = self._limits.push(text) + (self._limits.finish() if step.stop is not None else "")
-            self.ended = self._limits.ended
-        deltas: Sequence[Delta] = (Delta("text", text),) if text else ()
-        if self._parser is not None:
+        self._stop_string = step.stop_string
+        deltas: Sequence[Delta] = (Delta("text", step.text),) if step.text else ()
+        if self._reader is not None:
             self._untold += len(step.tokens)
-            deltas = self._noted(self._parser.push(text))
+            deltas = self._noted(self._reader.push(step.text))
+            self.ended = bool(self._reader.ended)
         return Piece(deltas, self._logprobs(step), step)
 
     def _end(self, done: Done) -> Iterator[Piece | End]:
@@ -120,7 +125,7 @@ class _Text:
             raise leaving()  # else what is written is told: the server is being stopped
         by_itself = not self.ended and done.reason in ("eog", "stop")
         full = done.reason == "context" and not self.ended
-        if self._parser is not None and (deltas := self._noted(self._parser.finish(cut=not by_itself))):
+        if self._reader is not None and (deltas := self._noted(self._reader.finish(cut=not by_itself))):
             yield Piece(deltas)
         reason: Literal["stop", "length", "tool_calls"] = "stop" if by_itself else "length"
         if by_itself and self._called:
@@ -216,63 +221,46 @@ class Running:
                     await self.next()
 
 
-# --------------------------------------------------------------------------- limits of lines
+# --------------------------------------------------------------------------- what was drafted
 
 
-class LineLimits:
-    """Where an editor's suggestion ends before the model ends it.
+Span = tuple[int, int]  # where a part of a text begins and ends, in characters
 
-    What a line's indentation is shows with its first other character: until then it is held back, so that the text
-    depends on no token's or draft's length.
 
-    Args:
-        seconds: from the first token on, after which the text ends with the next line end (`t_max_predict_ms`).
-        indent: the text ends before a line, other than its first, that begins with fewer spaces and tabs (`n_indent`).
-            A blank line has none, so it ends a text, as in llama-server, for which editors set this.
-        clock: seconds from some moment on.
+class DraftedText:
+    """Finds what a parser tells in the text that it was given, in order, and so the tokens that it is of.
+
+    What it tells in other words than it read is not found, and nothing is said of it.
     """
 
-    def __init__(
-        self, seconds: float | None = None, indent: int = 0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.ended = False  # what comes afterwards is no part of the text
-        self._seconds, self._indent, self._clock = seconds, indent, clock
-        self._began: float | None = None
-        self._at_margin = False
-        self._held = ""
+    def __init__(self) -> None:
+        self._text = ""  # that nothing was told of yet
+        self._spans: list[Span] = []  # of this text
 
-    def push(self, text: str) -> str:
-        """What can be shown, now that `text` was generated; call it for tokens without text as well."""
-        if self.ended:
-            return ""
-        now = self._clock()
-        if self._began is None:
-            self._began = now
-        line_end = text.find("\n")
-        if self._seconds is not None and now - self._began > self._seconds and line_end >= 0:
-            self.ended = True
-            text = text[: line_end + 1]
-        return self._indented(text) if self._indent else text
+    def mark(self, piece: Piece) -> list[tuple[Delta, list[Span]]]:
+        """The deltas of a further piece, each with the spans of its text that were drafted, in order."""
+        if piece.step is not None:
+            # A token's text that is held back comes out with the next one's, and is its.
+            for i, text in enumerate(piece.step.pieces):
+                start = len(self._text)
+                self._text += text
+                if text and i < piece.step.accepted:
+                    self._spans.append((start, len(self._text)))
+        return [(delta, self._found(delta.text)) for delta in piece.deltas]
 
-    def finish(self) -> str:
-        """What was held back of a text that has ended in another way."""
-        rest, self._held = self._held, ""
-        return "" if self.ended else rest
-
-    def _indented(self, text: str) -> str:
-        text, self._held = self._held + text, ""
-        line = 0
-        while True:
-            if self._at_margin:
-                margin = len(text) - line - len(text[line:].lstrip(" \t"))
-                if line + margin == len(text):
-                    self._held = text[line:]
-                    return text[:line]
-                if margin < self._indent:
-                    self.ended = True
-                    return text[:line]
-            line_end = text.find("\n", line)
-            self._at_margin = line_end >= 0
-            if not self._at_margin:
-                return text
-            line = line_end + 1
+    def _found(self, text: str) -> list[Span]:
+        """What was drafted of the text that comes next; spans that touch are one."""
+        at = self._text.find(text)
+        if not text or at < 0:
+            return []
+        end = at + len(text)
+        joined: list[Span] = []
+        for first, last in self._spans:
+            start, stop = max(first, at) - at, min(last, end) - at
+            if joined and joined[-1][1] == start:
+                joined[-1] = (joined[-1][0], stop)
+            elif start < stop:
+                joined.append((start, stop))
+        self._text = self._text[end:]
+        self._spans = [(max(a - end, 0), b - end) for a, b in self._spans if b > end]
+        return joined

@@ -1,35 +1,33 @@
 """llama-server's own endpoints: `/completion` continues texts, `/infill` fills gaps, `/tokenize`, `/detokenize`,
-`/apply-template`.
+`/apply-template`. `LineLimits` ends an editor's suggestion early.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from starlette.responses import Response
 
 from ngramspec.batching.request import Prefilled, Request
-from ngramspec.errors import ModelError
-from ngramspec.fill_in import Limits, fill_in
+from ngramspec.fill_in import Limits
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.call import ApiError, Call, ServedModel, bad_field, json_answer
+from ngramspec.server.call import Call, bad_field, json_answer
 from ngramspec.server.chat import chat_prompt
 from ngramspec.server.common_fields import (
     check_token,
     read_max_tokens,
-    read_prompts,
-    read_requests,
     read_sampling,
-    several,
 )
-from ngramspec.server.generate import End, LineLimits, Piece, TextEvent, generate
+from ngramspec.server.generate import End, Piece, TextEvent, generate
 from ngramspec.server.openai_chat import read_chat
-from ngramspec.server.reply import Reply, event, respond
-from ngramspec.server.usage import logprobs_content, timings
+from ngramspec.server.openai_completions import gap_prompt, read_prompts, read_requests, several
+from ngramspec.server.reply import Reply, event, logprobs_content, respond, timings
+from ngramspec.tool_calls.deltas import Delta
 
 
 async def completion(call: Call) -> Response:
@@ -222,17 +220,61 @@ def _prompt(call: Call) -> list[int]:
     return gap_prompt(model, before, after, prompt, others, limits)
 
 
-def gap_prompt(
-    model: ServedModel,
-    before: str,
-    after: str,
-    prompt: str = "",
-    others: Sequence[tuple[str, str]] = (),
-    limits: Limits | None = None,
-) -> list[int]:
-    """The prompt for what belongs between two texts; see `ngramspec.fill_in.fill_in`."""
-    first = model.suffix_first
-    try:
-        return fill_in(model.vocabulary, before, after, prompt=prompt, others=others, limits=limits, suffix_first=first)
-    except ModelError as error:
-        raise ApiError(400, str(error), type="not_supported_error") from error
+class LineLimits:
+    """Where an editor's suggestion ends before the model ends it.
+
+    What a line's indentation is shows with its first other character: until then it is held back, so that the text
+    depends on no token's or draft's length.
+
+    Args:
+        seconds: from the first token on, after which the text ends with the next line end (`t_max_predict_ms`).
+        indent: the text ends before a line, other than its first, that begins with fewer spaces and tabs (`n_indent`).
+            A blank line has none, so it ends a text, as in llama-server, for which editors set this.
+        clock: seconds from some moment on.
+    """
+
+    def __init__(
+        self, seconds: float | None = None, indent: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.ended: bool | None = False  # what comes afterwards is no part of the text
+        self._seconds, self._indent, self._clock = seconds, indent, clock
+        self._began: float | None = None
+        self._at_margin = False
+        self._held = ""
+
+    def push(self, text: str) -> list[Delta]:
+        """What can be shown, now that `text` was generated; call it for tokens without text as well."""
+        if self.ended:
+            return []
+        now = self._clock()
+        if self._began is None:
+            self._began = now
+        line_end = text.find("\n")
+        if self._seconds is not None and now - self._began > self._seconds and line_end >= 0:
+            self.ended = True
+            text = text[: line_end + 1]
+        text = self._indented(text) if self._indent else text
+        return [Delta("text", text)] if text else []
+
+    def finish(self, cut: bool = False) -> list[Delta]:
+        """What was held back of a text that has ended in another way."""
+        rest, self._held = self._held, ""
+        return [Delta("text", rest)] if rest and not self.ended else []
+
+    def _indented(self, text: str) -> str:
+        text, self._held = self._held + text, ""
+        line = 0
+        while True:
+            if self._at_margin:
+                margin = len(text) - line - len(text[line:].lstrip(" \t"))
+                if line + margin == len(text):
+                    self._held = text[line:]
+                    return text[:line]
+                if margin < self._indent:
+                    self.ended = True
+                    return text[:line]
+            line_end = text.find("\n", line)
+            self._at_margin = line_end >= 0
+            if not self._at_margin:
+                return text
+            line = line_end + 1

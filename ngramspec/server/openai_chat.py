@@ -15,6 +15,7 @@ from ngramspec.server.call import Call, Fields, ServedModel, bad_field, json_ans
 from ngramspec.server.chat import ChatTask, Toolbox, as_json, count_prompt, free_text, run_chat
 from ngramspec.server.common_fields import (
     read_answers,
+    read_format,
     read_max_tokens,
     read_prediction,
     read_rules,
@@ -23,10 +24,20 @@ from ngramspec.server.common_fields import (
     read_stop,
     read_usage_too,
 )
-from ngramspec.server.constraints import read_format
-from ngramspec.server.generate import End, Piece, TextEvent
-from ngramspec.server.reply import DONE, Answer, Block, Reply, chunk_maker, respond
-from ngramspec.server.usage import FINGERPRINT, DraftedText, Span, logprobs_content, prediction_usage, timings, totals
+from ngramspec.server.generate import DraftedText, End, Piece, Span, TextEvent
+from ngramspec.server.reply import (
+    DONE,
+    FINGERPRINT,
+    Answer,
+    Block,
+    Reply,
+    chunk_maker,
+    logprobs_content,
+    prediction_usage,
+    respond,
+    timings,
+    totals,
+)
 from ngramspec.steps import Stats, Step
 from ngramspec.tool_calls.deltas import Delta
 

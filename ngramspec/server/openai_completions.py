@@ -1,4 +1,6 @@
-"""`/v1/completions`: texts continued, in OpenAI's words; with `suffix` and `echo`."""
+"""`/v1/completions`: texts continued, in OpenAI's words, with `suffix` and `echo`; prompts and the requests to continue
+them, as llama-server's endpoints have them too.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,27 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.batching.request import Request, Scored
+from ngramspec.errors import ModelError
+from ngramspec.fill_in import Limits, fill_in
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.server.call import Call, Fields, ServedModel, bad_field
+from ngramspec.sampling.settings import Sampling
+from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field, shown
 from ngramspec.server.common_fields import (
+    MOST_ANSWERS,
+    check_token,
+    grammar_of,
     read_answers,
-    read_prompts,
-    read_requests,
+    read_format,
+    read_max_tokens,
+    read_rules,
     read_sampling,
+    read_slot,
+    read_stop,
     read_usage_too,
+    several_seeds,
 )
-from ngramspec.server.constraints import grammar_of, read_format
 from ngramspec.server.generate import End, Piece, TextEvent, generate
-from ngramspec.server.llama_server import gap_prompt
-from ngramspec.server.reply import DONE, Reply, chunk_maker, respond
-from ngramspec.server.usage import FINGERPRINT, finite, token_text, totals
+from ngramspec.server.reply import DONE, FINGERPRINT, Reply, chunk_maker, finite, respond, token_text, totals
 
 
 async def completions(call: Call) -> Response:
@@ -163,3 +172,72 @@ class CompletionReply(Reply):
             table["text_offset"].append(self._offsets[number])
             self._offsets[number] += len(self._model.vocabulary.piece(token).decode("utf-8", "ignore"))
         return table
+
+
+# --------------------------------------------------------------------------- prompts
+
+
+def read_prompts(model: ServedModel, given: Fields) -> list[list[int]]:
+    """The token ids of each prompt. A text spells out control tokens too: clients put them there."""
+    value = given.data.get("prompt")
+    if value is None:
+        raise bad_field("prompt", "prompt is missing")
+    prompts = [read_tokens(model, one, "prompt") for one in (value if several(value) else [value])]
+    if not prompts or not all(prompts):
+        raise bad_field("prompt", "prompt is empty: there is nothing to continue")
+    if len(prompts) > MOST_ANSWERS:
+        raise bad_field("prompt", f"prompt holds {len(prompts)} prompts, but must hold at most {MOST_ANSWERS}")
+    return prompts
+
+
+def several(value: Any) -> bool:
+    """Whether the value of `prompt` is a list of prompts, not one of tokens and texts."""
+    if not isinstance(value, list):
+        return False
+    return any(isinstance(item, list) for item in value) or all(isinstance(item, str) for item in value)
+
+
+def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = None) -> list[int]:
+    """The token ids of a text, or of a list of token ids and texts, for a context of `n_ctx`; None: a request's."""
+    vocabulary = model.vocabulary
+    if isinstance(value, dict) and value.keys() == {"prompt_string"}:  # llama-server's form of a text with images
+        value = value["prompt_string"]
+    if isinstance(value, str):
+        model.check_size(len(value), n_ctx)
+        return list(vocabulary.tokenize(value, special=True))
+    if not isinstance(value, list):
+        raise bad_field(name, f"{name} holds {shown(value)}, but must hold text, token ids or lists of them")
+    tokens: list[int] = []
+    for i, item in enumerate(value):
+        if isinstance(item, str):
+            model.check_size(len(item), n_ctx)
+            tokens += vocabulary.tokenize(item, special=True, add_bos=i == 0)
+        else:
+            tokens.append(check_token(vocabulary, item, name))
+    return tokens
+
+
+def read_requests(
+    call: Call, prompts: Sequence[Sequence[int]], sampling: Sampling, logprobs: int | None, **more: Any
+) -> list[Request]:
+    """Requests that continue each prompt as often as answers are wanted; `more`: of what `Request` has."""
+    given, count = call.given, read_answers(call.given, len(prompts))
+    most, slot, rules = call.model.most(read_max_tokens(given)), read_slot(call), read_rules(call)
+    asked = Request((), most, sampling, read_stop(given), logprobs, slot=slot, rules=rules, **more)
+    return [one for prompt in prompts for one in several_seeds(replace(asked, prompt=prompt), count)]
+
+
+def gap_prompt(
+    model: ServedModel,
+    before: str,
+    after: str,
+    prompt: str = "",
+    others: Sequence[tuple[str, str]] = (),
+    limits: Limits | None = None,
+) -> list[int]:
+    """The prompt for what belongs between two texts; see `ngramspec.fill_in.fill_in`."""
+    first = model.suffix_first
+    try:
+        return fill_in(model.vocabulary, before, after, prompt=prompt, others=others, limits=limits, suffix_first=first)
+    except ModelError as error:
+        raise ApiError(400, str(error), type="not_supported_error") from error

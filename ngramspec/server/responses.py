@@ -24,11 +24,16 @@ from ngramspec.server.chat import (
     function_name,
     run_chat,
 )
-from ngramspec.server.common_fields import read_prediction, read_rules, read_sampling
-from ngramspec.server.constraints import ANY_OBJECT, grammar_of, guided_schema
+from ngramspec.server.common_fields import (
+    ANY_OBJECT,
+    grammar_of,
+    guided_schema,
+    read_prediction,
+    read_rules,
+    read_sampling,
+)
 from ngramspec.server.generate import End, TextEvent
-from ngramspec.server.reply import Block, Reply, event, respond
-from ngramspec.server.usage import logprobs_content, prediction_usage
+from ngramspec.server.reply import Block, Reply, event, logprobs_content, prediction_usage, respond
 
 _EFFORTS = {"none": "low", "minimal": "low"} | EFFORTS
 

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 from ngramspec.batching.request import Report, Slot
 from ngramspec.server.call import ApiError, Call, json_answer, shown
 from ngramspec.server.llama_server import generation_settings
-from ngramspec.server.usage import FINGERPRINT
+from ngramspec.server.reply import FINGERPRINT
 
 
 async def health(call: Call) -> Response:

@@ -36,6 +36,8 @@ def thoughts_parser(template: str | None, *, opening: str = "") -> AnswerParser:
 class AnswerParser:
     """Reads one answer. No text makes it raise. Made by `parser_for` and `thoughts_parser`."""
 
+    ended: bool | None = None  # it never ends a text early
+
     def __init__(self, family: Family, tools: Sequence[Tool], tags: Mapping[str, str], opening: str) -> None:
         self._reader, self._answer = Reader(), Deltas(family.short_ids)
         known = {tool.name: tool for tool in tools}

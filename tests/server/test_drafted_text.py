@@ -6,8 +6,7 @@ import pytest
 from support.fake_service import Script
 from support.http import ask, demo_vocabulary
 
-from ngramspec.server.generate import Piece
-from ngramspec.server.usage import DraftedText
+from ngramspec.server.generate import DraftedText, Piece
 from ngramspec.steps import Step
 from ngramspec.tool_calls.deltas import Delta
 

@@ -20,8 +20,7 @@ from support.vocabulary_files import write_vocabulary
 from ngramspec.fill_in import Limits, fill_in
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server import llama_server
-from ngramspec.server.generate import LineLimits
-from ngramspec.server.llama_server import NEAR
+from ngramspec.server.llama_server import NEAR, LineLimits
 
 VIM: dict[str, Any] = json.loads(Path(__file__).with_name("llama_vim.json").read_text("utf-8"))
 ASKED: dict[str, Any] = {"input_prefix": "def f(a):\n    ", "input_suffix": "\n    return b\n"}

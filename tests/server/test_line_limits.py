@@ -9,10 +9,15 @@ from functools import partial
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ngramspec.server.generate import LineLimits
+from ngramspec.server.llama_server import LineLimits
+from ngramspec.tool_calls.deltas import Delta
 
 Arrival = tuple[float, str]
 """(seconds, text)"""
+
+
+def told(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
 
 
 def shown(arrivals: Sequence[Arrival], seconds: float | None = None, indent: int = 0) -> tuple[list[str], bool]:
@@ -21,10 +26,10 @@ def shown(arrivals: Sequence[Arrival], seconds: float | None = None, indent: int
     limits = LineLimits(seconds, indent, clock=lambda: next(now))
     parts = []
     for _, text in arrivals:
-        parts.append(limits.push(text))
+        parts.append(told(limits.push(text)))
         if limits.ended:
             return parts, True
-    return [*parts, limits.finish()], False
+    return [*parts, told(limits.finish())], False
 
 
 def test_a_deadline_ends_a_text_with_a_line() -> None:
@@ -74,5 +79,5 @@ def test_both_rules_and_none() -> None:
 
 def test_nothing_comes_after_the_end() -> None:
     limits = LineLimits(indent=4)
-    assert limits.push("a\nb") == "a\n"
-    assert (limits.ended, limits.push("    c"), limits.finish()) == (True, "", "")
+    assert told(limits.push("a\nb")) == "a\n"
+    assert (limits.ended, limits.push("    c"), limits.finish()) == (True, [], [])

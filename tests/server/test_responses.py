@@ -24,8 +24,8 @@ from ngramspec.server import responses
 from ngramspec.server.call import ApiError, Fields, overflow
 from ngramspec.server.chat import ChatTask, Toolbox
 from ngramspec.server.generate import Piece
+from ngramspec.server.reply import logprobs_content
 from ngramspec.server.responses import ResponseReply, read_request
-from ngramspec.server.usage import logprobs_content
 from ngramspec.tool_calls.deltas import Delta
 
 Asked = tuple[ChatTask, Toolbox, dict[str, Any]]
