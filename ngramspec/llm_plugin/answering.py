@@ -97,7 +97,8 @@ def answer(loaded: Loaded, prompt: llm.Prompt, response: llm.Response) -> Iterat
     grammar = None
     if (schema := cast(Any, prompt.schema)) is not None:
         template = target.chat_template
-        grammar = answer_grammar(tools, schema_rules, schema=schema, template=template, opening=chat.opening)
+        json = schema_rules({"json": schema}, trimmed=True)
+        grammar = answer_grammar(tools, schema_rules, json=json, template=template, opening=chat.opening)
     sampling = sampling_of(prompt.options, grammar)
     target.sampler(sampling)  # refuses what this model cannot do, before the conversation is read
     parser = parser_for(target.chat_template, tools, opening=chat.opening)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, json_answer
 from ngramspec.server.chat import EFFORTS, ChatTask, Transcript, as_json, count_prompt, run_chat
-from ngramspec.server.common_fields import grammar_of, guided_schema, read_rules, read_sampling
+from ngramspec.server.common_fields import Form, read_form, read_rules, read_sampling
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.reply import Block, Reply, event, respond
 from ngramspec.tool_calls.deltas import Tool
@@ -41,8 +41,6 @@ async def messages(call: Call) -> Response:
     """Answer a chat."""
     given, model = call.given, call.model
     task = replace(read_request(given, read_sampling(call, schemas=False)), rules=read_rules(call))
-    if task.schema is not None:
-        grammar_of(task.schema, "output_config.format.schema")  # an error names the field as this API does
     reply = MessageReply(f"msg_{secrets.token_hex(12)}", given.text("model") or model.name, hides_thoughts(given))
     return await respond(call, run_chat(call, task), reply)
 
@@ -81,7 +79,7 @@ def read_request(given: Fields, sampling: Sampling, *, counting: bool = False) -
         tools=tools,
         tool_choice=choice,
         parallel=parallel,
-        schema=_schema(given),
+        form=_form(given),
         max_tokens=given.whole("max_tokens"),
         sampling=sampling,
         stop=stop,
@@ -199,16 +197,13 @@ def _choice(given: Fields, tools: tuple[Tool, ...]) -> tuple[str, bool]:
             return kind, parallel
 
 
-def _schema(given: Fields) -> dict[str, Any] | None:
+def _form(given: Fields) -> Form | None:
     config = given.object("output_config")
     form = (config.object("format") if config else None) or given.object("output_format")  # the latter is the older
-    guided = guided_schema(given)
-    if form is None or guided is not None:
-        if form is not None:
-            raise form.refused("schema", "goes with no other constraint of the text")
-        return None if guided is None else dict(guided)
+    if form is None:
+        return read_form(given, None)
     form.needed_choice("type", ("json_schema",))
-    return dict(form.needed_object("schema").data)
+    return read_form(given, Form(form.needed_object("schema").data, field=f"{form.path}schema"))
 
 
 def _variables(given: Fields) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ngramspec.llama.json_schema import schema_rules
 from ngramspec.sampling.sampler import NO_RULES, TextRules
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field
-from ngramspec.server.common_fields import several_seeds
+from ngramspec.server.common_fields import Form, several_seeds
 from ngramspec.server.generate import TextEvent, generate
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import answer_grammar, begun_answer
@@ -39,8 +39,7 @@ class ChatTask:
     tools: Sequence[Tool] = ()  # that may be called
     tool_choice: str = "auto"  # or "none", "required", or the name of the tool that must be called
     parallel: bool = True  # whether one answer may hold several calls
-    schema: Mapping[str, Any] | None = None  # the answer must be JSON of it ({} is any object); None: free text
-    strict: bool = True  # whether a schema that no grammar can say whole is refused; else it is kept as far as one can
+    form: Form | None = None  # the answer must be such JSON; None: free text
     max_tokens: int | None = None  # most tokens to emit; None: as many as the context holds
     sampling: Sampling = field(default_factory=Sampling)  # this and others of these names: see `Request`
     stop: tuple[str, ...] = ()
@@ -121,9 +120,9 @@ def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
     """What the answer must be like, where the task asks for more than text."""
     tools = task.callable_tools
     forced = bool(tools) and task.tool_choice != "auto"
-    if task.schema is None and not forced:
+    if task.form is None and not forced:
         return None
-    name = "tools" if tools else "response_format"
+    name = "tools" if tools or task.form is None else task.form.field
     if task.sampling.grammar is not None:
         raise bad_field("grammar", f"grammar and {name} exclude each other")
     try:
@@ -132,13 +131,12 @@ def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
             schema_rules,
             choice=task.tool_choice if forced else "auto",
             parallel=task.parallel,
-            schema=task.schema,
-            strict=task.strict,
+            json=task.form.rules() if task.form is not None else "",
             template=template,
             opening=opening,
         )
     except (GrammarError, RecursionError) as error:
-        raise bad_field(name, f"{name}: {error}") from error
+        raise bad_field("tools", f"tools: {error}") from error
 
 
 async def run_chat(call: Call, task: ChatTask, count: int = 1) -> AsyncGenerator[tuple[int, TextEvent], None]:

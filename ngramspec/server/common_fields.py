@@ -11,11 +11,11 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from ngramspec.batching.request import Request
 from ngramspec.errors import GrammarError
-from ngramspec.llama.json_schema import pattern_grammar, schema_grammar
+from ngramspec.llama.json_schema import pattern_grammar, schema_rules
 from ngramspec.llama.json_values import one_of
 from ngramspec.sampling.option import options
 from ngramspec.sampling.sampler import TextRules
@@ -271,7 +271,7 @@ _GUIDED = ("json", "choice", "grammar", "regex", "json_object", "structural_tag"
 def read_grammar(given: Fields, schemas: bool = True) -> str | None:
     """The grammar that a request asks for, but for a `response_format`; None: none.
 
-    `schemas`: whether vLLM's `guided_json` counts; else `guided_schema` reads it, for answers with thoughts before.
+    `schemas`: whether vLLM's `guided_json` counts; else `read_form` reads it, for answers with thoughts before.
     """
     for name, (agreeing, instead) in _UNSUPPORTED.items():
         if name in given and given.data[name] not in agreeing:
@@ -280,7 +280,7 @@ def read_grammar(given: Fields, schemas: bool = True) -> str | None:
     if "json_schema" in given:
         if "grammar" in given:
             raise bad_field("json_schema", "json_schema and grammar exclude each other")
-        grammar = grammar_of(given.data["json_schema"], "json_schema")
+        grammar = Form(given.needed_object("json_schema").data, field="json_schema").grammar()
     for kind, (where, name) in _guided(given).items():
         if kind in _SCHEMAS and not schemas:
             continue
@@ -315,15 +315,13 @@ def _guided_grammar(where: Fields, name: str, kind: str) -> str:
             return pattern_grammar(where.needed_name(name))
         except GrammarError as error:
             raise where.refused(name, str(error)) from error
-    if kind in ("json", "json_object"):
-        return grammar_of(_guided_schema(where, name, kind), where.path + name)
+    if kind in _SCHEMAS:
+        return _guided_form(where, name, kind).grammar()
     raise where.refused(name, "is not supported; use a grammar (GBNF) instead")
 
 
-def _guided_schema(where: Fields, name: str, kind: str) -> Mapping[str, Any]:
-    if kind == "json_object":
-        return ANY_OBJECT
-    schema = where.data[name]
+def _guided_form(where: Fields, name: str, kind: str) -> Form:
+    schema = ANY_OBJECT if kind == "json_object" else where.data[name]
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -331,47 +329,46 @@ def _guided_schema(where: Fields, name: str, kind: str) -> Mapping[str, Any]:
             raise where.refused(name, "is text that is not JSON") from None
     if not isinstance(schema, dict):
         raise where.wrong(name, "an object")
-    return schema or ANY_OBJECT
+    return Form(schema or ANY_OBJECT, field=where.path + name)
 
 
-def guided_schema(given: Fields) -> Mapping[str, Any] | None:
-    """The JSON schema that vLLM's fields ask for, all of which must be kept; None: none."""
-    found = None
+class Form(NamedTuple):
+    """The JSON that an answer must be."""
+
+    schema: Mapping[str, Any]
+    strict: bool = True  # whether a schema that no grammar can say whole is refused; else it is kept as far as one can
+    field: str = "response_format"  # that asks for it
+
+    def rules(self) -> str:
+        """GBNF rules, of which "json" is the JSON."""
+        try:
+            return schema_rules({"json": self.schema}, strict=self.strict, trimmed=True)
+        except (GrammarError, RecursionError) as error:
+            raise bad_field(self.field, f"{self.field}: {error}") from error
+
+    def grammar(self) -> str:
+        return f"root ::= json\n{self.rules()}"
+
+
+def read_form(given: Fields, own: Form | None) -> Form | None:
+    """What an API's own field asks for, or one of vLLM's; where there is none, the text is free."""
     for kind, (where, name) in _guided(given).items():
         if kind in _SCHEMAS:
-            if found is not None:
+            if own is not None:
                 raise where.refused(name, "goes with no other constraint of the text")
-            found = _guided_schema(where, name, kind)
-            grammar_of(found, where.path + name)  # an error names this field
-    return found
+            own = _guided_form(where, name, kind)
+    return own
 
 
-def read_format(given: Fields) -> tuple[Mapping[str, Any] | None, bool]:
-    """The JSON schema of `response_format`, or of vLLM's `guided_json`, and whether all of it must be kept.
-
-    Where there is none, the text is free.
-    """
-    asked, guided = given.object("response_format"), guided_schema(given)
-    if guided is not None:
-        if asked is not None and asked.data.get("type") != "text":
-            raise given.refused("response_format", "goes with no other constraint of the text")
-        return guided, True
+def read_format(given: Fields) -> Form | None:
+    """What `response_format` asks for, or one of vLLM's fields."""
+    asked = given.object("response_format")
     kind = "text" if asked is None else asked.choice("type", _FORMATS, "text")
     if asked is None or kind == "text":
-        return None, True
+        return read_form(given, None)
     wrapped = asked.object("json_schema") if kind == "json_schema" else None
     if kind == "json_schema" and wrapped is None and "schema" not in asked:
         raise bad_field("response_format.json_schema", "response_format.json_schema is missing")
     form = wrapped or asked
     schema = form.object("schema")
-    return ANY_OBJECT if schema is None or not schema.data else schema.data, form.flag("strict")
-
-
-def grammar_of(schema: Any, name: str, strict: bool = True) -> str:
-    """The grammar of a JSON schema; `name`: the field that holds it; `strict` as in `schema_grammar`."""
-    if not isinstance(schema, dict):
-        raise bad_field(name, f"{name} is {shown(schema)}, but must be an object")
-    try:
-        return schema_grammar(json.dumps(schema), strict=strict, trimmed=True)
-    except (GrammarError, RecursionError) as error:
-        raise bad_field(name, f"{name}: {error}") from error
+    return read_form(given, Form(ANY_OBJECT if schema is None else schema.data or ANY_OBJECT, form.flag("strict")))

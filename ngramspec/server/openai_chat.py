@@ -51,12 +51,10 @@ async def chat_completions(call: Call) -> Response:
     """Answer a chat."""
     given, model = call.given, call.model
     conversation, toolbox = read_chat(given)
-    schema, strict = read_format(given)
     task = replace(
         conversation,
         parallel=given.flag("parallel_tool_calls", "functions" not in given),
-        schema=schema,
-        strict=strict,
+        form=read_format(given),
         max_tokens=read_max_tokens(given),
         sampling=read_sampling(call, schemas=False),
         stop=read_stop(given),

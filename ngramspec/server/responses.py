@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +26,8 @@ from ngramspec.server.chat import (
 )
 from ngramspec.server.common_fields import (
     ANY_OBJECT,
-    grammar_of,
-    guided_schema,
+    Form,
+    read_form,
     read_prediction,
     read_rules,
     read_sampling,
@@ -49,8 +49,6 @@ async def responses(call: Call) -> Response:
     given, model = call.given, call.model
     task, toolbox, echo = read_request(given, read_sampling(call, schemas=False))
     task = replace(task, rules=read_rules(call))
-    if task.schema is not None:  # an error names the field as this API does
-        grammar_of(task.schema, "text.format.schema", strict=task.strict)
     id, name = f"resp_{secrets.token_hex(12)}", given.text("model") or model.name
     return await respond(call, run_chat(call, task), ResponseReply(model, toolbox, echo, id, name, task.prediction))
 
@@ -75,24 +73,20 @@ def read_request(given: Fields, sampling: Sampling) -> tuple[ChatTask, Toolbox, 
     toolbox.add(given.objects("tools"))
     transcript.system(given.text("instructions") or "")
     _input(given, transcript, toolbox)
-    form, schema = _format(given)
-    guided = guided_schema(given)
-    if guided is not None and schema is not None:
-        raise given.refused("text", "goes with no other constraint of the text")
+    told, form = _format(given)
     task = ChatTask(
         messages=transcript.messages,
         tool_choice=_choice(given, toolbox),
         tools=toolbox.tools,  # those that the choice allows
         parallel=given.flag("parallel_tool_calls", default=True),
-        schema=schema if guided is None else guided,
-        strict=guided is not None or bool(form.get("strict")),
+        form=read_form(given, form),
         max_tokens=given.whole("max_output_tokens", least=1),
         sampling=sampling,
         logprobs=_logprobs(given),
         variables=_variables(given),
         prediction=read_prediction(given),
     )
-    return task, toolbox, _echo(given, task, form)
+    return task, toolbox, _echo(given, task, told)
 
 
 def _echo(given: Fields, task: ChatTask, form: dict[str, Any]) -> dict[str, Any]:
@@ -211,15 +205,16 @@ def _choice(given: Fields, toolbox: Toolbox) -> str:
             raise choice.refused("type", f"{other!r} is not a tool that the model can be given")
 
 
-def _format(given: Fields) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """The form of the text as the answer repeats it, and the schema that it means."""
+def _format(given: Fields) -> tuple[dict[str, Any], Form | None]:
+    """The form of the text as the answer repeats it, and what that means."""
     text = given.object("text")
     form = text.object("format") if text else None
     if form is None:
         return {"type": "text"}, None
     kind = form.needed_choice("type", ("text", "json_object", "json_schema"))
     schema = form.needed_object("schema").data if kind == "json_schema" else ANY_OBJECT
-    return dict(form.data), None if kind == "text" else schema
+    strict = bool(form.data.get("strict"))
+    return dict(form.data), None if kind == "text" else Form(schema, strict, f"{form.path}schema")
 
 
 def _logprobs(given: Fields) -> int | None:

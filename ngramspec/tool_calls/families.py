@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ngramspec.errors import GrammarError
 from ngramspec.tool_calls.calls import ReadCall, named, objects, python, quote, rows
@@ -188,8 +187,7 @@ def answer_grammar(
     *,
     choice: str = "auto",
     parallel: bool = True,
-    schema: Mapping[str, Any] | None = None,
-    strict: bool = True,
+    json: str = "",
     template: str | None = None,
     opening: str = "",
 ) -> str:
@@ -202,8 +200,7 @@ def answer_grammar(
         schema_rules: makes rules of JSON schemas.
         choice: "required", or the name of the tool that must be called; "auto": an answer may be JSON instead.
         parallel: whether there may be several calls; of a named tool there is one.
-        schema: of that JSON.
-        strict: whether to refuse the schema if no grammar can say all of it.
+        json: GBNF rules of that JSON, which is "json" in them; "": the answer may not be any.
         template, opening: as for `parser_for`.
 
     Raises:
@@ -231,9 +228,9 @@ def answer_grammar(
         several = parallel and choice in {"auto", "required"}
         more = f" ({quote(between)} call)*" if several and between is not None else ""
         rules += [f"calls ::= {quote(begin)} call{more} {quote(end)}", f"call ::= {' | '.join(names)}"]
-    if choice == "auto" and schema is not None:
+    if choice == "auto" and json:
         answers.append("json")
-        rules.append(schema_rules({"json": schema}, strict=strict, trimmed=True))
+        rules.append(json)
     first = [*_thoughts_first("answer", template, opening), f"answer ::= {' | '.join(answers)}"]
     return "\n".join([*first, *dict.fromkeys("\n".join(rules).splitlines())])
 
