@@ -13,11 +13,10 @@ from starlette.responses import Response
 
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, json_answer
-from ngramspec.server.chat import EFFORTS, ChatTask, Transcript, as_json, count_prompt, run_chat
+from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, Transcript, as_json, count_prompt, run_chat
 from ngramspec.server.common_fields import Form, read_form, read_rules, read_sampling
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.reply import Block, Reply, event, respond
-from ngramspec.tool_calls.deltas import Tool
 
 # Claude Code begins its system prompt with this line, which differs in every request: left in, no two prompts would
 # share more than their first tokens with what the cache holds.
@@ -69,14 +68,17 @@ def read_request(given: Fields, sampling: Sampling, *, counting: bool = False) -
     """The task that a request asks for; `counting`: only its prompt's tokens, for which no `max_tokens` is needed."""
     if not counting:
         given.needed("max_tokens")
-    tools = _tools(given)
-    choice, parallel = _choice(given, tools)
+    toolbox = Toolbox()
+    for tool in given.objects("tools"):
+        if (tool.text("type") or "custom") == "custom":  # Anthropic's own (web search, ...) only its servers run
+            toolbox.add_one(tool, "function", schema="input_schema")
+    choice, parallel = _choice(given, toolbox)
     stop = tuple(given.texts("stop_sequences"))
     if not all(stop):
         raise given.refused("stop_sequences", "must not hold an empty text")
     return ChatTask(
         messages=_messages(given),
-        tools=tools,
+        tools=toolbox.tools,
         tool_choice=choice,
         parallel=parallel,
         form=_form(given),
@@ -164,20 +166,7 @@ def _document(block: Fields) -> str:
     return "\n".join([part for part in (block.text("title"), block.text("context")) if part] + texts)
 
 
-def _tools(given: Fields) -> tuple[Tool, ...]:
-    tools: dict[str, Tool] = {}
-    for tool in given.objects("tools"):
-        if (tool.text("type") or "custom") != "custom":
-            continue  # Anthropic's own (web search, ...), which only its servers run, or only its models know
-        name = tool.needed_name("name")
-        if name in tools:
-            raise tool.refused("name", f"{name!r} is the name of two tools")
-        parameters = tool.needed_object("input_schema").data
-        tools[name] = Tool(name, tool.text("description") or "", parameters, tool.flag("strict"))
-    return tuple(tools.values())
-
-
-def _choice(given: Fields, tools: tuple[Tool, ...]) -> tuple[str, bool]:
+def _choice(given: Fields, toolbox: Toolbox) -> tuple[str, bool]:
     """The tool choice, and whether several calls may be made."""
     choice = given.object("tool_choice")
     if choice is None:
@@ -185,14 +174,9 @@ def _choice(given: Fields, tools: tuple[Tool, ...]) -> tuple[str, bool]:
     parallel = not choice.flag("disable_parallel_tool_use")
     match choice.needed_choice("type", ("auto", "any", "tool", "none")):
         case "any":
-            if not tools:
-                raise given.refused("tool_choice", "'any' needs tools that the model can be given")
             return "required", parallel
         case "tool":
-            name = choice.needed_name("name")
-            if name not in {tool.name for tool in tools}:
-                raise choice.refused("name", f"{name!r} is not the name of a tool that the model can be given")
-            return name, parallel
+            return toolbox.choose(choice), parallel
         case kind:
             return kind, parallel
 

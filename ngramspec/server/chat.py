@@ -53,6 +53,10 @@ class ChatTask:
     continued: bool = True
     answered: bool = True
 
+    def __post_init__(self) -> None:
+        if self.tool_choice == "required" and not self.tools:
+            raise bad_field("tool_choice", "tool_choice asks for a call, but there are no tools that can be called")
+
     @property
     def begun(self) -> Mapping[str, Any] | None:
         """The message to go on with."""
@@ -237,8 +241,13 @@ class Toolbox:
                     name = tool.needed_name("name")
                     self.add(tool.objects("tools"), None if name == _PLAIN else name)
 
-    def add_one(self, tool: Fields, kind: str, namespace: str | None = None, unique: bool = True) -> None:
-        """Take in a tool of the kind "function" or "custom"; `unique`: there may be only one of its name."""
+    def add_one(
+        self, tool: Fields, kind: str, namespace: str | None = None, *, unique: bool = True, schema: str = "parameters"
+    ) -> None:
+        """Take in a tool of the kind "function" or "custom".
+
+        `unique`: there may be only one of its name. `schema`: the field of its parameters, needed under another name.
+        """
         own = tool.needed_name("name")
         name = function_name(own, namespace)
         if unique and name in self.origins:
@@ -252,7 +261,7 @@ class Toolbox:
             self.custom.add(name)
             self.tools.append(Tool(name, description, _FREE))
         else:
-            given = tool.object("parameters")
+            given = tool.object(schema) if schema == "parameters" else tool.needed_object(schema)
             parameters = {"type": "object", "properties": {}} if given is None else given.data
             self.tools.append(Tool(name, description, parameters, tool.flag("strict")))
             self.custom.discard(name)  # of several tools of one name the last counts
@@ -267,11 +276,9 @@ class Toolbox:
 
     def allow(self, choice: Fields, names: Iterable[str]) -> str:
         """Keep only the tools of these names; the tool choice that "mode" says."""
-        mode, kept = choice.choice("mode", ("auto", "required"), "auto"), set(names)
+        kept = set(names)
         self.tools = [tool for tool in self.tools if tool.name in kept]
-        if mode == "required" and not self.tools:
-            raise choice.refused("tools", "names no tool that the model can be given")
-        return mode
+        return choice.choice("mode", ("auto", "required"), "auto")
 
     def origin(self, function: str) -> tuple[str, str | None]:
         """The tool that a function stands for, by its name and namespace; itself where the model made it up."""

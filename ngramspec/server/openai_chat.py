@@ -38,7 +38,7 @@ from ngramspec.server.reply import (
     timings,
     totals,
 )
-from ngramspec.steps import Stats, Step
+from ngramspec.steps import Stats
 from ngramspec.tool_calls.deltas import Delta
 
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
@@ -166,24 +166,16 @@ def _tool_choice(given: Fields, toolbox: Toolbox) -> str:
     """Which tools are to be called: see `ChatTask`."""
     name = given.name("tool_choice", "function_call")
     if not isinstance(given.data.get(name), dict):
-        choice = given.choice(name, ("auto", "none", "required"), "auto")
-        if choice == "required" and not toolbox.tools:
-            raise bad_field(name, f"{name} is 'required', but there are no tools")
-        return choice
+        return given.choice(name, ("auto", "none", "required"), "auto")
     asked = given.needed_object(name)
     if asked.data.get("type") == "allowed_tools":
         allowed = asked.object("allowed_tools") or asked
-        return toolbox.allow(allowed, [_chosen(tool, toolbox, name) for tool in allowed.objects("tools")])
-    return _chosen(asked, toolbox, name)
+        return toolbox.allow(allowed, [_chosen(tool, toolbox) for tool in allowed.objects("tools")])
+    return _chosen(asked, toolbox)
 
 
-def _chosen(choice: Fields, toolbox: Toolbox, name: str) -> str:
-    """The tool that a choice names; `name`: of the field."""
-    named = choice.object("function") or choice.object("custom") or choice
-    chosen = named.text("name")
-    if chosen not in toolbox.origins:
-        raise bad_field(name, f"{name} names no function that is in tools")
-    return str(chosen)
+def _chosen(choice: Fields, toolbox: Toolbox) -> str:
+    return toolbox.choose(choice.object("function") or choice.object("custom") or choice)
 
 
 # --------------------------------------------------------------------------- the answer
@@ -193,19 +185,15 @@ class ChatReply(Reply):
     """A chat completion, or its stream: of each choice its role, its deltas and its finish; then usage and timings."""
 
     def __init__(self, call: Call, count: int, toolbox: Toolbox, prediction: str) -> None:
-        super().__init__(count)
+        super().__init__()
         given, self._prediction = call.given, prediction
         self._toolbox, self._older = toolbox, "functions" in given
-        self._inputs: list[tuple[int, list[str]] | None] = [None for _ in self.answers]  # of calls of custom tools
         self._model = call.model
         self._likely, self._usage_too = given.flag("logprobs"), read_usage_too(call)
         self._progress_too = given.flag("return_progress")
-        self._paces = [_Pace() for _ in self.answers] if call.streamed and given.flag("timings_per_token") else []
-        self._texts = [DraftedText() for _ in self.answers] if given.flag("return_drafts") else []
-        self._drafted: list[list[Span]] = [[] for _ in self.answers]
-        self._lengths = [0 for _ in self.answers]  # of the content so far
-        self._begun: set[int] = set()
-        self._ended = 0
+        self._paced = call.streamed and given.flag("timings_per_token")
+        self._marked = given.flag("return_drafts")
+        self.answers = self._choices = [_Choice(number, self._marked) for number in range(count)]
         self._head = {
             "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
             "created": int(time.time()),
@@ -215,91 +203,89 @@ class ChatReply(Reply):
         self._chunk = chunk_maker({**self._head, "object": "chat.completion.chunk"})
 
     def add(self, number: int, event: TextEvent) -> None:
-        if self._texts and isinstance(event, Piece):
-            for delta, drafted in self._texts[number].mark(event):
+        choice = self._choices[number]
+        if self._marked and isinstance(event, Piece):
+            for delta, drafted in choice.marked(event):
                 if delta.kind == "text":
-                    at = self._lengths[number]
-                    self._drafted[number] += [(at + start, at + end) for start, end in drafted]
-                    self._lengths[number] += len(delta.text)
-        self.answers[number].take(event)
+                    choice.drafted += [(choice.length + start, choice.length + end) for start, end in drafted]
+                    choice.length += len(delta.text)
+        choice.take(event)
 
     def whole(self) -> dict[str, Any]:
         choices = []
-        for number, answer in enumerate(self.answers):
-            assert answer.end is not None
-            message: dict[str, Any] = {"role": "assistant", "content": answer.text()}
-            if thoughts := answer.text("thought"):
+        for choice in self._choices:
+            assert choice.end is not None
+            message: dict[str, Any] = {"role": "assistant", "content": choice.text()}
+            if thoughts := choice.text("thought"):
                 message["reasoning_content"] = thoughts
-            calls = [block for block in answer.blocks if block.kind == "call"]
+            calls = [block for block in choice.blocks if block.kind == "call"]
             if calls and self._older:
                 message["function_call"] = {"name": calls[0].name, "arguments": calls[0].text}
             elif calls:
                 message["tool_calls"] = [self._call(one) for one in calls]
-            choice = {"index": number, "message": message, "finish_reason": self._reason(answer.end)}
+            told = {"index": choice.number, "message": message, "finish_reason": self._reason(choice.end)}
             if self._likely:
-                choice["logprobs"] = {"content": logprobs_content(self._model, answer.logprobs)}
-            if self._texts:
-                choice["drafted"] = self._drafted[number]
-            choices.append(choice)
+                told["logprobs"] = {"content": logprobs_content(self._model, choice.logprobs)}
+            if self._marked:
+                told["drafted"] = choice.drafted
+            choices.append(told)
         return {**self._head, "object": "chat.completion", "choices": choices, **self._totals(usage_too=True)}
 
     def chunks(self, number: int, event: TextEvent) -> Iterator[str]:
-        self.answers[number].take(event)
-        if isinstance(event, Started) and self._paces:
-            self._paces[number].begin()
-        elif isinstance(event, Prefilled) and self._progress_too:
-            yield from self._beginning(number)
-            progress = {"total": event.total, "cache": self.answers[number].cached, "processed": event.done}
-            yield self._part(number, {}, {"prompt_progress": progress})
+        choice = self._choices[number]
+        choice.take(event)
+        if isinstance(event, Started | Piece):
+            choice.note(event)
+        if isinstance(event, Prefilled) and self._progress_too:
+            yield from self._beginning(choice)
+            progress = {"total": event.total, "cache": choice.cached, "processed": event.done}
+            yield self._part(choice, {}, {"prompt_progress": progress})
         elif isinstance(event, Piece):
-            if self._paces and event.step is not None:
-                self._paces[number].add(event.step)
-            yield from self._pieces(number, event)
+            yield from self._pieces(choice, event)
         elif isinstance(event, End):
-            yield from self._beginning(number)
-            self._ended += 1
-            last = not self._usage_too and self._ended == len(self.answers)
-            more = self._totals(usage_too=False) if last else self._timings(number)
-            yield from self._input(number)
-            yield self._part(number, {}, more, finish_reason=self._reason(event))
+            yield from self._beginning(choice)
+            last = not self._usage_too and all(one.end for one in self._choices)
+            more = self._totals(usage_too=False) if last else self._timings(choice)
+            yield from self._input(choice)
+            yield self._part(choice, {}, more, finish_reason=self._reason(event))
 
     def last_chunks(self) -> Iterator[str]:
         if self._usage_too:
             yield self._chunk({"choices": [], **self._totals(usage_too=True)})
         yield DONE
 
-    def _pieces(self, number: int, piece: Piece) -> Iterator[str]:
-        deltas = self._texts[number].mark(piece) if self._texts else [(delta, []) for delta in piece.deltas]
+    def _pieces(self, choice: _Choice, piece: Piece) -> Iterator[str]:
+        deltas = choice.marked(piece)
         if piece.logprobs and not (deltas and deltas[-1][0].kind == "text"):
             deltas.append((Delta("text"), []))
-        if number not in self._begun and (deltas or self._paces):
-            yield from self._beginning(number)
+        if deltas or self._paced:
+            yield from self._beginning(choice)
         for place, (delta, drafted) in enumerate(deltas):
-            if delta.kind == "arguments" and (waiting := self._inputs[number]) is not None:
-                waiting[1].append(delta.text)
+            if delta.kind == "arguments" and choice.input is not None:
+                choice.input[1].append(delta.text)
                 continue
-            if self._inputs[number] is not None and (delta.kind != "text" or delta.text):
-                yield from self._input(number)
+            if delta.kind != "text" or delta.text:
+                yield from self._input(choice)
             if delta.kind == "call" and delta.name in self._toolbox.custom:
-                self._inputs[number] = delta.call, []
+                choice.input = delta.call, []
             more: dict[str, Any] = {}
-            if self._texts and delta.kind in ("text", "thought"):
+            if self._marked and delta.kind in ("text", "thought"):
                 more["drafted"] = drafted
             if piece.logprobs and place == len(deltas) - 1:
                 more["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs)}
-            yield self._part(number, self._fields(delta), self._timings(number), **more)
+            yield self._part(choice, self._fields(delta), self._timings(choice), **more)
 
-    def _part(self, number: int, delta: dict[str, Any], more: dict[str, Any], **fields: Any) -> str:
+    def _part(self, choice: _Choice, delta: dict[str, Any], more: dict[str, Any], **fields: Any) -> str:
         """A chunk of one choice; `more`: beside the choice, `fields`: in it."""
-        choice = {"index": number, "delta": delta, "finish_reason": None, **fields}
-        return self._chunk({"choices": [choice], **more})
+        told = {"index": choice.number, "delta": delta, "finish_reason": None, **fields}
+        return self._chunk({"choices": [told], **more})
 
-    def _input(self, number: int) -> Iterator[str]:
+    def _input(self, choice: _Choice) -> Iterator[str]:
         """The input of a custom tool, which stands within JSON, once that has ended."""
-        if (waiting := self._inputs[number]) is not None:
-            self._inputs[number] = None
-            delta = {"tool_calls": [{"index": waiting[0], "custom": {"input": free_text("".join(waiting[1]))}}]}
-            yield self._part(number, delta, self._timings(number))
+        if choice.input is not None:
+            (call, parts), choice.input = choice.input, None
+            delta = {"tool_calls": [{"index": call, "custom": {"input": free_text("".join(parts))}}]}
+            yield self._part(choice, delta, self._timings(choice))
 
     def _call(self, call: Block) -> dict[str, Any]:
         if call.name in self._toolbox.custom:
@@ -322,14 +308,14 @@ class ChatReply(Reply):
     def _reason(self, end: End) -> str:
         return "function_call" if self._older and end.reason == "tool_calls" else end.reason
 
-    def _beginning(self, number: int) -> Iterator[str]:
-        if number not in self._begun:
-            self._begun.add(number)
-            yield self._part(number, {"role": "assistant", "content": None}, {})
+    def _beginning(self, choice: _Choice) -> Iterator[str]:
+        if not choice.begun:
+            choice.begun = True
+            yield self._part(choice, {"role": "assistant", "content": None}, {})
 
-    def _timings(self, number: int) -> dict[str, Any]:
+    def _timings(self, choice: _Choice) -> dict[str, Any]:
         """How far a choice is, where each chunk tells it."""
-        return {"timings": self._paces[number].timings(self.answers[number])} if self._paces else {}
+        return {"timings": choice.timings()} if self._paced else {}
 
     def _totals(self, usage_too: bool) -> dict[str, Any]:
         told = totals(self.answers, len(self.answers), usage_too)
@@ -339,24 +325,34 @@ class ChatReply(Reply):
         return told
 
 
-class _Pace:
-    """Counts the steps of an answer, and the time they take to come."""
+class _Choice(Answer):
+    """An answer, how far its stream is, and when its tokens came."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int, marked: bool) -> None:
+        super().__init__()
+        self.number = number
+        self.begun = False  # whether the stream told its role
+        self.input: tuple[int, list[str]] | None = None  # a call of a custom tool that is open, and its arguments
+        self.drafted: list[Span] = []  # of its content
+        self.length = 0  # of the content so far
+        self._texts = DraftedText() if marked else None
         self._stats = Stats()
         self._first: float | None = None
-        self.begin()
-
-    def begin(self) -> None:
-        """It left the queue."""
         self._began = self._now = time.monotonic()
 
-    def add(self, step: Step) -> None:
-        self._now = time.monotonic()
-        if self._first is None:
-            self._first = self._now
-        self._stats.add(step)
+    def marked(self, piece: Piece) -> list[tuple[Delta, list[Span]]]:
+        """The deltas of a piece, and what of each was drafted."""
+        return [(delta, []) for delta in piece.deltas] if self._texts is None else self._texts.mark(piece)
 
-    def timings(self, answer: Answer) -> dict[str, Any]:
-        first = self._now if self._first is None else self._first
-        return timings(answer.prompt_tokens, self._stats, answer.cached, first - self._began, self._now - first)
+    def note(self, event: Started | Piece) -> None:
+        """It left the queue, or has more tokens."""
+        self._now = time.monotonic()
+        if isinstance(event, Started):
+            self._began = self._now
+        elif event.step is not None:
+            self._first = self._first or self._now
+            self._stats.add(event.step)
+
+    def timings(self) -> dict[str, Any]:
+        first = self._first or self._now
+        return timings(self.prompt_tokens, self._stats, self.cached, first - self._began, self._now - first)

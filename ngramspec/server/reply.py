@@ -128,7 +128,7 @@ class Reply:
     """How an API tells its answers; each API has one of its own."""
 
     def __init__(self, count: int = 1) -> None:
-        self.answers = [Answer() for _ in range(count)]
+        self.answers: Sequence[Answer] = [Answer() for _ in range(count)]
 
     def add(self, number: int, event: TextEvent) -> None:
         """Take in what happened to an answer, where the answers are told as a whole."""

@@ -191,10 +191,7 @@ def _part(part: Fields) -> str:
 def _choice(given: Fields, toolbox: Toolbox) -> str:
     """The tool choice; where it allows only some tools, the others leave the toolbox."""
     if not isinstance(given.data.get("tool_choice"), dict):
-        word = given.choice("tool_choice", ("auto", "none", "required"), "auto")
-        if word == "required" and not toolbox.tools:
-            raise given.refused("tool_choice", "'required' needs tools that the model can be given")
-        return word
+        return given.choice("tool_choice", ("auto", "none", "required"), "auto")
     choice = Fields(given.data["tool_choice"], "tool_choice.")
     match choice.needed_name("type"):
         case "function" | "custom":
