@@ -137,7 +137,7 @@ def test_documents_of_text_are_read() -> None:
 
 def test_settings_of_the_request() -> None:
     got = task(stop_sequences=["END"], tools=[LOOK], metadata={"user_id": "u"}, container=None, unknown=[1])
-    assert (got.max_tokens, got.stop, got.tools) == (9, ("END",), (Tool("look", "Looks.", LOOK["input_schema"]),))
+    assert (got.max_tokens, got.stop, got.tools) == (9, ("END",), [Tool("look", "Looks.", LOOK["input_schema"])])
     assert (got.tool_choice, got.parallel, got.form, dict(got.variables)) == ("auto", True, None, {})
 
 
