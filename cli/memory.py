@@ -258,7 +258,8 @@ def _stores(memory: str) -> list[Store]:
 def _statistics(one: Statistics, store: Store) -> str:
     return (
         f"tokenizer of {_model(one['model'])}: {counted(one['files'], 'file')} with"
-        f" {counted(one['file_tokens'], 'token')}, {counted(one['answers'], 'answer')} with {counted(one['answer_tokens'], 'token')}\n"
+        f" {counted(one['file_tokens'], 'token')}, {counted(one['answers'], 'answer')} with"
+        f" {counted(one['answer_tokens'], 'token')}\n"
         f"  {one['size_bytes'] / 2**20:.1f} MiB, {bytes_per_token(one):.1f} bytes a token: {store.path}"
     )
 

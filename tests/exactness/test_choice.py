@@ -97,7 +97,7 @@ def test_what_another_one_knows_is_right() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"identities": {"fast": [{"agreeing": ["9"], "padded": []}]}},
+        {"identities": {"fast": [{"agreeing": ["nine"], "padded": []}]}},
         {"identities": {"fast": [{"agreeing": [1], "padded": []}] * 3}},
         {"identities": []},
         {"times": [{"fast": [1]}]},
@@ -105,5 +105,5 @@ def test_what_another_one_knows_is_right() -> None:
     ],
 )
 def test_what_is_damaged_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"is|more than"):
+    with pytest.raises(ValueError, match=r"Input should be|required|more than"):
         decode(Measured, {**encode(known()), **change})

@@ -198,22 +198,17 @@ def test_what_is_no_trace() -> None:
             list(read_trace(lines))
 
 
-OF_ANOTHER_KIND: dict[str, Any] = {"batch": True, "seconds": None, "tokens": 1, "detail": 1, "stop": "tired"}
 WRONG: list[tuple[dict[str, Any], str]] = [
-    *(({name: value}, f"'{name}' is {value!r}") for name, value in OF_ANOTHER_KIND.items()),
-    *(({"position": value}, f"'position' is {value!r}") for value in ("3", 3.5)),
-    ({"seconds": "nine"}, "'seconds' is 'nine'"),
-    ({"tokens": ["x"]}, "'tokens' is 'x'"),
-    ({"pieces": [1]}, "'pieces' is 1"),
-    ({"detail": [{"token": 1, "p": 1.0, "accepted": 1}]}, "'accepted' is 1"),
-    ({"detail": [{"token": 1}]}, "it has no 'accepted'"),
-    ({"detail": [{**OWN, "accepted": True, "why": {"u": []}}]}, "'why' is []"),
-    ({"logprobs": [{"token": 1, "logprob": 1, "top": [[1]]}]}, "'top' is [1]"),
-    ({"judged": {"tokens": [1], "q": [{"x": 1}]}}, "invalid literal"),
+    *(({name: value}, f"{name}: ") for name, value in {"seconds": None, "tokens": 1, "detail": 1, "stop": "x"}.items()),
+    ({"position": 3.5}, "position: "),
+    ({"tokens": ["x"]}, "tokens.0: "),
+    ({"detail": [{"token": 1}]}, "detail.0.accepted: Field required"),
+    ({"detail": [{**OWN, "accepted": True, "why": {"u": []}}]}, "detail.0.why.u: "),
+    ({"logprobs": [{"token": 1, "logprob": 1, "top": [[1]]}]}, "logprobs.0.top.0.1: "),
+    ({"judged": {"tokens": [1], "q": [{"x": 1}]}}, "judged.q.0.x"),
     ({"context": ["x"]}, "'context' is not"),
     ({"texts": {"1": 1}}, "'texts' is not"),
     ({"texts": {"1": "\ud800"}}, "surrogates not allowed"),
-    ({"pieces": ["x" * 100, 2, []], "tokens": {"a": "y" * 100}}, "'tokens' is {'a': 'yyy"),
 ]
 
 
@@ -227,7 +222,7 @@ def test_a_line_that_is_wrong_is_named_and_skipped() -> None:
         number, told, cut = broken
         assert (number, cut) == (2, False)
         assert reason in told
-        assert told.endswith("y...") == ("yyy" in reason)
+        assert "\n" not in told
         assert isinstance(done, TracedPass)
 
 
