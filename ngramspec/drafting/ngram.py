@@ -8,8 +8,6 @@ from ngramspec.drafting.chances import ChanceEstimator
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
 from ngramspec.drafting.predictor import NGramPredictor
 
-FEW = 4  # below this many tokens, one by one is faster than a batch
-
 
 class NGramDrafter(Drafter):
     """Drafts with an `NGramPredictor` and learns from every proposal, sent to the target or not."""
@@ -31,11 +29,7 @@ class NGramDrafter(Drafter):
         self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         # Read in lumps: a policy that is not asking for drafts should not pay for each token.
-        if len(self._unread) < FEW:
-            for token in self._unread:
-                self.predictor.update(token)
-        else:
-            self.predictor.update_batch(self._unread)
+        self.predictor.update_batch(self._unread)
         self._unread.clear()
         estimator = self._estimator
         estimator.open(price)
