@@ -139,10 +139,6 @@ class NGramPredictor:
     Raises:
         ValueError: an argument is out of its range.
 
-    Example: 5 6 7 5 6 8 5 6 was seen. Its last three tokens (8 5 6) never had a successor; (5 6)
-    had 7 and 8, once each, so the latest wins: 8. Then (5 6 8) had 5, and (6 8 5) had 6. After
-    those comes (8 5 6) again, hence (5 6) and 8 once more.
-
     >>> predictor = NGramPredictor()
     >>> predictor.update_batch([5, 6, 7, 5, 6, 8, 5, 6])
     >>> draft = predictor.predict()
@@ -201,7 +197,7 @@ class NGramPredictor:
         self._history.append(token)
 
     def update_batch(self, tokens: Sequence[int]) -> None:
-        """Append many tokens, such as a prompt: the same as `update` on each in turn, but faster, table by table."""
+        """Append many tokens, such as a prompt: faster than one by one."""
         prime = FNV_PRIME
         newest = []
         ending = [((FNV_BASIS ^ token) * prime) & _MASK for token in tokens]  # at each token

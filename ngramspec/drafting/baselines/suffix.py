@@ -139,10 +139,6 @@ class SuffixDrafter(Drafter):
     often as the other. The match grows by the guess, and the next position follows; a copy that runs into the end of
     the text goes on with the longest suffix seen elsewhere, so that what loops is drafted for as long as it pays.
 
-    Example: 5 6 7 5 6 8 5 6 was seen. The longest suffix seen before is (5 6), with 7 and 8 after it, once each: 8, the
-    most recent one. (5 6 8) was followed by 5, and (5 6 8 5) by 6; that is the whole end of the text, whose longest
-    suffix seen elsewhere is (5 6) again.
-
     >>> drafter = SuffixDrafter()
     >>> drafter.begin([5, 6, 7, 5, 6, 8, 5, 6])
     >>> draft = drafter.propose(4)
