@@ -1,4 +1,4 @@
-"""`CacheTree`: many continuations of one prompt in one KV cache, as a tree; `Branches`: some beside a text.
+"""`CacheTree`: many continuations of one prompt in one KV cache, as a tree; `ask`: some beside a text.
 
     root = Node(None, -1, len(prompt))
     with target.tree(root) as tree:
@@ -14,14 +14,14 @@ number into cells (`llama_memory_seq_cp` in a unified cache). In one llama_decod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
-from ngramspec.llama.passes import MAX_EVALUATE, Passes, UsedAtOnceError
+from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.sequence import CacheSequence
 from ngramspec.tokens import Node, common_ancestor
 
@@ -37,33 +37,18 @@ class CacheTree:
     """A tree of continuations in the cache of a context whose sequence 0 holds the prompt, and goes on holding it.
 
     Args:
-        context: llama.cpp's handle.
-        logits: (n) -> the last n rows of logits.
+        passes: of the context.
         root: the prompt.
         count: sequences of the context, sequence 0 among them.
-        max_batch: most tokens of one pass.
-        windowed: the cache may give away what is behind a sliding window.
-
-    Attributes:
-        max_batch, windowed: as above. In a windowed tree, what is kept between two passes must not be longer than
-            any path that goes on: what is behind the window of the longer one may be gone.
+        windowed: the cache may give away what is behind a sliding window. What is kept between two passes must then
+            not be longer than any path that goes on: what is behind the window of the longer one may be gone.
     """
 
-    def __init__(
-        self,
-        context: Any,
-        logits: Callable[[int], Logits],
-        root: Node,
-        *,
-        count: int,
-        max_batch: int,
-        windowed: bool,
-    ) -> None:
-        self._context = context
-        self._memory = llama.llama_get_memory(context)
-        self._logits = logits
+    max_batch = MAX_EVALUATE  # most tokens of a pass
+
+    def __init__(self, passes: Passes, root: Node, *, count: int, windowed: bool) -> None:
+        self._passes = passes
         self.leaves = count - 1  # most leaves that the tree can have at once
-        self.max_batch = max_batch
         self.windowed = windowed
         self.root = root  # the prompt
         # Of each sequence the node up to which it holds the path; None: it is empty.
@@ -71,7 +56,7 @@ class CacheTree:
         self._pinned: dict[Node, int] = {}
         self._free: dict[Node | None, list[int]] = {}
         self._keeps = 0
-        self._batch = llama.llama_batch_init(max_batch, 0, count)
+        self.close()  # branches leave their sequences there
         self.keep([])
 
     def evaluate(self, nodes: Sequence[Node]) -> Logits:
@@ -96,15 +81,13 @@ class CacheTree:
                 owners[node.parent] += sequences
         # 2. One pass.
         rows = [(node.token, node.length - 1, sequences) for node, sequences in owners.items()]
-        status = _decode(self._context, self._batch, rows)
-        if status != 0:
-            raise TargetError(f"llama_decode returned {status} for {len(owners)} tokens of several sequences")
+        logits = self._passes.branch(rows)
         for node, sequences in owners.items():
             node.mark = self._keeps
             node.holder = sequences[0]
             for sequence in sequences:
                 self._tips[sequence] = node
-        return self._logits(len(owners))
+        return logits
 
     def keep(self, nodes: Iterable[Node]) -> None:
         """Free the cells of all nodes but these, which the cache holds, those before them, and the prompt.
@@ -132,20 +115,16 @@ class CacheTree:
             while at is not None and at.mark != self._keeps:
                 at = at.parent
             if at is not tip:
-                cut_sequence(self._memory, sequence, at.length if at else 0)
+                cut_sequence(self._passes.memory, sequence, at.length if at else 0)
                 self._tips[sequence] = at
             if sequence and sequence not in pinned:
                 self._free.setdefault(at, []).append(sequence)
 
     def close(self) -> None:
         """Leave nothing in the cache but the prompt, in sequence 0."""
-        if self._batch is None:
-            return
-        llama.llama_batch_free(self._batch)
-        self._batch = None
-        cut_sequence(self._memory, -1, self.root.length)
+        cut_sequence(self._passes.memory, -1, self.root.length)
         for sequence in range(1, len(self._tips)):
-            cut_sequence(self._memory, sequence, 0)
+            cut_sequence(self._passes.memory, sequence, 0)
 
     def __enter__(self) -> Self:
         return self
@@ -173,9 +152,9 @@ class CacheTree:
         held = self._tips[sequence]
         common = 0 if held is None or self.windowed else common_ancestor(held, base).length
         if held is not None and held.length > common:
-            cut_sequence(self._memory, sequence, common)
+            cut_sequence(self._passes.memory, sequence, common)
         if common < base.length:
-            llama.llama_memory_seq_cp(self._memory, base.holder, sequence, common, base.length)
+            llama.llama_memory_seq_cp(self._passes.memory, base.holder, sequence, common, base.length)
         self._tips[sequence] = base
         return sequence
 
@@ -192,106 +171,60 @@ class CacheTree:
 # --------------------------------------------------------------------------- branches beside a text
 
 
-class Branches:
-    """Evaluates branches beside a text that is alone in a cache whose sequences share their cells.
+def ask(
+    passes: Passes, text: CacheSequence, leaves: int, tokens: Sequence[int], branches: Sequence[Branch]
+) -> Logits:
+    """Evaluate branches beside a text that is alone in a cache whose sequences share their cells; see `Target.ask`.
 
-        rows = branches.evaluate([last, a, b], [(0, (x,)), (0, (x, y)), (1, (z,))])   # last x y, and last a z
+        rows = ask(passes, text, 8, [last, a, b], [(0, (x,)), (0, (x, y)), (1, (z,))])   # last x y, and last a z
 
     What the pass appends to the text lies where `CacheSequence.evaluate` would have put it, so its logits are those of
     a padded batch of that size, bit for bit. Each branch has a sequence of its own; after the pass its cells are free
     again. Recurrent states and sliding windows would take memory for each sequence, so such models have no branches.
-
-    Args:
-        context: llama.cpp's handle.
-        passes: of the context.
-        text: in sequence 0; nothing slides out of its cache, and no state in it is recurrent.
-        leaves: sequences of the context beside that one.
     """
-
-    def __init__(self, context: Any, passes: Passes, text: CacheSequence, leaves: int) -> None:
-        self._context = context
-        self._memory = llama.llama_get_memory(context)
-        self._passes = passes
-        self._text = text
-        self._leaves = leaves
-        self._batch = llama.llama_batch_init(MAX_EVALUATE, 0, 1 + leaves)
-
-    def evaluate(self, tokens: Sequence[int], branches: Sequence[Branch]) -> Logits:
-        """See `Target.ask`."""
-        text, n = self._text, len(tokens) + len(branches)
-        text.settle()
-        start = len(text.tokens)
-        if not tokens or n > MAX_EVALUATE or start + n > text.n_ctx + MAX_EVALUATE:
-            raise ValueError(f"{len(tokens)} tokens and {len(branches)} tokens of branches do not fit behind {start}")
-        owners, used = self._owners(len(tokens), branches)
-        if used > self._leaves:
-            raise ValueError(f"{used} branches are more than {self._leaves} sequences can hold")
+    n, memory = len(tokens) + len(branches), passes.memory
+    text.settle()
+    start = len(text.tokens)
+    if not tokens or n > MAX_EVALUATE or start + n > text.n_ctx + MAX_EVALUATE:
+        raise ValueError(f"{len(tokens)} tokens and {len(branches)} tokens of branches do not fit behind {start}")
+    owners, used = _owners(len(tokens), branches)
+    if used > leaves:
+        raise ValueError(f"{used} branches are more than {leaves} sequences can hold")
+    for sequence in range(1, used + 1):
+        held = llama.llama_memory_seq_pos_max(memory, sequence) + 1
+        if held < start:
+            llama.llama_memory_seq_cp(memory, 0, sequence, held, start)
+    positions = [*range(start, start + len(tokens)), *(start + fork + len(path) for fork, path in branches)]
+    asked = [*tokens, *(path[-1] for _, path in branches)]
+    try:
+        logits = passes.branch(list(zip(asked, positions, owners, strict=True)))
+    except TargetError:
+        cut_sequence(memory, 0, start)
+        raise
+    finally:
         for sequence in range(1, used + 1):
-            held = llama.llama_memory_seq_pos_max(self._memory, sequence) + 1
-            if held < start:
-                llama.llama_memory_seq_cp(self._memory, 0, sequence, held, start)
-        positions = [*range(start, start + len(tokens)), *(start + fork + len(path) for fork, path in branches)]
-        asked = [*tokens, *(path[-1] for _, path in branches)]
-        rows = list(zip(asked, positions, owners, strict=True))
-        passes = self._passes
-        if passes.busy:  # as in `Passes.decode`
-            raise UsedAtOnceError
-        passes.busy = True
-        try:
-            status = _decode(self._context, self._batch, rows)
-        finally:
-            passes.busy = False
-        for sequence in range(1, used + 1):
-            cut_sequence(self._memory, sequence, start)
-        if status != 0:
-            cut_sequence(self._memory, 0, start)
-            raise TargetError(f"llama_decode returned {status} for {n} tokens at position {start}, branches among them")
-        text.cache.decoded(len(tokens))
-        text.tokens += tokens
-        return self._passes.logits(n)
-
-    @staticmethod
-    def _owners(count: int, branches: Sequence[Branch]) -> tuple[list[list[int]], int]:
-        """The sequences of each row, and how many there are beside the text's: one for each branch at or behind it."""
-        numbers = {(fork, path): count + i for i, (fork, path) in enumerate(branches)}
-        owners: list[list[int]] = [*([0] for _ in range(count)), *([] for _ in branches)]
-        used = 0
-        for fork, path in reversed(branches):
-            of = owners[numbers[fork, path]]
-            if not of:
-                used += 1
-                of.append(used)
-            if len(path) > 1:
-                owners[numbers[fork, path[:-1]]] += of
-            else:
-                for i in range(fork + 1):
-                    owners[i] += of
-        return owners, used
-
-    def leave(self) -> None:
-        """Empty the sequences beside the text's."""
-        for sequence in range(1, 1 + self._leaves):
-            cut_sequence(self._memory, sequence, 0)
-
-    def close(self) -> None:
-        """Free the batch, and nothing else."""
-        llama.llama_batch_free(self._batch)
+            cut_sequence(memory, sequence, start)
+    text.cache.decoded(len(tokens))
+    text.tokens += tokens
+    return logits
 
 
-# --------------------------------------------------------------------------- llama.cpp
-
-
-def _decode(context: Any, batch: Any, rows: Sequence[tuple[int, int, Sequence[int]]]) -> int:
-    """One `llama_decode` of (token, position, the sequences that hold it), logits after each; llama.cpp's status."""
-    batch.n_tokens = len(rows)
-    for i, (token, position, sequences) in enumerate(rows):
-        batch.token[i] = token
-        batch.pos[i] = position
-        batch.n_seq_id[i] = len(sequences)
-        for j, sequence in enumerate(sequences):
-            batch.seq_id[i][j] = sequence
-        batch.logits[i] = 1
-    return int(llama.llama_decode(context, batch))
+def _owners(count: int, branches: Sequence[Branch]) -> tuple[list[list[int]], int]:
+    """The sequences of each row, and how many there are beside the text's: one for each branch at or behind it."""
+    numbers = {(fork, path): count + i for i, (fork, path) in enumerate(branches)}
+    owners: list[list[int]] = [*([0] for _ in range(count)), *([] for _ in branches)]
+    used = 0
+    for fork, path in reversed(branches):
+        of = owners[numbers[fork, path]]
+        if not of:
+            used += 1
+            of.append(used)
+        if len(path) > 1:
+            owners[numbers[fork, path[:-1]]] += of
+        else:
+            for i in range(fork + 1):
+                owners[i] += of
+    return owners, used
 
 
 def cut_sequence(memory: Any, sequence: int, length: int) -> None:

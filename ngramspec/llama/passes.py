@@ -43,10 +43,12 @@ class Passes:
         caches: of all the sequences that will be fed, by number.
         owner: what holds the model; rows of logits keep it alive.
         n_batch: most tokens of a pass.
+        n_seq: sequences that tokens of a pass may be in at once.
     """
 
-    def __init__(self, context: Any, caches: Sequence[Cache], owner: object, *, n_batch: int) -> None:
+    def __init__(self, context: Any, caches: Sequence[Cache], owner: object, *, n_batch: int, n_seq: int = 1) -> None:
         self._context = context
+        self.memory = llama.llama_get_memory(context)
         self._caches = caches
         # The owner holds the passes; a ring would keep models in memory after their last use.
         self._owner = weakref.ref(owner)
@@ -55,6 +57,7 @@ class Passes:
         self.n_vocab: int = llama.llama_vocab_n_tokens(vocab)  # length of a row of logits
         self.busy = False  # whether a pass is under way
         self._asks = False  # whether the context's passes give their states now
+        self._branches = llama.llama_batch_init(MAX_EVALUATE, 0, n_seq)
         batch = self._batch = llama.llama_batch_init(n_batch, 0, 1)
         # Not as numpy's arrays, which take three times as long to be given a few tokens.
         self._tokens = _array(batch.token, n_batch)
@@ -99,6 +102,31 @@ class Passes:
                 self._decode_with_states(feeds, states)
         finally:
             self.busy = False
+
+    def branch(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> Logits:
+        """Evaluate (token, position, the sequences that hold it), at most MAX_EVALUATE; the logits after each.
+
+        Raises:
+            TargetError: llama.cpp could not; who calls takes out of the memory what the pass left.
+        """
+        self.check()
+        if self.busy:  # as in `decode`
+            raise UsedAtOnceError
+        self.busy = True
+        try:
+            batch = self._branches
+            batch.n_tokens = len(rows)
+            for i, (token, position, sequences) in enumerate(rows):
+                batch.token[i], batch.pos[i], batch.logits[i] = token, position, 1
+                batch.n_seq_id[i] = len(sequences)
+                for j, sequence in enumerate(sequences):
+                    batch.seq_id[i][j] = sequence
+            status = llama.llama_decode(self._context, batch)
+        finally:
+            self.busy = False
+        if status != 0:
+            raise TargetError(f"llama_decode returned {status} for {len(rows)} tokens of several sequences")
+        return self.logits(len(rows))
 
     def _decode_with_states(self, feeds: Sequence[Feed], may_ask: bool) -> None:
         """The same, and keep the hidden states of each sequence, if they may be asked for and a head wants any."""
@@ -188,6 +216,7 @@ class Passes:
         """The same, but leave the context to whoever made it."""
         if self._context:
             llama.llama_batch_free(self._batch)
+            llama.llama_batch_free(self._branches)
             self._context = None
 
 

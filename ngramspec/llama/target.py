@@ -29,7 +29,7 @@ from ngramspec.exactness.decision import EXACT, UNMEASURED, WAYS, Exact, ExactAu
 from ngramspec.exactness.trial import ROOM
 from ngramspec.llama import bindings, devices
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
-from ngramspec.llama.cache_tree import Branch, Branches, CacheTree
+from ngramspec.llama.cache_tree import Branch, CacheTree, ask
 from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
 from ngramspec.llama.head import Head, Heads
 from ngramspec.llama.hidden_states import HiddenStates
@@ -129,7 +129,6 @@ class Target(Weights, CacheSequence):
     """
 
     heads: Heads | None = None
-    _branches: Branches | None = None
     _embedders: tuple[Embedder, ...] = ()
     max_rows = MAX_EVALUATE
     _ctx: Any = None
@@ -337,7 +336,7 @@ class Target(Weights, CacheSequence):
             )
             for number in range(self._texts)
         ]
-        passes = Passes(self._ctx, caches, self, n_batch=self.n_batch)
+        passes = Passes(self._ctx, caches, self, n_batch=self.n_batch, n_seq=self.n_seq)
         CacheSequence.__init__(self, passes, caches[0], n_ctx=n_ctx)
         self._others = [CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches[1:]]
         can_rollback, key = self.goes_back(), self._fingerprint()
@@ -509,14 +508,10 @@ class Target(Weights, CacheSequence):
             raise ValueError(
                 "a tree needs a target with n_seq above 1 and a memory that is not recurrent, nor read in blocks"
             )
-        if self._branches is not None:
-            self._branches.leave()
         self.settle()
         if root.length != len(self.tokens) or not self.tokens:
             raise ValueError(f"a tree after {root.length} tokens cannot grow where the cache holds {len(self.tokens)}")
-        return CacheTree(
-            self._ctx, self._passes.logits, root, count=self.n_seq, max_batch=self.max_batch, windowed=self.window > 0
-        )
+        return CacheTree(self._passes, root, count=self.n_seq, windowed=self.window > 0)
 
     # ------------------------------------------------------------------ branches beside the text
 
@@ -533,19 +528,14 @@ class Target(Weights, CacheSequence):
             TargetError: llama.cpp could not evaluate them; the cache is as before.
         """
         self._check_open()
-        if self._branches is None:
-            if not self.leaves:
-                raise ValueError("branches need a target with n_seq above 1 and a memory that keeps what they share")
-            self._branches = Branches(self._ctx, self._passes, self, self.leaves)
-        return self._branches.evaluate(tokens, branches)
+        if not self.leaves:
+            raise ValueError("branches need a target with n_seq above 1 and a memory that keeps what they share")
+        return ask(self._passes, self, self.leaves, tokens, branches)
 
     # ------------------------------------------------------------------ end
 
     def close(self) -> None:
         """Free the context and the model; the target, and logits it returned, cannot be used afterwards."""
-        if self._branches is not None:
-            self._branches.close()
-            self._branches = None
         for embedder in self._embedders:
             embedder.close()
         if self._ctx:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from support.cli_runner import DEMO
 from support.tiny_models import WINDOW, write_model
 
+from ngramspec.backend import Logits
 from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import SEQUENCES, BeamSearch
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import cache_tree
 from ngramspec.llama.cache_tree import CacheTree
-from ngramspec.llama.passes import MAX_EVALUATE
+from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.target import Target
 from ngramspec.sampling.distribution import logprobs
 from ngramspec.tokens import Node
@@ -168,32 +169,25 @@ class StingyLlama:
         self.seen: list[list[int]] = []
         """What each token of the last pass sees, itself included."""
 
-    def llama_batch_init(self, n: int, _embd: int, count: int) -> SimpleNamespace:
-        ids = [[0] * count for _ in range(n)]
-        return SimpleNamespace(n_tokens=0, token=[0] * n, pos=[0] * n, n_seq_id=[0] * n, seq_id=ids, logits=[0] * n)
-
-    def llama_batch_free(self, _batch: SimpleNamespace) -> None:
-        pass
-
-    def llama_decode(self, _context: object, batch: SimpleNamespace) -> int:
+    def branch(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> Logits:
+        """`Passes.branch`."""
         held: dict[int, list[int]] = {}
         for _, pos, sequences in self.cells:
             for sequence in sequences:
                 held.setdefault(sequence, []).append(pos)
-        owners = [batch.seq_id[i][: batch.n_seq_id[i]] for i in range(batch.n_tokens)]
-        for of in owners:  # llama-batch.cpp refuses tokens of sequences that have diverged
+        for _, _, of in rows:  # llama-batch.cpp refuses tokens of sequences that have diverged
             assert len({(min(held.get(one, [-1])), max(held.get(one, [-1]))) for one in of}) == 1
         for _, pos, sequences in list(self.cells):
             if len(sequences) == 1 and pos <= max(held[sequence := min(sequences)]) + 1 - NARROW:
                 self.llama_memory_seq_rm(None, sequence, 0, pos + 1)
-        self.cells += [(batch.token[i], batch.pos[i], set(of)) for i, of in enumerate(owners)]
+        self.cells += [(token, pos, set(of)) for token, pos, of in rows]
         self.seen = []
-        for i, of in enumerate(owners):
-            inside = range(max(0, batch.pos[i] + 1 - NARROW), batch.pos[i] + 1)
+        for _, last, of in rows:
+            inside = range(max(0, last + 1 - NARROW), last + 1)
             path = sorted((pos, token) for token, pos, sequences in self.cells if of[0] in sequences and pos in inside)
             assert [pos for pos, _ in path] == list(inside)
             self.seen.append([token for _, token in path])
-        return 0
+        return np.zeros((len(rows), 1), np.float32)
 
     def llama_memory_seq_rm(self, _memory: object, sequence: int, start: int, end: int) -> bool:
         for _, pos, sequences in self.cells:
@@ -201,9 +195,6 @@ class StingyLlama:
                 sequences.difference_update(set(sequences) if sequence < 0 else {sequence})
         self.cells = [cell for cell in self.cells if cell[2]]
         return True
-
-    def llama_get_memory(self, _context: object) -> None:
-        return None
 
     def llama_memory_seq_cp(self, _memory: object, source: int, copy: int, start: int, end: int) -> None:
         for _, pos, sequences in self.cells:
@@ -216,8 +207,8 @@ def test_a_window_holds_what_its_token_sees_whatever_is_given_away(seed: int, mo
     fake, prompt = StingyLlama(range(100, 130)), [*range(100, 130)]
     monkeypatch.setattr(cache_tree, "llama", fake)
     root = Node(None, -1, len(prompt))
-    logits = lambda n: np.zeros((n, 1), np.float32)  # noqa: E731
-    with CacheTree(None, logits, root, count=9, max_batch=16, windowed=True) as tree:
+    passes = cast(Passes, SimpleNamespace(memory=None, branch=fake.branch))
+    with CacheTree(passes, root, count=9, windowed=True) as tree:
         for new in beams(tree, np.random.default_rng(seed)):
             tree.evaluate(new)
             assert fake.seen == [[*prompt, *node.path()][-NARROW:] for node in new]
