@@ -75,7 +75,6 @@ class Head:
         self.tokens: list[int] = []
         self._first = 0  # number of the first token that the cache holds
         self._true = 0  # number of the first token that is to be evaluated again
-        self._known = 0  # tokens of which the target's states were there when that was asked last
         self._own: list[States] = []  # the head's output after its last tokens, as far as it is known
 
     # ------------------------------------------------------------------ as of `ngramspec.backend.Model`
@@ -108,14 +107,12 @@ class Head:
         if back:
             del self.tokens[length:], self._own[max(0, len(self._own) - back) :]
             self._first, self._true = min(self._first, length), min(self._true, length)
-            self._known = min(self._known, length)
             self._heads.cut(self.number, length)
 
     def clear(self) -> None:
         self._heads.check()
         self._empty(0)
         self.tokens.clear()
-        self._known = 0
 
     @property
     def owed(self) -> int:
@@ -138,7 +135,7 @@ class Head:
         """Evaluate the tokens from number `start` on, and what is owed; the logits after the last `rows` of them."""
         end, states = len(self.tokens), self._states
         read = end - rows  # the first whose logits are wanted
-        known = self._known = states.known(self.tokens, self._known)
+        known = states.known(self.tokens)
         # Tokens from this one on follow states that are yet to come. Where all that is known is newer, none will come.
         told = end if end <= states.first else min(end, known + 1) if known else 0
         seen = np.empty((0, self.n_vocab), np.float32)

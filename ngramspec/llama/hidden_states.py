@@ -2,7 +2,7 @@
 
     rows = states.handed_out(context)       # after a llama_decode of `tokens`, the first of which is number 100
     states.took(rows, 100, tokens)
-    states.known(text, 90)                  # how many tokens of `text` have their states here, older ones aside
+    states.known(text)                      # how many tokens of `text` have their states here, older ones aside
     states.before(101, 104)                 # the states after the tokens in front of numbers 101, 102 and 103
 
 llama.cpp's buffer holds those of the last pass alone. A sequence has its own, which go with its text: they are copied,
@@ -26,11 +26,6 @@ from ngramspec.tokens import common_prefix
 KEPT = 1024
 """States that are kept, of the last tokens. A head reads no more of a prompt than that: it guesses what comes next,
 and a state, by all that its layers attended to, tells of the tokens before it too."""
-
-UNREAD = 128
-"""Passes whose states no head has read, after which they are not handed out any more until it asks for them: it does
-not pay just now. It then begins behind what it has missed. Each text is given so many passes anew, but its prompt is
-read without."""
 
 _SAVED = struct.Struct("<QQQ")
 
@@ -56,33 +51,14 @@ class HiddenStates:
         self._rows = np.zeros((2 * kept, width), np.float32)
         self._begin: int = self._rows.ctypes.data
         self._tokens: list[int] = []
-        self._same = 0  # tokens that are what they were when `known` was asked last
-        self._unread = 0  # passes since a head read
-        self._before = 0  # those before this text
-        self._in_prompt = True
         self.first = 0  # number in the text of the first token whose state is here
         self.wanted = self.of_prompts = True
 
     # ------------------------------------------------------------------ passes
 
-    def begin(self) -> None:
-        """A text begins, and its head may be asked."""
-        self._in_prompt = self._unread < UNREAD
-        self._before = self._unread
-
-    def want(self, wanted: bool) -> None:
-        if wanted and not self.wanted:
-            self._unread = self._before = 0
-        self.wanted = wanted
-
-    @property
-    def due(self) -> bool:
-        """Whether the next pass is to hand out its states."""
-        return self.wanted and self._unread - self._before < UNREAD
-
     def due_in_prompt(self, left: int) -> bool:
         """Whether a pass over a prompt may hand them out, with so many tokens of it yet to come."""
-        return self.of_prompts and self._in_prompt and left < self._kept
+        return self.of_prompts and left < self._kept
 
     def ask(self, context: Any, wanted: bool) -> None:
         """Have the next passes of a context give their states, or not."""
@@ -90,11 +66,10 @@ class HiddenStates:
 
     def forget(self) -> None:
         self._tokens.clear()
-        self.first = self._same = 0
+        self.first = 0
 
     def missed(self, start: int) -> None:
         """Drop the states of a text from token number `start` on: a pass over those gave none."""
-        self._same = min(self._same, start)
         del self._tokens[max(0, start - self.first) :]
 
     def handed_out(self, context: Any) -> int:
@@ -103,7 +78,6 @@ class HiddenStates:
 
     def took(self, rows: int, start: int, tokens: Sequence[int]) -> int:
         """Take the states at `rows`, of tokens from number `start` on; returns where those of the next sequence are."""
-        self._unread += 1
         self.missed(start)
         if start != self.first + len(self._tokens):
             self._tokens.clear()
@@ -158,16 +132,10 @@ class HiddenStates:
 
     # ------------------------------------------------------------------ what a head reads
 
-    def known(self, text: Sequence[int], sure: int = 0) -> int:
-        """How many tokens of a text have states here, those before `first` included; 0: none.
-
-        `sure`: so many were found the last time, and are in the text still: they are not compared again.
-        """
-        self._unread = self._before = 0
-        start = max(self.first, min(sure, self._same))
-        end = self._same = self.first + len(self._tokens)
-        same = start + common_prefix(self._tokens[start - self.first :], text[start:end])
-        return same if same > self.first else 0
+    def known(self, text: Sequence[int]) -> int:
+        """How many tokens of a text have states here, those before `first` included; 0: none."""
+        same = common_prefix(self._tokens, text[self.first : self.first + len(self._tokens)])
+        return self.first + same if same else 0
 
     def before(self, start: int, end: int) -> States:
         """The states after the tokens in front of number `start` to `end`; 0 where they are not here."""

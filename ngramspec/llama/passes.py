@@ -132,7 +132,7 @@ class Passes:
         """The same, and keep the hidden states of each sequence, if they may be asked for and a head wants any."""
         hidden = [(cast(HiddenStates, cache.states), cache.length, tokens) for cache, tokens, _ in feeds]
         first = hidden[0][0]
-        asks = may_ask and any(states.due for states, _, _ in hidden)
+        asks = may_ask and any(states.wanted for states, _, _ in hidden)
         if asks != self._asks:
             first.ask(self._context, asks)
             self._asks = asks

@@ -104,8 +104,6 @@ class CacheSequence:
         stop = (total - 1) // n_batch * n_batch if aligned else total - TAIL
         stop = stop if self.cache.recurrent and stop - self.cache.saved >= APART else 0
         hidden = self.cache.states
-        if hidden is not None:
-            hidden.begin()
         while done < total:
             yield done
             size = n_batch if aligned or most is None else max(1, min(n_batch, most()))

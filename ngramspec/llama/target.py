@@ -226,7 +226,7 @@ class Target(Weights, CacheSequence):
     @feeds_head.setter
     def feeds_head(self, wanted: bool) -> None:
         for states in self._states:
-            states.want(wanted)
+            states.wanted = wanted
 
     # ------------------------------------------------------------------ opening
 

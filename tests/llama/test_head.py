@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
-from ngramspec.tokens import common_prefix
 
 FREE = given_curve({1: 1.0, 64: 1.0})
 PROMPT = list(range(40, 70))
@@ -243,35 +241,6 @@ def test_the_states_of_long_texts_are_the_last_ones(target: Target, monkeypatch:
     assert states.known([4000]) == 0
     states.forget()
     assert states.known(text) == 0
-
-
-def test_what_is_known_is_found_without_comparing_all_of_it_again(target: Target) -> None:
-    """Two keep the same states; one is told what it found the last time."""
-    rng = random.Random(4)
-    quick, thorough = HiddenStates(128, kept=16), HiddenStates(128, kept=16)
-    text: list[int] = []  # the target's
-    asked: list[int] = []  # the head's
-    sure = 0
-    found = []
-    target.clear()
-    for _ in range(60):
-        back = rng.choice((0, 0, 0, 1, 2, 5))
-        del text[max(0, len(text) - back) :]
-        target.rollback(len(text))
-        tokens = [rng.randrange(30, 33) for _ in range(rng.choice((1, 1, 2, 4)))]
-        target.evaluate(tokens)
-        for states in (quick, thorough):
-            states.took(states.handed_out(target._ctx), len(text), tokens)
-        text += tokens
-        same = common_prefix(asked, text)
-        kept = rng.randrange(same, len(asked) + 1)
-        sure = min(sure, kept)
-        asked = [*asked[:kept], *(text[kept:] if kept == same else [rng.randrange(30, 33)])]
-        if rng.random() < 0.7:
-            sure = quick.known(asked, sure)
-            found.append(sure)
-            assert sure == thorough.known(asked)
-    assert len(set(found)) > 20
 
 
 DRAFTING = ["qwen35", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("glm4moe", "qwen3next"))]

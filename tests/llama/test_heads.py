@@ -15,7 +15,6 @@ from architectures.reference_head import HeadReference
 from support.pools import as_on_a_gpu
 
 from ngramspec.errors import TargetError
-from ngramspec.llama import hidden_states
 from ngramspec.llama.head import Head, Heads
 from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.target import Target
@@ -188,35 +187,6 @@ def test_states_of_a_restored_text_are_its_last_ones() -> None:
     assert other.known(range(30)) == 0
     assert not other.restore(range(29), states.saved())
     assert not HiddenStates(5).restore(range(30), states.saved())
-
-
-def test_states_that_nobody_reads_are_not_handed_out_for_long(
-    files: Files, references: References, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hidden_states, "UNREAD", 3)
-    with loaded(files["glm4moe"], 2) as (target, heads):
-        text, other = random_text(1, 20), random_text(2, 20)
-        asked: list[bool] = []
-        ask = HiddenStates.ask
-        monkeypatch.setattr(HiddenStates, "ask", lambda *args: asked.append(args[2]) or ask(*args))
-        for sequence, read in zip(target.sequences, (text, other), strict=True):
-            sequence.prefill(read[:-1])
-        for token in range(40, 50):
-            target.evaluate_together([Part(sequence, [token], 1) for sequence in target.sequences])
-        assert asked == [True, False]
-        text = [*text[:-1], *range(40, 50), 6]
-        assert np.isfinite(heads.sequences[0].prefill(text)).all()
-        for token in (7, 8):
-            target.evaluate(text[-1:])
-            text.append(token)
-        assert asked == [True, False, True]
-        late = heads.sequences[0].prefill(text).copy()
-        assert not np.allclose(late, references["glm4moe"].rows(text)[-1], atol=CLOSE)  # it saw the last tokens alone
-        # Behind a text that was read the prompt is read with its states, behind the other without.
-        for sequence in target.sequences:
-            prompt = random_text(3, 20)
-            sequence.prefill(prompt)
-            assert target._states[sequence.number].known(prompt) == (0 if sequence.number else 20)
 
 
 def test_of_a_long_prompt_the_last_states_are_handed_out(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
