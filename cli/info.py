@@ -19,8 +19,7 @@ import ngramspec
 from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
 from ngramspec.drafting import uncompiled
-from ngramspec.exactness.decision import ANSWER, ExactAuto
-from ngramspec.exactness.trial import PROMPT
+from ngramspec.exactness.decision import ANSWER, PROMPT, ExactAuto
 from ngramspec.llama.devices import build
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target

@@ -1,6 +1,6 @@
 """Whether a text can be the same bit for bit with and without drafts, and what that costs: how `exact="auto"` chooses.
 
-Three ways to decode are compared, by what was measured of each (`ngramspec.exactness.trial`):
+Three ways to decode are compared, by what was measured of each (`ngramspec.llama.trial_context`):
 
     fast     the fastest settings; batches of different sizes may differ in the last bits
     padded   the same settings, single tokens padded to two, where all sizes from two on agree
@@ -18,6 +18,7 @@ until then the fastest way is chosen.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -26,9 +27,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ngramspec.errors import TargetError
-from ngramspec.exactness import trial
-from ngramspec.exactness.trial import DEPTHS, PROMPT, Identity, Times
 from ngramspec.json_data import decode, encode
+from ngramspec.machine import LEAST_READ
 from ngramspec.storage import cache_folder, keep_json, recall
 
 Exact = Literal["auto", "on", "off"]
@@ -37,8 +37,46 @@ EXACT: tuple[Exact, ...] = ("auto", "on", "off")
 Way = Literal["fast", "padded", "exact"]
 WAYS: tuple[Way, ...] = ("fast", "padded", "exact")
 
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)  # batch sizes that are compared
+PROMPT = 1024  # tokens of a usual prompt
+
+DEPTHS = (0, PROMPT)
+"""Tokens of context after which sizes are compared and passes are timed, one after the other; CPU kernels were seen to
+change at 256 and 512."""
+
+MOST = 7  # all sizes up to this one must agree, and only sizes that do are used: K-quants change their kernel at 8
+
 ANSWER = 256  # tokens of the answer of the usual request that is timed, to a prompt of `PROMPT`
 TOLERANCE = 1.05  # the most that bit-identical text may cost: time of the request / its time under the fastest settings
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which batch sizes agree under one setting."""
+
+    agreeing: tuple[int, ...]  # the compared sizes that agree bit for bit with single tokens, 1 among them, ascending
+    padded: tuple[int, ...]  # those, from two on, that agree with the largest that drafts would use
+
+    @property
+    def whole(self) -> bool:
+        """Whether single tokens agree with every size that drafts would use."""
+        return set(self.agreeing) >= {n for n in SIZES if n <= MOST}
+
+    @property
+    def pads(self) -> bool:
+        """Whether all sizes from two on agree with each other."""
+        return set(self.padded) >= {n for n in SIZES if 2 <= n <= MOST}
+
+    def merge(self, other: Identity) -> Identity:
+        """What holds at both of two depths."""
+        return Identity(
+            tuple(n for n in self.agreeing if n in other.agreeing),
+            tuple(n for n in self.padded if n in other.padded),
+        )
+
+
+Times = tuple[float, float]
+"""Seconds of one way to decode, after a context of one depth: of a pass without a draft, and per token of a prompt."""
 
 
 @dataclass(slots=True)
@@ -114,6 +152,8 @@ class Measured:
 # --------------------------------------------------------------------------- measuring
 
 BUDGET = 8.0  # seconds to measure in while a model is loaded
+COST, ROUNDING_COST = 50, 170  # passes over one token, roughly, that a step takes at most, and that of rounding
+ROUNDS = 2
 UNMEASURED = 1.0  # how far batch sizes are taken to move a logit where there was no time to measure it
 
 
@@ -133,7 +173,8 @@ class ExactAuto:
 
     Args:
         model: a `Target`, or what has the names of its `settings` ("fast" first), an `identity`, the key of all that
-            measurements depend on ("": do not keep them), and opens a `Trial` of a setting by `trial(setting)`.
+            measurements depend on ("": do not keep them), and opens a context to measure in by `trial(setting)`, as
+            `ngramspec.llama.trial_context.TrialContext` is.
         ways: to decode that may be chosen, "fast" among them.
         text: what rounding is measured on, where drafts may move last bits; empty: it is not.
         folder: where measurements are kept; None for the user's cache folder.
@@ -185,17 +226,16 @@ class ExactAuto:
         settings = self._model.settings if what == "times" else ("exact" if what == "exact" else "fast",)
         with ExitStack() as stack:
             trials = {name: stack.enter_context(self._model.trial(name)) for name in settings}
-            cost = trial.ROUNDING_COST if what == "rounding" else trial.COST
-            expected = trial.single(trials[settings[0]]) * cost
+            expected = trials[settings[0]].single() * (ROUNDING_COST if what == "rounding" else COST)
             if time.perf_counter() + expected > ends:
                 return False
             if what == "times":
-                known.times = *known.times, trial.times(trials, DEPTHS[len(known.times)])
+                known.times = *known.times, times(trials, DEPTHS[len(known.times)])
             elif what == "rounding":
-                known.rounding = trial.rounding(trials["fast"], self._text)
+                known.rounding = trials["fast"].rounding(self._text)
             else:
                 before = known.identities.get(what, ())
-                found = (*before, trial.identity(trials[what], DEPTHS[len(before)]))
+                found = (*before, trials[what].identity(DEPTHS[len(before)]))
                 known.identities = {**known.identities, what: found}
         return True
 
@@ -210,3 +250,26 @@ class ExactAuto:
         self.known = Measured()
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
+
+
+def times(trials: Mapping[str, Any], depth: int) -> dict[str, Times]:
+    """Seconds of each way to decode after a context of `depth` tokens, by setting; of "fast" also padded to two tokens.
+
+    The settings take turns, and the fastest of some rounds counts: whatever else the machine does only adds time.
+    """
+    best: dict[tuple[str, int], float] = {}
+
+    def note(name: str, size: int) -> None:
+        best[name, size] = min(best.get((name, size), math.inf), trials[name].seconds(size))
+
+    for name, trial in trials.items():
+        trial.begin(depth)
+        note(name, LEAST_READ)
+    for name in [*trials] * ROUNDS:
+        for size in (1, 2) if name == "fast" else (1,):
+            # The first pass of a new size rebuilds the graph, so each size is timed twice in a row.
+            note(name, size)
+            note(name, size)
+    found = {name: (best[name, 1], best[name, LEAST_READ] / LEAST_READ) for name in trials}
+    found["padded"] = best["fast", 2], found["fast"][1]
+    return found

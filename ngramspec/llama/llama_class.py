@@ -18,12 +18,11 @@ from llama_cpp import Llama as LlamaCpp
 from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 
 from ngramspec.errors import ModelError
-from ngramspec.exactness.trial import ROOM
 from ngramspec.llama import amx, bindings, rpc
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
-from ngramspec.llama.trial_context import TrialContext
+from ngramspec.llama.trial_context import ROOM, TrialContext
 from ngramspec.llama.weights import check_adapters, has_broken_amx, machine_key
 
 __all__ = ["BorrowedSequence", "DraftModel", "LlamaCpp", "adapted", "obstacle", "prepare"]

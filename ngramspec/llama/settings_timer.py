@@ -6,8 +6,7 @@ loaded a second time beside the first.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,9 +14,8 @@ import psutil
 
 from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
-from ngramspec.exactness.trial import random_tokens
 from ngramspec.llama.target import Target
-from ngramspec.llama.trial_context import TrialContext
+from ngramspec.llama.trial_context import TrialContext, random_tokens
 from ngramspec.machine import LONG_READING, READING, Measure, Settings
 
 SLOW = 0.1  # a pass of so many seconds is timed once; below, the better of two after one that warms up
@@ -51,26 +49,10 @@ class SettingsTimer:
             TargetError, ModelError: these settings cannot be had on this machine.
         """
         trial = self._context(settings, deep=measure.deep)
-        tokens = random_tokens(self._target.n_vocab, measure.size, measure.size)
+        first = trial.seconds(measure.size)
         if measure.reads:
-            return self._pass(trial, tokens, reads=True) / measure.size
-        first = self._pass(trial, tokens)
-        return first if first > SLOW else min(self._pass(trial, tokens) for _ in range(REPEATS))
-
-    def _pass(self, trial: TrialContext, tokens: Sequence[int], *, reads: bool = False) -> float:
-        began = time.perf_counter()
-        if reads:
-            self._read(trial, tokens)
-        else:
-            # Asked for two rows, it computes those of all tokens, as a pass with a draft does.
-            trial.evaluate(tokens, min(2, len(tokens)))
-        seconds = time.perf_counter() - began
-        trial.back()
-        return seconds
-
-    def _read(self, trial: TrialContext, tokens: Sequence[int]) -> None:
-        for start in range(0, len(tokens), trial.micro_batch):
-            trial.evaluate(tokens[start : start + trial.micro_batch])
+            return first / measure.size
+        return first if first > SLOW else min(trial.seconds(measure.size) for _ in range(REPEATS))
 
     def alike(self, one: Settings, other: Settings) -> bool:
         """Whether both gave the same bits: after a short random text, for single tokens and for a batch."""
@@ -79,7 +61,7 @@ class SettingsTimer:
     def _bits(self, settings: Settings) -> bytes:
         trial = self._context(settings, deep=False)
         text = random_tokens(self._target.n_vocab, 2, COMPARED)
-        self._read(trial, text[:-6])
+        trial.read(text[:-6], trial.micro_batch)
         rows: list[Logits] = [trial.evaluate([token]) for token in text[-6:-4]]
         rows.append(trial.evaluate(text[-4:], 4))
         trial.back()
@@ -95,9 +77,7 @@ class SettingsTimer:
         held, room = (self._depth, READING.size) if deep else (0, LONG_READING.size)
         trial = self._open[key] = self._weights(settings).trial_of(settings, held + room + 2 * READING.size)
         trial.use_threads(settings.threads, settings.threads_batch)
-        trial.start(held, contents=False)
-        trial.evaluate(random_tokens(self._target.n_vocab, 1, 8))
-        trial.keep()
+        trial.begin(held)
         return trial
 
     def _weights(self, settings: Settings) -> Target:

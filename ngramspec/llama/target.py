@@ -26,7 +26,6 @@ from ngramspec.backend import Logits
 from ngramspec.errors import ModelError
 from ngramspec.exactness import decision
 from ngramspec.exactness.decision import EXACT, UNMEASURED, WAYS, Exact, ExactAuto, ExactnessMode, Way
-from ngramspec.exactness.trial import ROOM
 from ngramspec.llama import bindings, devices
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import Branch, CacheTree, ask
@@ -35,7 +34,7 @@ from ngramspec.llama.head import Head, Heads
 from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.sequence import CacheSequence, append
-from ngramspec.llama.trial_context import TrialContext
+from ngramspec.llama.trial_context import ROOM, TrialContext
 from ngramspec.llama.weights import Lora, Weights, open_context
 from ngramspec.machine import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Settings
 from ngramspec.sampling.option import between, one_of

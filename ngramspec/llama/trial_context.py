@@ -1,5 +1,10 @@
 """`TrialContext`: a small context of a loaded model, to measure one of its settings in for `exact="auto"` and `tune`.
 
+    with target.trial("fast") as trial:
+        trial.begin(1024)                   # of context
+        trial.seconds(8)                    # of a pass over 8 tokens
+        trial.identity(1024).agreeing       # the sizes of passes that agree bit for bit with single tokens
+
 Whether kernels tell batch sizes apart depends on the length of the context, and a trial must not cost seconds. So the
 context is made long without evaluating most of it: in a second context llama.cpp's passes are stopped at their first
 operation, which gives their cells positions and no contents (zeros), and the cells are copied. Attention takes the same
@@ -9,25 +14,35 @@ evaluates the last ones before those that it compares.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp.llama_cpp as llama
+import numpy as np
 
 from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
-from ngramspec.exactness.trial import random_tokens
+from ngramspec.exactness.decision import DEPTHS, MOST, SIZES, Identity
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.weights import Adapter, open_context
+from ngramspec.machine import LEAST_READ
 
 STRETCH, OF_STRETCH = 128, 4
 """In a long context so many tokens of each stretch are real; kernels split it into stretches no shorter than that."""
 
+REAL, COMPARED = 13, 8
+"""How many real tokens stand before the compared ones, and how many are compared: the first ones of each batch. 13 is
+no multiple of anything: some architectures (DeepSeek 4) treat the tokens that complete a block of the context apart."""
+
+READ = 9 * LEAST_READ + SIZES[-1]  # tokens of a text that are read to see how far rounding goes: past 512 cells
+ROOM = DEPTHS[1] + 2 * LEAST_READ + SIZES[-1]  # size of a context in which all of that has room
+
 
 class TrialContext:
-    """See `ngramspec.exactness.trial.Trial`.
+    """A context of one sequence, in which what is evaluated is taken back to what was kept.
 
     Args:
         model: its handle.
@@ -60,7 +75,72 @@ class TrialContext:
         """Take so many CPU threads from now on: for passes over one token, and for larger ones."""
         llama.llama_set_n_threads(self._ctx, single, batch)
 
+    # ------------------------------------------------------------------ measuring
+
+    def begin(self, depth: int) -> None:
+        """Keep `depth` tokens of context, of which only the time of later passes must be right, and two real ones."""
+        self.start(depth, contents=False)
+        self.evaluate(random_tokens(self.n_vocab, depth, 2))
+        self.keep()
+
+    def seconds(self, size: int) -> float:
+        """Of a pass over so many tokens, or from LEAST_READ on of reading them; they are taken back."""
+        tokens = random_tokens(self.n_vocab, size, size)
+        began = time.perf_counter()
+        if size < LEAST_READ:
+            # Asked for two rows, it computes those of all tokens, as a pass with a draft does.
+            self.evaluate(tokens, min(2, size))
+        else:
+            self.read(tokens, self.micro_batch)
+        seconds = time.perf_counter() - began
+        self.back()
+        return seconds
+
+    def single(self) -> float:
+        """Seconds of a pass over one token, to tell what measuring will take."""
+        self.begin(0)
+        self.seconds(1)
+        return self.seconds(1)
+
+    def identity(self, depth: int) -> Identity:
+        """Compare sizes of passes bit by bit, after a context of `depth` tokens and a few real ones."""
+        text = random_tokens(self.n_vocab, depth, REAL + SIZES[-1])
+        self.start(depth)
+        self.evaluate(text[:REAL])
+        self.keep()
+        found = self._by_size(text[REAL:])
+
+        def agreeing(with_size: int) -> tuple[int, ...]:
+            return tuple(n for n in SIZES if _equal(found[n], found[with_size]))
+
+        return Identity(agreeing(1), tuple(n for n in agreeing(MOST) if n > 1))
+
+    def rounding(self, text: Sequence[int]) -> float:
+        """The largest difference of one logit between passes and single tokens, in a text such as people write.
+
+        It is repeated as need be; contents that no text has exaggerate.
+        """
+        text = [*text] * -(-READ // len(text))
+        self.start(0)
+        self.read(text[: READ - SIZES[-1]], LEAST_READ)
+        self.keep()
+        found = self._by_size(text[READ - SIZES[-1] : READ])
+        return max(float(np.abs(rows - found[1][: len(rows)]).max()) for rows in found.values())
+
+    def _by_size(self, tail: Sequence[int]) -> dict[int, Logits]:
+        """Logits after the first `COMPARED` tokens on top of what was kept, by the size of the pass."""
+        singles = np.concatenate([self.evaluate([token]) for token in tail[:COMPARED]])
+        self.back()
+        found = {1: singles}
+        for size in SIZES[1:]:
+            found[size] = self.evaluate(tail[:size], min(size, COMPARED))
+            self.back()
+        return found
+
+    # ------------------------------------------------------------------ what is held
+
     def start(self, depth: int, *, contents: bool = True) -> None:
+        """Hold `depth` tokens and nothing else. Without `contents` only the time of later passes must be right."""
         self._sequence.clear()
         if depth:
             self._sequence.restore([0] * depth, self._hollow(depth, OF_STRETCH if contents else 0))
@@ -93,6 +173,7 @@ class TrialContext:
             passes.close()
 
     def keep(self) -> None:
+        """Mark what is held now: every later `back` returns to it."""
         self._kept = len(self._sequence.tokens)
         self._sequence.checkpoint()
 
@@ -101,7 +182,13 @@ class TrialContext:
         if self._sequence.owed:
             raise TargetError("llama.cpp did not take tokens back")
 
+    def read(self, tokens: Sequence[int], chunk: int) -> None:
+        """Append tokens, so many in a pass."""
+        for start in range(0, len(tokens), chunk):
+            self.evaluate(tokens[start : start + chunk])
+
     def evaluate(self, tokens: Sequence[int], rows: int = 1) -> Logits:
+        """Append tokens in one pass; logits after the first `rows` of them, or after the last for 1."""
         # As in decoding, a pass that could hold a draft computes the logits after all of its tokens; one of a prefill
         # its last token's only.
         asked = len(tokens) if rows > 1 else 1
@@ -116,3 +203,13 @@ class TrialContext:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def random_tokens(n_vocab: int, seed: int, count: int) -> list[int]:
+    """Random tokens; kernels are chosen by shape, not by content."""
+    return [int(t) for t in np.random.default_rng(seed).integers(0, n_vocab, count)]
+
+
+def _equal(a: Logits, b: Logits) -> bool:
+    rows = min(len(a), len(b))
+    return a[:rows].tobytes() == b[:rows].tobytes()

@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.exactness.decision import ANSWER, TOLERANCE, WAYS, Measured, Way
-from ngramspec.exactness.trial import MOST, PROMPT, SIZES, Identity, Times
+from ngramspec.exactness.decision import (
+    ANSWER,
+    MOST,
+    PROMPT,
+    SIZES,
+    TOLERANCE,
+    WAYS,
+    Identity,
+    Measured,
+    Times,
+    Way,
+)
 from ngramspec.json_data import decode, encode
 
 ALL = Identity(SIZES, SIZES[1:])

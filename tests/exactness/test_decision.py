@@ -13,8 +13,7 @@ from support.mock_target import Clock, MockTarget
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
 from ngramspec.exactness import decision
-from ngramspec.exactness.decision import UNMEASURED, ExactAuto, ExactnessMode, Way
-from ngramspec.exactness.trial import DEPTHS, SIZES, Identity, Times
+from ngramspec.exactness.decision import DEPTHS, SIZES, UNMEASURED, ExactAuto, ExactnessMode, Identity, Times, Way
 
 ALL, SPLIT = Identity(SIZES, SIZES[1:]), Identity((1,), SIZES[1:])
 FAST_STEPS = [f"{what} {depth}" for what in ("fast", "times") for depth in DEPTHS]
@@ -26,6 +25,8 @@ class Model:
 
     settings: tuple[str, ...] = ("fast", "exact")
     identity = "mock"
+    clock: Clock
+    measured: list[str]
 
     def __init__(self, single: float = 0.001) -> None:
         self.single = single
@@ -48,37 +49,37 @@ class Trial:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def note(self, what: str) -> None:
+        self.model.measured.append(what)
+        self.model.clock.now += self.model.single * decision.COST
+
+    def single(self) -> float:
+        return self.model.single
+
+    def identity(self, depth: int) -> Identity:
+        self.note(f"{self.setting} {depth}")
+        return self.model.identity_of[self.setting]
+
+    def rounding(self, text: Sequence[int]) -> float:
+        assert [*text] == [1, 2]
+        self.note("rounding")
+        return 0.5
+
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was measured, in order; each step takes as long as is expected of it."""
-    done: list[str] = []
-    clock = Clock(0.0)
+    monkeypatch.setattr(Model, "clock", clock := Clock(0.0), raising=False)
+    monkeypatch.setattr(Model, "measured", done := list[str](), raising=False)
     monkeypatch.setattr(decision, "time", clock)
     monkeypatch.setattr(decision, "BUDGET", 8.0)
 
-    def note(model: Model, what: str) -> None:
-        done.append(what)
-        clock.now += model.single * decision.trial.COST
-
-    def identity(trial: Trial, depth: int) -> Identity:
-        note(trial.model, f"{trial.setting} {depth}")
-        return trial.model.identity_of[trial.setting]
-
     def times(trials: Mapping[str, Trial], depth: int) -> dict[str, Times]:
-        model = trials["fast"].model
-        note(model, f"times {depth}")
-        return {way: model.times_of[way] for way in (*trials, "padded")}
+        fast = trials["fast"]
+        fast.note(f"times {depth}")
+        return {way: fast.model.times_of[way] for way in (*trials, "padded")}
 
-    def rounding(trial: Trial, text: Sequence[int]) -> float:
-        assert [*text] == [1, 2]
-        note(trial.model, "rounding")
-        return 0.5
-
-    monkeypatch.setattr(decision.trial, "rounding", rounding)
-    monkeypatch.setattr(decision.trial, "identity", identity)
-    monkeypatch.setattr(decision.trial, "times", times)
-    monkeypatch.setattr(decision.trial, "single", lambda trial: trial.model.single)
+    monkeypatch.setattr(decision, "times", times)
     return done
 
 

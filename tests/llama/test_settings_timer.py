@@ -15,7 +15,6 @@ pytest.importorskip("llama_cpp")
 from support.tiny_models import write_model
 
 from ngramspec.errors import TargetError
-from ngramspec.exactness.trial import identity
 from ngramspec.instruments.tuning.candidates import candidates
 from ngramspec.llama import settings_timer
 from ngramspec.llama.settings_timer import SettingsTimer
@@ -95,7 +94,7 @@ def test_micro_batches(tmp_path: Path) -> None:
     with Target(path, n_ctx=64, threads=1, threads_batch=2, micro_batch=64) as target:
         assert (target.n_batch, target.threads_batch) == (64, 2)
         with target.trial("fast") as trial:
-            assert identity(trial, 1024).agreeing[0] == 1
+            assert trial.identity(1024).agreeing[0] == 1
     with Target(path, n_ctx=64, threads=1, micro_batch=1024, exact="on") as target:
         assert target.n_batch == 128
     with Target(path, n_ctx=64, threads=1, micro_batch=1024) as target:
