@@ -1,7 +1,7 @@
 """`Embedder`: vectors that stand for texts, made of what a loaded model's last layer says of their tokens.
 
     embedder = target.embedder("mean", 2048)        # the target's weights, in a context of its own
-    (vector,) = embedder.embed(tokens)              # (1, width); pooling "none" gives one for each token
+    vectors = yield from embedder.reading(tokens, lambda: 512)      # pass by pass
 
 llama.cpp's own pooling stores logits after every token of a text, and holds a text to one micro-batch where its vector
 is a mean. So rows are pooled here, no more of them in a pass than a target's may have. This is the same as long as
@@ -49,25 +49,15 @@ class Embedder:
         self._passes = Passes(context, [cache], self, n_batch=n_batch)
         self._sequence = CacheSequence(self._passes, cache, n_ctx=n_ctx)
 
-    def embed(self, tokens: Sequence[int]) -> States:
+    def reading(self, tokens: Sequence[int], most: Callable[[], int]) -> Generator[None, None, States]:
         """The vectors of a text, not normalised; shape (1, width), or (tokens, width) where none are pooled.
+
+        It yields before each pass, for which `most` tells how many tokens it may have. Another text may only be begun
+        when this one has ended.
 
         Raises:
             ValueError: no tokens, or more than `n_ctx`.
             TargetError: llama.cpp could not evaluate them.
-        """
-        steps = self.reading(tokens, lambda: self._n_batch)
-        try:
-            while True:
-                next(steps)
-        except StopIteration as end:
-            found: States = end.value
-            return found
-
-    def reading(self, tokens: Sequence[int], most: Callable[[], int]) -> Generator[None, None, States]:
-        """`embed`, pass by pass: it yields before each. Another text may only be begun when this one has ended.
-
-        `most` tells how many tokens the next pass may have.
         """
         if not 0 < len(tokens) <= self.n_ctx:
             raise ValueError(f"a text to embed has 1 to {self.n_ctx} tokens, not {len(tokens)}")

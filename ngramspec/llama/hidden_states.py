@@ -5,14 +5,13 @@
     states.known(text)                      # how many tokens of `text` have their states here, older ones aside
     states.before(101, 104)                 # the states after the tokens in front of numbers 101, 102 and 103
 
-llama.cpp's buffer holds those of the last pass alone. A sequence has its own, which go with its text: they are copied,
-saved and restored with it.
+llama.cpp's buffer holds those of the last pass alone. A sequence has its own, which go with its text, and are copied
+with it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +25,6 @@ from ngramspec.tokens import common_prefix
 KEPT = 1024
 """States that are kept, of the last tokens. A head reads no more of a prompt than that: it guesses what comes next,
 and a state, by all that its layers attended to, tells of the tokens before it too."""
-
-_SAVED = struct.Struct("<QQQ")
 
 States = NDArray[np.float32]  # hidden states, shape (tokens, width of the model)
 
@@ -99,36 +96,8 @@ class HiddenStates:
 
     def adopt(self, other: HiddenStates, length: int) -> None:
         """Hold what another text's are of its first `length` tokens."""
-        self._hold(other.first, other._tokens[: max(0, length - other.first)], other._rows)
-
-    def saved(self) -> bytes:
-        """The last ones, to be `restore`d later; empty: there are none."""
-        count = min(len(self._tokens), self._kept)
-        if not count:
-            return b""
-        begin = len(self._tokens) - count
-        rows = self._rows[begin : len(self._tokens)]
-        return _SAVED.pack(self.first + begin, count, self._width) + rows.tobytes()
-
-    def restore(self, tokens: Sequence[int], state: bytes) -> bool:
-        """Hold what `saved` gave of a text; False: they are not of such a text."""
-        self.forget()
-        if not state:
-            return True
-        if len(state) < _SAVED.size:
-            return False
-        first, count, width = _SAVED.unpack_from(state)
-        size = _SAVED.size + count * width * self._rows.itemsize
-        if width != self._width or count > self._kept or first + count > len(tokens) or len(state) != size:
-            return False
-        rows = np.frombuffer(state, np.float32, count * width, _SAVED.size).reshape(count, width)
-        self._hold(first, tokens[first : first + count], rows)
-        return True
-
-    def _hold(self, first: int, tokens: Sequence[int], rows: States) -> None:
-        self.forget()
-        self.first, self._tokens = first, list(tokens)
-        self._rows[: len(tokens)] = rows[: len(tokens)]
+        self.first, self._tokens = other.first, other._tokens[: max(0, length - other.first)]
+        self._rows[: len(self._tokens)] = other._rows[: len(self._tokens)]
 
     # ------------------------------------------------------------------ what a head reads
 

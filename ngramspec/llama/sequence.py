@@ -192,8 +192,6 @@ class CacheSequence:
         pieces: list[object] = [_HEAD.pack(_MAGIC, len(self.tokens), self._aligned, len(checkpoints))]
         for length, piece in (*checkpoints.items(), (len(self.tokens), state)):
             pieces += (_PIECE.pack(length, len(piece)), piece)
-        if self.cache.states is not None:
-            pieces.append(self.cache.states.saved())
         return b"".join(pieces)  # type: ignore[arg-type]
 
     def restore(self, tokens: Sequence[int], state: bytes) -> None:
@@ -213,9 +211,9 @@ class CacheSequence:
                 at += size
         except (struct.error, ValueError, OverflowError) as error:
             raise TargetError(f"this is not what a sequence held: {error}") from error
-        hidden = self.cache.states
-        whole = at == len(state) if hidden is None else hidden.restore(tokens, state[at:])
-        if magic != _MAGIC or not whole or length != len(tokens) or length > self.n_ctx + MAX_EVALUATE:
+        if self.cache.states is not None:
+            self.cache.states.forget()
+        if magic != _MAGIC or at != len(state) or length != len(tokens) or length > self.n_ctx + MAX_EVALUATE:
             raise TargetError(f"this is not what a sequence held that could hold these {len(tokens)} tokens")
         if length and not self.cache.load(pieces[-1][1], length, dict(pieces[:-1])):
             raise TargetError("llama.cpp did not take the state of a sequence")

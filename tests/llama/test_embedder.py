@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from architectures.files import write_models
 from support.cli_runner import DEMO
+from support.embedded import embedded
 from support.grid import grid
 from support.tiny_models import write_model
 
@@ -49,8 +50,8 @@ def test_vectors_are_those_of_llama_cpp(models: dict[str, Path], name: str, pool
         assert len(tokens) > 128  # several passes
         embedder = target.embedder(pooling, 512)
         # What an earlier text left behind changes nothing.
-        embedder.embed(tokens[::-1])
-        found = embedder.embed(tokens)
+        embedded(embedder, tokens[::-1])
+        found = embedded(embedder, tokens)
     assert cosines(found, of_llama_cpp(models[name], pooling, TEXT)).min() > 0.99999
 
 
@@ -67,7 +68,7 @@ def test_the_target_holds_what_it_held(models: dict[str, Path]) -> None:
         rows.append(target.evaluate([5, 6])[-1].copy())
         assert np.array_equal(plain, rows)
         # However the passes are cut, and what was begun and left behind.
-        assert cosines(embedder.embed(tokens * 5), embedder.embed(tokens * 5)).min() > 0.99999
+        assert cosines(embedded(embedder, tokens * 5), embedded(embedder, tokens * 5)).min() > 0.99999
 
 
 def test_texts_of_no_length_or_too_long_are_refused(models: dict[str, Path]) -> None:
@@ -75,8 +76,8 @@ def test_texts_of_no_length_or_too_long_are_refused(models: dict[str, Path]) -> 
         embedder = target.embedder("last", 64)
         for tokens in ([], [5] * 65):
             with pytest.raises(ValueError, match="1 to 64 tokens"):
-                embedder.embed(tokens)
-        assert embedder.embed([5] * 64).shape == (1, embedder.width)
+                embedded(embedder, tokens)
+        assert embedded(embedder, [5] * 64).shape == (1, embedder.width)
 
 
 def test_a_file_says_how_its_vectors_are_pooled(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from architectures.files import write_model
 from architectures.reference_head import HeadReference
 from support.pools import as_on_a_gpu
 
-from ngramspec.errors import TargetError
 from ngramspec.llama.head import Head, Heads
 from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.target import Target
@@ -131,7 +130,7 @@ def test_texts_that_share_passes_do_not_mix(
 
 
 @CASES
-def test_states_go_with_a_text_that_is_copied_or_saved(
+def test_states_go_with_a_text_that_is_copied(
     files: Files,
     references: References,
     name: str,
@@ -151,9 +150,8 @@ def test_states_go_with_a_text_that_is_copied_or_saved(
         two.adopt(one, len(text) - 1)
         assert len(two.tokens) == len(text) - 1
         agree(heads.sequences[1], text, references[name])
-        state = one.saved()
+        three.adopt(one, len(text) - 1)
         one.prefill(old)
-        three.restore(text[:-1], state)
         agree(heads.sequences[2], text, references[name])
         # A beginning of it, as far as the memory can be cut.
         one.clear()
@@ -161,32 +159,23 @@ def test_states_go_with_a_text_that_is_copied_or_saved(
         shorter = [*text[:100], 7]
         one.prefill(shorter[:-1])
         agree(heads.sequences[0], shorter, references[name])
-        with pytest.raises(TargetError, match="not what a sequence held"):
-            two.restore(text[:-1], state[:-4])
-    with Target(files[name], texts=2, n_ctx=400, threads=1, exact="off") as plain:
-        with pytest.raises(TargetError, match="not what a sequence held"):
-            plain.restore(text[:-1], state)
-        plain.prefill(text[:-1])
-        without = plain.saved()
-    with loaded(files[name], 2) as (target, heads):
-        target.restore(text[:-1], without)  # the head begins behind it
-        assert np.isfinite(heads.sequences[0].prefill(text)).all()
+        state = three.saved()
+        two.restore(three.tokens, state)  # the head begins behind it
+        assert np.isfinite(heads.sequences[1].prefill(text)).all()
 
 
-def test_states_of_a_restored_text_are_its_last_ones() -> None:
+def test_states_of_a_copied_text_are_those_of_its_beginning() -> None:
     states, other = HiddenStates(4, kept=8), HiddenStates(4, kept=8)
     rows = np.arange(4 * 40, dtype=np.float32).reshape(40, 4)
     for start in (0, 15):
         states.took(rows.ctypes.data + start * 16, start, range(start, start + 15))
-    assert other.restore(range(30), states.saved())
-    assert (other.first, other.known(range(30))) == (22, 30)
+    other.adopt(states, 30)
+    assert other.known(range(30)) == 30
     assert np.array_equal(other.before(23, 31), rows[22:30])
     other.adopt(states, 25)
     assert (other.first, other.known(range(30))) == (states.first, 25)
     other.adopt(states, 3)
     assert other.known(range(30)) == 0
-    assert not other.restore(range(29), states.saved())
-    assert not HiddenStates(5).restore(range(30), states.saved())
 
 
 def test_of_a_long_prompt_the_last_states_are_handed_out(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
