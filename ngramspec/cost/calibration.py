@@ -1,8 +1,7 @@
 """`Calibration`: what was measured of a target on this machine; `Disturbance` sees when that no longer holds.
 
-It is kept in the user's cache folder under the target's fingerprint, in one small JSON file per model, build, machine
-and settings. The batch sizes that exact mode uses must not change from one run to the next. The file's name begins with
-that of its model file, so that `kept_steepness` finds it without a target.
+It is kept in one small JSON file per model, build, machine and settings. The batch sizes that exact mode uses must not
+change from one run to the next. The file's name begins with that of its model file, so that `kept_steepness` finds it.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ class Calibration:
 
     @classmethod
     def load(cls, target: Model, folder: Path | None = None) -> Calibration:
-        """What is known about `target`; a missing, damaged or foreign file counts as nothing known.
-
-        Of a target without a fingerprint nothing is kept on disk.
-        """
+        """What is known about `target`: nothing, where a file is missing or damaged; without a fingerprint none is kept."""
         if not target.fingerprint:
             return cls()
         known = cls((folder or cache_folder("calibration")) / f"{target.fingerprint}.json")
@@ -107,10 +103,10 @@ class Calibration:
                 self.path.unlink(missing_ok=True)
 
     def ensure_curve(self, target: Model, tokens: int = 0, sizes: Sequence[int] = MEASURE_ORDER) -> CostCurve:
-        """The cost curve; the cache stays as it is.
+        """The cost curve, measured if nothing is known; the cache stays as it is.
 
-        Measured if nothing is known; see `measure.measure`. A curve from an earlier process gets one size in turn timed
-        again: the machine may have been busy when it was measured, or the model too slow for all sizes.
+        A curve from an earlier process gets one size in turn timed again: the machine may have been busy when it was
+        measured, or the model too slow for all sizes.
         """
         if target.replays and self.restore is None:
             self.restore = measure.time_restore(target)
@@ -136,8 +132,7 @@ class Calibration:
     def ensure_exact(self, target: Model, *, together: bool = False) -> tuple[int, ...]:
         """The batch sizes of exact mode, probed and chosen if nothing is known. Clears the cache then.
 
-        `together`: whether texts share passes. Any number of them may then be in one, so the sizes are those of
-        `choose_from_one`, if there are any. Else, and otherwise, see `choose_class`.
+        `together`: texts share passes, any number of them, so that sizes are chosen by `choose_from_one`, if it has any.
         """
         if self.exact_sizes is None:
             self._read()
@@ -205,7 +200,7 @@ class Disturbance:
     """Whether another process keeps the cores from this one, seen by how long the passes of one generation take.
 
     The threads of a pass wait for each other by spinning. Where another process holds one of their cores, all wait for
-    the scheduler, many times in each pass, which may then take a hundred times as long and more.
+    the scheduler, many times in each pass, which may then take a hundred times as long.
     """
 
     # How many times as long as expected the passes of the worst run took; None while all went well.

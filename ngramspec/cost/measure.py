@@ -24,16 +24,12 @@ from numpy.random import default_rng
 from ngramspec.backend import Logits, Model
 from ngramspec.cost.curve import LEAST, CostCurve
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)
-"""Batch sizes that are measured and probed: small ones, powers of two, and 9, where CUDA changes its kernel."""
-
-SHARED_SIZES = tuple(range(1, 17))
-"""The same where texts share passes: any number of them may be in one, so no size may be missing."""
-
 MEASURE_ORDER = (1, 2, 4, 3, 8, 5, 6, 16, 12, 9)
-"""Most telling sizes first, in case the time budget ends before the list does."""
+"""Batch sizes that are measured, most telling first, in case the time budget ends before the list does: small ones,
+powers of two, and 9, where CUDA changes its kernel."""
 
-assert sorted(MEASURE_ORDER) == list(SIZES)
+SIZES = tuple(sorted(MEASURE_ORDER))  # those that are probed
+SHARED_SIZES = tuple(range(1, 17))  # those where texts share passes: any number of them may be in one
 
 LONG_ORDER = (32, 64, 24, 48)
 """Sizes of long drafts. A slope drawn out from 16 hides where a GPU's kernels step, and what they have room for."""
@@ -60,13 +56,12 @@ def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) ->
     """Time passes of each size on top of what the cache holds, and take everything back.
 
     Each size is timed in a run of its own, and the fastest pass of all rounds counts: whatever else the machine does
-    only adds time. A slow model has fewer points. What a change of size costs is seen in every run; see
-    `cost_of_change`.
+    only adds time. A slow model has fewer points. What a change of size costs is seen in every run.
 
     Args:
         target: with room for at least one token; else ValueError.
         tokens: how many are about to be generated.
-        sizes: which to time, the most telling ones first; those of `telling` are added.
+        sizes: the most telling ones first; those of `telling` are added.
     """
     began = time.perf_counter()
     single = time_pass(target, 1)
@@ -159,7 +154,7 @@ SHORT, LONG = 96, 640  # default depths in tokens; CPU kernels were seen to chan
 class ProbeReport:
     """Result of a probe."""
 
-    depths: tuple[int, ...]  # context lengths at which it was made, in tokens
+    depths: tuple[int, ...]  # tokens of context at which it was made
     # Partition of the probed sizes; the sizes of one class agreed bit for bit at every position and every depth.
     classes: tuple[tuple[int, ...], ...]
     max_difference: float  # largest absolute difference of one logit between any size and single tokens

@@ -8,11 +8,10 @@ Three ways to decode are compared, by what was measured of each (`ngramspec.llam
              kernel splits a single token's context over the threads
 
 The first is taken that agrees and takes at most `TOLERANCE` times as long as the fastest for a usual request. Only
-measurements decide, never drafts. They are kept beside the calibration and never repeated, so that every process
-decides the same way: a choice that changed with the noise of a measurement would change the text. They are made while a
-model is loaded, for a bounded time, in steps of some fifty passes each (that of rounding 170, but no choice depends on
-it). A step that does not fit into the time is left to the next time that the model is loaded, or to `ngramspec info`;
-until then the fastest way is chosen.
+measurements decide, never drafts. They are kept and never repeated, so that every process decides the same way: a choice
+that changed with the noise of a measurement would change the text. They are made while a model is loaded, in steps. One
+that does not fit into the time is left to the next time that the model is loaded, or to `ngramspec info`; until then the
+fastest way is chosen.
 """
 
 from __future__ import annotations

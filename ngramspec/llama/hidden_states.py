@@ -12,6 +12,7 @@ with it.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,8 +116,15 @@ class HiddenStates:
         return found
 
 
-def rows_at(pointer: Any, rows: int, width: int) -> States:
-    """What a pointer of llama.cpp's points to; a view, valid until the next pass."""
-    buffer: Any = (ctypes.c_char * (4 * rows * width)).from_address(ctypes.addressof(pointer.contents))
+def rows_at(pointer: Any, rows: int, width: int, owner: object = None) -> States:
+    """What a pointer of llama.cpp's points to; a view, valid until the next pass, that keeps `owner` alive."""
+    buffer = _bytes(4 * rows * width).from_address(ctypes.addressof(pointer.contents))
+    buffer.owner = owner
     found: States = np.ndarray((rows, width), np.float32, buffer)
     return found
+
+
+@functools.cache
+def _bytes(size: int) -> Any:
+    """The type of so many bytes: making it takes longer than all else that is done to logits here."""
+    return ctypes.c_char * size

@@ -94,15 +94,6 @@ class BorrowedSequence(CacheSequence):
         self.tokens[:] = text
         self.cache.take_over(len(self.tokens))
 
-    def goes_back(self) -> bool:
-        """Whether what is evaluated can be taken back here."""
-        if not self.replays:
-            return True
-        self.checkpoint()
-        self.evaluate([0])
-        self.rollback(len(self.tokens) - 1)
-        return not self.owed
-
     def settle(self) -> None:
         """Evaluate all that is owed, so that the owner finds the logits after the last token."""
         self._passes.check()

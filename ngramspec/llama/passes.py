@@ -7,7 +7,6 @@ with anything that is not provably right.
 from __future__ import annotations
 
 import ctypes
-import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, cast
@@ -18,7 +17,7 @@ import numpy as np
 from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
 from ngramspec.llama.cache import Cache
-from ngramspec.llama.hidden_states import HiddenStates
+from ngramspec.llama.hidden_states import HiddenStates, rows_at
 
 MAX_EVALUATE = 64  # most rows of logits of a pass: the buffer is reserved for this many
 
@@ -199,11 +198,7 @@ class Passes:
         first = llama.llama_get_logits_ith(self._context, -rows)
         if not first:
             raise TargetError("llama.cpp returned no logits")
-        buffer = _bytes(4 * rows * self.n_vocab).from_address(ctypes.addressof(first.contents))
-        # The rows keep the buffer alive, and so the context behind it.
-        buffer.owner = self._owner()
-        found: Logits = np.ndarray((rows, self.n_vocab), np.float32, buffer)
-        return found
+        return rows_at(first, rows, self.n_vocab, self._owner())
 
     def close(self) -> None:
         """Free the context; sequences in it raise ValueError from then on."""
@@ -223,12 +218,6 @@ class Passes:
 def _array(pointer: Any, size: int) -> Any:
     """What a pointer points to, as a ctypes array."""
     return ctypes.cast(pointer, ctypes.POINTER(pointer._type_ * size)).contents
-
-
-@functools.cache
-def _bytes(size: int) -> Any:
-    """The type of so many bytes: making it takes longer than all else that is done to logits here."""
-    return ctypes.c_char * size
 
 
 # --------------------------------------------------------------------------- how llama.cpp splits a pass

@@ -58,17 +58,13 @@ class CacheSequence:
         self.fingerprint = ""
 
     def goes_back(self) -> bool:
-        """Whether llama.cpp hands out, and takes back, the state of a recurrent memory; the sequence is then empty."""
+        """Whether what is evaluated behind these tokens, one or more, can be taken back."""
         if not self.replays:
             return True
-        try:
-            self.evaluate([0])
-            self.cache.save()
-            self.evaluate([0])
-            self.cache.cut(1)
-            return self.cache.length == 1
-        finally:
-            self.clear()
+        self.checkpoint()
+        self.evaluate([0])
+        self.rollback(len(self.tokens) - 1)
+        return not self.owed
 
     # ------------------------------------------------------------------ as of `SequenceModel`
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import llama_cpp.llama_cpp as llama
@@ -84,42 +85,37 @@ class Target(Weights, CacheSequence):
 
     Args:
         path: a GGUF file (the first part of a split one).
-        texts: how many texts the cache holds, 1 to MAX_EVALUATE, for passes over several. None: one text, and no such
-            passes.
+        texts: how many texts the cache holds, for passes over several. None: one text, and no such passes.
         n_ctx: context size of a text in tokens; None takes the model's own, capped so that the KV cache fits in half of
-            the machine's free memory (`notes` then says so).
+            the machine's free memory.
         n_gpu_layers: layers to offload; negative: all, to whatever GPU the build supports.
         threads: CPU threads; None takes the physical cores.
-        threads_batch: the same for passes over more than one token, prompts and drafts; None: as many.
-        micro_batch: tokens of a prompt per pass, LEAST_MICRO to MOST_MICRO; None: 512, without flash attention 128.
+        threads_batch: the same for passes over more than one token; None: as many.
+        micro_batch: tokens of a prompt per pass; None: 512, without flash attention 128.
         flash_attn: "auto" leaves the choice to llama.cpp.
         cache_type_k, cache_type_v: element type of the KV cache.
         mmap: map the file instead of reading it.
-        exact: "on" chooses the settings under which most batch sizes give bit-identical logits: no flash attention
-            where the model runs on the CPU, and a micro-batch small enough for its attention scores. "auto" measures
-            what that costs, if it is not known, and takes the fastest or those (see `ngramspec.exactness.decision`); of
-            several texts on a GPU the fastest. "on" also gives each of several texts a cache of its own, where they
-            otherwise share one pool of cells on a GPU.
-        repack: weights may be put into the order that CPU kernels like. AMX is left out if this build's kernels for it
-            are broken (`notes` then says so, and `amx_broken` is true).
-        n_seq: most sequences in the cache of one text, 1 to MAX_EVALUATE; they share its cells. `tree` and `ask` need
-            several. None: as many as `ask` needs on a GPU, where it may pay, else 1.
-        draft_max: the longest draft that will be sent, if known: of a recurrent state as many snapshots are kept
-            (None: SNAPSHOTS), or fewer if the machine is short of memory (`notes` then says so).
-        head: also load the model's own head, which drafts for each of its texts, where the file holds one and this
-            build runs it (`notes` says why not, else).
-        lora: files of LoRA adapters, each with its scale, for all that is computed with this model.
+        exact: "on" takes the settings under which most batch sizes give bit-identical logits: on a CPU no flash
+            attention, and a cache of its own for each of several texts. "auto" measures what that costs, if it is not
+            known, and takes the fastest or those (see `ngramspec.exactness.decision`); of several texts on a GPU the
+            fastest.
+        repack: weights may be put into the order that CPU kernels like.
+        n_seq: most sequences in the cache of one text, which share its cells. `tree` and `ask` need several. None: as
+            many as `ask` needs on a GPU, where it may pay, else 1.
+        draft_max: the longest draft that will be sent: as many snapshots of a recurrent state are kept (None:
+            SNAPSHOTS), or fewer if the machine is short of memory.
+        head: also load the model's own head, which drafts for its texts, where the file holds one that this build runs.
+        lora: files of LoRA adapters, each with its scale.
 
     Attributes:
+        notes: what the user should know about how it was loaded.
         exact: of several texts "on" or "off", what "auto" has decided on.
         exactness: the mode of requests that "auto" has decided on.
         setting: "fast" or "exact": what the context was opened for.
-        heads: the model's own head, a model that drafts, with a sequence for each text (see `ngramspec.llama.head`);
-            None: not asked for, or not there.
+        heads: the model's own head, a model that drafts (see `ngramspec.llama.head`); None: there is none.
         leaves: most branches of one `ask`; 0 where the cache cannot hold any, or would give away what they share.
-        fingerprint: key of everything a measured cost or a probe result depends on: file, build, machine, settings.
-        tokens, n_vocab, n_ctx, max_batch, can_rollback, replays, exact_rollback: see `ngramspec.backend.Model`.
-        max_tokens, max_rows, drafts_alone: see `ngramspec.shared_model.SharedModel`.
+        tokens, n_vocab, n_ctx, max_batch, can_rollback, replays, exact_rollback, fingerprint: see
+            `ngramspec.backend.Model`; max_tokens, max_rows, drafts_alone: `ngramspec.shared_model.SharedModel`.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -338,15 +334,16 @@ class Target(Weights, CacheSequence):
         passes = Passes(self._ctx, caches, self, n_batch=self.n_batch, n_seq=self.n_seq)
         CacheSequence.__init__(self, passes, caches[0], n_ctx=n_ctx)
         self._others = [CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches[1:]]
-        can_rollback, key = self.goes_back(), self._fingerprint()
-        for sequence in self.sequences:
-            sequence.can_rollback, sequence.fingerprint = can_rollback, key
-
-    def _fingerprint(self) -> str:
+        if self.replays:
+            self.evaluate([0])
+            self.can_rollback = self.goes_back()
+            self.clear()
         settings = f"fa={self.flash_attn} kv={self.cache_types} ub={self.n_batch}"
         if self.texts is not None:
             settings += f" lanes={self._texts} in {'one pool' if self._pooled else 'own caches'}"
-        return self._key(settings)
+        self.fingerprint = self._key(settings)
+        for sequence in self._others:
+            sequence.can_rollback, sequence.fingerprint = self.can_rollback, self.fingerprint
 
     # ------------------------------------------------------------------ settings
 
@@ -393,20 +390,14 @@ class Target(Weights, CacheSequence):
         return TrialContext(self._model, params, self._adapters)
 
     def trial(self, setting: str) -> TrialContext:
-        """A separate small context to measure a setting in; what the target holds does not matter.
-
-        Raises:
-            TargetError: the machine lacks the memory for it.
-        """
-        self._check_open()
-        return TrialContext(self._model, self._params(ROOM, 0, setting, alone=True), self._adapters)
+        """The same under "fast" or "exact"."""
+        under = replace(self.present, flash_attn=self._flash[setting], micro_batch=self._micro(setting))
+        return self.trial_of(under, ROOM)
 
     def embedder(self, pooling: Pooling | None, n_ctx: int) -> Embedder:
         """What makes vectors of texts with this model's weights, in a context of its own; `close` frees it too.
 
-        Args:
-            pooling: what a vector is made of; None: what the file says, "none" where it does not.
-            n_ctx: most tokens of a text.
+        `pooling`: None takes what the file says, "none" where it does not; `n_ctx`: most tokens of a text.
 
         Raises:
             ModelError: the model makes no such vectors, or the machine lacks the memory for the context.
@@ -494,10 +485,7 @@ class Target(Weights, CacheSequence):
         return self.can_pool and not self._recurrent
 
     def tree(self, root: Node) -> CacheTree:
-        """A tree of continuations of what the cache holds; nothing else may be evaluated until it is closed.
-
-        Args:
-            root: stands for what the cache holds.
+        """A tree of continuations of what the cache holds, `root`; nothing else may be evaluated until it is closed.
 
         Raises:
             ValueError: the target was loaded for one sequence, its KV cache cannot branch, or `root` is not as long.
@@ -517,10 +505,8 @@ class Target(Weights, CacheSequence):
     def ask(self, tokens: Sequence[int], branches: Sequence[Branch]) -> Logits:
         """Append tokens as `evaluate` does; the logits after each token, then after each of the branches.
 
-        Args:
-            tokens: at least one; with the branches at most `max_batch`. Their logits are those that `evaluate` gives
-                with as many tokens more, bit for bit.
-            branches: all different, each after those that it rests on; they leave nothing in the cache.
+        Both are at most `max_batch`. The tokens' logits are those that `evaluate` gives with as many tokens more, bit
+        for bit. Questions are all different, each after those that it rests on, and leave nothing in the cache.
 
         Raises:
             ValueError: more than `leaves` branches, or than there is room for.
