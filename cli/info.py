@@ -89,7 +89,8 @@ def info(
 
 
 def _facts(target: Target) -> dict[str, str]:
-    batches = "" if target.threads_batch == target.threads else f" ({target.threads_batch} for batches)"
+    loaded = target.present
+    batches = "" if loaded.threads_batch == loaded.threads else f" ({loaded.threads_batch} for batches)"
     devices = ", ".join(f"{d.name} ({d.description}, {d.total / 2**30:.1f} GiB)" for d in target.devices)
     return {
         "model": f"{target.name}, {target.path}",
@@ -99,8 +100,8 @@ def _facts(target: Target) -> dict[str, str]:
         "vocabulary": f"{target.n_vocab} tokens",
         "chat template": "the model's own" if target.chat_template else "none in the file; ChatML is used",
         "KV cache": _rollback(target),
-        "settings": f"{target.threads} threads{batches}, flash attention {target.flash_attn},"
-        f" KV cache {'/'.join(target.cache_types)}",
+        "settings": f"{loaded.threads} threads{batches}, flash attention {target.flash_attn},"
+        f" KV cache {'/'.join(loaded.cache_types)}",
         "build": build() + ("; its AMX kernels are broken and not used" if target.amx_broken else ""),
         "drafting": _core(),
         "devices": devices or "not reported by this build",
@@ -167,7 +168,7 @@ def model_lines(target: Target) -> list[str]:
     """Model and machine, a line each."""
     return [
         f"{target.name}: {target.architecture}, {target.description}, {target.size_bytes / 2**20:.0f} MiB",
-        f"{machine.name()}; {target.threads} threads, context {target.n_ctx}",
+        f"{machine.name()}; {target.present.threads} threads, context {target.n_ctx}",
     ]
 
 
@@ -184,7 +185,7 @@ def columns(target: Target) -> dict[str, str]:
         "size": f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB",
         "params": f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M",
         "backend": _backend(target),
-        "threads": str(target.threads),
+        "threads": str(target.present.threads),
     }
 
 
@@ -228,9 +229,9 @@ def load_settings(target: Target) -> dict[str, Any]:
     """How the model was loaded, as far as that was settled by loading it."""
     return {
         "context": target.n_ctx,
-        "threads": target.threads,
-        "threads_batch": target.threads_batch,
+        "threads": target.present.threads,
+        "threads_batch": target.present.threads_batch,
         "micro_batch": target.n_batch,
         "flash_attn": target.flash_attn,
-        "cache_types": target.cache_types,
+        "cache_types": target.present.cache_types,
     }

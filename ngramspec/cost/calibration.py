@@ -43,7 +43,7 @@ class Calibration:
 
     @classmethod
     def load(cls, target: Model, folder: Path | None = None) -> Calibration:
-        """What is known about `target`: nothing, where a file is missing or damaged; without a fingerprint none is kept."""
+        """What is known about `target`; a missing or damaged file, or no fingerprint, counts as nothing known."""
         if not target.fingerprint:
             return cls()
         known = cls((folder or cache_folder("calibration")) / f"{target.fingerprint}.json")
@@ -132,7 +132,7 @@ class Calibration:
     def ensure_exact(self, target: Model, *, together: bool = False) -> tuple[int, ...]:
         """The batch sizes of exact mode, probed and chosen if nothing is known. Clears the cache then.
 
-        `together`: texts share passes, any number of them, so that sizes are chosen by `choose_from_one`, if it has any.
+        `together`: texts share passes, any number of them, so that `choose_from_one` is asked first.
         """
         if self.exact_sizes is None:
             self._read()

@@ -8,10 +8,9 @@ Three ways to decode are compared, by what was measured of each (`ngramspec.llam
              kernel splits a single token's context over the threads
 
 The first is taken that agrees and takes at most `TOLERANCE` times as long as the fastest for a usual request. Only
-measurements decide, never drafts. They are kept and never repeated, so that every process decides the same way: a choice
-that changed with the noise of a measurement would change the text. They are made while a model is loaded, in steps. One
-that does not fit into the time is left to the next time that the model is loaded, or to `ngramspec info`; until then the
-fastest way is chosen.
+measurements decide, never drafts. They are kept and never repeated: a choice that changed with the noise of a
+measurement would change the text. They are made while a model is loaded, in steps. One that does not fit into the time
+is left to the next load, or to `ngramspec info`; until then the fastest way is chosen.
 """
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ _PATIENCE = 60.0
 def works(library: Path) -> bool:
     """Whether the AMX kernels of an installed llama.cpp may be used; not if the child came to no verdict.
 
-    Args:
-        library: ggml's shared library, with the parts of ggml beside it.
+    `library`: ggml's shared library, with the parts of ggml beside it.
     """
     parts = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in library.parent.glob("*ggml*") if f.is_file()]
     about = f"{machine.name()} {sorted(parts)}".encode()
@@ -55,11 +54,7 @@ def _judge(ended: crash_check.Ended) -> str | None:
 
 
 def hide() -> bool:
-    """Take AMX out of ggml's buffer types, for all models this process loads from now on.
-
-    Returns:
-        Whether that was possible: a library may not export what it takes.
-    """
+    """Take AMX out of ggml's buffer types for all further models; whether the library exports what that takes."""
     function, pointer = partial(bindings.ggml_function, llama), ctypes.c_void_p
     try:
         cpu = function("ggml_backend_dev_by_type", pointer, ctypes.c_int)(0)  # enum ggml_backend_dev_type

@@ -70,8 +70,8 @@ def init_backend() -> None:
 def ggml(api: Any) -> Any:
     """The ggml library whose devices llama.cpp uses.
 
-    Wheels hold copies where the build had links, so that `libggml.so` may be loaded twice: the one that libllama asks
-    for, and llama-cpp-python's own `libggml`. What is registered in one of them the other does not know.
+    Wheels hold copies where the build had links: `libggml.so` may be loaded twice, for libllama and as
+    llama-cpp-python's own. What is registered in one of them the other does not know.
     """
     from llama_cpp._ggml import libggml
 

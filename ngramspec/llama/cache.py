@@ -26,7 +26,7 @@ from ngramspec.llama.hidden_states import HiddenStates
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 
 # enum ggml_type and bytes per element (ggml.h; a quantised block holds 32 elements).
-CACHE_TYPES: dict[CacheType, tuple[int, float]] = {
+CACHE_TYPES: dict[str, tuple[int, float]] = {
     "f32": (0, 4.0),
     "f16": (1, 2.0),
     "bf16": (30, 2.0),
@@ -250,7 +250,7 @@ def is_recurrent(model: Any) -> bool:
 # --------------------------------------------------------------------------- size
 
 
-def bytes_per_token(types: tuple[CacheType, CacheType], layers: int, heads: int, widths: tuple[int, int]) -> float:
+def bytes_per_token(types: tuple[str, str], layers: int, heads: int, widths: tuple[int, int]) -> float:
     """What a token takes in the KV cache, at most: sliding-window and recurrent layers take less.
 
     `types` and `widths` are those of keys and values, in a head; `heads` are KV heads.

@@ -23,14 +23,11 @@ from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
 from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.sequence import CacheSequence
-from ngramspec.tokens import Node, common_ancestor
+from ngramspec.tokens import Node
 
 Branch = tuple[int, tuple[int, ...]]
 """A token beside a text: how many of the text's new tokens but the first stand before it, and the tokens that follow
 these instead of the text's, its own last."""
-
-NEAR = 8
-"""How many nodes back along a path to look for a free sequence that holds the path's beginning and nothing else."""
 
 
 class CacheTree:
@@ -51,10 +48,10 @@ class CacheTree:
         self.leaves = count - 1  # most leaves that the tree can have at once
         self.windowed = windowed
         self.root = root  # the prompt
-        # Of each sequence the node up to which it holds the path; None: it is empty.
-        self._tips: list[Node | None] = [self.root, *[None] * self.leaves]
+        self._held = [root.length, *[0] * self.leaves]  # tokens of each sequence
+        self._spare = 0 if windowed else root.length  # of a free one at most: the prompt need not be copied again
         self._pinned: dict[Node, int] = {}
-        self._free: dict[Node | None, list[int]] = {}
+        self._free: list[int] = []
         self._keeps = 0
         self.close()  # branches leave their sequences there
         self.keep([])
@@ -86,7 +83,7 @@ class CacheTree:
             node.mark = self._keeps
             node.holder = sequences[0]
             for sequence in sequences:
-                self._tips[sequence] = node
+                self._held[sequence] = node.length
         return logits
 
     def keep(self, nodes: Iterable[Node]) -> None:
@@ -108,22 +105,18 @@ class CacheTree:
             while at is not None and at.mark != self._keeps:
                 at.mark, at.holder = self._keeps, node.holder
                 at = at.parent
-        self._free.clear()
-        pinned = set(self._pinned.values())
-        for sequence, tip in enumerate(self._tips):
-            at = tip
-            while at is not None and at.mark != self._keeps:
-                at = at.parent
-            if at is not tip:
-                cut_sequence(self._passes.memory, sequence, at.length if at else 0)
-                self._tips[sequence] = at
-            if sequence and sequence not in pinned:
-                self._free.setdefault(at, []).append(sequence)
+        lengths = {sequence: node.length for node, sequence in self._pinned.items()}
+        self._free = [sequence for sequence in range(1, len(self._held)) if sequence not in lengths]
+        for sequence in range(1, len(self._held)):
+            length = lengths.get(sequence, self._spare)
+            if self._held[sequence] > length:
+                cut_sequence(self._passes.memory, sequence, length)
+                self._held[sequence] = length
 
     def close(self) -> None:
         """Leave nothing in the cache but the prompt, in sequence 0."""
         cut_sequence(self._passes.memory, -1, self.root.length)
-        for sequence in range(1, len(self._tips)):
+        for sequence in range(1, len(self._held)):
             cut_sequence(self._passes.memory, sequence, 0)
 
     def __enter__(self) -> Self:
@@ -140,32 +133,15 @@ class CacheTree:
         while base is not None and base.mark != self._keeps:
             base = base.parent
         assert base is not None
-        sequence = self._pinned.pop(base, None)
-        if sequence is not None:
-            return sequence
-        start: Node | None = base
-        for _ in range(NEAR):
-            if start is None or self._free.get(start):
-                break
-            start = start.parent
-        sequence = self._take_free(start)
-        held = self._tips[sequence]
-        common = 0 if held is None or self.windowed else common_ancestor(held, base).length
-        if held is not None and held.length > common:
-            cut_sequence(self._passes.memory, sequence, common)
-        if common < base.length:
-            llama.llama_memory_seq_cp(self._passes.memory, base.holder, sequence, common, base.length)
-        self._tips[sequence] = base
-        return sequence
-
-    def _take_free(self, tip: Node | None) -> int:
-        """A free sequence, one that ends at `tip` if there is one."""
-        if not self._free.get(tip):
-            tip = next((key for key, sequences in self._free.items() if sequences), None)
-        sequences = self._free.get(tip)
-        if not sequences:
+        if base in self._pinned:
+            return self._pinned.pop(base)
+        if not self._free:
             raise ValueError(f"the tree has more leaves than {self.leaves} sequences can hold")
-        return sequences.pop()
+        sequence = self._free.pop()
+        if (held := self._held[sequence]) < base.length:
+            llama.llama_memory_seq_cp(self._passes.memory, base.holder, sequence, held, base.length)
+            self._held[sequence] = base.length
+        return sequence
 
 
 # --------------------------------------------------------------------------- branches beside a text

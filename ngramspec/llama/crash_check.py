@@ -1,11 +1,10 @@
 """What may crash is tried in a child process first, so that it ends the child and not this process.
 
-So it is with AMX kernels (`amx.py`), and here with a model file never seen before. The verdict is kept in the user's
-cache folder. llama.cpp checks much of a file and asserts the rest: a vocabulary with a token twice, a model of no
-layers, sizes that contradict each other. An assertion that fails ends the process. Nearly all of those assertions stand
-where the hyperparameters are read, the tensors placed and the graph built, which takes no weights: the child loads with
-`no_alloc`, in the time it takes to start Python. The few that only computing meets are found by two passes where the
-file is small (`COMPUTED`); the values known to cause them are checked in every file (`models.check.check_values`).
+So it is with AMX kernels (`amx.py`), and here with a model file never seen before. llama.cpp checks much of a file and
+asserts the rest, which ends the process: a vocabulary with a token twice, sizes that contradict each other. Nearly all
+of that is met where the hyperparameters are read, the tensors placed and the graph built, which takes no weights: the
+child loads with `no_alloc`, in the time it takes to start Python. The few that only computing meets are found by two
+passes where the file is small (`COMPUTED`); values known to cause them are refused in every file (`check_values`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ token i + 1 a layer of its own, with the model's output matrix, guesses token i 
 own output in place of a hidden state that nobody computed yet. So its cost is that of one layer and the output matrix
 per token, and it is a `Model` like any other: `evaluate` appends tokens and gives the logits after them.
 
-llama.cpp runs the layer in a context of a kind of its own, whose KV cache holds that layer alone, and tokens of it can
-be cut off. Each text has a sequence in it:
+llama.cpp runs the layer in a context of a kind of its own, whose KV cache holds that layer alone. Each text has a
+sequence in it:
 
     heads = Heads(model, params, [states, other], n_ctx=4096, pooled=False, adapters=())
     heads.sequences[1].prefill(text)            # a text alone
@@ -45,11 +45,7 @@ class HeadFeed(NamedTuple):
 
 
 HeadRows = tuple[Logits, States]
-"""What came of a feed: the logits after its tokens, and the layer's output after the last of them, a row; where it does
-not speak, none of either."""
-
-Evaluating = Generator[HeadFeed, HeadRows, Logits]
-"""The passes that tokens take, one after the other; the logits after them."""
+"""What came of a feed that speaks: the logits after its tokens, and the layer's output after the last one, a row."""
 
 
 class Head:
@@ -124,15 +120,11 @@ class Head:
 
     # ------------------------------------------------------------------ evaluating
 
-    def appending(self, tokens: Sequence[int], rows: int) -> Evaluating:
-        """Append tokens, and evaluate them and what is owed; returns the logits after the last `rows` of them."""
+    def appending(self, tokens: Sequence[int], rows: int) -> Generator[HeadFeed, HeadRows, Logits]:
+        """Append tokens, and evaluate them and what is owed pass by pass; the logits after the last `rows` of them."""
         self._heads.check()
         start = len(self.tokens)
         self.tokens += tokens
-        return self._evaluate(start, rows)
-
-    def _evaluate(self, start: int, rows: int) -> Evaluating:
-        """Evaluate the tokens from number `start` on, and what is owed; the logits after the last `rows` of them."""
         end, states = len(self.tokens), self._states
         read = end - rows  # the first whose logits are wanted
         known = states.known(self.tokens)
@@ -188,7 +180,7 @@ class Head:
 class Heads:
     """The heads of a loaded model's texts, in one context: a `SharedModel` as far as a draft model has to be one.
 
-    Texts are evaluated and taken back, not copied: a head reads a text anew by the target's hidden states, which are.
+    Texts are not copied: a head reads one anew by the target's hidden states, which are.
 
     Args:
         model: llama.cpp's handle.

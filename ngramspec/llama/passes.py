@@ -77,10 +77,8 @@ class Passes:
     def decode(self, feeds: Sequence[Feed], *, states: bool = True) -> None:
         """Append to the sequences of `feeds`, each in it once, with at most `n_batch` tokens in all.
 
-        Args:
-            feeds: at least one.
-            states: whether hidden states may be asked for. The last layer is then computed for all tokens, not only
-                for those whose logits are wanted, which may move last bits.
+        `states`: whether hidden states may be asked for. The last layer is then computed for all tokens, not only for
+        those whose logits are wanted, which may move last bits.
 
         Raises:
             TargetError: llama.cpp could not. The caches then hold what they held before, or less of it.

@@ -1,7 +1,5 @@
 """The layers of a model on other machines: llama.cpp's RPC backend, and what is said when one of them is lost.
 
-`listening_address` and `serve` are the other side: a worker lends this machine's devices to one process at a time.
-
     connect(workers("10.0.0.2:50052,10.0.0.3:50052"))   # once per process, before a model is loaded
     target = Target(path)                               # llama.cpp then spreads its layers over these machines too
 
@@ -92,8 +90,8 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
 
     Args:
         names: as `workers` gives them.
-        patience: seconds without an answer after which a worker counts as lost. Whatever waits for it then raises
-            TargetError, and so does whatever is asked of llama.cpp afterwards: a process cannot get a worker back.
+        patience: seconds without an answer after which a worker counts as lost. Whatever waits for it, and whatever is
+            asked of llama.cpp afterwards, then raises TargetError: a process cannot get a worker back.
 
     Raises:
         ModelError: this build has no RPC backend, a worker cannot be reached or is none, or others are connected.

@@ -36,8 +36,6 @@ class SamplerChain:
     """See `ngramspec.sampling.sampler.Sampler`.
 
     Args:
-        sampling: the settings.
-        n_vocab: size of the vocabulary.
         vocab: llama.cpp's handle of the vocabulary; only DRY and infill need it.
         n_ctx: what a look-back of -1 means.
         grammar: at its start.

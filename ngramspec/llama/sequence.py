@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 from ngramspec.backend import Logits, Progress
 from ngramspec.errors import TargetError
@@ -26,9 +27,8 @@ later on."""
 
 APART = 64  # fewest tokens between two checkpoints of prompts: evaluating so many again takes about one pass
 
-_HEAD = struct.Struct("<8sQQQ")
 _PIECE = struct.Struct("<QQ")
-_MAGIC = b"nglane1\0"
+"""In front of each piece of what is saved: how many tokens were aligned, or a checkpoint is of; and its bytes."""
 
 
 class CacheSequence:
@@ -181,14 +181,14 @@ class CacheSequence:
         """
         self.settle()
         if not self.tokens:
-            return _HEAD.pack(_MAGIC, 0, 0, 0)
+            return b""
         state, checkpoints = self.cache.whole()
         if not len(state):
             raise TargetError("llama.cpp did not give the state of a sequence")
-        pieces: list[object] = [_HEAD.pack(_MAGIC, len(self.tokens), self._aligned, len(checkpoints))]
-        for length, piece in (*checkpoints.items(), (len(self.tokens), state)):
-            pieces += (_PIECE.pack(length, len(piece)), piece)
-        return b"".join(pieces)  # type: ignore[arg-type]
+        pieces: list[Any] = []
+        for number, piece in ((self._aligned, state), *checkpoints.items()):
+            pieces += (_PIECE.pack(number, len(piece)), piece)
+        return b"".join(pieces)
 
     def restore(self, tokens: Sequence[int], state: bytes) -> None:
         """Hold what `saved` gave when this sequence, or another one of the same model, held `tokens`.
@@ -197,21 +197,20 @@ class CacheSequence:
             TargetError: the sequence cannot hold it, and is now empty.
         """
         self.clear()
-        try:
-            magic, length, aligned, count = _HEAD.unpack_from(state)
-            at, pieces = _HEAD.size, []
-            for _ in range(count + bool(length)):
-                where, size = _PIECE.unpack_from(state, at)
-                at += _PIECE.size
-                pieces.append((where, (ctypes.c_uint8 * size).from_buffer_copy(state, at)))
-                at += size
-        except (struct.error, ValueError, OverflowError) as error:
-            raise TargetError(f"this is not what a sequence held: {error}") from error
         if self.cache.states is not None:
             self.cache.states.forget()
-        if magic != _MAGIC or at != len(state) or length != len(tokens) or length > self.n_ctx + MAX_EVALUATE:
-            raise TargetError(f"this is not what a sequence held that could hold these {len(tokens)} tokens")
-        if length and not self.cache.load(pieces[-1][1], length, dict(pieces[:-1])):
+        if len(tokens) > self.n_ctx + MAX_EVALUATE:
+            raise TargetError(f"it has {len(tokens)} tokens, more than a sequence holds here")
+        at, pieces = 0, list[tuple[int, Any]]()
+        while at < len(state):
+            number, size = _PIECE.unpack_from(state, at)
+            at += _PIECE.size
+            pieces.append((number, (ctypes.c_uint8 * size).from_buffer_copy(state, at)))
+            at += size
+        if not pieces:
+            return
+        (aligned, whole), *checkpoints = pieces
+        if not self.cache.load(whole, len(tokens), dict(checkpoints)):
             raise TargetError("llama.cpp did not take the state of a sequence")
         self.tokens[:] = tokens
         self._aligned = aligned

@@ -19,10 +19,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import llama_cpp.llama_cpp as llama
 
+from ngramspec import machine
 from ngramspec.backend import Logits
 from ngramspec.errors import ModelError
 from ngramspec.exactness import decision
@@ -109,6 +110,7 @@ class Target(Weights, CacheSequence):
 
     Attributes:
         notes: what the user should know about how it was loaded.
+        present: the settings that it was loaded with, those that "exact" changes aside.
         exact: of several texts "on" or "off", what "auto" has decided on.
         exactness: the mode of requests that "auto" has decided on.
         setting: "fast" or "exact": what the context was opened for.
@@ -168,26 +170,21 @@ class Target(Weights, CacheSequence):
                 raise ValueError(f"{name} is {value!r}, but must be {allowed.words}")
         if (n_seq or 1) > 1 and (texts is not None or head):
             raise ValueError("n_seq above 1 excludes texts, and a head")
-        super().__init__(
-            path,
-            n_gpu_layers=n_gpu_layers,
-            threads=threads,
-            threads_batch=threads_batch,
-            mmap=mmap,
-            repack=repack,
-            head=head,
-            lora=lora,
-        )
-        self._micro_batch = micro_batch
-        self.cache_types = (cache_type_k, cache_type_v)
+        threads = machine.physical_cores() if threads is None else threads
+        types = (cache_type_k, cache_type_v)
+        asked = Settings(threads, threads_batch or threads, flash_attn, micro_batch, mmap, repack, types)
+        super().__init__(path, asked, n_gpu_layers=n_gpu_layers, head=head, lora=lora)
         self.exact = exact
         may_branch = texts is None and self.can_pool and not (head or self._recurrent or self.window)
         self.n_seq = n_seq or (1 + LEAVES if may_branch and self.on_gpu else 1)
         self.leaves = self.n_seq - 1 if may_branch else 0
         attention_can_go = not self.on_gpu and cache_type_v in UNQUANTISED
-        self._flash = {"fast": flash_attn, "exact": "off" if flash_attn == "auto" and attention_can_go else flash_attn}
+        flash = "off" if flash_attn == "auto" and attention_can_go else flash_attn
+        # The micro-batch that was asked for is for the settings that were asked for.
+        micro = min(_usual_micro(flash), micro_batch) if micro_batch else None
+        self._under = {"fast": asked, "exact": replace(asked, flash_attn=flash, micro_batch=micro)}
         self._longest = draft_max or SNAPSHOTS
-        size = self._context_size(n_ctx, self.cache_types, self._texts)
+        size = self._context_size(n_ctx, self._texts)
         width = bindings.width_out(llama, self._model)
         self._states = [HiddenStates(width) for _ in range(self._texts if self.has_head else 0)]
         self.exactness = ExactnessMode()
@@ -203,7 +200,7 @@ class Target(Weights, CacheSequence):
         if self._states:
             for states in self._states:
                 states.of_prompts = self.exact != "on"
-            params = self._params(self._texts * (self.n_ctx + MAX_EVALUATE), 0, self.setting)
+            params = self._params(self._texts * (self.n_ctx + MAX_EVALUATE), 0, self._under[self.setting])
             self.heads = Heads(
                 self._model, params, self._states, n_ctx=self.n_ctx, pooled=self._pooled, adapters=self._adapters
             )
@@ -250,7 +247,7 @@ class Target(Weights, CacheSequence):
         if not self._recurrent:
             return 0
         # A context of a few tokens shows what the large one would do.
-        context = llama.llama_init_from_model(self._model, self._params(MAX_EVALUATE, 1, setting))
+        context = llama.llama_init_from_model(self._model, self._params(MAX_EVALUATE, 1, self._under[setting]))
         if not context:
             return wanted
         try:
@@ -273,24 +270,17 @@ class Target(Weights, CacheSequence):
         # A CPU's attention goes over the cells of all texts, and rounds by where they lie; one batch gains it little.
         return self.exact == "off" and self.can_pool and (self.on_gpu or self.architecture in ABORTS)
 
-    def _micro(self, setting: str) -> int:
-        usual = _usual_micro(self._flash[setting])
-        if self._micro_batch is None:
-            return usual
-        # What was asked for is for the settings that were asked for.
-        return self._micro_batch if setting == "fast" else min(usual, self._micro_batch)
-
-    def _params(self, cells: int, snapshots: int, setting: str, *, alone: bool = False) -> Any:
+    def _params(self, cells: int, snapshots: int, settings: Settings, *, alone: bool = False) -> Any:
         """llama.cpp's parameters of a context, for one text `alone` or for all."""
         params = llama.llama_context_default_params()
         params.n_ctx = cells
-        params.n_batch = params.n_ubatch = self._micro(setting)
+        params.n_batch = params.n_ubatch = settings.micro_batch or _usual_micro(settings.flash_attn)
         params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
         params.n_seq_max = 1 if alone else max(self.n_seq, self._texts)
         params.kv_unified = self._pooled and not alone
-        params.n_threads, params.n_threads_batch = self.threads, self.threads_batch
-        params.flash_attn_type = _FLASH[self._flash[setting]]
-        params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in self.cache_types)
+        params.n_threads, params.n_threads_batch = settings.threads, settings.threads_batch
+        params.flash_attn_type = _FLASH[settings.flash_attn]
+        params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in settings.cache_types)
         params.n_rs_seq = snapshots
         return params
 
@@ -304,7 +294,7 @@ class Target(Weights, CacheSequence):
         while True:
             bindings.log_tail.clear()
             # Room for the dummy tokens of a padded batch, which never stay in the cache.
-            params = self._params(self._texts * (n_ctx + MAX_EVALUATE), snapshots, setting)
+            params = self._params(self._texts * (n_ctx + MAX_EVALUATE), snapshots, self._under[setting])
             self._ctx = open_context(self._model, params, self._adapters)
             if self._ctx or snapshots <= 1:
                 break
@@ -338,7 +328,7 @@ class Target(Weights, CacheSequence):
             self.evaluate([0])
             self.can_rollback = self.goes_back()
             self.clear()
-        settings = f"fa={self.flash_attn} kv={self.cache_types} ub={self.n_batch}"
+        settings = f"fa={self.flash_attn} kv={self.present.cache_types} ub={self.n_batch}"
         if self.texts is not None:
             settings += f" lanes={self._texts} in {'one pool' if self._pooled else 'own caches'}"
         self.fingerprint = self._key(settings)
@@ -350,31 +340,19 @@ class Target(Weights, CacheSequence):
     @property
     def flash_attn(self) -> str:
         """Flash attention as it was asked for under the setting that holds now: "auto", "on" or "off"."""
-        return self._flash[self.setting]
+        return self._under[self.setting].flash_attn
 
     @property
     def settings(self) -> tuple[str, ...]:
         """The settings that can be measured: "fast", and "exact" if it differs from that."""
-        return ("fast", "exact") if self._flash["exact"] != self._flash["fast"] else ("fast",)
+        return ("fast", "exact") if self._under["exact"].flash_attn != self.present.flash_attn else ("fast",)
 
     @property
     def identity(self) -> str:
         """The key of measurements under all `settings`."""
-        micro = "" if self._micro_batch is None else f" ub={self._micro_batch}"
-        return self._key(f"fa={self._flash['fast']} kv={self.cache_types}{micro}")
-
-    @property
-    def present(self) -> Settings:
-        """The settings that it was loaded with, those that "exact" changes aside."""
-        return Settings(
-            self.threads,
-            self.threads_batch,
-            flash_attn=self._flash["fast"],
-            micro_batch=self._micro_batch,
-            mmap=self._mapped,
-            repack=self._repacks,
-            cache_types=self.cache_types,
-        )
+        asked = self.present
+        micro = "" if asked.micro_batch is None else f" ub={asked.micro_batch}"
+        return self._key(f"fa={asked.flash_attn} kv={asked.cache_types}{micro}")
 
     def trial_of(self, settings: Settings, cells: int) -> TrialContext:
         """A separate context under other settings, but for `mmap` and `repack`.
@@ -383,16 +361,11 @@ class Target(Weights, CacheSequence):
             TargetError: the machine lacks the memory for it.
         """
         self._check_open()
-        params = self._params(cells, 0, "fast", alone=True)
-        params.flash_attn_type = _FLASH[settings.flash_attn]
-        params.type_k, params.type_v = (CACHE_TYPES[cast(CacheType, t)][0] for t in settings.cache_types)
-        params.n_batch = params.n_ubatch = settings.micro_batch or _usual_micro(settings.flash_attn)
-        return TrialContext(self._model, params, self._adapters)
+        return TrialContext(self._model, self._params(cells, 0, settings, alone=True), self._adapters)
 
     def trial(self, setting: str) -> TrialContext:
         """The same under "fast" or "exact"."""
-        under = replace(self.present, flash_attn=self._flash[setting], micro_batch=self._micro(setting))
-        return self.trial_of(under, ROOM)
+        return self.trial_of(self._under[setting], ROOM)
 
     def embedder(self, pooling: Pooling | None, n_ctx: int) -> Embedder:
         """What makes vectors of texts with this model's weights, in a context of its own; `close` frees it too.
@@ -410,7 +383,7 @@ class Target(Weights, CacheSequence):
             if number >= len(POOLINGS):
                 raise ModelError(f"{self.path} ranks documents; --pooling mean makes embeddings of it anyway")
             pooling = POOLINGS[number]
-        params = self._params(n_ctx + MAX_EVALUATE, 0, self.setting, alone=True)
+        params = self._params(n_ctx + MAX_EVALUATE, 0, self._under[self.setting], alone=True)
         params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
         context = open_context(self._model, params, self._adapters)
         if not context:
@@ -506,7 +479,7 @@ class Target(Weights, CacheSequence):
         """Append tokens as `evaluate` does; the logits after each token, then after each of the branches.
 
         Both are at most `max_batch`. The tokens' logits are those that `evaluate` gives with as many tokens more, bit
-        for bit. Questions are all different, each after those that it rests on, and leave nothing in the cache.
+        for bit. Branches are all different, each after those that it rests on, and leave nothing in the cache.
 
         Raises:
             ValueError: more than `leaves` branches, or than there is room for.

@@ -49,8 +49,7 @@ class Watchdog:
         patience: seconds without a sign of life after which a call is given up. Signs are its beginning, and `alive`.
         explain: makes the line for the user out of ggml's message, or of None if nothing was heard for that long.
 
-    Attributes:
-        patience, explain: as above; they may be changed between calls.
+    Both may be changed between calls.
     """
 
     def __init__(self, patience: float, explain: Callable[[str | None], str]) -> None:
@@ -67,13 +66,10 @@ class Watchdog:
         self.on_abort = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._aborting)
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function on the watchdog's thread; what it returns or raises.
+        """What a function returns or raises on the watchdog's thread; TargetError, if it or one before was given up.
 
         An exception of a signal's handler waits for the end of the call, as it does in a call of C; a second one gives
         the call up.
-
-        Raises:
-            TargetError: the call, or one before, was given up.
         """
         if threading.current_thread() is self._thread:
             return function(*args)

@@ -19,9 +19,10 @@ from llama_cpp._ggml import libggml
 from ngramspec import machine
 from ngramspec.errors import ModelError
 from ngramspec.llama import amx, bindings, crash_check, devices, rpc
-from ngramspec.llama.cache import CacheType, bytes_per_token, fitting_context, is_recurrent
+from ngramspec.llama.cache import bytes_per_token, fitting_context, is_recurrent
 from ngramspec.llama.devices import build
 from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.machine import Settings
 from ngramspec.models.check import check_adapter_file, has_gguf_magic, parts_of
 from ngramspec.models.gguf import read_header
 
@@ -59,20 +60,14 @@ class Weights(Vocabulary):
     def __init__(
         self,
         path: str | os.PathLike[str],
+        present: Settings,
         *,
         n_gpu_layers: int,
-        threads: int | None,
-        threads_batch: int | None,
-        mmap: bool,
-        repack: bool,
         head: bool,
         lora: Sequence[Lora],
     ) -> None:
-        self.path = Path(path)
-        self.notes: list[str] = []  # what the user should know about how it was loaded
-        self.threads = machine.physical_cores() if threads is None else threads
-        self.threads_batch = self.threads if threads_batch is None else threads_batch
-        self._mapped, self._repacks = mmap, repack
+        self.path, self.present = Path(path), present
+        self.notes: list[str] = []
         bindings.init_backend()
         self.has_head = head and self._can_load_head()  # whether its own head was asked for, and is loaded
         adapted = check_adapters(lora, self.path)
@@ -80,8 +75,8 @@ class Weights(Vocabulary):
         self._adapters = _load_adapters(lora, self._model)
         self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)  # whether a GPU holds any of it
         # A build whose kernels get mended keeps its name, and its passes then cost half.
-        marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (not repack) + [" mmap=off"] * (not mmap)
-        marks += [" head"] * self.has_head
+        marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (not present.repack)
+        marks += [" mmap=off"] * (not present.mmap) + [" head"] * self.has_head
         self._loaded_as = f"{_placed(n_gpu_layers)}{''.join(marks)}{adapted}"
 
     def _can_load_head(self) -> bool:
@@ -94,11 +89,11 @@ class Weights(Vocabulary):
     def _load(self, n_gpu_layers: int) -> None:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
-        bindings.set_mapped(llama, params, self._mapped)
-        params.use_extra_bufts = self._repacks
+        bindings.set_mapped(llama, params, self.present.mmap)
+        params.use_extra_bufts = self.present.repack
         if self.has_head:
             params.load_mtp = True
-        self.amx_broken = self._repacks and has_broken_amx(n_gpu_layers)
+        self.amx_broken = self.present.repack and has_broken_amx(n_gpu_layers)
         if self.amx_broken:
             self.notes.append(amx.NOTE)
             params.use_extra_bufts = amx.hide()
@@ -134,11 +129,11 @@ class Weights(Vocabulary):
     @property
     def uses_amx(self) -> bool:
         """Whether llama.cpp may put weights into the order that its AMX kernels read."""
-        return HAS_AMX in build() and self._repacks and not self.amx_broken
+        return HAS_AMX in build() and self.present.repack and not self.amx_broken
 
     @property
     def huge_pages(self) -> str | None:
-        return devices.huge_pages_told(self._mapped and not self.on_gpu)
+        return devices.huge_pages_told(self.present.mmap and not self.on_gpu)
 
     @property
     def can_pool(self) -> bool:
@@ -159,7 +154,7 @@ class Weights(Vocabulary):
         length = llama.llama_model_meta_val_str(self._model, key.encode(), buffer, 1024)
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
-    def _context_size(self, asked: int | None, cache_types: tuple[CacheType, CacheType], texts: int) -> int:
+    def _context_size(self, asked: int | None, texts: int) -> int:
         """How many tokens a context holds of each of its texts: as many as were asked for, or as fit."""
         heads = max(1, llama.llama_model_n_head(self._model))
         head_width = llama.llama_model_n_embd(self._model) // heads
@@ -168,10 +163,10 @@ class Weights(Vocabulary):
             int(self._meta(f"{self.architecture}.attention.value_length") or head_width),
         )
         layers, kv_heads = llama.llama_model_n_layer(self._model), llama.llama_model_n_head_kv(self._model)
-        per_token = bytes_per_token(cache_types, layers, kv_heads or heads, widths)
+        per_token = bytes_per_token(self.present.cache_types, layers, kv_heads or heads, widths)
         if asked is None:
             # Mapped weights still count as free memory, and will not stay so.
-            mapped = self.size_bytes if self._mapped and not self.on_gpu else 0
+            mapped = self.size_bytes if self.present.mmap and not self.on_gpu else 0
             free = devices.free_bytes(self.devices, self.on_gpu, mapped)
             size, note = fitting_context(self.n_ctx_train, per_token, free, texts)
             self.notes += [note] if note else []
@@ -190,7 +185,8 @@ class Weights(Vocabulary):
         return asked
 
     def _key(self, settings: str) -> str:
-        threads = f"{self.threads}" if self.threads_batch == self.threads else f"{self.threads}/{self.threads_batch}"
+        single, batch = self.present.threads, self.present.threads_batch
+        threads = f"{single}" if single == batch else f"{single}/{batch}"
         devices = [d.name for d in self.devices]
         return machine_key(self.path, f"{threads} {self._loaded_as} {settings} {devices}")
 
@@ -201,27 +197,12 @@ share a pool, logits would depend on where a text's cells lie (qwen4exp), or all
 
 
 def machine_key(path: Path, settings: str) -> str:
-    """The name under which what was found out of a model file is kept: `model_key`, and a part for the settings.
-
-    Args:
-        path: the file.
-        settings: what else the finding depends on.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """The name under which what was found out of a model file under some settings is kept. Raises OSError."""
     return f"{model_key(path)}{hashlib.blake2b(settings.encode(), digest_size=12).hexdigest()}"
 
 
 def model_key(path: Path) -> str:
-    """What these names of a model file begin with; it changes with file, build and machine.
-
-    Args:
-        path: the file; its size, its first bytes and its last tell it from others.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """What these names of a model file begin with; it changes with file, build and machine. Raises OSError."""
     bindings.init_backend()
     size = path.stat().st_size
     named = f"{size} {build()} {machine.name()}".encode()
@@ -229,11 +210,7 @@ def model_key(path: Path) -> str:
 
 
 def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str]) -> str:
-    """The name under which settings are kept that are the fastest for a model; it need not be loaded for that.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """The name under which the fastest settings of a model are kept, which need not be loaded. Raises OSError."""
     cores = machine.physical_cores(), machine.logical_cores()
     return machine_key(path, f"tuned {_placed(n_gpu_layers)} kv={tuple(cache_types)} cores={cores}")
 

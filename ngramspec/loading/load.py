@@ -206,7 +206,7 @@ def open_drafter(
         shared = cast(SharedModel, target.heads) if target.texts is not None else None
         asked = AskedModel(target.heads.sequences[0], n_vocab=target.n_vocab, shared=shared)
     elif found.draft is not None:
-        own, known = settings.for_draft_model(target.n_ctx, target.threads), target.notes
+        own, known = settings.for_draft_model(target.n_ctx, target.present.threads), target.notes
         small = open_target(
             found.draft.path, own, lambda line: line in known or tell(f"draft model: {line}"), texts=target.texts
         )

@@ -23,7 +23,7 @@ _HEAD = struct.Struct("<8s32sIQ")
 """Magic, what the model and its settings are known by, the checksum of all that follows, the number of tokens. Token
 ids follow, four bytes each, and what `SequenceModel.saved` gave."""
 
-_MAGIC = b"ngslot1\0"
+_MAGIC = b"ngslot2\0"
 
 
 async def slot_action(call: Call) -> Response:

@@ -92,7 +92,7 @@ def test_micro_batches(tmp_path: Path) -> None:
     """A small one takes what trials send, and exact settings keep theirs small; what is out of range is refused."""
     path = write_model(tmp_path / "m.gguf", "llama")
     with Target(path, n_ctx=64, threads=1, threads_batch=2, micro_batch=64) as target:
-        assert (target.n_batch, target.threads_batch) == (64, 2)
+        assert (target.n_batch, target.present.threads_batch) == (64, 2)
         with target.trial("fast") as trial:
             assert trial.identity(1024).agreeing[0] == 1
     with Target(path, n_ctx=64, threads=1, micro_batch=1024, exact="on") as target:

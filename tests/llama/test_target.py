@@ -254,7 +254,7 @@ def test_a_checkpoint_spares_the_refill(files: dict[str, Path]) -> None:
 def test_what_is_known_of_a_model(files: dict[str, Path]) -> None:
     with Target(files["llama"], n_ctx=64, threads=1) as target:
         assert (target.name, target.architecture, target.n_ctx_train) == ("tiny llama", "llama", 1024)
-        assert (target.n_ctx, target.threads, target.max_batch) == (64, 1, MAX_EVALUATE)
+        assert (target.n_ctx, target.present.threads, target.max_batch) == (64, 1, MAX_EVALUATE)
         assert target.n_params > 0
         assert target.size_bytes > 0
         assert target.n_vocab == len({target.piece(t) for t in range(3, 259)}) + 13
