@@ -147,9 +147,7 @@ class CacheTree:
 # --------------------------------------------------------------------------- branches beside a text
 
 
-def ask(
-    passes: Passes, text: CacheSequence, leaves: int, tokens: Sequence[int], branches: Sequence[Branch]
-) -> Logits:
+def ask(passes: Passes, text: CacheSequence, leaves: int, tokens: Sequence[int], branches: Sequence[Branch]) -> Logits:
     """Evaluate branches beside a text that is alone in a cache whose sequences share their cells; see `Target.ask`.
 
         rows = ask(passes, text, 8, [last, a, b], [(0, (x,)), (0, (x, y)), (1, (z,))])   # last x y, and last a z

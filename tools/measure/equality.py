@@ -66,7 +66,8 @@ def main() -> None:
     lengths = sorted(len(ids) for _, ids in prompts)
     print(
         f"--exact {options.exact}, {target.present.threads} threads, prompts of {lengths[0]} to {lengths[-1]} tokens"
-        f" (median {lengths[len(lengths) // 2]}), {options.n} generated: exact settings for {exactly} of {len(cases)} texts"
+        f" (median {lengths[len(lengths) // 2]}), {options.n} generated:"
+        f" exact settings for {exactly} of {len(cases)} texts"
     )
     for kind, (same, of) in equal.items():
         print(f"  {kind}: {same} of {of} texts equal with and without drafts")
