@@ -148,13 +148,16 @@ class Engine:
 
     def report(self) -> Report:
         with self._wake:
-            busy = {active.sequence.number: active for active in self._working if active.sequence is not None}
-            slots = tuple(self._slot(sequence, busy.get(sequence.number)) for sequence in self._model.sequences)
+            slots = [Slot(sequence.number, len(sequence.tokens)) for sequence in self._model.sequences]
+            for active in self._working:
+                if active.sequence is not None:
+                    at, counters = active.sequence.number, (active.prefilled, active.cached, active.stats.generated)
+                    slots[at] = Slot(at, slots[at].held, active.request, active.number, *counters, active.new_line)
             stats = Stats()
             for counted in (self._stats, *(active.stats for active in self._working)):
                 stats.merge(counted)
             read, writer = (self._prompt_tokens, self._cached_tokens), self._writer
-            return Report(slots, len(self._queue), stats, *read, writer.passes, writer.busy)
+            return Report(tuple(slots), len(self._queue), stats, *read, writer.passes, writer.busy)
 
     def stop(self, drain: float = 0.0) -> None:
         """Take no more requests, let those at work go on for `drain` seconds, then end them; returns when all ended."""
@@ -162,22 +165,6 @@ class Engine:
             self._closing = min(time.monotonic() + drain, self._closing or float("inf"))
             self._wake.notify()
         self._ended.result()
-
-    def _slot(self, sequence: SequenceModel, active: ActiveRequest | None) -> Slot:
-        if active is None:
-            return Slot(sequence.number, False, 0, 0, 0, len(sequence.tokens))
-        return Slot(
-            sequence.number,
-            True,
-            len(active.request.prompt),
-            active.prefilled,
-            active.stats.generated,
-            len(sequence.tokens),
-            active.number,
-            active.cached,
-            active.new_line,
-            active.request,
-        )
 
     # ------------------------------------------------------------------ on the engine's thread
 

@@ -91,15 +91,13 @@ class Slot:
     """What a slot does now."""
 
     number: int  # from 0 on
-    busy: bool  # whether a request works in it
-    prompt: int  # tokens of that request's prompt, or of the last one's
-    prefilled: int  # how many of them are in the cache
-    generated: int  # tokens that it emitted
-    held: int  # tokens in the slot's cache
-    number_of_request: int = -1  # counts requests from 0 on; -1: none is at work here
+    held: int  # tokens in its cache
+    request: Request | None = None  # that works in it; None: it is idle
+    number_of_request: int = -1  # counts requests from 0 on
+    prefilled: int = 0  # tokens of its prompt that are in the cache
     cached: int = 0  # tokens of its prompt that needed no work
+    generated: int = 0  # tokens that it emitted
     new_line: bool = False  # whether its text has a line end
-    request: Request | None = None  # what it asks for
 
 
 @dataclass(frozen=True, slots=True)

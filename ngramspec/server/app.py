@@ -33,8 +33,7 @@ from ngramspec.server.llama_server import apply_template, completion, detokenize
 from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
 from ngramspec.server.page import markdown, page
-from ngramspec.server.slot_files import slot_action
-from ngramspec.server.status import health, lora_adapters, metrics, model, models, props, slots
+from ngramspec.server.status import health, lora_adapters, metrics, model, models, props, slot_action, slots
 
 _SLOT = re.compile("/slots/[0-9]{1,4}")
 _COUNTERS = "ngramspec.counters"  # where a request's scope holds them

@@ -107,9 +107,8 @@ def normalized(vectors: Vectors, kind: int) -> Vectors:
     if kind == 0:
         scaled = parts * LARGEST
     else:
-        norms = (np.abs(parts) ** kind).sum(axis=1, keepdims=True) ** (1 / kind)
-        norms[norms == 0] = 1.0
-        scaled = parts / norms
+        norms = np.linalg.norm(parts, kind, axis=1, keepdims=True)
+        scaled = parts / np.where(norms == 0, 1.0, norms)
     found: Vectors = scaled.astype(np.float32)
     return found
 

@@ -1,4 +1,9 @@
-"""The chat page at `/`, made of the files in `web/`, and what renders Markdown for it."""
+"""The chat page at `/`, made of the files in `web/`; `render`: Markdown as elements, which it makes one by one, so that
+no text ever becomes markup.
+
+An element is [tag, attributes, *children], and text is itself. Tags and attributes are those named here, whatever the
+text says. HTML and character references stay as they are typed, a line break is one, formulas keep every character.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,21 @@ import asyncio
 import base64
 import hashlib
 import re
-from functools import cache
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import groupby
+from typing import Any
 
+from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_inline import StateInline
+from markdown_it.tree import SyntaxTreeNode
+from pygments.lexer import Lexer
+from pygments.lexers import get_lexer_by_name
+from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, String, _TokenType
+from pygments.util import ClassNotFound
 from starlette.responses import HTMLResponse, Response
 
 from ngramspec.server.call import Call, json_answer
@@ -67,11 +84,252 @@ async def page(call: Call) -> Response:
 
 async def markdown(call: Call) -> Response:
     """Answer with a text as elements: `text`, and in `drafted` what of it to mark."""
-    from ngramspec.server.markdown import render  # takes a while, and only the page needs it
-
     text, drafted = call.given.needed_text("text"), call.given.list("drafted")
     for span in drafted:
         if not (isinstance(span, list) and len(span) == 2 and all(isinstance(end, int) for end in span)):
             raise call.given.wrong("drafted", "a list of pairs of numbers")
     blocks, last = await asyncio.to_thread(render, text, sorted(map(tuple, drafted)))
     return json_answer({"blocks": blocks, "last": last})
+
+
+# --------------------------------------------------------------------------- Markdown
+
+
+Node = str | list[Any]
+Span = tuple[int, int]
+
+MOST = 100_000
+"""Characters of a text that is rendered; a longer one stays as it is."""
+
+_MOST_COLOURED = 50_000
+_ESCAPED = frozenset("*_`~#|.+-$")
+_FORMULA = re.compile(
+    r"\$\$.{1,2000}?\$\$|\\\(.{1,2000}?\\\)|\\\[.{1,2000}?\\\]|\$(?![\s$])[^$`\n]{0,2000}?(?<![\s\\])\$(?!\d)",
+    re.DOTALL,
+)
+_FORMULA_LINES = 100
+_NEWLINE = re.compile(r"\r\n?|\n")
+_BREAK = re.compile(r"<br\s*/?>")
+_LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
+_CLASSES: dict[_TokenType, str] = {
+    Comment: "comment",
+    Generic.Deleted: "deleted",
+    Generic.Inserted: "string",
+    Keyword: "keyword",
+    Name.Attribute: "number",
+    Name.Builtin: "number",
+    Name.Class: "name",
+    Name.Decorator: "number",
+    Name.Function: "name",
+    Name.Tag: "name",
+    Number: "number",
+    Operator.Word: "keyword",
+    String: "string",
+}
+
+
+def render(source: str, drafted: Sequence[Span] = ()) -> tuple[list[Node], int]:
+    """The blocks of a text, and where in it the last one begins: whatever follows, the blocks before stay.
+
+    Elements of what was `drafted`, as [start, end) in order, are of the class "drafted".
+    """
+    if len(source) > MOST:
+        return [["div", {"class": "plain"}, source]], 0
+    starts = [0, *(found.end() for found in _NEWLINE.finditer(source)), len(source)]
+    elements, last = _Elements(source, drafted), 0
+    blocks: list[Node] = []
+    for block in SyntaxTreeNode(_PARSER.parse(source)).children:
+        first, end = block.map or (0, len(starts) - 1)
+        last = starts[first]
+        elements.within(last, starts[min(end, len(starts) - 1)])
+        blocks += elements.of(block)
+    return blocks, last
+
+
+# --------------------------------------------------------------------------- parsing
+
+
+def _escape(state: StateInline, silent: bool) -> bool:
+    """A backslash before a character that means something in Markdown, and rarely does in LaTeX."""
+    at = state.pos
+    if state.src[at] != "\\" or at + 1 >= state.posMax or state.src[at + 1] not in _ESCAPED:
+        return False
+    if not silent:
+        state.push("text_special", "", 0).content = state.src[at + 1]
+    state.pos += 2
+    return True
+
+
+def _formula(state: StateInline, silent: bool) -> bool:
+    r"""$x$, $$x$$, \(x\) or \[x\] amid a text; a dollar before a digit ends nothing: it is a price."""
+    if state.src[state.pos] not in "$\\" or not (found := _FORMULA.match(state.src, state.pos, state.posMax)):
+        return False
+    if not silent:
+        state.push("formula", "span", 0).content = found[0]
+    state.pos = found.end()
+    return True
+
+
+def _formula_block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    r"""$$ or \[ at the beginning of a line, up to a line that ends with the other one."""
+    first = state.bMarks[start] + state.tShift[start]
+    closing = {"$$": "$$", "\\[": "\\]"}.get(state.src[first : first + 2])
+    if closing is None or state.is_code_block(start):
+        return False
+    for line in range(start, min(end, start + _FORMULA_LINES)):
+        text = state.src[first + 2 if line == start else state.bMarks[line] : state.eMarks[line]].rstrip()
+        if line > start and text and state.sCount[line] < state.blkIndent:
+            return False
+        if text.endswith(closing):
+            if not silent:
+                token = state.push("formula", "div", 0)
+                token.content = state.getLines(start, line + 1, state.blkIndent, False)
+                token.map = [start, line + 1]
+                state.line = line + 1
+            return True
+    return False
+
+
+def _parser() -> MarkdownIt:
+    # Without setext headings and references no line changes what a block above it means.
+    off = ["lheading", "reference", "html_block", "html_inline", "entity", "text_join"]
+    made = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).disable(off)
+    made.inline.ruler.at("escape", _escape)
+    made.inline.ruler.before("escape", "formula", _formula)
+    made.block.ruler.before("fence", "formula", _formula_block, {"alt": ["paragraph", "blockquote", "list"]})
+    return made
+
+
+_PARSER = _parser()
+
+
+# --------------------------------------------------------------------------- elements
+
+
+class _Elements:
+    """Elements of what was parsed; their texts are looked for in the source, in order, to see what was drafted."""
+
+    def __init__(self, source: str, drafted: Sequence[Span]) -> None:
+        self._source, self._drafted = source, drafted
+        self._ends = [end for _, end in drafted]
+        self._at = self._end = 0
+
+    def within(self, start: int, end: int) -> None:
+        """The next block stands there."""
+        self._at, self._end = start, end
+
+    def of(self, node: SyntaxTreeNode) -> list[Node]:
+        """The elements of a node: one, or what is in one that only groups."""
+        if node.type in ("text", "text_special"):
+            return self._text(node.content)
+        if node.type in ("link", "image"):
+            return self._link(node)
+        if node.type == "inline" or (node.type == "paragraph" and node.hidden):
+            return self._children(node)
+        tag, inner = node.tag, self._children
+        attributes: dict[str, Any] = {}
+        match node.type:
+            case "softbreak" | "hardbreak":
+                tag = "br"
+            case "formula":
+                attributes, inner = {"class": "formula"}, self._content
+            case "code_inline":
+                inner = self._content
+            case "fence" | "code_block":
+                tag, attributes, inner = "pre", {"language": language_of(node.info)}, self._code
+            case "heading":  # below those of the page
+                tag = f"h{min(int(tag[1]) + 2, 6)}"
+            case "ordered_list":
+                attributes = {"start": int(node.attrs.get("start", 1))}
+            case "th" | "td" if side := str(node.attrs.get("style", "")).removeprefix("text-align:"):
+                attributes = {"class": side}
+        return [[tag, attributes, *inner(node)]]
+
+    def _children(self, node: SyntaxTreeNode) -> list[Node]:
+        return [element for child in node.children for element in self.of(child)]
+
+    def _link(self, node: SyntaxTreeNode) -> list[Node]:
+        """A link to the web; an image becomes one, since nothing is fetched; any other is its text."""
+        target = str(node.attrs.get("href") or node.attrs.get("src") or "")
+        shown = self._children(node) or [target]
+        return [["a", {"href": target}, *shown]] if _LINK.match(target) else shown
+
+    def _content(self, node: SyntaxTreeNode) -> list[Node]:
+        return self._text(node.content)
+
+    def _text(self, text: str) -> list[Node]:
+        found: list[Node] = []
+        for i, part in enumerate(_BREAK.split(text)):  # tables hold no other line break
+            if i:
+                found.append(["br", {}])
+            for line in part.splitlines(keepends=True):
+                found += self._line([("", line)])
+        return found
+
+    def _code(self, node: SyntaxTreeNode) -> list[Node]:
+        lines = _coloured(node.content, language_of(node.info))
+        return [element for line in lines for element in self._line(line)]
+
+    def _line(self, pieces: Sequence[tuple[str, str]]) -> list[Node]:
+        """Pieces of a line, each of a class and a text, parted where a draft begins or ends."""
+        text = "".join(piece for _, piece in pieces)
+        classes = [name for name, piece in pieces for _ in piece]
+        for start, end in self._drafts_in(text):
+            classes[start:end] = [f"{name} drafted".strip() for name in classes[start:end]]
+        found: list[Node] = []
+        at = 0
+        for name, group in groupby(classes):
+            end = at + len(list(group))
+            found.append(["span", {"class": name}, text[at:end]] if name else text[at:end])
+            at = end
+        return found
+
+    def _drafts_in(self, text: str) -> Iterator[Span]:
+        """What of the next text was drafted. Marks of Markdown stand between texts; each is where it is found first."""
+        start = self._source.find(text, self._at, self._end)
+        if start < 0:
+            return
+        self._at = end = start + len(text)
+        for first, last in self._drafted[bisect_right(self._ends, start) :]:
+            if first >= end:
+                return
+            yield max(first - start, 0), min(last, end) - start
+
+
+def language_of(info: str) -> str:
+    """The language that stands behind a fence."""
+    return info.split(maxsplit=1)[0] if info.strip() else ""
+
+
+def _coloured(code: str, language: str) -> Iterator[list[tuple[str, str]]]:
+    """The lines of code, in pieces of a class and a text."""
+    lexer = _lexer(language.lower()) if len(code) <= _MOST_COLOURED else None
+    tokens = [(0, None, code)] if lexer is None else lexer.get_tokens_unprocessed(code)
+    line: list[tuple[str, str]] = []
+    for _, kind, text in tokens:
+        for piece in text.splitlines(keepends=True):
+            line.append((_class(kind), piece))
+            if piece.endswith("\n"):
+                yield line
+                line = []
+    if line:
+        yield line
+
+
+@lru_cache(maxsize=16)
+def _lexer(language: str) -> Lexer | None:
+    try:
+        # For PHP, whose code in answers mostly lacks its opening tag.
+        return get_lexer_by_name(language, startinline=True) if language else None
+    except ClassNotFound:
+        return None
+
+
+@lru_cache(maxsize=512)
+def _class(kind: _TokenType | None) -> str:
+    """Of the kind itself, or of the next wider one that has one."""
+    while kind is not None:
+        if kind in _CLASSES:
+            return _CLASSES[kind]
+        kind = kind.parent
+    return ""

@@ -96,7 +96,7 @@ def test_events_come_in_order_and_counters_add_up() -> None:
     assert report.prompt_tokens + report.cached_tokens == sum(map(len, prompts(3, 50)))
     assert report.passes == len(model.passes)
     assert report.busy == sum(map(len, model.passes))
-    assert not any(slot.busy for slot in report.slots)
+    assert not any(slot.request for slot in report.slots)
 
 
 def test_the_tokens_of_a_prompt_are_scored_where_that_is_asked_for() -> None:

@@ -433,8 +433,8 @@ def test_what_slots_work_for_is_told_without_its_texts() -> None:
     server, service = scripted()
     secret = Sampling(0.3, grammar='root ::= "secret"')
     request = Request([5] * 7, 60, secret, ("secret",))
-    slots = (Slot(0, True, 7, 7, 20, 26, 12, 3, True, request), Slot(1, False, 0, 0, 0, 26))
-    slots += (Slot(2, True, 7, 7, 20, 26, 13, 3, False, replace(request, max_tokens=512)),)
+    slots = (Slot(0, 26, request, 12, 7, 3, 20, new_line=True), Slot(1, 26))
+    slots += (Slot(2, 26, replace(request, max_tokens=512), 13, 7, 3, 20),)
     with mock.patch.object(service, "report", return_value=Report(slots, 0, Stats(), 0, 0, 0, 0)):
         response = send(server, "/slots", method="GET")
     busy, idle, endless = response.json()

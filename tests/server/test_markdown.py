@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.http import ask, scripted, send
 
-from ngramspec.server.markdown import MOST, render
+from ngramspec.server.page import MOST, render
 
 TAGS = {"a", "blockquote", "br", "code", "div", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "s", "span"}
 TAGS |= {"strong", "table", "tbody", "td", "th", "thead", "tr", "ul"}

@@ -195,7 +195,7 @@ class FakeService:
 
     def report(self) -> Report:
         busy = sum(not ticket.ended.is_set() for ticket in self.tickets)
-        slots = tuple(Slot(i, i < busy, 5, 5, 2, 7) for i in range(SLOTS))
+        slots = tuple(Slot(i, 7, self.tickets[-1].request if i < busy else None, i, 5, 0, 2) for i in range(SLOTS))
         prompts = sum(len(ticket.request.prompt) for ticket in self.tickets)
         return Report(slots, max(0, busy - SLOTS), self.stats, prompts, 0, self.stats.passes, self.stats.passes)
 
