@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +20,7 @@ from ngramspec.sampling.sampler import NO_RULES, TextRules
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field
 from ngramspec.server.common_fields import Form, several_seeds
-from ngramspec.server.generate import TextEvent, generate
+from ngramspec.server.generate import TextEvents, generate
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import answer_grammar, begun_answer
 from ngramspec.tool_calls.parser import parser_for
@@ -143,7 +143,7 @@ def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
         raise bad_field("tools", f"tools: {error}") from error
 
 
-async def run_chat(call: Call, task: ChatTask, count: int = 1) -> AsyncGenerator[tuple[int, TextEvent], None]:
+async def run_chat(call: Call, task: ChatTask, count: int = 1) -> TextEvents:
     """Answer a task so many times: what happens to each answer, with its number. Errors as of `chat_prompt`."""
     request, opening = await asyncio.to_thread(_lay_out, call.model, task)
     template = call.model.vocabulary.chat_template

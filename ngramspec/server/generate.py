@@ -45,6 +45,11 @@ class End(NamedTuple):
 
 TextEvent = Started | Prefilled | Scored | Piece | End
 
+TextEvents = AsyncGenerator[tuple[int, TextEvent | None], None]
+"""What happens to texts, each with its number; None: for a while nothing did."""
+
+_LOOKS = 16  # how often a stream looks, in the time after which its silence is broken, whether that has come
+
 
 class TextReader(Protocol):
     """Reads a text as it is written, and tells what can be shown of it."""
@@ -57,9 +62,7 @@ class TextReader(Protocol):
         """What was held back, now that the text ended; `cut`: by a limit."""
 
 
-async def generate(
-    call: Call, requests: Sequence[Request], readers: Sequence[TextReader] = ()
-) -> AsyncGenerator[tuple[int, TextEvent], None]:
+async def generate(call: Call, requests: Sequence[Request], readers: Sequence[TextReader] = ()) -> TextEvents:
     """Generate texts at once: what happens to each, as it comes, with the text's number. The first error ends all.
 
     Where the call is not streamed, all may come at the end. The call counts what they cost.
@@ -76,9 +79,13 @@ async def generate(
             raise overflow(len(request.prompt), call.model.n_ctx)
     left, texts = len(requests), [_Text(reader) for reader in readers] or [_Text(None) for _ in requests]
     streamed = call.streamed or any(reader.ended is not None for reader in readers)
+    patience = call.server.ping_seconds / _LOOKS if call.streamed else None
     async with Running(call.model.service, requests, call.counters, streamed=streamed) as running:
         while left:
-            number, event = await running.next()
+            number, event = await running.next(patience)
+            if event is None:
+                yield number, None
+                continue
             for told in texts[number].take(event):
                 if texts[number].ended and isinstance(told, Piece):
                     running.cancel(number)
@@ -195,11 +202,18 @@ class Running:
         self._waking = False
         self._arrived.set()
 
-    async def next(self) -> tuple[int, Event]:
-        """The next event, and the number of its request; the last of each is `Done` or an error."""
+    async def next(self, patience: float | None = None) -> tuple[int, Event | None]:
+        """The next event, and the number of its request; the last of each is `Done` or an error.
+
+        `patience`: seconds after which the event is None if none came; None: no end of them.
+        """
         while not self._events:
             self._arrived.clear()
-            await self._arrived.wait()
+            try:
+                async with asyncio.timeout(patience):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return 0, None
         number, event = self._events.popleft()
         if isinstance(event, Done):
             self._counters.add(len(self._requests[number].prompt), event)

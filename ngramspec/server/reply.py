@@ -20,7 +20,7 @@ from ngramspec.batching.request import Started
 from ngramspec.errors import NGramSpecError
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.call import ApiError, Call, ServedModel, dumped, json_answer, of_failure, worded
-from ngramspec.server.generate import End, Piece, TextEvent
+from ngramspec.server.generate import End, Piece, TextEvent, TextEvents
 from ngramspec.steps import Stats
 from ngramspec.tool_calls.deltas import Delta
 from ngramspec.version import __version__
@@ -176,88 +176,63 @@ def chunk_maker(head: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
     return lambda rest: f"{begun}{dumped(rest)[1:]}\n\n"
 
 
-async def respond(call: Call, events: AsyncGenerator[tuple[int, TextEvent], None], reply: Reply) -> Response:
+async def respond(call: Call, events: TextEvents, reply: Reply) -> Response:
     """Answer a call with what is generated, as a stream or at its end. Closes `events`.
 
-    An error before a stream's first chunk is a plain HTTP error; one after it is a chunk. A first chunk that is long in
-    coming is not waited for: clients give up on a server that sends no headers.
+    An error before a stream's first chunk is a plain HTTP error; one after it is a chunk. What breaks the silence is a
+    first chunk too: clients give up on a server that sends no headers.
     """
-    if not call.streamed:
-        async with aclosing(events):
-            async for number, one in events:
-                reply.add(number, one)
-        return json_answer(reply.whole())
-    chunks, seconds = _chunks(events, reply), call.server.ping_seconds
-    first = asyncio.ensure_future(anext(chunks, None))
-    try:
-        await asyncio.wait({first}, timeout=seconds)
-        if first.done():
-            first.result()
-    except BaseException:
-        await _close(first, chunks)
-        raise
-    return _EventStream(chunks, first, seconds, reply)
-
-
-async def _chunks(events: AsyncGenerator[tuple[int, TextEvent], None], reply: Reply) -> Chunks:
+    if call.streamed:
+        chunks = _chunks(events, reply, call.server.ping_seconds)
+        return _EventStream(await anext(chunks, ""), chunks, reply)
     async with aclosing(events):
         async for number, one in events:
-            for chunk in reply.chunks(number, one):
+            if one is not None:
+                reply.add(number, one)
+    return json_answer(reply.whole())
+
+
+async def _chunks(events: TextEvents, reply: Reply, seconds: float) -> Chunks:
+    """The chunks of a stream; a silence is broken after so many seconds."""
+    now = asyncio.get_running_loop().time
+    told = now()
+    async with aclosing(events):
+        async for number, one in events:
+            for chunk in reply.chunks(number, one) if one is not None else ():
                 yield chunk
+                told = now()
+            if now() - told >= seconds:
+                yield reply.silence()
+                told = now()
     for chunk in reply.last_chunks():
         yield chunk
-
-
-async def _close(pending: asyncio.Future[str | None], chunks: Chunks) -> None:
-    pending.cancel()
-    await asyncio.wait({pending})
-    await chunks.aclose()
 
 
 class _EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: Chunks, first: asyncio.Future[str | None], seconds: float, reply: Reply) -> None:
+    def __init__(self, first: str, chunks: Chunks, reply: Reply) -> None:
         # A proxy must neither keep nor gather what it passes on.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._chunks, self._first, self._seconds, self._reply = chunks, first, seconds, reply
+        self._first, self._chunks, self._reply = first, chunks, reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        now = asyncio.get_running_loop().time
-        written = now() if self._first.done() else now() - self._seconds
-
         async def write(chunk: str, more: bool = True) -> None:
-            nonlocal written
-            written = now()
             await send({"type": "http.response.body", "body": chunk.encode(), "more_body": more})
 
-        async def break_silences() -> None:
-            while True:
-                if (left := written + self._seconds - now()) > 0:
-                    await asyncio.sleep(left)
-                else:
-                    await write(self._reply.silence())
-
-        breaking = None
-        try:
+        async with aclosing(self._chunks):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            # One task for all silences: one for each chunk would cost more than sending it.
-            breaking = asyncio.ensure_future(break_silences())
-            if (first := await self._first) is not None:
-                await write(first)
+            try:
+                await write(self._first)
                 async for chunk in self._chunks:
                     await write(chunk)
-        except (ApiError, NGramSpecError) as error:
-            await write(self._reply.failed(of_failure(error, started=True)))
-        except Exception:
-            await write(self._reply.failed(ApiError(500, "internal error")), more=False)
-            raise
-        finally:
-            if breaking is not None:
-                breaking.cancel()
-            await _close(self._first, self._chunks)
-        await write("", more=False)
+            except (ApiError, NGramSpecError) as error:
+                await write(self._reply.failed(of_failure(error, started=True)))
+            except Exception:
+                await write(self._reply.failed(ApiError(500, "internal error")), more=False)
+                raise
+            await write("", more=False)
 
 
 # --------------------------------------------------------------------------- what answers tell of themselves
