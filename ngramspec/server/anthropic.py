@@ -6,15 +6,13 @@ import json
 import re
 import secrets
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, json_answer
 from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, Transcript, as_json, count_prompt, run_chat
-from ngramspec.server.common_fields import Form, read_form, read_rules, read_sampling
+from ngramspec.server.common_fields import Form, read_form
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.reply import Block, Reply, event, respond
 
@@ -39,15 +37,13 @@ _ERRORS = {
 async def messages(call: Call) -> Response:
     """Answer a chat."""
     given, model = call.given, call.model
-    task = replace(read_request(given, read_sampling(call, schemas=False)), rules=read_rules(call))
     reply = MessageReply(f"msg_{secrets.token_hex(12)}", given.text("model") or model.name, hides_thoughts(given))
-    return await respond(call, run_chat(call, task), reply)
+    return await respond(call, run_chat(call, read_request(given)), reply)
 
 
 async def count_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
-    call.server.ready()
-    task = read_request(call.given, call.server.sampling, counting=True)
+    task = read_request(call.given, counting=True)
     return json_answer({"input_tokens": await count_prompt(call, task)})
 
 
@@ -64,7 +60,7 @@ def worded(error: ApiError) -> dict[str, Any]:
 # --------------------------------------------------------------------------- the request
 
 
-def read_request(given: Fields, sampling: Sampling, *, counting: bool = False) -> ChatTask:
+def read_request(given: Fields, *, counting: bool = False) -> ChatTask:
     """The task that a request asks for; `counting`: only its prompt's tokens, for which no `max_tokens` is needed."""
     if not counting:
         given.needed("max_tokens")
@@ -83,7 +79,6 @@ def read_request(given: Fields, sampling: Sampling, *, counting: bool = False) -
         parallel=parallel,
         form=_form(given),
         max_tokens=given.whole("max_tokens"),
-        sampling=sampling,
         stop=stop,
         variables=_variables(given),
     )

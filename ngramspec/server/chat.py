@@ -16,10 +16,9 @@ from ngramspec.batching.request import Request
 from ngramspec.chat_prompt import ChatPrompt
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
-from ngramspec.sampling.sampler import NO_RULES, TextRules
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field
-from ngramspec.server.common_fields import Form, several_seeds
+from ngramspec.server.common_fields import Form, read_rules, read_sampling, read_slot, several_seeds
 from ngramspec.server.generate import TextEvents, generate
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import answer_grammar, begun_answer
@@ -41,12 +40,9 @@ class ChatTask:
     parallel: bool = True  # whether one answer may hold several calls
     form: Form | None = None  # the answer must be such JSON; None: free text
     max_tokens: int | None = None  # most tokens to emit; None: as many as the context holds
-    sampling: Sampling = field(default_factory=Sampling)  # this and others of these names: see `Request`
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()  # this and others of these names: see `Request`
     logprobs: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template ("enable_thinking": False, ...)
-    slot: int | None = None
-    rules: TextRules = NO_RULES
     prediction: str = ""  # a text that the answer is likely to copy
     # Whether a last message of the assistant that calls no tools is gone on with, as in llama-server; else it is
     # answered by a turn of its own. `answered`: whether the prompt then ends in the beginning of that turn.
@@ -99,35 +95,36 @@ async def count_prompt(call: Call, task: ChatTask) -> int:
     return len((await asyncio.to_thread(chat_prompt, call.model, task)).tokens)
 
 
-def _lay_out(model: ServedModel, task: ChatTask) -> tuple[Request, str]:
+def _lay_out(call: Call, task: ChatTask) -> tuple[Request, str]:
     """The request of a task, and the text that its prompt ends in (`ChatPrompt.opening`). Raises as `chat_prompt` does,
     and an ApiError where fields contradict each other.
     """
+    model, sampling = call.model, read_sampling(call, schemas=False)
     prompt = chat_prompt(model, task)
     model.check_size(len(task.prediction))
-    grammar = _grammar(task, model.vocabulary.chat_template, prompt.opening)
+    grammar = _grammar(task, sampling, model.vocabulary.chat_template, prompt.opening)
     request = Request(
         prompt.tokens,
         max_tokens=model.most(task.max_tokens),
-        sampling=task.sampling if grammar is None else replace(task.sampling, grammar=grammar),
+        sampling=sampling if grammar is None else replace(sampling, grammar=grammar),
         stop=task.stop,
         logprobs=task.logprobs,
         controls=True,
-        slot=task.slot,
-        rules=task.rules,
+        slot=read_slot(call),
+        rules=read_rules(call),
         prediction=model.vocabulary.tokenize(task.prediction, add_bos=False) if task.prediction else (),
     )
     return request, prompt.opening
 
 
-def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
+def _grammar(task: ChatTask, sampling: Sampling, template: str | None, opening: str) -> str | None:
     """What the answer must be like, where the task asks for more than text."""
     tools = task.callable_tools
     forced = bool(tools) and task.tool_choice != "auto"
     if task.form is None and not forced:
         return None
     name = "tools" if tools or task.form is None else task.form.field
-    if task.sampling.grammar is not None:
+    if sampling.grammar is not None:
         raise bad_field("grammar", f"grammar and {name} exclude each other")
     try:
         return answer_grammar(
@@ -145,7 +142,7 @@ def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
 
 async def run_chat(call: Call, task: ChatTask, count: int = 1) -> TextEvents:
     """Answer a task so many times: what happens to each answer, with its number. Errors as of `chat_prompt`."""
-    request, opening = await asyncio.to_thread(_lay_out, call.model, task)
+    request, opening = await asyncio.to_thread(_lay_out, call, task)
     template = call.model.vocabulary.chat_template
     parsers = [parser_for(template, task.callable_tools, opening=opening) for _ in range(count)]
     async with aclosing(generate(call, several_seeds(request, count), parsers)) as events:

@@ -18,9 +18,6 @@ from ngramspec.server.common_fields import (
     read_format,
     read_max_tokens,
     read_prediction,
-    read_rules,
-    read_sampling,
-    read_slot,
     read_stop,
     read_usage_too,
 )
@@ -56,11 +53,8 @@ async def chat_completions(call: Call) -> Response:
         parallel=given.flag("parallel_tool_calls", "functions" not in given),
         form=read_format(given),
         max_tokens=read_max_tokens(given),
-        sampling=read_sampling(call, schemas=False),
         stop=read_stop(given),
-        rules=read_rules(call),
         logprobs=_read_logprobs(given, model),
-        slot=read_slot(call),
         prediction=read_prediction(given),
     )
     reply = ChatReply(call, read_answers(given), toolbox, task.prediction)
@@ -69,7 +63,6 @@ async def chat_completions(call: Call) -> Response:
 
 async def input_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
-    call.server.ready()
     count = await count_prompt(call, read_chat(call.given)[0])
     return json_answer({"object": "response.input_tokens", "input_tokens": count})
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
 
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, ServedModel, json_answer
 from ngramspec.server.chat import (
     EFFORTS,
@@ -29,7 +27,6 @@ from ngramspec.server.common_fields import (
     Form,
     read_form,
     read_prediction,
-    read_rules,
     read_sampling,
 )
 from ngramspec.server.generate import End, TextEvent
@@ -47,26 +44,26 @@ _ELSEWHERE = (
 async def responses(call: Call) -> Response:
     """Answer a chat."""
     given, model = call.given, call.model
-    task, toolbox, echo = read_request(given, read_sampling(call, schemas=False))
-    task = replace(task, rules=read_rules(call))
+    task, toolbox, echo = read_request(given)
+    sampling = read_sampling(call, schemas=False)
+    echo |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
     id, name = f"resp_{secrets.token_hex(12)}", given.text("model") or model.name
     return await respond(call, run_chat(call, task), ResponseReply(model, toolbox, echo, id, name, task.prediction))
 
 
 async def input_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
-    call.server.ready()
-    task, _, _ = read_request(call.given, call.server.sampling)
+    task, _, _ = read_request(call.given)
     return json_answer({"object": "response.input_tokens", "input_tokens": await count_prompt(call, task)})
 
 
 # --------------------------------------------------------------------------- the request
 
 
-def read_request(given: Fields, sampling: Sampling) -> tuple[ChatTask, Toolbox, dict[str, Any]]:
+def read_request(given: Fields) -> tuple[ChatTask, Toolbox, dict[str, Any]]:
     """What a request asks for, what its tools stand for, and the fields that the answer repeats.
 
-    `sampling` is what it says about that. An ApiError where a field cannot be, or asks for what is not done here.
+    An ApiError where a field cannot be, or asks for what is not done here.
     """
     _refuse(given)
     transcript, toolbox = Transcript(), Toolbox()
@@ -81,7 +78,6 @@ def read_request(given: Fields, sampling: Sampling) -> tuple[ChatTask, Toolbox, 
         parallel=given.flag("parallel_tool_calls", default=True),
         form=read_form(given, form),
         max_tokens=given.whole("max_output_tokens", least=1),
-        sampling=sampling,
         logprobs=_logprobs(given),
         variables=_variables(given),
         prediction=read_prediction(given),
@@ -97,11 +93,9 @@ def _echo(given: Fields, task: ChatTask, form: dict[str, Any]) -> dict[str, Any]
         "metadata": metadata.data if metadata else {},
         "parallel_tool_calls": task.parallel,
         "reasoning": {"effort": None, "summary": None} | (dict(reasoning.data) if reasoning else {}),
-        "temperature": task.sampling.temperature,
         "text": {"format": form},
         "tool_choice": given.data.get("tool_choice") or "auto",
         "tools": given.list("tools"),
-        "top_p": task.sampling.top_p,
     }
 
 

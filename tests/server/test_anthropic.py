@@ -11,7 +11,6 @@ from pydantic import TypeAdapter
 from support import chat_scripts
 from support.chat_scripts import Said, answers, finish, refused
 
-from ngramspec.sampling.settings import Sampling
 from ngramspec.server.anthropic import MessageReply, hides_thoughts, read_request, worded
 from ngramspec.server.call import ApiError, Fields, overflow
 from ngramspec.server.chat import ChatTask
@@ -33,7 +32,7 @@ def turn(role: str, *blocks: Any) -> dict[str, Any]:
 
 def task(**fields: Any) -> ChatTask:
     body = {"model": "m", "max_tokens": 9, "messages": [USER]} | fields
-    return read_request(Fields(body), Sampling())
+    return read_request(Fields(body))
 
 
 def streamed(said: list[Said], hide: bool = False) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from support.chat_scripts import Said, answers, finish, refused
 from support.http import scripted
 
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.sampling.settings import Sampling
 from ngramspec.server import responses
 from ngramspec.server.call import ApiError, Fields, overflow
 from ngramspec.server.chat import ChatTask, Toolbox
@@ -39,7 +38,7 @@ SERVER = {"type": "namespace", "name": "mcp__db", "description": "", "tools": [L
 
 
 def asked(**fields: Any) -> Asked:
-    return read_request(Fields({"model": "m", "input": "hi"} | fields), Sampling())
+    return read_request(Fields({"model": "m", "input": "hi"} | fields))
 
 
 def task(**fields: Any) -> ChatTask:
