@@ -126,13 +126,13 @@ def read_arguments(reader: Reader, answer: Deltas, name: str) -> Reads[bool | No
     """
     opening = yield from reader.peek()
     if opening == "{":
-        call = answer.begin(name)
-        return (yield from read_value(reader, lambda text: answer.arguments(call, text)))
+        answer.begin(name)
+        return (yield from read_value(reader, answer.arguments))
     text = yield from read_string(reader) if opening == '"' else reader.take("null")
     whole = text and _object(text)
     if not whole:
         return None
-    answer.arguments(answer.begin(name), whole)
+    answer.begin(name, whole)
     return True
 
 
@@ -173,7 +173,7 @@ def _read_call(reader: Reader, answer: Deltas, known: Container[str] | None) -> 
     arguments = _object(held or "null")
     if arguments is None:
         return False
-    answer.arguments(answer.begin(name), arguments)
+    answer.begin(name, arguments)
     return True
 
 
@@ -205,7 +205,7 @@ def python(end: str, *, known: bool = False) -> ReadCall:
         if not calls or not all(name in tools for name, _ in calls):
             return False
         for name, arguments in calls:
-            answer.arguments(answer.begin(name), arguments)
+            answer.begin(name, arguments)
         return True
 
     return read

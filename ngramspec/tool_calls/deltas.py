@@ -83,19 +83,19 @@ class Deltas:
             self._add(Delta("thought", body))
         self._drop = True
 
-    def begin(self, name: str) -> int:
-        """A call begins; its number."""
+    def begin(self, name: str, arguments: str = "") -> None:
+        """A call begins, with the beginning of its arguments."""
         self._thought, self._thinking = "", False
         self._held, self._drop = "", True
         id_ = "".join(secrets.choice(_ID) for _ in range(9 if self._short_ids else 24))
-        self._add(Delta("call", "", self._calls, id_ if self._short_ids else f"call_{id_}", name))
         self._calls += 1
-        return self._calls - 1
+        self._add(Delta("call", "", self._calls - 1, id_ if self._short_ids else f"call_{id_}", name))
+        self.arguments(arguments)
 
-    def arguments(self, call: int, text: str) -> None:
-        """A piece of a call's arguments."""
+    def arguments(self, text: str) -> None:
+        """A piece of the last call's arguments."""
         if text:
-            self._add(Delta("arguments", text, call))
+            self._add(Delta("arguments", text, self._calls - 1))
 
     def end(self, dropped: bool = False) -> None:
         """The answer ended; `dropped`: with half a call, which is not told, nor the white space before it."""

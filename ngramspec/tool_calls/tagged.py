@@ -109,23 +109,23 @@ def _read_tagged(reader: Reader, answer: Deltas, name: str, tool: Tool | None, t
     found = yield from reader.take(tags.parameter, tags.end)
     if found is None:
         return False
-    call = answer.begin(name)
+    answer.begin(name)
     before = "{"
     while found == tags.parameter:
         key, _ = yield from reader.before(tags.named)
         attributes = (yield from reader.before(tags.value))[0] if tags.value else ""
         if not (yield from reader.peek()):
             break
-        answer.arguments(call, f"{before}{quote(key)}: ")
+        answer.arguments(f"{before}{quote(key)}: ")
         types = _TEXT if 'string="true"' in attributes else _types(tool, key)  # DeepSeek's attribute
-        if not (yield from _read_value(reader, lambda text: answer.arguments(call, text), types, tags)):
+        if not (yield from _read_value(reader, answer.arguments, types, tags)):
             return True
         before = ", "
         yield from reader.space()
         found = yield from reader.take(tags.parameter, tags.end)
-    answer.arguments(call, "{" if before == "{" else "")
+    answer.arguments("{" if before == "{" else "")
     if found == tags.end or (yield from reader.peek()):
-        answer.arguments(call, "}")
+        answer.arguments("}")
     return True
 
 
@@ -223,9 +223,9 @@ def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     name, found = yield from reader.before("{")
     if not found or not name.strip():
         return False
-    call = answer.begin(name.strip())
-    answer.arguments(call, "{")
-    if (yield from _read_rest(reader, lambda text: answer.arguments(call, text))):
+    answer.begin(name.strip())
+    answer.arguments("{")
+    if (yield from _read_rest(reader, answer.arguments)):
         yield from reader.skip("<tool_call|>")
     return True
 
