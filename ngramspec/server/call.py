@@ -28,13 +28,9 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
-    413: "invalid_request_error",
-    500: "server_error",
     501: "not_supported_error",
     503: "unavailable_error",
 }

@@ -264,18 +264,31 @@ class Toolbox:
             self.custom.discard(name)  # of several tools of one name the last counts
         self.origins[name] = own, namespace
 
+    def read_choice(self, given: Fields, field: str) -> str:
+        """Which tools are to be called: see `ChatTask`. Where only some are allowed, the others go."""
+        if not isinstance(given.data.get(field), dict):
+            return given.choice(field, ("auto", "none", "required"), "auto")
+        choice = given.needed_object(field)
+        match choice.text("type"):
+            case None | "function" | "custom":
+                return self.choose(choice)
+            case "allowed_tools":
+                allowed = choice.object("allowed_tools") or choice  # as chat completions have it, or responses
+                # Those of OpenAI's servers have no name.
+                named = [one for one in allowed.objects("tools") if {"name", "function", "custom"} & one.data.keys()]
+                kept = {self.choose(one) for one in named}
+                self.tools = [tool for tool in self.tools if tool.name in kept]
+                return allowed.choice("mode", ("auto", "required"), "auto")
+            case other:
+                raise choice.refused("type", f"{other!r} is not a tool that the model can be given")
+
     def choose(self, choice: Fields) -> str:
         """The function that a choice names by "name" and "namespace"."""
-        name = function_name(choice.needed_name("name"), choice.text("namespace"))
+        named = choice.object("function") or choice.object("custom") or choice
+        name = function_name(named.needed_name("name"), named.text("namespace"))
         if name not in self.origins:
-            raise choice.refused("name", f"{name!r} is not the name of a tool that the model can be given")
+            raise named.refused("name", f"{name!r} is not the name of a tool that the model can be given")
         return name
-
-    def allow(self, choice: Fields, names: Iterable[str]) -> str:
-        """Keep only the tools of these names; the tool choice that "mode" says."""
-        kept = set(names)
-        self.tools = [tool for tool in self.tools if tool.name in kept]
-        return choice.choice("mode", ("auto", "required"), "auto")
 
     def origin(self, function: str) -> tuple[str, str | None]:
         """The tool that a function stands for, by its name and namespace; itself where the model made it up."""

@@ -102,7 +102,7 @@ def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
         raise given.refused("add_generation_prompt", "excludes continue_final_message")
     task = ChatTask(
         messages=messages,
-        tool_choice=_tool_choice(given, toolbox),
+        tool_choice=toolbox.read_choice(given, given.name("tool_choice", "function_call")),
         tools=toolbox.tools,  # those that the choice allows
         variables=({} if effort is None else {"reasoning_effort": effort})
         | ({} if variables is None else dict(variables.data)),
@@ -153,22 +153,6 @@ def _function_call(function: Fields) -> dict[str, Any]:
     else:
         arguments = function.text("arguments")
     return {"type": "function", "function": {"name": function.needed_text("name"), "arguments": arguments or "{}"}}
-
-
-def _tool_choice(given: Fields, toolbox: Toolbox) -> str:
-    """Which tools are to be called: see `ChatTask`."""
-    name = given.name("tool_choice", "function_call")
-    if not isinstance(given.data.get(name), dict):
-        return given.choice(name, ("auto", "none", "required"), "auto")
-    asked = given.needed_object(name)
-    if asked.data.get("type") == "allowed_tools":
-        allowed = asked.object("allowed_tools") or asked
-        return toolbox.allow(allowed, [_chosen(tool, toolbox) for tool in allowed.objects("tools")])
-    return _chosen(asked, toolbox)
-
-
-def _chosen(choice: Fields, toolbox: Toolbox) -> str:
-    return toolbox.choose(choice.object("function") or choice.object("custom") or choice)
 
 
 # --------------------------------------------------------------------------- the answer

@@ -73,7 +73,7 @@ def read_request(given: Fields) -> tuple[ChatTask, Toolbox, dict[str, Any]]:
     told, form = _format(given)
     task = ChatTask(
         messages=transcript.messages,
-        tool_choice=_choice(given, toolbox),
+        tool_choice=toolbox.read_choice(given, "tool_choice"),
         tools=toolbox.tools,  # those that the choice allows
         parallel=given.flag("parallel_tool_calls", default=True),
         form=read_form(given, form),
@@ -180,20 +180,6 @@ def _part(part: Fields) -> str:
             raise part.refused("type", f"{kind!r} cannot be read; this model takes only text")
         case other:
             raise part.refused("type", f"{other!r} is nothing that a model of text can be given here")
-
-
-def _choice(given: Fields, toolbox: Toolbox) -> str:
-    """The tool choice; where it allows only some tools, the others leave the toolbox."""
-    if not isinstance(given.data.get("tool_choice"), dict):
-        return given.choice("tool_choice", ("auto", "none", "required"), "auto")
-    choice = Fields(given.data["tool_choice"], "tool_choice.")
-    match choice.needed_name("type"):
-        case "function" | "custom":
-            return toolbox.choose(choice)
-        case "allowed_tools":
-            return toolbox.allow(choice, [toolbox.choose(one) for one in choice.objects("tools") if "name" in one])
-        case other:
-            raise choice.refused("type", f"{other!r} is not a tool that the model can be given")
 
 
 def _format(given: Fields) -> tuple[dict[str, Any], Form | None]:
