@@ -1,8 +1,8 @@
-"""Sequences of token ids, trees of them (`Node`), and the `Tokenizer` that they come from."""
+"""Sequences of token ids, trees of them (`Node`), the `Tokenizer` that they come from, and text cut into tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -41,6 +41,15 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     if list(a[:n]) == list(b[:n]):
         return n
     return next(i for i in range(n) if a[i] != b[i])
+
+
+def begun(text: str, marks: Collection[str], start: int = 0) -> int:
+    """Where, from `start` on, the longest end of a text begins that one of some strings may begin with."""
+    longest = max(map(len, marks), default=1)
+    for at in range(max(start, len(text) - longest + 1), len(text)):
+        if any(mark.startswith(text[at:]) for mark in marks):
+            return at
+    return len(text)
 
 
 Likely = Sequence[tuple[int, float]]  # (token id, natural logarithm of its probability), best first

@@ -19,7 +19,7 @@ from ngramspec.sampling.distribution import logprobs
 from ngramspec.sampling.sampler import NO_RULES, CloseCalls, Forbidding, TextRules
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step, StopReason
-from ngramspec.tokens import ending_tokens
+from ngramspec.tokens import begun, ending_tokens
 
 
 class Generation(Text):
@@ -230,7 +230,7 @@ class TextStream:
         if not self._stop or self._early > 0:
             self._early -= 1
             return text
-        open_at = self._open_suffix(text)
+        open_at = begun(text, self._stop)
         stop_at = self._find(text)
         # An unfinished stop string that begins before a finished one still wins if it completes: "abcd" over "bc" after
         # "abc". So the finished one counts only when nothing that began earlier is still open.
@@ -256,12 +256,3 @@ class TextStream:
         """(position, stop string) of the earliest stop string in the text, the longest of those."""
         found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         return min(found, key=lambda hit: hit[0], default=None)
-
-    def _open_suffix(self, text: str) -> int:
-        """Where the longest suffix that could begin a stop string starts; at the end if none."""
-        longest = len(self._stop[0]) if self._stop else 0
-        for start in range(max(0, len(text) - longest + 1), len(text)):
-            tail = text[start:]
-            if any(stop.startswith(tail) for stop in self._stop):
-                return start
-        return len(text)

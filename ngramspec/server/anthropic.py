@@ -23,11 +23,9 @@ _BILLING = re.compile(r"(?:\s*x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
 _SIGNATURE = "unsigned"  # without one clients do not send thinking blocks back, and the model forgets its thoughts
 
 _ERRORS = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
@@ -49,12 +47,12 @@ async def count_tokens(call: Call) -> Response:
 
 def worded(error: ApiError) -> dict[str, Any]:
     """An error as Anthropic words it: the body of a response; in a stream that began, an event."""
-    text = error.message
+    text, default = error.message, "invalid_request_error" if error.status < 500 else "api_error"
     if "n_prompt_tokens" in error.details:
         # By these words Claude Code knows that it has to make the conversation shorter.
         tokens, most = error.details["n_prompt_tokens"], error.details["n_ctx"]
         text = f"prompt is too long: {tokens} tokens > {most} maximum; {text}"
-    return {"type": "error", "error": {"type": _ERRORS.get(error.status, "api_error"), "message": text}}
+    return {"type": "error", "error": {"type": _ERRORS.get(error.status, default), "message": text}}
 
 
 # --------------------------------------------------------------------------- the request

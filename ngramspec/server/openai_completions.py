@@ -96,7 +96,6 @@ class CompletionReply(Reply):
         self._untold = dict(enumerate(echoes))  # by the choices whose streams have not begun
         self._scored: list[tuple[Logprobs, ...]] = [() for _ in self.answers]  # of the prompts that are told
         self._offsets = [0 for _ in self.answers]  # characters of each text that its logprobs have told
-        self._ended = 0
         self._head = {
             "id": f"cmpl-{secrets.token_urlsafe(18)}",
             "object": "text_completion",
@@ -125,8 +124,7 @@ class CompletionReply(Reply):
         if isinstance(told, Piece) and (told.text or told.logprobs):
             yield self._chunk(number, told.text, told.logprobs)
         if isinstance(told, End):
-            self._ended += 1
-            last = self._ended == len(self.answers) and not self._usage_too
+            last = all(answer.end for answer in self.answers) and not self._usage_too
             yield self._chunk(number, "", (), told, totals(self.answers, self._each, usage_too=False) if last else None)
 
     def last_chunks(self) -> Iterator[str]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from ngramspec.tokens import begun
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
@@ -205,8 +207,8 @@ class Reader:
             text, at = self._text, self.at
             places = [(place, marker) for marker in markers if (place := text.find(marker, at)) >= 0]
             place, found = min(places, default=(len(text), None))
-            begun = min(place, _begun(text, at, markers))
-            held = place if self.ended and not (self.cut and len(text) - begun > 1) else begun
+            held = min(place, begun(text, markers, at))
+            held = place if self.ended and not (self.cut and len(text) - held > 1) else held
             if held > at:
                 emit(text[at:held])
                 self.at = held
@@ -222,12 +224,3 @@ class Reader:
         parts: list[str] = []
         found = yield from self.until(markers, parts.append)
         return "".join(parts), found
-
-
-def _begun(text: str, at: int, markers: Collection[str]) -> int:
-    """Where the longest end of a text begins that one of the markers may begin with."""
-    longest = max(map(len, markers), default=1)
-    for start in range(max(at, len(text) - longest + 1), len(text)):
-        if any(marker.startswith(text[start:]) for marker in markers):
-            return start
-    return len(text)
