@@ -18,7 +18,7 @@ from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field
-from ngramspec.server.common_fields import Form, read_rules, read_sampling, read_slot, several_seeds
+from ngramspec.server.common_fields import read_rules, read_sampling, read_slot, several_seeds
 from ngramspec.server.generate import TextEvents, generate
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import answer_grammar, begun_answer
@@ -38,7 +38,7 @@ class ChatTask:
     tools: Sequence[Tool] = ()  # that may be called
     tool_choice: str = "auto"  # or "none", "required", or the name of the tool that must be called
     parallel: bool = True  # whether one answer may hold several calls
-    form: Form | None = None  # the answer must be such JSON; None: free text
+    form: str = ""  # GBNF rules of the JSON that the answer must be, which is "json" in them; "": free text
     max_tokens: int | None = None  # most tokens to emit; None: as many as the context holds
     stop: tuple[str, ...] = ()  # this and others of these names: see `Request`
     logprobs: int | None = None
@@ -121,9 +121,9 @@ def _grammar(task: ChatTask, sampling: Sampling, template: str | None, opening: 
     """What the answer must be like, where the task asks for more than text."""
     tools = task.callable_tools
     forced = bool(tools) and task.tool_choice != "auto"
-    if task.form is None and not forced:
+    if not task.form and not forced:
         return None
-    name = "tools" if tools or task.form is None else task.form.field
+    name = "tools" if tools else "response_format"
     if sampling.grammar is not None:
         raise bad_field("grammar", f"grammar and {name} exclude each other")
     try:
@@ -132,7 +132,7 @@ def _grammar(task: ChatTask, sampling: Sampling, template: str | None, opening: 
             schema_rules,
             choice=task.tool_choice if forced else "auto",
             parallel=task.parallel,
-            json=task.form.rules() if task.form is not None else "",
+            json=task.form,
             template=template,
             opening=opening,
         )

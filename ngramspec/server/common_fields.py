@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 from ngramspec.batching.request import Request
 from ngramspec.errors import GrammarError
@@ -280,7 +280,7 @@ def read_grammar(given: Fields, schemas: bool = True) -> str | None:
     if "json_schema" in given:
         if "grammar" in given:
             raise bad_field("json_schema", "json_schema and grammar exclude each other")
-        grammar = Form(given.needed_object("json_schema").data, field="json_schema").grammar()
+        grammar = form_grammar(form_rules(given.needed_object("json_schema").data, "json_schema"))
     for kind, (where, name) in _guided(given).items():
         if kind in _SCHEMAS and not schemas:
             continue
@@ -316,11 +316,11 @@ def _guided_grammar(where: Fields, name: str, kind: str) -> str:
         except GrammarError as error:
             raise where.refused(name, str(error)) from error
     if kind in _SCHEMAS:
-        return _guided_form(where, name, kind).grammar()
+        return form_grammar(_guided_form(where, name, kind))
     raise where.refused(name, "is not supported; use a grammar (GBNF) instead")
 
 
-def _guided_form(where: Fields, name: str, kind: str) -> Form:
+def _guided_form(where: Fields, name: str, kind: str) -> str:
     schema = ANY_OBJECT if kind == "json_object" else where.data[name]
     if isinstance(schema, str):
         try:
@@ -329,46 +329,45 @@ def _guided_form(where: Fields, name: str, kind: str) -> Form:
             raise where.refused(name, "is text that is not JSON") from None
     if not isinstance(schema, dict):
         raise where.wrong(name, "an object")
-    return Form(schema or ANY_OBJECT, field=where.path + name)
+    return form_rules(schema, where.path + name)
 
 
-class Form(NamedTuple):
-    """The JSON that an answer must be."""
+def form_rules(schema: Mapping[str, Any], field: str, strict: bool = True) -> str:
+    """GBNF rules, of which "json" is JSON of the schema that a field asks for.
 
-    schema: Mapping[str, Any]
-    strict: bool = True  # whether a schema that no grammar can say whole is refused; else it is kept as far as one can
-    field: str = "response_format"  # that asks for it
-
-    def rules(self) -> str:
-        """GBNF rules, of which "json" is the JSON."""
-        try:
-            return schema_rules({"json": self.schema}, strict=self.strict, trimmed=True)
-        except (GrammarError, RecursionError) as error:
-            raise bad_field(self.field, f"{self.field}: {error}") from error
-
-    def grammar(self) -> str:
-        return f"root ::= json\n{self.rules()}"
+    `strict`: whether a schema that no grammar can say whole is refused; else it is kept as far as one can.
+    """
+    try:
+        return schema_rules({"json": schema}, strict=strict, trimmed=True)
+    except (GrammarError, RecursionError) as error:
+        raise bad_field(field, f"{field}: {error}") from error
 
 
-def read_form(given: Fields, own: Form | None) -> Form | None:
-    """What an API's own field asks for, or one of vLLM's; where there is none, the text is free."""
+def form_grammar(rules: str) -> str:
+    """The grammar of texts that are such JSON."""
+    return f"root ::= json\n{rules}"
+
+
+def read_form(given: Fields, own: str = "") -> str:
+    """The rules of the JSON that the answer must be: an API's own field's, or those of one of vLLM's; "": free text."""
     for kind, (where, name) in _guided(given).items():
         if kind in _SCHEMAS:
-            if own is not None:
+            if own:
                 raise where.refused(name, "goes with no other constraint of the text")
             own = _guided_form(where, name, kind)
     return own
 
 
-def read_format(given: Fields) -> Form | None:
-    """What `response_format` asks for, or one of vLLM's fields."""
+def read_format(given: Fields) -> str:
+    """What `response_format` asks for, or one of vLLM's fields, as `read_form` has it."""
     asked = given.object("response_format")
     kind = "text" if asked is None else asked.choice("type", _FORMATS, "text")
     if asked is None or kind == "text":
-        return read_form(given, None)
+        return read_form(given)
     wrapped = asked.object("json_schema") if kind == "json_schema" else None
     if kind == "json_schema" and wrapped is None and "schema" not in asked:
         raise bad_field("response_format.json_schema", "response_format.json_schema is missing")
     form = wrapped or asked
     schema = form.object("schema")
-    return read_form(given, Form(ANY_OBJECT if schema is None else schema.data or ANY_OBJECT, form.flag("strict")))
+    rules = form_rules(ANY_OBJECT if schema is None else schema.data, "response_format", form.flag("strict"))
+    return read_form(given, rules)

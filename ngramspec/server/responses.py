@@ -24,7 +24,7 @@ from ngramspec.server.chat import (
 )
 from ngramspec.server.common_fields import (
     ANY_OBJECT,
-    Form,
+    form_rules,
     read_form,
     read_prediction,
     read_sampling,
@@ -182,16 +182,16 @@ def _part(part: Fields) -> str:
             raise part.refused("type", f"{other!r} is nothing that a model of text can be given here")
 
 
-def _format(given: Fields) -> tuple[dict[str, Any], Form | None]:
+def _format(given: Fields) -> tuple[dict[str, Any], str]:
     """The form of the text as the answer repeats it, and what that means."""
     text = given.object("text")
     form = text.object("format") if text else None
     if form is None:
-        return {"type": "text"}, None
+        return {"type": "text"}, ""
     kind = form.needed_choice("type", ("text", "json_object", "json_schema"))
     schema = form.needed_object("schema").data if kind == "json_schema" else ANY_OBJECT
     strict = bool(form.data.get("strict"))
-    return dict(form.data), None if kind == "text" else Form(schema, strict, f"{form.path}schema")
+    return dict(form.data), "" if kind == "text" else form_rules(schema, f"{form.path}schema", strict)
 
 
 def _logprobs(given: Fields) -> int | None:
