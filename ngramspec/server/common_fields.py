@@ -242,8 +242,6 @@ def several_seeds(request: Request, count: int) -> list[Request]:
 # --------------------------------------------------------------------------- what a text must be like
 # None is dropped in silence: what cannot be kept is a 400.
 
-ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-
 _FORMATS = ("text", "json_object", "json_schema")
 
 _NO_LIMIT_OF_THOUGHTS = (-1,), "thoughts have no limit of their own: max_tokens counts them too"
@@ -321,7 +319,7 @@ def _guided_grammar(where: Fields, name: str, kind: str) -> str:
 
 
 def _guided_form(where: Fields, name: str, kind: str) -> str:
-    schema = ANY_OBJECT if kind == "json_object" else where.data[name]
+    schema = {} if kind == "json_object" else where.data[name]
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -333,7 +331,7 @@ def _guided_form(where: Fields, name: str, kind: str) -> str:
 
 
 def form_rules(schema: Mapping[str, Any], field: str, strict: bool = True) -> str:
-    """GBNF rules, of which "json" is JSON of the schema that a field asks for.
+    """GBNF rules, of which "json" is JSON of the schema that a field asks for; {} is any object.
 
     `strict`: whether a schema that no grammar can say whole is refused; else it is kept as far as one can.
     """
@@ -369,5 +367,5 @@ def read_format(given: Fields) -> str:
         raise bad_field("response_format.json_schema", "response_format.json_schema is missing")
     form = wrapped or asked
     schema = form.object("schema")
-    rules = form_rules(ANY_OBJECT if schema is None else schema.data, "response_format", form.flag("strict"))
+    rules = form_rules({} if schema is None else schema.data, "response_format", form.flag("strict"))
     return read_form(given, rules)

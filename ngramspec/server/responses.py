@@ -23,7 +23,6 @@ from ngramspec.server.chat import (
     run_chat,
 )
 from ngramspec.server.common_fields import (
-    ANY_OBJECT,
     form_rules,
     read_form,
     read_prediction,
@@ -189,7 +188,7 @@ def _format(given: Fields) -> tuple[dict[str, Any], str]:
     if form is None:
         return {"type": "text"}, ""
     kind = form.needed_choice("type", ("text", "json_object", "json_schema"))
-    schema = form.needed_object("schema").data if kind == "json_schema" else ANY_OBJECT
+    schema = form.needed_object("schema").data if kind == "json_schema" else {}
     strict = bool(form.data.get("strict"))
     return dict(form.data), "" if kind == "text" else form_rules(schema, f"{form.path}schema", strict)
 
