@@ -161,7 +161,7 @@ class CostCurve:
         return min(seconds, max(SPIKE, before) * expected)
 
     def observe(self, size: cython.Py_ssize_t, seconds: cython.double) -> None:
-        """Learn from a real pass over `size` tokens, if the curve was measured. O(1), amortised."""
+        """Learn from a real pass over `size` tokens, if the curve was measured."""
         if not self.measured:
             self.last = size
             return

@@ -60,14 +60,9 @@ def frozen(curve: CostCurve) -> CostCurve:
 
 
 def find_curves(name: str) -> dict[str, CostCurve]:
-    """The curves that a user means, by name.
+    """The curves that a user means by the name of one in CURVES, or of a JSON file; NGramSpecError for any other.
 
-    Args:
-        name: of a curve in CURVES, or of a JSON file. The file holds one curve, {"1": 1.0, "8": 2.5}, which takes the
-            file's name, or several, {"name": {"1": 1.0, ...}, ...}; see `parse_curve`.
-
-    Raises:
-        NGramSpecError: there is no such curve, or it makes no sense.
+    A file holds one curve, {"1": 1.0, "8": 2.5}, which takes its name, or several, {"name": {"1": 1.0, ...}, ...}.
     """
     if name in CURVES:
         return {name: given_curve(CURVES[name][0])}
@@ -94,8 +89,7 @@ def find_curves(name: str) -> dict[str, CostCurve]:
 def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> CostCurve:
     """A curve from JSON's {"1": 1.0, ...}, where "switch" may say what a change of size costs.
 
-    Raises:
-        NGramSpecError: it makes no sense; the message begins with `where`.
+    Raises NGramSpecError where it makes no sense; the message begins with `where`.
     """
     parsed: dict[int, float] = {}
     switch = points.get(SWITCH, 0.0)

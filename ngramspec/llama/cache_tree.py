@@ -59,8 +59,7 @@ class CacheTree:
     def evaluate(self, nodes: Sequence[Node]) -> Logits:
         """Put nodes into the cache, in one `llama_decode`; the logits after each, a view, valid until the next one.
 
-        Args:
-            nodes: none of them in the cache; the node before each of them is, or stands earlier in the list.
+        None of them is in the cache; the node before each of them is, or stands earlier in the list.
 
         Raises:
             ValueError: no nodes, too many, or too many leaves.
@@ -87,11 +86,7 @@ class CacheTree:
         return logits
 
     def keep(self, nodes: Iterable[Node]) -> None:
-        """Free the cells of all nodes but these, which the cache holds, those before them, and the prompt.
-
-        Raises:
-            TargetError: llama.cpp did not free a cell.
-        """
+        """Free the cells of all nodes but these, which the cache holds, those before them, and the prompt."""
         before, self._keeps = self._keeps, self._keeps + 1
         self.root.mark = self._keeps
         self._pinned.clear()

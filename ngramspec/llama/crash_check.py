@@ -106,12 +106,8 @@ _N_CTX = 256
 def check(path: Path, build: str) -> GGUFHeader | None:
     """Refuse a damaged file, which would end the process, with ModelError; one with which the child hangs passes.
 
-    Args:
-        path: a GGUF file; of anything else, and of files that cannot be read, llama.cpp says itself what they are.
-        build: names the build of llama.cpp that is to load it.
-
-    Returns:
-        its header; None of what is no GGUF file.
+    `build` names the build of llama.cpp that is to load it. Returns the header; None of what is no GGUF file, of which
+    llama.cpp says itself what it is.
     """
     if not has_gguf_magic(path):
         return None

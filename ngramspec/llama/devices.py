@@ -113,8 +113,7 @@ def anonymous_memory() -> list[Range]:
 def advise_huge_pages(before: Sequence[Range]) -> int:
     """Ask for huge pages in the large blocks that were mapped since `before`, a result of `anonymous_memory`.
 
-    The kernel shows neighbours as one block; one that has grown is asked for whole. Returns the bytes asked for: 0
-    where the system has no huge pages, or nothing large was mapped.
+    The kernel shows neighbours as one block; one that has grown is asked for whole. Returns the bytes asked for.
     """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None:

@@ -24,12 +24,8 @@ CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama.c
 class Grammar:
     """A grammar at one place of its text. Tokens it does not allow must not be accepted.
 
-    Args:
-        vocabulary: the `Vocabulary` that the text is made of.
-        text: GBNF with a rule named root.
-
     Raises:
-        GrammarError: the text is not such a grammar; the message names the line.
+        GrammarError: the text is not GBNF with a rule named root; the message names the line.
         ValueError: by all methods, once the vocabulary is closed.
     """
 

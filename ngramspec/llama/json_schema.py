@@ -79,11 +79,7 @@ def schema_rules(schemas: Mapping[str, Mapping[str, Any]], *, strict: bool = Tru
 
 
 def schema_grammar(schema: str, *, strict: bool = True, trimmed: bool = False) -> str:
-    """The GBNF grammar of a JSON schema, given as JSON; `strict` and `trimmed` as in `schema_rules`.
-
-    Raises:
-        GrammarError: the text is not JSON, or not a schema that a grammar can say.
-    """
+    """The GBNF grammar of a JSON schema, given as JSON; arguments and errors as of `schema_rules`."""
     try:
         loaded = json.loads(schema)
     except (ValueError, RecursionError) as error:
@@ -114,11 +110,8 @@ def pattern_grammar(pattern: str) -> str:
 class _Converter(SchemaConverter):  # type: ignore[misc]
     """The converter, kept to what it gets right.
 
-    Args:
-        name: what the names of its rules begin with.
-        root: the schema that references point into.
-        strict: whether what a grammar cannot say is refused.
-        raw: whether what a pattern matches is the text itself, not a JSON string.
+    The names of its rules begin with `name`; references point into `root`; `raw`: what a pattern matches is the text
+    itself, not a JSON string.
     """
 
     def __init__(self, name: str, root: Mapping[str, Any], strict: bool, raw: bool = False) -> None:

@@ -39,9 +39,7 @@ def adapted(model_path: str, lora_path: str | None, lora_scale: float) -> str:
 def prepare(n_gpu_layers: int, rpc_servers: str | None = None) -> None:
     """Before a `Llama` is made: join the machines HOST:PORT,... to this process, and leave out AMX if it is broken.
 
-    Raises:
-        ValueError: a name is not HOST:PORT.
-        ModelError: as of `ngramspec.llama.rpc.connect`.
+    Raises ValueError for a name that is not HOST:PORT, and ModelError as `ngramspec.llama.rpc.connect` does.
     """
     if rpc_servers is not None:
         names = rpc.workers(rpc_servers)
@@ -103,11 +101,7 @@ class BorrowedSequence(CacheSequence):
             append(self._passes, [(self, (), 1)])
 
     def trial(self, setting: str) -> TrialContext:
-        """A separate small context under the owner's settings.
-
-        Raises:
-            TargetError: the machine lacks the memory for it.
-        """
+        """A separate small context under the owner's settings; TargetError: the machine lacks the memory for it."""
         params = type(self._context_params).from_buffer_copy(self._context_params)
         params.n_ctx = ROOM
         return TrialContext(self._model, params, self._adapters)

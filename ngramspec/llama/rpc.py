@@ -266,10 +266,7 @@ def lent() -> list[tuple[int, str]]:
 def serve(address: str, threads: int, cache: Path | None) -> None:
     """Listen and compute for whoever connects, one at a time; returns only if listening fails.
 
-    Args:
-        address: as `listening_address` gives it.
-        threads: of the CPU.
-        cache: a folder in which large tensors are kept, so that the next load need not send them; None: nowhere.
+    `cache`: a folder in which large tensors are kept, so that the next load need not send them.
     """
     types = ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p
     start = _exported(registry(), "ggml_backend_rpc_start_server", None, *types)

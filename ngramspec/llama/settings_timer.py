@@ -43,11 +43,7 @@ class SettingsTimer:
         self._open: dict[tuple[object, ...], TrialContext] = {}
 
     def seconds(self, settings: Settings, measure: Measure) -> float:
-        """Take one time, after the passes that warm it up.
-
-        Raises:
-            TargetError, ModelError: these settings cannot be had on this machine.
-        """
+        """Take one time, after what warms it up; TargetError, ModelError: the machine cannot have these settings."""
         trial = self._context(settings, deep=measure.deep)
         first = trial.seconds(measure.size)
         if measure.reads:

@@ -49,11 +49,7 @@ _KINDS = {
 class Vocabulary:
     """The tokenizer of a GGUF file: text to tokens and back. The file may lack the weights.
 
-    Args:
-        path: a GGUF file.
-
-    Attributes:
-        vocabulary_hash: 16 bytes that name the vocabulary: equal where every token id stands for the same text.
+    `vocabulary_hash`: 16 bytes that name the vocabulary, equal where every token id stands for the same text.
 
     Raises:
         ModelError: the file cannot be loaded, or holds no vocabulary.
@@ -156,11 +152,7 @@ class Vocabulary:
         return raw.decode("utf-8", "replace") if raw else None
 
     def use_chat_template(self, template: str) -> None:
-        """Lay conversations out by another template than the model's own.
-
-        Raises:
-            ModelError: it is no Jinja.
-        """
+        """Lay conversations out by another template than the model's own; ModelError if it is no Jinja."""
         self._chat_template = template
         for made in ("template_capabilities", "_tool_template", "_render", "_chat"):
             self.__dict__.pop(made, None)
@@ -277,11 +269,9 @@ class Vocabulary:
         return Grammar(self, text)
 
     def sampler(self, sampling: Sampling) -> SamplerChain:
-        """The samplers that a `Sampling` asks for, for one text.
+        """The samplers that a `Sampling` asks for, for one text; GrammarError if its grammar is not one.
 
-        Raises:
-            ValueError: a logit bias of a token that is not in the vocabulary, or a sampler that it cannot have.
-            GrammarError: the grammar is not one.
+        Raises ValueError for a logit bias of a token that is not in the vocabulary, or a sampler that it cannot have.
         """
         self._check_open()
         if "infill" in sampling.samplers and self._no_infill:
@@ -343,8 +333,7 @@ class Vocabulary:
 def common_tokens(target: Vocabulary, draft: Vocabulary) -> int:
     """How many token ids, from 0 on, mean the same to a model and its draft model: the same text, of the same kind.
 
-    Behind them there may be padding, tokens that are unused: models of one family are padded to different sizes. Raises
-    a ModelError where the vocabularies differ otherwise, which names the first such id.
+    Behind them there may be unused tokens, as padding; ModelError where vocabularies differ otherwise.
     """
     both = min(target.n_vocab, draft.n_vocab)
     same = next((token for token in range(both) if _token(target, token) != _token(draft, token)), both)

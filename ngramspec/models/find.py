@@ -1,8 +1,4 @@
-"""`resolve`: from a name to a whole GGUF file that llama.cpp can open; and the names of what is on this disk already.
-
-A model is a file, of a Hugging Face repository, what ollama or LM Studio fetched, or in a package; everything else is a
-`ModelError`.
-"""
+"""`resolve`: from a name to a whole GGUF file that llama.cpp can open; and the names of what is on this disk."""
 
 from __future__ import annotations
 
@@ -143,11 +139,7 @@ def names(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
 
 
 def find_ollama(name: str, env: Mapping[str, str]) -> Path:
-    """The GGUF file of a model that ollama has pulled: `ollama:NAME` or `ollama:hf.co/owner/repo`, perhaps with `:TAG`.
-
-    Raises:
-        ModelError: ollama has no such model, or its file is not there.
-    """
+    """The GGUF file of a model that ollama has pulled: `ollama:NAME` or `ollama:hf.co/owner/repo`; or ModelError."""
     wanted = name.removeprefix(OLLAMA)
     full = wanted if ":" in wanted.rpartition("/")[2] else f"{wanted}:latest"
     found = {one.removeprefix(OLLAMA): path for one, path in list_ollama(env)}
@@ -193,11 +185,7 @@ def _blob(manifest: Path, blobs: Path) -> Path | None:
 
 
 def find_lm_studio(name: str) -> Path:
-    """The GGUF file (the first part of a split one) of a model that LM Studio has fetched, chosen as for `hf:` names.
-
-    Raises:
-        ModelError: LM Studio has no such model, or which of its files is meant is not clear.
-    """
+    """The (first) GGUF file of a model that LM Studio has fetched, chosen as for `hf:` names; or ModelError."""
     model, _, wanted = name.removeprefix(LM_STUDIO).partition(":")
     models = _lm_studio_models()
     if model not in models:

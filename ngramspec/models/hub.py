@@ -43,10 +43,7 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
 
     From the hub, where files already in the local cache are not fetched again; from the cache alone when the hub
     cannot be reached, HF_HUB_OFFLINE is set, or the extra `hub` is not installed. ModelError where it cannot be got.
-
-    Args:
-        name: `hf:owner/repo`, `hf:owner/repo:QUANT` or `hf:owner/repo:FILE.gguf`; see `choose`.
-        env, progress: as in `ngramspec.models.find.resolve`.
+    Arguments are as of `ngramspec.models.find.resolve`.
     """
     match = _NAME.fullmatch(name)
     if match is None:
