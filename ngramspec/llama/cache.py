@@ -9,9 +9,8 @@ checkpoint, a copy of the state made earlier, else to the beginning. A sliding w
 holds all that the window shows from there. Whoever cuts evaluates the missing tokens again.
 
 Snapshots are what a recurrent state was after each of the last tokens (`n_rs_seq` of them, where the architecture
-supports it). A pass over n tokens writes those of its own tokens alone: the states 0 to n - 1 tokens before its end.
-Going back uses them up. `llama_memory_seq_rm` accepts older ones too, and the logits are then wrong (llama-cpp-python
-0.3.36).
+supports it). A pass over n tokens writes those of its own tokens alone, and going back uses them up.
+`llama_memory_seq_rm` accepts older ones too, and the logits are then wrong (llama-cpp-python 0.3.36).
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ KEPT = 4  # checkpoints of prompts that are kept; the oldest goes first
 
 _WHOLE = 0
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part, without keys and values
-
 
 LEAST, GRAIN = 512, 256  # A context is never capped below the one, and to multiples of the other, in tokens
 
@@ -251,18 +249,14 @@ def is_recurrent(model: Any) -> bool:
 
 
 def bytes_per_token(types: tuple[str, str], layers: int, heads: int, widths: tuple[int, int]) -> float:
-    """What a token takes in the KV cache, at most: sliding-window and recurrent layers take less.
-
-    `types` and `widths` are those of keys and values, in a head; `heads` are KV heads.
-    """
+    """Bytes of a token in the KV cache, at most; `types` and `widths` are those of keys and values in a KV head."""
     return layers * heads * sum(width * CACHE_TYPES[kind][1] for kind, width in zip(types, widths, strict=True))
 
 
 def fitting_context(trained: int, bytes_per_token: float, free: int, texts: int = 1) -> tuple[int, str | None]:
     """The context size to use when none was asked for, and a line for the user if it is not the model's own.
 
-    `trained`: tokens that the model was trained on, 0 when unknown; `free`: bytes, of which half may become KV cache;
-    `texts`: how many contexts of that size there will be.
+    `trained`: tokens that the model was trained on, 0 when unknown; of the `free` bytes half may become KV cache.
     """
     trained = trained or 4096
     fits = int(free / 2 / max(1.0, texts * bytes_per_token)) // GRAIN * GRAIN

@@ -4,8 +4,8 @@
     vectors = yield from embedder.reading(tokens, lambda: 512)      # pass by pass
 
 llama.cpp's own pooling stores logits after every token of a text, and holds a text to one micro-batch where its vector
-is a mean. So rows are pooled here, no more of them in a pass than a target's may have. This is the same as long as
-tokens attend to nothing that follows them: other models are refused.
+is a mean. So rows are pooled here, which is the same as long as tokens attend to nothing that follows them: other
+models are refused.
 """
 
 from __future__ import annotations

@@ -65,13 +65,7 @@ class _Rule:
 
 
 def check_grammar(text: str) -> None:
-    """Refuse a grammar that llama.cpp would not survive.
-
-    Time: linear in the text and its repetitions.
-
-    Raises:
-        GrammarError: with the line, and the rule where it is one.
-    """
+    """Refuse a grammar that llama.cpp would not survive by a GrammarError; linear in the text and its repetitions."""
     text = _TEXT_OR_COMMENT.sub(lambda found: "" if found[0].startswith("#") else found[0], text)
     tokens = list(_TOKEN.finditer(text))
     _check_tokens(tokens, text)

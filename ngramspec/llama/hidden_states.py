@@ -33,13 +33,8 @@ States = NDArray[np.float32]  # hidden states, shape (tokens, width of the model
 class HiddenStates:
     """The hidden states of the last tokens of a sequence, each of `width` numbers, in order of the text.
 
-    Args:
-        kept: fewest states that are kept of a longer text; twice as many have room.
-
-    Attributes:
-        wanted: whether passes may be asked for their states.
-        of_prompts: whether those over prompts may: the last layer is then computed for all of their tokens, not only
-            for the last one, which may move last bits.
+    At least the last `kept` are. Passes may be asked for theirs where they are `wanted`, and those over prompts where
+    `of_prompts` says so: the last layer is then computed for all of their tokens, which may move last bits.
     """
 
     def __init__(self, width: int, kept: int = KEPT) -> None:

@@ -17,11 +17,7 @@ _DIGITS = 15
 
 
 def repeated(item: str, least: int, most: int | None, block: tuple[str, int] | None = None) -> str:
-    """An item so many times; `block` is the name of a rule that is so many of them.
-
-    Raises:
-        ValueError: more than llama.cpp can count, or none at all.
-    """
+    """An item so many times; `block` is the name of a rule that is so many of them. ValueError: too many, or no way."""
     if most is not None and most < least:
         raise ValueError("the least count is above the most")
     most_counted = _MOST * (block[1] if block else 1)
@@ -65,11 +61,7 @@ def one_of(texts: Collection[str], depth: int = 100) -> str:
 
 
 def number_rule(schema: Mapping[str, Any], *, whole: bool, strict: bool = True) -> str:
-    """Numbers within the bounds of a schema, without exponents; unless `strict`, within the next whole bounds.
-
-    Raises:
-        ValueError: bounds that leave nothing, or of a number, not whole, and to be kept.
-    """
+    """Numbers within the bounds of a schema, without exponents; unless `strict`, within the next whole bounds."""
     low, low_in = _bound(schema, "minimum", "exclusiveMinimum", 1, whole=whole, strict=strict)
     high, high_in = _bound(schema, "maximum", "exclusiveMaximum", -1, whole=whole, strict=strict)
     choices = []

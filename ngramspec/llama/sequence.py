@@ -3,8 +3,8 @@
     sequence.prefill(prompt)            # the four calls of a `Model`, on this sequence alone
     append(passes, [(sequence, tokens, rows), (other, tokens, rows)])
 
-A target is a sequence, and has further ones if it holds several texts. What a sequence holds is the tokens in `tokens`;
-of these the cache may miss some at the end, which are then owed: the next pass evaluates them in front of its own.
+A target is a sequence, and has further ones if it holds several texts. Of a sequence's `tokens` the cache may miss some
+at the end, which are then owed: the next pass evaluates them in front of its own.
 """
 
 from __future__ import annotations
@@ -157,11 +157,7 @@ class CacheSequence:
     # ------------------------------------------------------------------ copies
 
     def adopt(self, other: SequenceModel, length: int) -> None:
-        """Hold the first `length` tokens of another sequence of the same context, or fewer: as `Cache.cut` can.
-
-        Raises:
-            ValueError: not a sequence of this context, or it holds fewer than `length` tokens.
-        """
+        """Hold the first `length` tokens of another sequence of the same context, or fewer: as `Cache.cut` can."""
         self._passes.check()
         if not isinstance(other, CacheSequence) or other._passes is not self._passes or other is self:
             raise ValueError("a sequence adopts from another sequence of its own context")
@@ -174,11 +170,7 @@ class CacheSequence:
             self._aligned = min(other._aligned, len(self.tokens))
 
     def saved(self) -> bytes:
-        """What the sequence holds, its checkpoints included. What it owes is evaluated first.
-
-        Raises:
-            TargetError: llama.cpp does not hand it out.
-        """
+        """What the sequence holds, its checkpoints included. What it owes is evaluated first."""
         self.settle()
         if not self.tokens:
             return b""
@@ -191,11 +183,7 @@ class CacheSequence:
         return b"".join(pieces)
 
     def restore(self, tokens: Sequence[int], state: bytes) -> None:
-        """Hold what `saved` gave when this sequence, or another one of the same model, held `tokens`.
-
-        Raises:
-            TargetError: the sequence cannot hold it, and is now empty.
-        """
+        """Hold what `saved` gave when a sequence held `tokens`; TargetError, and an empty sequence, if it cannot."""
         self.clear()
         if self.cache.states is not None:
             self.cache.states.forget()

@@ -44,14 +44,8 @@ ROOM = DEPTHS[1] + 2 * LEAST_READ + SIZES[-1]  # size of a context in which all 
 class TrialContext:
     """A context of one sequence, in which what is evaluated is taken back to what was kept.
 
-    Args:
-        model: its handle.
-        params: of the context, for one sequence, in micro-batches of at least 16 tokens; a batch holds STRETCH tokens
-            in any case.
-        adapters: the model's.
-
-    Raises:
-        TargetError: the machine lacks the memory for it; here and in the methods: llama.cpp failed.
+    Its batches hold STRETCH tokens or more, whatever `params` says. Raises TargetError where the machine lacks the
+    memory for it; its methods do where llama.cpp failed.
     """
 
     def __init__(self, model: Any, params: Any, adapters: Sequence[Adapter]) -> None:
