@@ -44,8 +44,6 @@ KEPT = 4  # checkpoints of prompts that are kept; the oldest goes first
 _WHOLE = 0
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part, without keys and values
 
-LEAST, GRAIN = 512, 256  # A context is never capped below the one, and to multiples of the other, in tokens
-
 
 Checkpoints = dict[int, Any]
 """Recurrent states, each a ctypes array of bytes, by how many tokens they are of; the oldest first."""
@@ -251,17 +249,3 @@ def is_recurrent(model: Any) -> bool:
 def bytes_per_token(types: tuple[str, str], layers: int, heads: int, widths: tuple[int, int]) -> float:
     """Bytes of a token in the KV cache, at most; `types` and `widths` are those of keys and values in a KV head."""
     return layers * heads * sum(width * CACHE_TYPES[kind][1] for kind, width in zip(types, widths, strict=True))
-
-
-def fitting_context(trained: int, bytes_per_token: float, free: int, texts: int = 1) -> tuple[int, str | None]:
-    """The context size to use when none was asked for, and a line for the user if it is not the model's own.
-
-    `trained`: tokens that the model was trained on, 0 when unknown; of the `free` bytes half may become KV cache.
-    """
-    trained = trained or 4096
-    fits = int(free / 2 / max(1.0, texts * bytes_per_token)) // GRAIN * GRAIN
-    if fits >= trained:
-        return trained, None
-    size = min(trained, max(LEAST, fits))
-    each = f", {texts} times," if texts > 1 else ""
-    return size, f"context capped at {size} of the model's {trained} tokens to fit{each} in memory (-c sets it)"

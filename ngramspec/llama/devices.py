@@ -59,11 +59,10 @@ def total_bytes(devices: Sequence[Device], on_gpu: bool) -> int:
     return gpus if on_gpu and gpus else int(psutil.virtual_memory().total)
 
 
-def free_bytes(devices: Sequence[Device], on_gpu: bool, reserve: int) -> int:
-    """Free memory where the KV cache will live, less `reserve` bytes that something else will fill."""
+def free_bytes(devices: Sequence[Device], on_gpu: bool) -> int:
+    """Free memory of the kind that holds the KV cache."""
     gpus = [d.free for d in devices if d.is_gpu and d.total > 0]
-    free = sum(gpus) if on_gpu and gpus else int(psutil.virtual_memory().available)
-    return max(0, free - reserve)
+    return sum(gpus) if on_gpu and gpus else int(psutil.virtual_memory().available)
 
 
 def devices() -> list[Device]:

@@ -19,12 +19,14 @@ from llama_cpp._ggml import libggml
 from ngramspec import machine
 from ngramspec.errors import ModelError
 from ngramspec.llama import amx, bindings, crash_check, devices, rpc
-from ngramspec.llama.cache import bytes_per_token, fitting_context, is_recurrent
+from ngramspec.llama.cache import bytes_per_token, is_recurrent
 from ngramspec.llama.devices import build
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.machine import Settings
 from ngramspec.models.check import check_adapter_file, has_gguf_magic, parts_of
 from ngramspec.models.gguf import read_header
+
+LEAST, GRAIN = 512, 256  # A context is never capped below the one, and to multiples of the other, in tokens
 
 HAS_AMX = "AMX_INT8 = 1"  # how llama.cpp says that it has AMX kernels, and the processor their instructions
 
@@ -167,9 +169,15 @@ class Weights(Vocabulary):
         if asked is None:
             # Mapped weights still count as free memory, and will not stay so.
             mapped = self.size_bytes if self.present.mmap and not self.on_gpu else 0
-            free = devices.free_bytes(self.devices, self.on_gpu, mapped)
-            size, note = fitting_context(self.n_ctx_train, per_token, free, texts)
-            self.notes += [note] if note else []
+            free = max(0, devices.free_bytes(self.devices, self.on_gpu) - mapped)
+            trained = self.n_ctx_train or 4096
+            fits = int(free / 2 / max(1.0, texts * per_token)) // GRAIN * GRAIN
+            if fits >= trained:
+                return trained
+            size, each = min(trained, max(LEAST, fits)), f", {texts} times," if texts > 1 else ""
+            self.notes.append(
+                f"context capped at {size} of the model's {trained} tokens to fit{each} in memory (-c sets it)"
+            )
             return size
         total = devices.total_bytes(self.devices, self.on_gpu)
         # The estimate is exact for plain attention only. Without this check the system ends the process.

@@ -25,10 +25,11 @@ from ngramspec.cost.measure import probe
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness.decision import Measured
 from ngramspec.llama import devices
-from ngramspec.llama.cache import GRAIN, bytes_per_token
+from ngramspec.llama.cache import bytes_per_token
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.sequence import CacheSequence
 from ngramspec.llama.target import Target
+from ngramspec.llama.weights import GRAIN
 from ngramspec.shared_model import Part
 
 KINDS = ("llama", "deepseek2", "gemma3", "mamba", "jamba", "qwen35", "lfm2", "deepseek4", "qwen4exp")
