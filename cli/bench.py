@@ -47,30 +47,14 @@ GAMMA = 4
 """Tokens of a draft for --alpha, where --draft-max says nothing."""
 
 
-def _unlearnt(decoder: SpeculativeDecoder, opened: Loaded) -> tuple[Drafter | None, Policy]:
-    """A drafter and a policy like a decoder's, which have learnt nothing."""
-    drafter = decoder.drafter
+def _unlearnt(opened: Loaded, policy: str) -> tuple[Drafter | None, Policy]:
+    """A drafter like that of what was opened, and a policy, which have learnt nothing."""
+    drafter = opened.decoder.drafter
     if isinstance(drafter, ModelDrafter | HybridDrafter):
         drafter = drafter.anew()
     elif drafter is not None:
         drafter = make_drafter(drafter.name, memory=opened.memory)
-    return drafter, make_policy(decoder.policy.name, opened.settings.draft_max)
-
-
-def _others(opened: Loaded, policies: Sequence[str]) -> list[SpeculativeDecoder]:
-    """A decoder for each further policy, on what was measured for the first; none where nothing can be drafted."""
-    target, first, draft_max = opened.target, opened.decoder, opened.settings.draft_max
-    return [
-        SpeculativeDecoder(
-            target,
-            drafter=_unlearnt(first, opened)[0],
-            policy=policy,
-            draft_max=draft_max,
-            exact=target.exact,
-            calibration=first.calibration,
-        )
-        for policy in (policies if first.drafter is not None else ())
-    ]
+    return drafter, make_policy(policy, opened.settings.draft_max)
 
 
 def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[str]]:
@@ -151,8 +135,8 @@ def bench(
     default = None
     if target.exact == "on":
         default = SpeculativeDecoder(open_target(found, ordinary), drafter=None, exact="off")
-    settings = predict, repeat or REPEATS, chosen, acceptance, default, _others(opened, more_policies)
-    benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(_unlearnt, opened=opened))
+    settings = predict, repeat or REPEATS, chosen, acceptance, default, more_policies
+    benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(_unlearnt, opened))
     heading = _heading(target, benchmark, chosen)
     if against is not None:
         leave(_run_against(Rival(against, target), target, benchmark, heading, output))

@@ -80,12 +80,10 @@ class Benchmark:
     acceptance: Acceptance = field(default_factory=Acceptance)  # of drafts, in all runs
     # A plain decoder on a target of the same model without exact mode, or None.
     default: SpeculativeDecoder | None = None
-    # Decoders like `drafted`, with its target and calibration, each with a drafter and a policy of its own. Exact mode
-    # must use the same batch sizes on all sides, whatever a probe of each would have chosen.
-    others: Sequence[SpeculativeDecoder] = ()
+    others: Sequence[str] = ()  # further policies, for decoders like `drafted`
     _: KW_ONLY
-    # Makes a drafter and a policy like those of a decoder, which have learnt nothing.
-    unlearnt: Callable[[SpeculativeDecoder], tuple[Drafter | None, Policy]]
+    # Makes a drafter, and the policy of that name, which have learnt nothing.
+    unlearnt: Callable[[str], tuple[Drafter | None, Policy]]
     runs: list[Run] = field(default_factory=list, init=False)
     # "category", "prompt", "tokens" and "seconds" of each prompt read into an empty KV cache.
     prefills: list[dict[str, Any]] = field(default_factory=list, init=False)
@@ -97,9 +95,15 @@ class Benchmark:
 
     def __post_init__(self) -> None:
         first = self.drafted
-        plain = SpeculativeDecoder(first.target, drafter=None, exact=first.exact, calibration=first.calibration)
-        self._decoders = {("plain", None): plain}
-        self._decoders |= {("drafted", decoder.policy.name): decoder for decoder in (first, *self.others)}
+
+        def like_first(drafter: Drafter | None, policy: Policy | str = "cost") -> SpeculativeDecoder:
+            # Exact mode must use the same batch sizes on all sides, whatever a probe of each would have chosen.
+            how: dict[str, Any] = {"exact": first.exact, "calibration": first.calibration}
+            return SpeculativeDecoder(first.target, drafter=drafter, policy=policy, **how)
+
+        self._decoders = {("plain", None): like_first(None), ("drafted", first.policy.name): first}
+        for name in self.others if first.drafter is not None else ():
+            self._decoders["drafted", name] = like_first(*self.unlearnt(name))
         if self.default is not None:
             self._decoders["default", None] = self.default
 
@@ -140,8 +144,9 @@ class Benchmark:
         for contender in self._decoders:
             self._run(self.cases[0], contender, 0, min(self.max_tokens, WARM_UP_TOKENS))
         # Measured once, but from here on refreshed by the passes of each on its own, as in real use.
-        for other in self.others:
-            other.calibrate(drafted.calibration)
+        for other in self.policies.values():
+            if other is not drafted:
+                other.calibrate(drafted.calibration)
 
     def measure(self) -> Iterator[Run]:
         """Make the runs, one per `next`; stopping early leaves those made."""
@@ -166,8 +171,9 @@ class Benchmark:
 
     def forget(self) -> None:
         """Let the drafted decoders begin again with what has learnt nothing; what was measured of passes stays."""
-        for decoder in self.policies.values():
-            decoder.draft_with(*self.unlearnt(decoder))
+        for name, decoder in self.policies.items():
+            if decoder.drafter is not None:
+                decoder.draft_with(*self.unlearnt(name))
 
     def _prefill(self, case: Case) -> None:
         """Read the prompt into every target, so that all runs find the same tokens in the KV cache."""

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,7 +18,7 @@ from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.cost import measure
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting import DRAFTERS, make_drafter
+from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.errors import ModelError
 from ngramspec.instruments.benchmark.figures import (
@@ -60,11 +61,8 @@ def cases(count: int = 2, length: int = 20) -> list[Case]:
     ]
 
 
-def unlearnt(decoder: SpeculativeDecoder) -> tuple[Drafter | None, Policy]:
-    drafter = decoder.drafter
-    if drafter is not None and drafter.name in DRAFTERS:
-        drafter = make_drafter(drafter.name)
-    return drafter, make_policy(decoder.policy.name)
+def unlearnt(policy: str, drafter: str | Drafter = "ngram") -> tuple[Drafter, Policy]:
+    return make_drafter(drafter) if isinstance(drafter, str) else drafter, make_policy(policy)
 
 
 def bench(
@@ -73,8 +71,7 @@ def bench(
     """One that has warmed up; `options`: of the decoders, and of the benchmark."""
     how = {"drafter": options.pop("drafter", "ngram"), "exact": options.pop("exact", "off")}
     decoder = SpeculativeDecoder(target, policy=policies[0], **how)
-    others = [SpeculativeDecoder(target, policy=p, calibration=decoder.calibration, **how) for p in policies[1:]]
-    options = {"repeat": 2, "others": others, "unlearnt": unlearnt, **options}
+    options = {"repeat": 2, "others": policies[1:], "unlearnt": partial(unlearnt, drafter=how["drafter"]), **options}
     benchmark = Benchmark(decoder, options.pop("cases", cases(prompts)), tokens, **options)
     benchmark.warm_up()
     return benchmark
@@ -356,8 +353,9 @@ def test_a_difference_names_its_policy() -> None:
 
     target = Flipped()
     decoder = SpeculativeDecoder(target, drafter=Never(), policy="fixed")
-    flipped = SpeculativeDecoder(target, drafter=Always(), policy="heuristic", calibration=decoder.calibration)
-    benchmark = Benchmark(decoder, cases(1), 40, others=[flipped], unlearnt=unlearnt)
+    drafters = {"fixed": Never(), "heuristic": Always()}
+    made = {name: (drafter, make_policy(name)) for name, drafter in drafters.items()}
+    benchmark = Benchmark(decoder, cases(1), 40, others=["heuristic"], unlearnt=made.__getitem__)
     list(benchmark.measure())
     assert [(d["policy"], d["repeat"], d["position"]) for d in benchmark.differences] == [("heuristic", 0, 2)]
     assert summarise(benchmark.runs_of("fixed"), None)[-1].identical == 1
