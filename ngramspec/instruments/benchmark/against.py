@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from http.client import HTTPException
+from collections.abc import Iterator, Sequence
+from http.client import HTTPException, HTTPResponse
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from ngramspec.acceptance.verifier import Acceptance
@@ -59,7 +59,7 @@ class Rival:
     def __init__(self, url: str, tokenizer: Tokenizer) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._tokenizer = tokenizer
-        self._native = True
+        self._ways = {"/completion": _whole, "/v1/completions": _streamed}
 
     def ask(self, prompt: Sequence[int], max_tokens: int, sampling: Sampling) -> Answer:
         """Let it continue a prompt, reading all of it.
@@ -68,55 +68,47 @@ class Rival:
             NGramSpecError: it does not answer, refuses, or answers with something else.
         """
         settings = {name: getattr(sampling, name) for name in SENT}
-        if self._native:
-            # Tokens, so that it continues the very same prompt whatever its template.
-            body = {"prompt": list(prompt), "n_predict": max_tokens, "cache_prompt": False, **settings}
-            lines = self._post("/completion", body)
-            if lines is not None:
-                return self._whole(b"".join(lines))
-            self._native = False
         text = b"".join(self._tokenizer.piece(token) for token in prompt).decode("utf-8", "replace")
         usage = {"stream": True, "stream_options": {"include_usage": True}}
-        body = {"model": "any", "prompt": text, "max_tokens": max_tokens, **usage, **settings}
-        lines = self._post("/v1/completions", body)
-        if lines is None:
-            raise NGramSpecError(f"{self.url} has neither /completion nor /v1/completions")
-        return _streamed(lines)
+        bodies: dict[str, dict[str, Any]] = {
+            # Tokens, so that it continues the very same prompt whatever its template.
+            "/completion": {"prompt": list(prompt), "n_predict": max_tokens, "cache_prompt": False},
+            "/v1/completions": {"model": "any", "prompt": text, "max_tokens": max_tokens, **usage},
+        }
+        for path, read in list(self._ways.items()):
+            try:
+                with self._post(path, bodies[path] | settings) as response:
+                    return read(response)
+            except HTTPError as error:
+                if error.code not in (404, 405):
+                    body = error.read(2000).decode("utf-8", "replace")
+                    raise NGramSpecError(f"{self.url}{path} refused, with status {error.code}: {body}") from error
+                del self._ways[path]  # it has no such address
+            except (OSError, HTTPException) as error:
+                raise NGramSpecError(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from error
+            except (ValueError, KeyError, TypeError) as error:
+                raise NGramSpecError(f"{self.url}{path} answered without text or timings") from error
+        raise NGramSpecError(f"{self.url} has neither /completion nor /v1/completions")
 
-    def _whole(self, raw: bytes) -> Answer:
-        try:
-            answer = json.loads(raw)
-            timings = answer["timings"]
-            return answer["content"], timings["predicted_n"], timings["predicted_ms"] / 1000
-        except (ValueError, KeyError, TypeError) as error:
-            raise NGramSpecError(f"{self.url}/completion answered without text or timings") from error
-
-    def _post(self, path: str, body: dict[str, Any]) -> Iterator[bytes] | None:
-        """The lines of the answer as they come; None if there is no such address."""
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
         key = os.environ.get("OPENAI_API_KEY")
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
-            response = urlopen(Request(self.url + path, json.dumps(body).encode(), headers), timeout=PATIENCE)
-        except HTTPError as error:
-            if error.code in (404, 405):
-                return None
-            body_text = error.read(2000).decode("utf-8", "replace")
-            raise NGramSpecError(f"{self.url}{path} refused, with status {error.code}: {body_text}") from error
-        except (URLError, OSError, ValueError, HTTPException) as error:
-            raise NGramSpecError(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from error
-        return self._lines(response)
-
-    def _lines(self, response: Any) -> Iterator[bytes]:
-        with response:
-            try:
-                yield from response
-            except (OSError, HTTPException) as error:
-                raise NGramSpecError(f"{self.url} broke off its answer: {error}") from error
+            request = Request(self.url + path, json.dumps(body).encode(), headers)
+        except ValueError as error:
+            raise NGramSpecError(f"{self.url} is no address: {error}") from error
+        return urlopen(request, timeout=PATIENCE)
 
 
-def _streamed(lines: Iterable[bytes]) -> Answer:
+def _whole(response: HTTPResponse) -> Answer:
+    answer = json.loads(response.read())
+    timings = answer["timings"]
+    return answer["content"], timings["predicted_n"], timings["predicted_ms"] / 1000
+
+
+def _streamed(response: HTTPResponse) -> Answer:
     text, tokens, first, last = "", 0, 0.0, 0.0
-    for line in lines:
+    for line in response:
         if not line.startswith(b"data: {"):
             continue
         chunk = json.loads(line.removeprefix(b"data: "))
