@@ -17,9 +17,8 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, SWITCH, find_curves, frozen
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.errors import NGramSpecError
-from ngramspec.instruments.replay.comparison import CurveComparison
+from ngramspec.instruments.replay.comparison import MEASURED, CurveComparison, replay_report
 from ngramspec.instruments.replay.replay import Recording, Replay
-from ngramspec.instruments.replay.report import MEASURED, replay_report
 from ngramspec.instruments.replay.transcripts import TranscriptReader, Transcripts, sample
 from ngramspec.instruments.reports.report import drafted_texts
 from ngramspec.llama.target import Target

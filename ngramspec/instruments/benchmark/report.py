@@ -115,9 +115,7 @@ def text_sections(benchmark: Benchmark) -> Iterator[Section]:
     """How the first text of each kind was drafted, and how right the odds of all drafts were."""
     if benchmark.drafted.drafter is None or not benchmark.texts:
         return
-    if (error := benchmark.reliability.calibration_error) is not None:
-        about = f"Of all positions of all proposals, sent or not; expected calibration error {error:.4f}."
-        yield reports.calibration(benchmark.reliability.to_json(), about)
+    yield from reports.calibration(benchmark.reliability.to_json(), benchmark.reliability.calibration_error)
     about = "The first prompt's answer of each kind of text."
     yield reports.drafted_texts(about, benchmark.texts, benchmark.drafted.vocabulary.piece)
 

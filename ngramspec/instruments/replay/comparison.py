@@ -1,4 +1,4 @@
-"""Figures of a replay, under the names that other drafters' results go by.
+"""Figures of a replay, under the names that other drafters' results go by, and the `Report` on them.
 
 `CurveComparison` runs the recordings through several replays, one per cost curve, since the policy drafts by the curve
 that it is judged on. It can also run them through the copy-oracle.
@@ -14,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import LARGEST, stated
+from ngramspec.cost.given import CURVES, LARGEST, SWITCH, stated
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
-from ngramspec.instruments.reports.report import MACRO, OVERALL
+from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
+from ngramspec.instruments.reports import report as reports
+from ngramspec.instruments.reports.report import MACRO, OVERALL, Bars, Report, Section, Table, figure
 from ngramspec.steps import Step
+from ngramspec.version import __version__
 
 Figures = dict[str, Any]
 
@@ -147,7 +150,8 @@ class CurveComparison:
         self._recordings, self._drafter, self._replays = recordings, drafter, replays
         self._curves = {name: replay.curve for name, replay in replays.items()}
         self.texts: dict[str, tuple[str, list[Step]]] = {}
-        self._lengths: list[NDArray[np.int32]] | None = [] if oracle else None
+        # what the oracle's passes cost by each curve, by category
+        self._least: dict[str, NDArray[np.float64]] | None = {} if oracle else None
         self._counts: dict[str, dict[str, ReplayCounts]] = {name: {} for name in replays}
         self.done = 0
 
@@ -159,8 +163,9 @@ class CurveComparison:
                 steps: list[Step] = []
                 counts[name] = replay.run(recording, steps.append)
                 self.texts.setdefault(recording.category, (recording.id, steps))
-            if self._lengths is not None:
-                self._lengths.append(copy_lengths(recording.prompt, recording.response))
+            if self._least is not None:
+                cost = least_cost(copy_lengths(recording.prompt, recording.response), list(self._curves.values()))
+                self._least[recording.category] = self._least.get(recording.category, 0.0) + cost
             for name, found in counts.items():
                 self._counts[name].setdefault(recording.category, ReplayCounts()).merge(found)
             self.done += 1
@@ -180,18 +185,16 @@ class CurveComparison:
             "categories": dict(Counter(r.category for r in replayed)),
             "curves": {name: stated(curve) for name, curve in self._curves.items()},
             "results": {f"{self._drafter}@{name}": by_category(t, self._curves) for name, t in self._counts.items()},
-            "oracle": None if self._lengths is None else self._oracle(self._lengths),
+            "oracle": None if self._least is None else self._oracle(self._least),
         }
 
-    def _oracle(self, lengths: Sequence[NDArray[np.int32]]) -> dict[str, dict[str, Figures]]:
+    def _oracle(self, costs: Mapping[str, NDArray[np.float64]]) -> dict[str, dict[str, Figures]]:
         """The copy-oracle's speedups by category, and curve."""
-        curves, tokens = list(self._curves.values()), Counter[str]()
-        costs: dict[str, NDArray[np.float64]] = {}
-        for recording, of_one in zip(self._recordings, lengths, strict=False):
-            tokens[recording.category] += len(of_one) - 1
-            costs[recording.category] = costs.get(recording.category, 0.0) + least_cost(of_one, curves)
         if not costs:
             return {}
+        tokens = Counter[str]()
+        for recording in self._recordings[: self.done]:
+            tokens[recording.category] += len(recording.response) - 1
         rows = {category: tokens[category] / cost for category, cost in costs.items()}
         total = tokens.total() / np.sum(list(costs.values()), axis=0)
         rows |= {OVERALL: total, MACRO: np.mean(list(rows.values()), axis=0)}
@@ -199,3 +202,96 @@ class CurveComparison:
             category: {name: {"oracle_copy1": round(x, 4)} for name, x in zip(self._curves, row.tolist(), strict=True)}
             for category, row in rows.items()
         }
+
+
+# --------------------------------------------------------------------------- the report
+
+MEASURED = "measured"
+"""Name of the curve that was measured on a model before the replay."""
+
+
+def replay_report(document: Figures, total: int, vocabulary: str, command: str, more: Sequence[Section] = ()) -> Report:
+    """The report on a replay.
+
+    Args:
+        document: of `CurveComparison.document`, and what the replay was asked for ("settings").
+        total: the conversations that were to be replayed.
+        vocabulary: whose tokens, for people.
+        command: what was typed.
+        more: sections to end with.
+    """
+    settings = document["settings"]
+    rows = {name: document["results"][f"{settings['drafter']}@{name}"] for name in document["curves"]}
+    origin = (
+        f"{document['transcripts']} recorded conversations, {document['decode_tokens']} tokens to decode,"
+        f" {document['prompt_tokens']} tokens of prompts; tokens of {vocabulary}; drafter {settings['drafter']}, policy"
+        f" {settings['policy']}, memory {settings['memory']}; ngramspec {__version__}"
+    )
+    sections = [*(section for name in rows for section in _sections(name, rows[name], document)), *more]
+    notes = [
+        "gain: modelled by what a pass costs, over plain decoding; one drafter for all conversations, in order",
+        f"a response's first token is the prefill's; responses are cut at {MAX_RESPONSE} tokens, prompts at the front"
+        f" so that both have {MAX_TOTAL}",
+    ]
+    if not document["complete"]:
+        notes.append(f"INCOMPLETE: stopped after {document['transcripts']} of {total} conversations")
+    title = "What drafting would have gained on recorded conversations"
+    return Report(title, _table(rows, document["oracle"]), _bars(rows), origin, command, sections, notes)
+
+
+def _table(results: Mapping[str, Mapping[str, Figures]], oracle: Mapping[str, Figures] | None) -> Table:
+    """A row per curve and kind of text."""
+    headings = ["curve", "kind of text", "tokens", "per\npass", "accepted", "no\ndraft", "gain"]
+    headings += ["copy-oracle"] if oracle else []
+    cells = []
+    for name, rows in results.items():
+        for category, row in rows.items():
+            # A mean of counts tells nothing that their sum does not.
+            count = "" if category == MACRO else f"{row['tokens']:.0f}"
+            line = [name, category, count, f"{row['tokens_per_pass']:.2f}"]
+            line += [figure(row["acceptance"], ".0%"), f"{row['no_draft_share']:.0%}"]
+            line.append(f"{row['speedup'][name]:.3f}x")
+            if oracle:
+                limit = oracle.get(category, {}).get(name, {})
+                line.append(figure(limit.get("oracle_copy1"), ".3f", "x"))
+            line += [f"{row['cpu_us_per_pass']:.1f}", f"{row['start_us_per_prompt_token']:.2f}"]
+            cells.append(line)
+    return Table([*headings, "us per\npass", "us per\nprompt\ntoken"], cells, text=2)
+
+
+def _bars(results: Mapping[str, Mapping[str, Figures]]) -> Bars:
+    """The gain by kind of text; of several curves, the mean of the kinds on each, from the least to the greatest."""
+    by_curve = {
+        name: {category: row["speedup"][name] for category, row in rows.items()} for name, rows in results.items()
+    }
+    if len(by_curve) == 1:
+        ((name, found),) = by_curve.items()
+        about = f"Tokens per second, drafted / plain, on the curve {name}"
+        return reports.gains(about, {category: (gain, None, None) for category, gain in found.items()}, ".3f")
+    spread = {}
+    for name, found in by_curve.items():
+        if kinds := [gain for category, gain in found.items() if category not in (OVERALL, MACRO)]:
+            spread[name] = found[MACRO], min(kinds), max(kinds)
+    about = "Tokens per second, drafted / plain, by cost curve: mean over kinds of text, least and most"
+    return reports.gains(about, spread, ".3f")
+
+
+def _sections(name: str, rows: Mapping[str, Figures], document: Figures) -> Iterator[Section]:
+    seconds = document["curves"][name]
+    source = CURVES[name][1] if name in CURVES else "from a file"
+    if name == MEASURED:
+        source = "passes of the model, measured here before the replay"
+    about = f"{source}. A gain of 1.20x is 1.2 times as many tokens per second."
+    if document["oracle"]:
+        about += " The copy-oracle is the most that copying one span of the context per pass could gain."
+    table = _table({name: rows}, document["oracle"])
+    without_curve = Table(table.headings[1:], [row[1:] for row in table.rows], totals=2)
+    yield Section(f"What is gained on the curve {name}", about, [_bars({name: rows}), without_curve])
+    points = {name: {int(size): value for size, value in seconds.items() if size != SWITCH}}
+    yield reports.costs(points, seconds.get(SWITCH))
+    if not rows:
+        return
+    if rows[OVERALL]["max_draft"]:
+        rates = {category: row["accept_by_position"] for category, row in rows.items() if category != MACRO}
+        yield reports.acceptance(rates, "Of the drafts that reach that position.", totals=1)
+    yield from reports.calibration(rows[OVERALL]["reliability"], rows[OVERALL]["calibration_error"])

@@ -189,8 +189,11 @@ def costs(curves: Mapping[str, Mapping[int, float]], switch: float | None = None
     return Section("What a pass costs", about, [chart, Table(["", *map(str, sizes)], rows)])
 
 
-def calibration(cells: Sequence[Mapping[str, Any]], about: str) -> Section:
-    """How right the odds were that drafts were given; `cells`: of `Reliability.to_json`."""
+def calibration(cells: Sequence[Mapping[str, Any]], error: float | None) -> list[Section]:
+    """How right the odds were that drafts were given, if any were; of `Reliability` its cells and its error."""
+    if error is None:
+        return []
+    about = f"Of all positions of all proposals, sent or not; expected calibration error {error:.4f}."
     known = [cell for cell in cells if cell["count"]]
     right = "if the odds were always right"
     points = [(cell["predicted"], cell["observed"]) for cell in known]
@@ -200,7 +203,7 @@ def calibration(cells: Sequence[Mapping[str, Any]], about: str) -> Section:
     ]
     series = {"as it came": points, right: [(0.0, 0.0), (1.0, 1.0)]}
     chart = Lines("Odds of acceptance", "predicted", "observed", series, guide=right)
-    return Section("Calibration of the odds", about, [chart, Table(["odds", "positions", "mean", "observed"], rows)])
+    return [Section("Calibration of the odds", about, [chart, Table(["odds", "positions", "mean", "observed"], rows)])]
 
 
 # --------------------------------------------------------------------------- texts of models and files
