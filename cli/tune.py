@@ -185,10 +185,7 @@ def _document(target: Target, tuning: Tuning, depth: int, alike: bool | None, *,
 
 def _comparison(comparison: Comparison, depth: int) -> dict[str, Any]:
     return {
-        "rounds": comparison.rounds,
-        "ratio": comparison.ratio,
-        "spread": comparison.spread,
-        "chance": comparison.chance,
+        **{name: getattr(comparison, name) for name in ("rounds", "ratio", "spread", "chance")},
         "each": {m.named(depth): ratio for m, ratio in comparison.each.items()},
         "faster": [m.named(depth) for m in comparison.faster],
         "slower": [m.named(depth) for m in comparison.slower],

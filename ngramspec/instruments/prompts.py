@@ -48,12 +48,11 @@ class Prompt:
 def load_prompts(path: Path | None) -> list[Prompt]:
     """All prompts of a file or folder (None: the packaged ones), by file names, and within a file as written.
 
-    In a folder, hidden files, subfolders, empty files, files that are no UTF-8 text, and files
-    named README or LICENCE/LICENSE are passed over.
+    In a folder, hidden files, subfolders, empty files, files that are no UTF-8 text, and files named README or
+    LICENCE/LICENSE are passed over.
 
     Raises:
-        NGramSpecError: there is no such file, it cannot be read, it is malformed (with the file's
-            name and the reason), or there is no prompt in it.
+        NGramSpecError: there is no such file, it cannot be read, is malformed, or holds no prompt.
     """
     if path is None:
         prompts = _packaged()

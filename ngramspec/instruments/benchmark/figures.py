@@ -152,14 +152,12 @@ def predicted_gain(
 ) -> float | None:
     """The speed-up that theory expects of drafted passes, from alpha, their draft lengths and the cost curve.
 
-    Leviathan et al. 2023 (arXiv 2211.17192), theorem 3.8 with c = 0, takes one gamma for all passes and a pass
-    that costs the same at any width. Here pass i has its own draft length gamma_i (0 without a draft) and
-    the time T of its own batch size b_i, padding included, and plain decoding takes T(p) per token:
+    Leviathan et al. 2023 (arXiv 2211.17192), theorem 3.8 with c = 0, where pass i has a draft length gamma_i of its own
+    (0 without a draft) and takes the time T of its batch size b_i, padding included; plain decoding takes T(p) a token:
 
         gain = sum_i E[tokens | alpha, gamma_i] * T(p) / sum_i T(b_i),    E as in their equation (1)
 
-    It leaves out the time of drafting and of Python, and that positions are not alike, so the measured gain differs by
-    these. It is 1 where nothing was drafted and nothing measured, and None without passes, or without a curve.
+    Drafting and Python are free in it, and positions alike. 1 if nothing was drafted; None without passes or a curve.
     """
     if not stats.passes or not plain_batches:
         return None

@@ -1,12 +1,11 @@
 """`Benchmark`: plain and drafted decoding of the same prompts on the same target, run by run, interleaved.
 
-One drafted decoder is compared with plain decoding, or several that differ in their policy. The runs compared differ
-only in the drafts: target, sampling, seed and prompt are the same, and every run starts with the same prompt prefix in
-the KV cache, computed once per repeat. The order rotates from run to run (plain drafted, drafted plain, ...), so that a
-machine that slows down or warms up favours none.
+The runs compared differ only in the drafts, or in the policy behind them: target, sampling, seed and prompt are the
+same, and every run starts with the same prompt prefix in the KV cache. The order rotates from run to run (plain
+drafted, drafted plain, ...), so that a machine that slows down or warms up favours none.
 
-A repeat is all prompts in order, with drafters and policies that have learnt nothing when it begins. In it they keep
-what they learnt on the earlier prompts, as in real use, but no text is ever drafted by what has seen it before.
+In a repeat, all prompts in order, drafters and policies keep what they learnt on the earlier prompts, as in real use;
+the next begins with what has learnt nothing, so that no text is ever drafted by what has seen it before.
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ WARM_UP_TOKENS = 16
 class Run:
     """One generation."""
 
-    # category, prompt: whose it is.
-    category: str
-    prompt: str
+    category: str  # of its prompt
+    prompt: str  # its id
     kind: Kind  # see `Kind`
     repeat: int  # counted from 0; the runs of a prompt in one repeat follow each other directly
     output: tuple[int, ...]  # token ids emitted, the prefill's included
@@ -61,11 +59,10 @@ class Run:
 
 
 Difference = dict[str, Any]
-"""Where the drafted output of a prompt first left the plain one: "category", "prompt" and "repeat" of the first pair of
-runs that differs, the drafted run's "policy", the "position" (how many tokens were equal before), the "plain" and the
-"drafted" token id there (None where that output had ended), and the "margin": how far apart the target puts the logits
-of the two tokens when it reads the common text afresh; greedy decoding of bare logits only. Rounding that depends on
-the batch size moves each logit by up to `ProbeReport.max_difference`, so it explains margins of up to twice that."""
+"""Where the drafted output of a prompt first left the plain one: "category", "prompt", "repeat", "policy", "position"
+(how many tokens were equal before), the "plain" and the "drafted" token id there (None where that output had ended),
+and in greedy decoding of bare logits the "margin" between the two tokens' logits. Rounding that depends on the batch
+size moves each logit by up to `ProbeReport.max_difference`, so it explains margins of up to twice that."""
 
 
 @dataclass(slots=True)

@@ -1,10 +1,6 @@
-"""`Report`: figures as data, to be shown to others: `markdown`, `svg` and `html` of this room write it.
+"""`Report`: figures as data, to be shown to others: Markdown has its table, SVG its bars, HTML its sections.
 
-Report(title, table, origin, bars, sections)
-         |      |       |     |     `- everything, for a page of HTML
-         |      |       |     `------- the chart, for SVG
-         |      |       `------------- the line that says how to get these figures again
-         `------`--------------------- the heading and the table, for Markdown
+`origin` and `command` say how to get the figures again.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,10 +47,9 @@ class SelfCheck:
 
     Args:
         cases: prompts; at least one. Long ones are cut to their ends.
-        drafter: what drafts, or its name; only the name is kept.
         max_tokens: most tokens of a text, at least 2; slow models emit fewer.
-        seconds: the time for all checks, above 0. The least that each check must do may take longer, and so may the
-            first comparison of batch sizes for exact mode.
+        seconds: the time for all checks, above 0; the least that each must do may take longer, and comparing batch
+            sizes for exact mode comes on top.
         exact: the target runs under its exact settings, and everything must be equal bit for bit.
 
     Attributes:
@@ -101,7 +101,7 @@ class SelfCheck:
             for name in (None, drafter)
         )
         self._texts = TextComparison(keeper, self.plain, self.drafted, self.bound)
-        self._next_sampled = 0
+        self._sampled = cycle(self.settings[1:])
         self._read = self._pass = 0.0  # seconds per token of a prompt, and of a text
         self._began = 0.0
 
@@ -200,7 +200,7 @@ class SelfCheck:
                 if self._texts_broken:
                     return
                 done, spent = done + 1, spent + self._clock() - began
-            self._next_sampled += 1  # or a category would always get the same one
+            next(self._sampled)  # or a category would always get the same one
 
     def _rounds(self) -> Iterator[list[Case]]:
         """The shortest prompt of every category, then the longest, since kernels change with the depth; then others."""
@@ -221,10 +221,8 @@ class SelfCheck:
             read(self.target, case.tokens, exact=self.exact)
             self._read = (self._clock() - began) / len(case.tokens)
             self._compare(case, self.settings[0], (began + seconds - self._clock()) / 2)
-        sampled = self.settings[1:]
-        for _ in range(-(-len(sampled) // len(self.cases))):  # one, unless there are fewer prompts than settings
-            setting = sampled[self._next_sampled % len(sampled)]
-            self._next_sampled += 1
+        turns = -(-(len(self.settings) - 1) // len(self.cases))  # one, unless there are fewer prompts than settings
+        for setting in islice(self._sampled, turns):
             if self._texts_broken or (setting[1].grammar is not None and self.ungrammatical):
                 continue
             with self._blaming("same seed"):

@@ -60,14 +60,11 @@ class TextDifference:
     """The first difference of two texts."""
 
     position: int  # how many tokens were equal before
-    # plain, drafted: the token ids there; None where that text had ended.
-    plain: int | None
+    plain: int | None  # the token id there; None where that text had ended
     drafted: int | None
-    # plain_text, drafted_text: what they stand for.
-    plain_text: str
+    plain_text: str  # what it stands for
     drafted_text: str
-    # plain_logit, drafted_logit: their logits in plain decoding.
-    plain_logit: float | None
+    plain_logit: float | None  # its logit in plain decoding
     drafted_logit: float | None
     bound: float  # how far batch sizes move a logit here, by the probe; 0 in exact mode
     # How far any of these logits must move at most for the drafted token to be taken; in greedy decoding half the gap
@@ -78,15 +75,10 @@ class TextDifference:
 def movement(
     draw: Draw, plain_row: Logits, drafted_row: Logits, plain: int, drafted: int, bound: float
 ) -> float | None:
-    """How far logits must move for the drafted token to be taken: `TextDifference.needed`.
+    """How far logits must move for `draw` to take the drafted token: `TextDifference.needed`.
 
     A row within the distance returned does make the sampler take the drafted token. That no closer row does is certain
-    only without filters.
-
-    Args:
-        draw: the sampler at that place.
-        plain_row, drafted_row: the logits there, of each of the two passes.
-        bound: the largest movement that counts; 0: none counts.
+    only without filters. `bound`: the largest movement that counts; 0: none counts.
     """
     if bound <= 0 or draw(plain_row) != plain or draw(drafted_row) != drafted:
         return None

@@ -30,10 +30,8 @@ def candidates(
 ) -> dict[str, Candidate]:
     """What to compare with the present settings, by the options of the command line that set it.
 
-    Args:
-        physical, logical: cores and hyper-threads.
-        on_cpu: whether the CPU computes any of the model.
-        flash_free, quantised_cache: whether flash attention can be switched, and a cache of 8 bits be taken.
+    Of a machine with so many `physical` and `logical` cores, where the CPU may compute any of the model (`on_cpu`),
+    flash attention may be switched (`flash_free`), and a cache of 8 bits be taken.
     """
     found: list[Candidate] = []
 
@@ -88,11 +86,8 @@ AMX = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 def advice(types: Mapping[int, int], processor: str, steepness: float, *, amx: bool = False) -> str | None:
     """A line on which quantisation would be cheaper to verify; None where there is nothing to say.
 
-    Args:
-        types: bytes of the model's tensors by ggml type.
-        processor: as `platform.machine()` names it.
-        steepness: T(4) / T(1) as measured.
-        amx: whether the AMX kernels are used.
+    `types` are the bytes of the model's tensors by ggml type, the `processor` is named as by `platform.machine()`, and
+    `steepness` is T(4) / T(1) as measured.
     """
     repacked = REPACKED.get(processor.lower())
     if repacked is None or steepness < STEEP:

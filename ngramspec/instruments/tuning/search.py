@@ -1,10 +1,7 @@
-"""`Tuning`: from settings that may be faster to those that are, within a time.
+"""`Tuning`: from settings that may be faster to those that are, within a time; README.md says how it decides.
 
-First every setting is timed once: that warms it up, and shows what it takes. Then come rounds. A machine gets warm, and
-other programs come and go: so each round times every setting once, each round begins with another one, and a setting
-is compared with the present one round by round. What won is put together and compared with the present settings once
-more, on fresh times: of several things that look faster the luckiest looks best, and two that help alone need not help
-together.
+Every setting is timed once, which warms it up; then rounds compare all with the present one; then what won, together,
+is compared once more on fresh times.
 """
 
 from __future__ import annotations
