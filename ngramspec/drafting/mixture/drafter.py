@@ -101,7 +101,7 @@ class MixtureDrafter(Drafter):
         self._memory: Recall | None = memory or None
         if self._memory is not None:
             self.guesser.memory = self._memory.indexes
-        self._known = 0
+        self._remembered = 0
         # The chance that a token comes next is not the chance that it is accepted once it was drawn, nor the chance
         # that a token yet to be drawn is accepted: each needs an estimate of its own.
         self._drawn, self._blind = OutcomeMap(), OutcomeMap()
@@ -133,8 +133,8 @@ class MixtureDrafter(Drafter):
         if self._own is not None:
             before = self.guesser.text()
             # What requests have in common from their start enters the memory once.
-            self._own.hear(before[self._known :])
-            self._known = common_prefix(before, prompt)
+            self._own.hear(before[self._remembered :])
+            self._remembered = common_prefix(before, prompt)
         self._asked, self.known = None, ()
         if self._memory is not None:
             self._memory.refresh()
