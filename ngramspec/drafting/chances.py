@@ -230,16 +230,11 @@ BINS = 10  # number of bins in the reliability table
 
 @dataclass(slots=True)
 class Reliability:
-    """Predicted against observed acceptance of every position of drafts whose outcome is known.
+    """Predicted against observed acceptance of every position of drafts, up to and with the first that was wrong."""
 
-    That is every position up to and with the first that was wrong.
-
-    Attributes:
-        seen, predicted, right: per bin of BINS, how many, the sum of their predictions, and how many were right.
-    """
-
-    seen: list[int] = field(default_factory=lambda: [0] * BINS)
-    predicted: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    # by bin:
+    seen: list[int] = field(default_factory=lambda: [0] * BINS)  # how many
+    predicted: list[float] = field(default_factory=lambda: [0.0] * BINS)  # the sum of their predictions
     right: list[int] = field(default_factory=lambda: [0] * BINS)
 
     def add(self, proposal: Draft, truth: Sequence[int]) -> None:

@@ -108,7 +108,7 @@ class ChanceMixer:
         }
 
     def about_tokens(self) -> dict[str, memoryview]:
-        """The same of what was learnt about single tokens; of two it could be told what followed what."""
+        """The same of what was learnt about single tokens; what is known of two would tell what followed what."""
         return {
             "weights": memoryview(self._token_weights),
             "bias": memoryview(self._token_bias)[:TOKEN_ROOM],
