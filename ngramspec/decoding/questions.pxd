@@ -4,11 +4,8 @@ from ngramspec.drafting.draft cimport TokenPrice
 
 cdef class QuestionFinder:
     cdef Guesser _guesser
-    cdef int _start
-    cdef int[::1] _parent
-    cdef int[::1] _token
-    cdef int[::1] _depth
     cdef int[::1] _fork
+    cdef list _path
     cdef int[::1] _goes_on
     cdef double[::1] _reach
     cdef double[::1] _left

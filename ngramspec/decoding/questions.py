@@ -184,10 +184,9 @@ class QuestionFinder:
 
     def __init__(self, guesser: Guesser) -> None:
         self._guesser = guesser
-        self._parent = array("i", bytes(4 * POSITIONS))
-        self._token = array("i", bytes(4 * POSITIONS))
-        self._depth = array("i", bytes(4 * POSITIONS))
+        # Of each node where it leaves the chain, and the tokens behind that.
         self._fork = array("i", bytes(4 * POSITIONS))
+        self._path: list[tuple[int, ...]] = [()] * POSITIONS
         self._goes_on = array("i", bytes(4 * POSITIONS))
         self._reach = array("d", bytes(8 * POSITIONS))
         # Of each candidate the probability that it is right; below 0 once it has a row.
@@ -221,9 +220,9 @@ class QuestionFinder:
             if guesser.look(start) < 0:
                 guesser.counts.found[start] = 0
             start += 1
-        self._start = start
         for node in range(min(sent + 1, start)):
-            self._depth[node] = self._fork[node] = node
+            self._fork[node] = node
+            self._path[node] = ()
             self._reach[node] = reach
             if node < guesser.pending:
                 self._rate(node, chances[node], guesser.guesses[node] if node < sent else -1)
@@ -250,21 +249,13 @@ class QuestionFinder:
             else:
                 self._goes_on[best] = 1
             cell = best * CANDIDATES + self._offered[best]
-            self._parent[n] = best
-            self._token[n] = guesser.counts.tokens[cell]
-            self._depth[n] = self._depth[best] + 1
             self._fork[n] = self._fork[best]
+            self._path[n] = (*self._path[best], guesser.counts.tokens[cell])
             self._goes_on[n] = 0
             self._reach[n] = reach
             self._left[cell] = -1.0
             self._next(best)
-            path = []
-            node = n
-            while node >= start:
-                path.append(self._token[node])
-                node = self._parent[node]
-            path.reverse()
-            found.append(Question(self._fork[n], tuple(path), reach))
+            found.append(Question(self._fork[n], self._path[n], reach))
             self._look(n)
         return found
 
@@ -272,14 +263,13 @@ class QuestionFinder:
         """Judge the candidates after a node beside the chain."""
         guesser: Guesser = self._guesser
         t = guesser.history.tokens
-        at: cython.int = node
+        path = self._path[node]
+        fork: cython.int = self._fork[node]
+        depth: cython.int = fork + cython.cast(cython.int, len(path))
         self._offer[node] = 0.0
-        while at >= self._start:
-            t[guesser.history.size + self._depth[at] - 1] = self._token[at]
-            at = self._parent[at]
-        for i in range(at):
-            t[guesser.history.size + i] = guesser.guesses[i]
-        if guesser.look_aside(node, self._depth[node], self._fork[node]) >= 0:
+        for i in range(depth):
+            t[guesser.history.size + i] = guesser.guesses[i] if i < fork else path[i - fork]
+        if guesser.look_aside(node, depth, fork) >= 0:
             self._rate(node, guesser.correction.p[node], -1)
 
     def _rate(self, node: cython.int, chance: cython.double, taken: cython.int) -> None:
