@@ -44,16 +44,14 @@ def make_drafter(name: str, *, memory: Recall | bool | None = None, kept: Path |
     """
     if name not in DRAFTERS:
         raise ValueError(f"unknown drafter {name!r}; choose one of: {', '.join(DRAFTERS)}")
-    if name == DEFAULT:
-        return DRAFTERS[name](memory=memory, kept=kept)
-    if not memory and name == "memory":
-        raise ValueError("the drafter 'memory' drafts from a memory alone, and there is none")
-    if not memory:
-        return DRAFTERS[name]()
     if name not in REMEMBERING:
-        able = ", ".join(sorted(REMEMBERING))
-        raise ValueError(f"the drafter {name!r} cannot remember earlier answers (those that can: {able})")
-    return DRAFTERS[name](memory=memory)
+        if memory:
+            able = ", ".join(sorted(REMEMBERING))
+            raise ValueError(f"the drafter {name!r} cannot remember earlier answers (those that can: {able})")
+        return DRAFTERS[name]()
+    if name == "memory" and not memory:
+        raise ValueError("the drafter 'memory' drafts from a memory alone, and there is none")
+    return DRAFTERS[name](memory=memory, kept=kept if name == DEFAULT else None)
 
 
 @cache
