@@ -35,9 +35,7 @@ class Embedder:
 
     Args:
         context: of the model, for one sequence, which makes no vectors yet; it is freed by `close`.
-        pooling: as above.
-        n_ctx: most tokens of a text.
-        n_batch: most tokens of a pass.
+        n_ctx, n_batch: most tokens of a text, and of a pass.
     """
 
     def __init__(self, context: Any, pooling: Pooling, *, n_ctx: int, n_batch: int) -> None:

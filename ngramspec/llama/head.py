@@ -54,11 +54,6 @@ class Head:
     The target's hidden states go with the tokens that the target has evaluated. Tokens behind those are evaluated with
     the head's own output, one by one, and once more when their states are there: `owed` counts them. Where older
     states are missing, the cache begins behind them.
-
-    Args:
-        heads: of that context.
-        states: the target's, of this text.
-        number: of the sequence.
     """
 
     max_batch = MAX_EVALUATE
@@ -183,12 +178,10 @@ class Heads:
     Texts are not copied: a head reads one anew by the target's hidden states, which are.
 
     Args:
-        model: llama.cpp's handle.
         params: of the context, for as many sequences as there are texts.
         states: the target's, for each of its texts.
         n_ctx: most tokens of a text that may stay in the cache.
         pooled: whether the context's sequences share one pool of cells, so that a pass over several is one batch.
-        adapters: the model's.
 
     Raises:
         ModelError: llama.cpp makes no such context, for lack of memory.
@@ -280,11 +273,7 @@ class Heads:
     def decode(self, feeds: Sequence[HeadFeed]) -> list[HeadRows]:
         """One pass; what came of each feed. Its logits are views, valid until the next pass.
 
-        Args:
-            feeds: all of them speak, or none does; at most `max_tokens` tokens, and MAX_EVALUATE rows, in all.
-
-        Raises:
-            TargetError: llama.cpp could not.
+        All feeds speak, or none does; they have at most `max_tokens` tokens, and MAX_EVALUATE rows, in all.
         """
         self.check()
         batch, ends = self._batch, []

@@ -38,7 +38,6 @@ class Passes:
     """The passes of an open context, which it frees unless it is told to `release` it.
 
     Args:
-        context: llama.cpp's handle.
         caches: of all the sequences that will be fed, by number.
         owner: what holds the model; rows of logits keep it alive.
         n_batch: most tokens of a pass.

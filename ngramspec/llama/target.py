@@ -412,15 +412,10 @@ class Target(Weights, CacheSequence):
             if sequence in own and 0 < rows == len(tokens) <= self.max_rows:
                 # Most passes of a server: between them caches are cold, and every line costs microseconds.
                 return [sequence.evaluate(tokens)]
-        if not parts or len({id(part.sequence) for part in parts}) < len(parts):
-            raise ValueError("a pass takes one part or more, and one of each sequence at most")
-        for sequence, tokens, rows in parts:
-            if sequence not in own:
-                raise ValueError("a pass takes sequences of its own model only")
-            if not 0 <= rows <= len(tokens) or not tokens:
-                raise ValueError(
-                    f"sequence {sequence.number} has {len(tokens)} tokens and {rows} rows of logits in this pass"
-                )
+        if not parts or len({part.sequence.number for part in parts if part.sequence in own}) < len(parts):
+            raise ValueError("a pass takes one part or more, and one of each sequence of its own model at most")
+        if any(not part.tokens or not 0 <= part.rows <= len(part.tokens) for part in parts):
+            raise ValueError("a part of a pass has tokens, and rows of logits for as many at most")
         size, total = sum(len(part.tokens) for part in parts), sum(part.rows for part in parts)
         if size > self.max_tokens or total > self.max_rows:
             raise ValueError(
