@@ -147,7 +147,7 @@ def bench(
     )
     ended = run_counted(_runs(benchmark), benchmark.total, "warming up", still=True)
     orders = None
-    if alpha and not ended.code:
+    if alpha and ended.error is None:
         if not target.can_rollback:
             usage_error("--alpha needs drafts, and this model's state cannot be taken back")
         gamma = load.draft_max or GAMMA

@@ -13,7 +13,6 @@ import typer
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.conversation import Conversation, Message, Turn, answer_room, load, save
-from ngramspec.cost.calibration import Disturbance
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.json_data import encode
@@ -29,7 +28,7 @@ from .chat_input import StopKey, no_echo
 from .chat_view import AnswerView
 from .console import Terminated, complain, fail, guarded_stdout, note, prefill_bar
 from .options import keep, open_found
-from .view import no_gain, rounding, slow_core, summary
+from .view import remarks, summary
 
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
 
@@ -125,8 +124,7 @@ class Session:
 
     def go_on_with(self, conversation: Conversation) -> None:
         """Leave the conversation for another one."""
-        self._hear(self._unheard)
-        self._unheard = []
+        self._hear(0)
         self.attached.clear()
         self.predicted = ""
         self.conversation = conversation
@@ -140,8 +138,7 @@ class Session:
     def undo(self) -> Turn:
         """Take the last turn back. Raises IndexError if there is none."""
         turn = self.conversation.undo()
-        self._hear(self._unheard[-1:])
-        del self._unheard[-1:]
+        self._hear(-1)
         self.changed()
         return turn
 
@@ -188,56 +185,56 @@ class Session:
             why = "" if isinstance(error, typer.Exit) else f": {error or 'out of memory'}"
             raise NGramSpecError(f"{found.label} cannot be used{why} (going on with {name})") from error
 
-    def _hear(self, answers: Sequence[Sequence[int]]) -> None:
+    def _hear(self, start: int) -> None:
+        """Tell the memory of the answers from one on: they leave the context."""
         if self.memory is not None:
-            for answer in answers:
+            for answer in self._unheard[start:]:
                 self.memory.hear(answer)
+        del self._unheard[start:]
 
     # ------------------------------------------------------------------ questions
 
     def ask_again(self, question: str | None = None) -> bool:
         """Have the last message, or another one in its place, answered; without an answer the old turn stays."""
-        before = replace(self.conversation, turns=[*self.conversation.turns])
-        sampling, unheard = self.sampling, self._unheard[-1:]
-        turn = self.conversation.undo()
-        del self._unheard[-1:]
-        attached, self.attached = self.attached, []  # they wait for a new message
-        if question is None and self.random_seed:
-            self.draw_seed()
-        elif question is None:
-            self.sampling = replace(sampling, seed=(sampling.seed + 1) % 2**64)
-        try:
-            well = self.ask(turn.user if question is None else question)
-        except Terminated:
-            if not self.conversation.turns[-1].assistant:  # nothing came in the place of the old answer
-                self.conversation = before
-                self.changed()
-            raise
-        self.attached = attached
-        if len(self.conversation.turns) == len(before.turns):
-            self._hear(unheard)
-        else:
-            self.conversation, self.sampling, self._used = before, sampling, None
-            self._unheard += unheard
+        before, sampling = self.conversation, self.sampling
+        if question is None:
+            question = before.turns[-1].user
+            if self.random_seed:
+                self.draw_seed()
+            else:
+                self.sampling = replace(sampling, seed=(sampling.seed + 1) % 2**64)
+        well = self.ask(question, again=True)
+        if self.conversation is before:
+            self.sampling = sampling
         return well
 
-    def ask(self, question: str) -> bool:
-        """Answer a user turn. An error is one line, takes the turn back, and gives False."""
+    def ask(self, question: str, *, again: bool = False) -> bool:
+        """Answer a user turn, in the place of the last one perhaps. An error is one line, and gives False.
+
+        Without an answer the conversation stays as it was; files that are attached wait for a new message.
+        """
+        conversation = replace(self.conversation, turns=[*self.conversation.turns])
+        if again:
+            conversation.undo()
+        message = question if again else "\n\n".join([*self.attached, question])
         steps, stats = list[Step](), Stats()
-        message = "\n\n".join([*self.attached, question])
         try:
-            prompt, first = self._prompt(message)
+            prompt, first = conversation.prompt(message, self._encode, self.room())
+            if dropped := first - conversation.first:
+                turns = "oldest turn no longer fits" if dropped == 1 else f"{dropped} oldest turns no longer fit"
+                note(f"the {turns} in the context; the model answers without")
             with self.stop_key, no_echo(), guarded_stdout():
                 try:
                     self._answer(prompt, steps)
                 except Terminated:  # what there is of the turn is kept for --resume
-                    self.conversation.add(message, _text(steps), first)
-                    self.changed()
+                    if _text(steps) or not again:
+                        conversation.add(message, _text(steps), first)
+                        self.conversation = conversation
+                        self.changed()
                     raise
                 finally:
                     self.view.end()
         except NGramSpecError as error:
-            self._used = None
             complain(f"{error} (the turn was taken back)")
             return False
         finally:
@@ -247,20 +244,25 @@ class Session:
         ending = (steps[-1].stop if steps else None) or "stopped"
         text = _text(steps)
         if ending == "stopped" and not text:
-            self._used = None
             note("stopped before the answer began; the turn was taken back")
             return True
-        self.conversation.add(message, text, first)
-        self.attached.clear()
+        conversation.add(message, text, first)
+        self.conversation = conversation
         self.predicted = ""
         self.answers += 1
         answer = [token for step in steps for token in step.tokens if not self.target.is_eog(token)]
         keep(self.memory, answer)
+        if again:
+            self._hear(-1)
+        else:
+            self.attached.clear()
         self._unheard.append(answer)
         self.changed()
         self._used = len(self.target.tokens)
-        note(self._status(stats, ending))
-        self._tell_disturbance(steps)
+        seed = self.sampling.seed if self.random_seed and not self.sampling.greedy else None
+        told = ["stopped" if ending == "stopped" else "", summary(stats), _CUT.get(ending, "")]
+        told += remarks(steps, stats, self.decoder, self.acceptance.lossy, seed)
+        note("; ".join(filter(None, told)))
         return True
 
     def room(self) -> int:
@@ -271,15 +273,6 @@ class Session:
         prompt = self.target.chat(messages, variables=self.variables)
         self._opening = prompt.opening
         return prompt.tokens
-
-    def _prompt(self, question: str) -> tuple[list[int], int]:
-        """See `Conversation.prompt`; says which turns no longer fit."""
-        prompt, first = self.conversation.prompt(question, self._encode, self.room())
-        dropped = first - self.conversation.first
-        if dropped:
-            turns = "oldest turn no longer fits" if dropped == 1 else f"{dropped} oldest turns no longer fit"
-            note(f"the {turns} in the context; the model answers without")
-        return prompt, first
 
     def _answer(self, prompt: list[int], steps: list[Step]) -> None:
         """Show an answer until it ends or Ctrl-C is pressed; its passes are added to `steps`."""
@@ -313,29 +306,6 @@ class Session:
                     self.view.show(step, self.target.piece)
                     if step.stop is not None or self.stop_key.pressed:
                         break
-
-    def _tell_disturbance(self, steps: Sequence[Step]) -> None:
-        """Say once that another process holds the cores."""
-        disturbance = Disturbance()
-        for step in steps:
-            disturbance.see(step.seconds, step.batch, step.plain_seconds)
-        if disturbance.note is not None and not self._warned:
-            self._warned = True
-            note(disturbance.note)
-
-    def _status(self, stats: Stats, ending: str) -> str:
-        drafting = self.decoder.drafter is not None
-        told = [
-            "stopped" if ending == "stopped" else None,
-            summary(stats),
-            _CUT.get(ending),
-            self.acceptance.lossy,
-            None if self.sampling.greedy or not self.random_seed else f"seed {self.sampling.seed}",
-            no_gain(stats, self.decoder.calibration.curve) if drafting else None,
-            rounding(stats),
-            slow_core() if drafting else None,
-        ]
-        return "; ".join(part for part in told if part)
 
 
 def _text(steps: Sequence[Step]) -> str:

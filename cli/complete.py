@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from ngramspec.beams.search import SEQUENCES
-from ngramspec.cost.calibration import Disturbance
 from ngramspec.drafting import REMEMBERING
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
@@ -28,7 +27,7 @@ from .console import fail, guarded_stdout, leave, note, outcome, prefill_bar, re
 from .models import complete_model
 from .options import STOP, TRACE, check_predict, check_stop, find, keep, open_found
 from .sampling_options import SamplingOptions, check_sampling
-from .view import no_gain, rounding, slow_core, summary
+from .view import remarks, summary
 
 
 def complete(
@@ -119,7 +118,7 @@ def complete(
     if writer is not None:
         writer.begin(prompt, target.piece, TraceHeader.of(decoder, target.name, chosen, acceptance))
 
-    steps, stats, disturbance = list[Step](), Stats(), Disturbance()
+    steps, stats = list[Step](), Stats()
     began = time.perf_counter()
     with guarded_stdout(), writer or nullcontext():
         if not as_json:
@@ -141,13 +140,12 @@ def complete(
                 # A long text's judgements take room, and are in the trace.
                 steps.append(step if writer is None else replace(step, judged=NO_DRAFT, detail=()))
                 stats.add(step)
-                disturbance.see(step.seconds, step.batch, step.plain_seconds)
                 if not as_json:
                     write_stdout(step.text)
-        if not as_json and not ended.code:
+        if not as_json and ended.error is None:
             write_stdout(ends)
         seconds = time.perf_counter() - began
-        ending = (steps[-1].stop if steps else None) or ("failed" if ended.error else "interrupted")
+        ending = (steps[-1].stop if steps else None) or ended.word
         if as_json:
             document = {
                 "text": "".join([begins, *(step.text for step in steps), ends]),
@@ -161,17 +159,8 @@ def complete(
             }
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
     keep(opened.memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
-    told = [
-        summary(stats),
-        ending,
-        acceptance.lossy,
-        None if chosen.greedy else f"seed {chosen.seed}",
-        no_gain(stats, decoder.calibration.curve) if decoder.drafter else None,
-        rounding(stats),
-        slow_core() if decoder.drafter else None,
-        disturbance.note,
-    ]
-    note("; ".join(part for part in told if part))
+    seed = None if chosen.greedy else chosen.seed
+    note("; ".join([summary(stats), ending, *remarks(steps, stats, decoder, acceptance.lossy, seed)]))
     leave(ended)
 
 

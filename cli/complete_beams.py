@@ -87,7 +87,7 @@ def complete_with_beams(
         text = best.text if best else ""
         if echo:
             text = f"{before}{text}{after or ''}"
-        ending = (best.stop if best else None) or ("failed" if ended.error else "interrupted")
+        ending = (best.stop if best else None) or ended.word
         if as_json:
             write_stdout(json.dumps(_document(search, text, len(prompt), seconds, ending), ensure_ascii=False) + "\n")
         else:

@@ -121,10 +121,13 @@ def raise_on_signals() -> None:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a long-running job ended: its exit code and, if it failed, why."""
+    """How a long-running job ended: by what it was interrupted or failed, None where all went well."""
 
-    code: int = 0
-    error: str | None = None
+    error: BaseException | None = None
+
+    @property
+    def word(self) -> str:
+        return "failed" if isinstance(self.error, NGramSpecError) else "interrupted"
 
 
 @contextmanager
@@ -133,12 +136,8 @@ def outcome() -> Iterator[Outcome]:
     ended = Outcome()
     try:
         yield ended
-    except KeyboardInterrupt:
-        ended.code = INTERRUPTED
-    except Terminated:
-        ended.code = TERMINATED
-    except NGramSpecError as error:
-        ended.code, ended.error = FAILED, str(error)
+    except (KeyboardInterrupt, Terminated, NGramSpecError) as error:
+        ended.error = error
 
 
 def read_text(path: Path) -> str:
@@ -161,11 +160,9 @@ def _decoded(raw: bytes, name: str) -> str:
 
 
 def leave(ended: Outcome) -> None:
-    """End the program with the exit code of a job, unless all went well."""
+    """End the program as a job ended, unless all went well."""
     if ended.error is not None:
-        fail(ended.error)
-    if ended.code:
-        raise typer.Exit(ended.code)
+        raise ended.error
 
 
 @contextmanager

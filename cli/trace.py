@@ -19,13 +19,14 @@ from rich.console import Console
 from rich.text import Text
 
 from ngramspec.acceptance.rules import TokenDecision
+from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import TracedPass, TraceHeader, read_trace
 from ngramspec.json_data import encode
 from ngramspec.sampling.option import option
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 
-from .console import fail, guarded_stdout, note, outcome, printable, usage_error, write_stdout
+from .console import fail, guarded_stdout, leave, note, outcome, printable, usage_error, write_stdout
 from .view import ACCEPTED, CORRECTION, REFUSED, summary
 
 LISTED = 10
@@ -71,10 +72,9 @@ def trace(
         view.total()
     if broken > LISTED:
         note(f"{name}: skipped {broken} broken lines in all")
-    if ended.error is not None:
+    if isinstance(ended.error, NGramSpecError):
         fail(f"{name}: {ended.error}")
-    if ended.code:
-        raise typer.Exit(ended.code)
+    leave(ended)
     if view.open and not cut:
         note(f"{name}: the last text has no end: its generation was interrupted, or goes on")
 

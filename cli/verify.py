@@ -83,7 +83,7 @@ def verify(
         lambda: inputs | _document(target, found, checks, skipped),
     )
     failed = [f"{check.name} ({check.reason})" for check in checks if check.status == "failed"]
-    if failed and not ended.code:
+    if failed and ended.error is None:
         fail(f"this must hold and does not: {'; '.join(failed)}")
     leave(ended)
 

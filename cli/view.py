@@ -15,12 +15,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.table import Table
 from rich.text import Text
 
+from ngramspec.cost.calibration import Disturbance
 from ngramspec.cost.curve import CostCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import uncompiled
 from ngramspec.instruments.prompts import Skipped
 from ngramspec.instruments.reports import report
 from ngramspec.machine import Tuned, flags
-from ngramspec.steps import Stats
+from ngramspec.steps import Stats, Step
 
 from .console import Outcome, outcome, printable, progress_bar, write_stdout
 
@@ -131,6 +133,25 @@ def summary(stats: Stats) -> str:
     if stats.estimated_gain is not None and round(stats.estimated_gain, 2) > 1:
         told += f", about {stats.estimated_gain:.2f} times as fast as without drafts"
     return told
+
+
+def remarks(
+    steps: Iterable[Step], stats: Stats, decoder: SpeculativeDecoder, lossy: str | None, seed: int | None
+) -> list[str]:
+    """What the user should know of a text and its seed, beside how fast it was; `lossy`: what changed it."""
+    disturbance = Disturbance()
+    for step in steps:
+        disturbance.see(step.seconds, step.batch, step.plain_seconds)
+    drafting = decoder.drafter is not None
+    found = [
+        lossy,
+        None if seed is None else f"seed {seed}",
+        no_gain(stats, decoder.calibration.curve) if drafting else None,
+        rounding(stats),
+        slow_core() if drafting else None,
+        disturbance.note,
+    ]
+    return [one for one in found if one]
 
 
 def no_gain(stats: Stats, curve: CostCurve | None) -> str | None:
