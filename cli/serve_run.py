@@ -15,7 +15,6 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import cast
 
 import psutil
 import uvicorn
@@ -25,7 +24,7 @@ from ngramspec.batching.engine import Engine
 from ngramspec.batching.scheduler import warm_up
 from ngramspec.cost.calibration import Calibration
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.llama.embedder import Embedder, Pooling
+from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.rpc import wait_for_loss
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import open_found
@@ -37,7 +36,7 @@ from ngramspec.server.call import EUCLIDEAN, Counters, ServedModel, Server
 
 from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
 from .options import find
-from .serve_options import LONGEST_DRAFT, MOST_EMBEDDED, ServeOptions
+from .serve import LONGEST_DRAFT, MOST_EMBEDDED, ServeOptions
 
 DRAIN_SECONDS = 8.0
 """How long running requests may go on after a signal: less than the 10 s after which docker kills."""
@@ -147,7 +146,7 @@ def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:
     """What makes vectors of texts, if that is wanted."""
     if not options.embeddings:
         return None
-    embedder = target.embedder(cast("Pooling | None", options.pooling), min(target.n_ctx, MOST_EMBEDDED))
+    embedder = target.embedder(options.pooling, min(target.n_ctx, MOST_EMBEDDED))
     note(f"embeddings: pooling {embedder.pooling}, texts of up to {embedder.n_ctx} tokens, in a context of their own")
     if embedder.pooling == "none":
         note("/v1/embeddings needs vectors of whole texts: --pooling mean makes some; /embedding has those of tokens")

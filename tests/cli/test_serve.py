@@ -117,7 +117,7 @@ def test_what_embeddings_need_is_said_at_the_start(env: dict[str, str]) -> None:
     for options in (("--pooling", "mean"), ("--embd-normalize", "1")):
         serve(env, lambda _: None, *options).failed("are for --embeddings", code=2)
     wrong = serve(env, lambda _: None, "--embeddings", "--pooling", "max")
-    wrong.failed("must be one of: none, mean", code=2)
+    wrong.failed("not one of 'none', 'mean'", code=2)
 
 
 def test_texts_are_those_of_the_adapters_that_are_named(env: dict[str, str], tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_why_it_cannot_serve_is_one_line(env: dict[str, str], tmp_path: Path, mo
         run(env, "serve", DEMO, "--port", port).failed(f"cannot listen on 127.0.0.1:{port}: Address already in use")
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\0" * 100)
     run(env, "serve", tmp_path / "bad.gguf", "--port", "0").failed("bad.gguf")
-    run(env, "serve", DEMO, "--reasoning-format", "none").failed("takes auto or deepseek", code=2)
+    run(env, "serve", DEMO, "--reasoning-format", "none").failed("'none' is not one of 'auto', 'deepseek'", code=2)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     run(env, "serve", DEMO).failed("pip install 'ngramspec[server]'")
 
