@@ -27,18 +27,22 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:
-    from ngramspec.decoding.decoder import SpeculativeDecoder
-    from ngramspec.drafting.draft import Draft, Drafter
-    from ngramspec.drafting.draft_model.asked_model import AskedModel
-    from ngramspec.drafting.draft_model.hybrid import HybridDrafter
-    from ngramspec.drafting.draft_model.model import ModelDrafter
-    from ngramspec.drafting.predictor import NGramPredictor
-    from ngramspec.dropin.llama import Llama, LlamaDraftModel
-    from ngramspec.llama.target import Target
-    from ngramspec.loading.load import Loaded, load
-    from ngramspec.loading.settings import LoadSettings
-    from ngramspec.sampling.settings import Sampling
-    from ngramspec.steps import Stats, Step
+    from ngramspec.decoding.decoder import SpeculativeDecoder as SpeculativeDecoder
+    from ngramspec.drafting.draft import Draft as Draft
+    from ngramspec.drafting.draft import Drafter as Drafter
+    from ngramspec.drafting.draft_model.asked_model import AskedModel as AskedModel
+    from ngramspec.drafting.draft_model.hybrid import HybridDrafter as HybridDrafter
+    from ngramspec.drafting.draft_model.model import ModelDrafter as ModelDrafter
+    from ngramspec.drafting.predictor import NGramPredictor as NGramPredictor
+    from ngramspec.dropin.llama import Llama as Llama
+    from ngramspec.dropin.llama import LlamaDraftModel as LlamaDraftModel
+    from ngramspec.llama.target import Target as Target
+    from ngramspec.loading.load import Loaded as Loaded
+    from ngramspec.loading.load import load as load
+    from ngramspec.loading.settings import LoadSettings as LoadSettings
+    from ngramspec.sampling.settings import Sampling as Sampling
+    from ngramspec.steps import Stats as Stats
+    from ngramspec.steps import Step as Step
 else:
     _MODULES = {
         "Draft": "drafting.draft",
@@ -58,29 +62,10 @@ else:
         "Target": "llama.target",
         "load": "loading.load",
     }
+    __all__ = [*_MODULES]
 
     def __getattr__(name):
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
         return value
-
-
-__all__ = [
-    "AskedModel",
-    "Draft",
-    "Drafter",
-    "HybridDrafter",
-    "Llama",
-    "LlamaDraftModel",
-    "LoadSettings",
-    "Loaded",
-    "ModelDrafter",
-    "NGramPredictor",
-    "Sampling",
-    "SpeculativeDecoder",
-    "Stats",
-    "Step",
-    "Target",
-    "load",
-]

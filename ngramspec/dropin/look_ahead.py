@@ -8,12 +8,11 @@ vain is taken back when another token comes, and by `drop`, after which the cach
 
 from __future__ import annotations
 
-import atexit
 import math
 import sys
 import time
+import weakref
 from collections.abc import Sequence
-from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.drafts import Drafts, Text
 from ngramspec.decoding.step import Sent, Speculation
 from ngramspec.drafting import DEFAULT, make_drafter
+from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.asked_model import AskedModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.grammar import GrammarGuide
@@ -34,8 +34,8 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.policies import make_policy
 from ngramspec.steps import Stats, Step
 
-SAVING = 0.01
-"""Part of the time of passes that writing to disk what was learnt may take: short answers are not each worth it."""
+SAVED_AFTER = 1.0
+"""Seconds of passes after which what was learnt is written to disk: short answers are not each worth it."""
 
 
 def _sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
@@ -76,14 +76,14 @@ class LookAhead(Text):
         self._sizes = _sizes(sequence, exact)
         self._able = len(self._sizes) > 1
         self._tried = False
-        self._unsaved = self._saving = 0.0
+        self._unsaved = 0.0
         self.stats = Stats()
+        self._saved_at_end = weakref.finalize(self, _save, self._calibration, drafter, self.stats)
         self._generation: object = None
         self._guide: GrammarGuide | None = None
         self._sampled: int | None = None  # chosen by the owner, and not evaluated yet
         self.active = False
         self.lost()
-        _OPEN.add(self)
 
     def lost(self) -> None:
         """The owner has evaluated something by itself, or the cache holds another text: nothing is ahead."""
@@ -119,15 +119,9 @@ class LookAhead(Text):
             return
         self.active, self._guide = False, None
         self.drop()
-        self.save()
-
-    def save(self) -> None:
-        """Write to disk what was learnt, if that is worth the time."""
-        if self._unsaved * SAVING > self._saving:
-            began = time.perf_counter()
-            self._calibration.save()
-            self._drafter.keep()
-            self._unsaved, self._saving = 0.0, time.perf_counter() - began
+        if self._unsaved > SAVED_AFTER:
+            _save(self._calibration, self._drafter, self.stats)
+            self._unsaved = 0.0
 
     def sampled(self, token: int) -> None:
         """The owner has chosen the next token."""
@@ -250,13 +244,11 @@ class LookAhead(Text):
         self.lost()
         self._sequence.release()
         self._vocabulary.close()
-        _OPEN.discard(self)
+        self._saved_at_end()
 
 
-_OPEN: WeakSet[LookAhead] = WeakSet()
-
-
-@atexit.register
-def _save_open() -> None:
-    for look in tuple(_OPEN):
-        look.save()
+def _save(calibration: Calibration, drafter: Drafter, stats: Stats) -> None:
+    """Write to disk what was learnt, if there was anything to learn from."""
+    if stats.passes:
+        calibration.save()
+        drafter.keep()

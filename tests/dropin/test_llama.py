@@ -385,9 +385,9 @@ def test_by_default_it_measures_and_drafts_what_pays(monkeypatch: pytest.MonkeyP
     expected = watched(parent, prompt(parent, text), 60, temp=0.0)
     assert watched(ours, prompt(ours, text), 60, temp=0.0) == expected
     assert ours.draft_stats.plain_seconds > 0
-    assert sorted(path.suffix for path in tmp_path.rglob("*.*") if path.is_file()) == [".json", ".json", ".npz"]
     parent.close()
     ours.close()
+    assert sorted(path.suffix for path in tmp_path.rglob("*.*") if path.is_file()) == [".json", ".json", ".npz"]
 
 
 def test_a_prediction_is_drafted_from_and_changes_no_text() -> None:
