@@ -17,7 +17,17 @@ from typer.core import TyperCommand, TyperGroup
 import ngramspec
 from ngramspec.errors import NGramSpecError
 
-from .console import FAILED, INTERRUPTED, TERMINATED, USAGE, Terminated, fail, prepare_streams, raise_on_signals
+from .console import (
+    FAILED,
+    INTERRUPTED,
+    TERMINATED,
+    USAGE,
+    Terminated,
+    fail,
+    in_words,
+    prepare_streams,
+    raise_on_signals,
+)
 
 COMMANDS = {
     "chat": "Chat with a model.",
@@ -110,13 +120,10 @@ def run(arguments: list[str]) -> int:
                 join_at_colons(os.environ)
             code = app(args=arguments, prog_name="ngramspec", standalone_mode=False)
             return code if isinstance(code, int) else 0
-        except NGramSpecError as error:
-            fail(str(error))
+        except (NGramSpecError, OSError) as error:
+            fail(in_words(error))
         except MemoryError:
             fail("out of memory; try a smaller -c/--ctx-size or a smaller model")
-        except OSError as error:
-            reason = error.strerror or str(error)
-            fail(f"{error.filename}: {reason}" if error.filename else reason)
         except Exception as error:
             # Typer carries its own copy of click in some versions; its errors know how to word themselves.
             if not hasattr(error, "format_message"):

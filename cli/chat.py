@@ -35,7 +35,7 @@ from . import chat_commands
 from .chat_input import Terminal, no_echo, piped_lines
 from .chat_session import Session, last_kept, open_model
 from .chat_settings import SETTINGS
-from .console import FAILED, complain, counted, fail, note, printable, read_stdin, read_text, usage_error
+from .console import FAILED, complain, counted, fail, note, printable, read_source, usage_error
 from .options import STOP, TRACE, Model, check_predict, check_stop, find
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, check_sampling, setting
 
@@ -106,10 +106,7 @@ def chat(
 
 def _read(source: str) -> str:
     """The first message; ends the program if there is none or it is not UTF-8."""
-    if source == "-":
-        text = read_stdin("no message on standard input: pipe one in, or name a file with -f/--file")
-    else:
-        text = read_text(Path(source))
+    text = read_source(source, "no message on standard input: pipe one in, or name a file with -f/--file")
     text = text.rstrip("\r\n")
     if not text.strip():
         fail(f"{'standard input' if source == '-' else source} is empty: there is nothing to answer")

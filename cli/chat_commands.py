@@ -15,12 +15,11 @@ from rich.text import Text
 from ngramspec.conversation import Turn, load, save
 from ngramspec.errors import NGramSpecError
 from ngramspec.json_data import encode
-from ngramspec.storage import utf8
 
 from . import chat_settings
 from .chat_session import Session, kept_path
 from .chat_view import totals, without_thoughts
-from .console import complain, counted, note, printable, stderr
+from .console import complain, counted, in_words, note, printable, read_text, stderr
 from .markdown_rows import code_blocks
 from .options import find
 from .view import ACCEPTED, CORRECTION, REFUSED
@@ -60,8 +59,8 @@ def run(session: Session, name: str, argument: str) -> bool:
         if not argument and takes == "FILE":
             raise NGramSpecError(f"/{name} FILE: a file is needed")
         return act(session, argument) is not False
-    except NGramSpecError as error:
-        complain(str(error))
+    except (NGramSpecError, OSError, ValueError) as error:
+        complain(in_words(error))
         return False
 
 
@@ -154,7 +153,7 @@ def _predict(session: Session, name: str) -> None:
 
 
 def _as_message(name: str) -> str:
-    """A file's name and its text between fences. Raises NGramSpecError, in words that begin with the name."""
+    """A file's name and its text between fences. Raises what `_text_of` raises."""
     path, text = Path(name), _text_of(name)
     longest = max(map(len, re.findall("`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
@@ -163,18 +162,11 @@ def _as_message(name: str) -> str:
 
 
 def _text_of(name: str) -> str:
-    """The text of a file, which is not empty. Raises NGramSpecError, in words that begin with the name."""
+    """The text of a file, which is not empty. Raises NGramSpecError and OSError."""
     path = Path(name).expanduser()
-    try:
-        if path.stat().st_size > LARGEST:
-            raise NGramSpecError(f"{name} has more than {LARGEST // 2**20} MiB")
-        raw = path.read_bytes()
-    except (OSError, ValueError) as error:
-        raise NGramSpecError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        text = utf8(raw, marked=True)
-    except UnicodeError as error:
-        raise NGramSpecError(f"{name} is {error}") from error
+    if path.stat().st_size > LARGEST:
+        raise NGramSpecError(f"{name} has more than {LARGEST // 2**20} MiB")
+    text = read_text(path).removeprefix("\ufeff")
     if not text.strip():
         raise NGramSpecError(f"{name} is empty")
     return text

@@ -26,7 +26,7 @@ from ngramspec.tool_calls.parser import AnswerParser, thoughts_parser
 
 from .chat_input import StopKey, no_echo
 from .chat_view import AnswerView
-from .console import Terminated, complain, fail, guarded_stdout, note, prefill_bar
+from .console import Terminated, complain, fail, guarded_stdout, in_words, note, prefill_bar
 from .options import keep, open_found
 from .view import remarks, summary
 
@@ -152,17 +152,10 @@ class Session:
                 kept_path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 save(self.conversation, kept_path(), model=self.target.name, sampling=encode(asdict(self.sampling)))
             else:
-                self.forget_kept()
+                kept_path().unlink(missing_ok=True)
         except (NGramSpecError, OSError) as error:
             self.keep = False
-            complain(f"the conversation is not kept: {error}")
-
-    def forget_kept(self) -> None:
-        """Delete the conversation that is kept. Raises NGramSpecError if that fails."""
-        try:
-            kept_path().unlink(missing_ok=True)
-        except OSError as error:
-            raise NGramSpecError(f"cannot delete {kept_path()}: {error.strerror}") from error
+            complain(f"the conversation is not kept: {in_words(error)}")
 
     def exchange(self, found: ModelSource, settings: LoadSettings) -> None:
         """Go on with another model or other settings; what the memory of the last one was to hear is forgotten.

@@ -13,7 +13,7 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
 
-from .chat_session import Session
+from .chat_session import Session, kept_path
 from .options import NO_LIMIT
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions
 
@@ -156,7 +156,7 @@ def _set_think(session: Session, value: str | None) -> None:
 def _set_keep(session: Session, value: str | None) -> None:
     on = _on(value or "off")
     if not on:
-        session.forget_kept()
+        kept_path().unlink(missing_ok=True)
     session.keep = on
     session.changed()
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ngramspec.fill_in import Limits, fill_in
 from ngramspec.llama.target import Target
 
-from .console import fail, note, read_stdin, read_text, usage_error
+from .console import fail, note, read_source, usage_error
 
 LARGE = 1 << 20
 """Characters up to which texts are tokenized whole: that takes two seconds at most, and a minute for 30 MB."""
@@ -22,16 +20,14 @@ def read_texts(source: str, suffix: str | None) -> tuple[str, str | None]:
         usage_error(f"the texts before and after the gap are the same: {'stdin' if source == '-' else source}")
     if suffix == "":
         usage_error("the name of the --suffix file is empty")
-    before = _read(source, "no text to continue: name a file, or pipe one in (see ngramspec complete --help)")
-    after = None if suffix is None else _read(suffix, "nothing stands behind the gap: pipe it in, or name its file")
+    before = read_source(source, "no text to continue: name a file, or pipe one in (see ngramspec complete --help)")
+    after = None
+    if suffix is not None:
+        after = read_source(suffix, "nothing stands behind the gap: pipe it in, or name its file")
     if not before and not after:
         name = "standard input" if source == "-" else source
         fail(f"{name} is empty: there is nothing to continue" if after is None else "nothing stands round the gap")
     return before, after
-
-
-def _read(source: str, wanted: str) -> str:
-    return read_stdin(wanted) if source == "-" else read_text(Path(source))
 
 
 def prompt_of(target: Target, before: str, after: str | None, limit: int, truncate: bool) -> list[int]:

@@ -83,6 +83,14 @@ def _in_the_middle_of_a_line() -> bool:
     return False
 
 
+def in_words(error: BaseException) -> str:
+    """An error as the user reads it: of the system's, which file it is about, and why."""
+    if not isinstance(error, OSError):
+        return str(error)
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
 def fail(message: str, code: int = FAILED) -> NoReturn:
     """End the program with one line on stderr."""
     complain(message)
@@ -141,12 +149,14 @@ def outcome() -> Iterator[Outcome]:
 
 
 def read_text(path: Path) -> str:
-    """A text file whole; ends the program if it is not UTF-8."""
+    """A text file whole. Raises NGramSpecError if it is not UTF-8."""
     return _decoded(path.read_bytes(), str(path))
 
 
-def read_stdin(wanted: str) -> str:
-    """Standard input whole; ends the program if it is a terminal (`wanted` says what is missing) or not UTF-8."""
+def read_source(name: str, wanted: str) -> str:
+    """A text file, or standard input for "-", whole; where that is a terminal, `wanted` says what is missing."""
+    if name != "-":
+        return read_text(Path(name))
     if sys.stdin is None or sys.stdin.isatty():
         usage_error(wanted)
     return _decoded(sys.stdin.buffer.read(), "standard input")
@@ -156,7 +166,7 @@ def _decoded(raw: bytes, name: str) -> str:
     try:
         return utf8(raw)
     except UnicodeError as error:
-        fail(f"{name} is {error}; convert it first")
+        raise NGramSpecError(f"{name} is {error}; convert it first") from error
 
 
 def leave(ended: Outcome) -> None:

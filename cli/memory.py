@@ -186,10 +186,7 @@ def clear(memory: Name = DEFAULT) -> None:
     note(f"memory {memory!r} is {'deleted' if stores else 'empty already'}")
     if memory == DEFAULT:
         for file in (files := learnt.files()):
-            try:
-                file.unlink(missing_ok=True)
-            except OSError as error:
-                fail(f"cannot delete {file}: {error.strerror or error}")
+            file.unlink(missing_ok=True)
         if files:
             note("what drafts have learnt is forgotten")
 
