@@ -18,7 +18,7 @@ from ngramspec.instruments.benchmark.alpha import ORDERS, AlphaOfOrder, alpha_se
 from ngramspec.instruments.benchmark.figures import summarise, verdicts
 from ngramspec.instruments.benchmark.report import benchmark_report, text_sections
 from ngramspec.instruments.benchmark.runs import Benchmark
-from ngramspec.instruments.prompts import Case, Prompt, load_prompts
+from ngramspec.instruments.prompts import Case, Prompt, load_prompts, prepare
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import Loaded, tuned_file
 from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
@@ -33,7 +33,7 @@ from ngramspec.sampling.settings import Sampling
 from .bench_view import document, show, show_against
 from .console import Outcome, leave, note, usage_error
 from .info import columns, exact_mode, model_lines, origin, provenance
-from .options import PROMPTS, Model, find, flags_in_errors, open_found, open_target, prepared
+from .options import PROMPTS, Model, find, flags_in_errors, open_found, open_target
 from .output import Output, PostOptions, command_line, json_option
 from .sampling_options import SamplingOptions, check_sampling
 from .view import run_counted, slow_core, tuned_line
@@ -130,7 +130,7 @@ def bench(
     tuned = tuned_line(recalled(tuned_file(found.path, load)), left_out=load.no_tuned)
     opened = _open(found, load, chosen)
     load, target, memory, decoder = opened.settings, opened.target, opened.memory, opened.decoder
-    cases, skipped = prepared(target, selected, predict, target.n_ctx)
+    cases, skipped = prepare(target, selected, predict, target.n_ctx)
     ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
     default = None
     if target.exact == "on":

@@ -89,13 +89,10 @@ def is_blank(line: str) -> bool:
 def stacked(
     nodes: Sequence[SyntaxTreeNode], lines: Sequence[str], width: int, *, begun: bool = False, gap: bool = False
 ) -> list[Text]:
-    """Rows of blocks one below the other, with a blank row where the text has blank lines.
+    """Rows of the blocks of `lines`, with a blank row where the text has blank lines.
 
-    Args:
-        nodes: blocks of `lines`, which were parsed.
-        width: cells of the terminal. Rows are no wider, but code (`no_wrap`), which belongs at the left edge.
-        begun: whether there are rows above them.
-        gap: whether the line above the first of `lines` is blank.
+    Rows are no wider than `width`, but code (`no_wrap`), which belongs at the left edge. `begun`: there are rows above
+    them; `gap`: the line above the first of `lines` is blank.
     """
     rows: list[Text] = []
     for node in nodes:

@@ -16,7 +16,6 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from ngramspec.instruments.prompts import Case, Prompt, Skipped, prepare
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load as loading
@@ -27,7 +26,7 @@ from ngramspec.models.check import check_whole
 from ngramspec.models.find import ModelSource, resolve
 from ngramspec.sampling.option import KEY, named, option, options
 
-from .console import download_bar, fail, note, signals_deferred, usage_error
+from .console import download_bar, note, signals_deferred, usage_error
 from .models import complete_model
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -108,17 +107,6 @@ def open_vocabulary(file: Path | None, model: str | None, unnamed: str) -> Vocab
         check_whole(file)
     with signals_deferred():
         return Vocabulary(file)
-
-
-def prepared(
-    target: Target, selected: Sequence[Prompt], predict: int, n_ctx: int | None
-) -> tuple[list[Case], list[Skipped]]:
-    """What can be run of the prompts, and what cannot (see `prepare`); ends the program if nothing can."""
-    cases, skipped = prepare(target, selected, predict, n_ctx)
-    if not cases:
-        first = skipped[0]
-        fail(f"no prompt left of {len(selected)}; {first['category']}/{first['id']}: {first['reason']}")
-    return cases, skipped
 
 
 def keep(memory: Memory | None, tokens: Sequence[int]) -> None:

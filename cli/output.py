@@ -128,11 +128,8 @@ def _write(name: str, text: str) -> None:
 def command_line(command: str, arguments: Sequence[str | None], told: Mapping[str, Any], *groups: Any) -> str:
     """What is typed to run a command again. Of files only the names are told, not where they are.
 
-    Args:
-        command: its name.
-        arguments: as they were typed; None: left out.
-        told: the values of its own options by their flags; None and False say that one was left out.
-        groups: of options; those that are not as by default are told, but for flags that stand in `told`.
+    `told` has the values of the command's own options by their flags; of the `groups` of options, those are told that
+    are not as by default and do not stand in `told`. None and False: left out.
     """
     words = ["ngramspec", *command.split(), *(_file_name(one) for one in arguments if one is not None)]
     grouped = {

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ngramspec.drafting import DEFAULT
-from ngramspec.instruments.prompts import Skipped, load_prompts
+from ngramspec.instruments.prompts import Skipped, load_prompts, prepare
 from ngramspec.instruments.selfcheck.check import SelfCheck
 from ngramspec.instruments.selfcheck.report import Check, report, verdict
 from ngramspec.instruments.selfcheck.texts import TextDifference
@@ -26,7 +26,7 @@ from ngramspec.sampling.option import between, option, within
 
 from .console import fail, leave, note, printable, signals_deferred, usage_error
 from .info import exact_mode, load_settings, model_lines, provenance
-from .options import PROMPTS, Model, find, flags_in_errors, open_target, prepared
+from .options import PROMPTS, Model, find, flags_in_errors, open_target
 from .output import Output, json_option
 from .view import LISTED, print_report, run_timed, skipped_lines
 
@@ -62,7 +62,7 @@ def verify(
     files = find(model, load)
     target = open_target(files, load, head=load.mtp)
     # Prompts of any length: they will be cut to fit.
-    cases, skipped = prepared(target, selected, predict, None)
+    cases, skipped = prepare(target, selected, predict, None)
     try:
         strict = target.exact == "on" or target.exactness.same
         with signals_deferred():

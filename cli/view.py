@@ -90,12 +90,10 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 
 
 def run_counted(done: Iterable[str], total: int, doing: str, *, still: bool) -> Outcome:
-    """Do pieces of work under a bar on stderr; an interruption ends them, and what they did stays.
+    """Do pieces of work, each named once done, under a bar on stderr; an interruption ends them, what they did stays.
 
-    Args:
-        done: does a piece of work and names it.
-        doing: what is said before the first is done.
-        still: draw only between pieces of work; a drawing thread would disturb what is timed.
+    `doing` is said before the first is done. `still`: draw only between pieces, as a drawing thread would disturb what
+    is timed.
     """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with outcome() as ended, progress_bar(*columns, auto_refresh=not still) as bar:

@@ -129,7 +129,6 @@ class Llama(LlamaCpp):  # type: ignore[misc]
     def generate(
         self, tokens: Sequence[int], *args: Any, **settings: Any
     ) -> Generator[int, Sequence[int] | None, None]:
-        """See `llama_cpp.Llama.generate`."""
         with self._turn():
             mine = self._begin(settings.get("grammar"))
         try:
@@ -158,7 +157,6 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         return self._look.begin(rules, prediction)
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """See `llama_cpp.Llama.eval`."""
         with self._turn():
             if not self._ahead(tokens):
                 super().eval(tokens)
@@ -181,7 +179,6 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         return True
 
     def sample(self, *args: Any, idx: int | None = None, **settings: Any) -> int:
-        """See `llama_cpp.Llama.sample`."""
         look = self._look
         with self._turn():
             if look is not None and look.behind:
@@ -195,35 +192,30 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         return token
 
     def embed(self, *args: Any, **settings: Any) -> Any:
-        """See `llama_cpp.Llama.embed`."""
         with self._turn():
             return super().embed(*args, **settings)
 
     # ------------------------------------------------------------------ the state
 
     def reset(self) -> None:
-        """See `llama_cpp.Llama.reset`."""
         with self._turn():
             if self._look is not None:
                 self._look.lost()
             super().reset()
 
     def save_state(self) -> Any:
-        """See `llama_cpp.Llama.save_state`."""
         with self._turn():
             if self._look is not None:
                 self._look.drop()
             return super().save_state()
 
     def load_state(self, state: Any) -> None:
-        """See `llama_cpp.Llama.load_state`."""
         with self._turn():
             if self._look is not None:
                 self._look.lost()
             super().load_state(state)
 
     def close(self) -> None:
-        """See `llama_cpp.Llama.close`."""
         look, self._look, self._asked = self._look, None, None
         if look is not None:
             look.close()

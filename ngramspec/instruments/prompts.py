@@ -213,7 +213,8 @@ def prepare(
 ) -> tuple[list[Case], list[Skipped]]:
     """Tokenize prompts; those that the chat template refuses are skipped, and those too long for a context.
 
-    `max_tokens` are to be generated after each. Where there is no `n_ctx`, prompts of any length will do.
+    `max_tokens` are to be generated after each. Where there is no `n_ctx`, prompts of any length will do. Raises
+    NGramSpecError if none is left.
     """
     cases: list[Case] = []
     skipped: list[Skipped] = []
@@ -230,4 +231,7 @@ def prepare(
             cases.append(Case(prompt.category, prompt.id, tuple(tokens)))
         except NGramSpecError as error:
             skipped.append({"category": prompt.category, "id": prompt.id, "reason": str(error)})
+    if not cases and skipped:
+        first = skipped[0]
+        raise NGramSpecError(f"no prompt left of {len(skipped)}; {first['category']}/{first['id']}: {first['reason']}")
     return cases, skipped
