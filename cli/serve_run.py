@@ -36,7 +36,7 @@ from ngramspec.server.call import EUCLIDEAN, Counters, ServedModel, Server
 
 from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
 from .options import find
-from .serve import LONGEST_DRAFT, MOST_EMBEDDED, ServeOptions
+from .serve_options import LONGEST_DRAFT, MOST_EMBEDDED, ServeOptions
 
 DRAIN_SECONDS = 8.0
 """How long running requests may go on after a signal: less than the 10 s after which docker kills."""

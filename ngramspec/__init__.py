@@ -62,7 +62,7 @@ else:
         "Target": "llama.target",
         "load": "loading.load",
     }
-    __all__ = [*_MODULES]
+    __all__ = list(_MODULES)
 
     def __getattr__(name):
         if name not in _MODULES:

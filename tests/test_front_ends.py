@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import llama_cpp
 import pytest
 from ngramspec_cli.options import find
-from ngramspec_cli.serve import ServeOptions
+from ngramspec_cli.serve_options import ServeOptions
 from ngramspec_cli.serve_run import open_served
 from support.cli_runner import DEMO, environment, run
 from support.http import asking
