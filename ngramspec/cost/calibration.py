@@ -213,8 +213,8 @@ class Disturbance:
     def see(self, seconds: float, batch: int, plain_seconds: float) -> None:
         """Take note of a pass over `batch` tokens; no batch takes longer than its tokens one by one.
 
-        `plain_seconds` is what the cost curve says of one token; 0: unknown. The curve learns from disturbed passes
-        too, so the least that it said counts.
+        `plain_seconds`: what the cost curve says of one token; 0: unknown. It learns from disturbed passes too, so the
+        least that it said counts.
         """
         if plain_seconds <= 0 or batch < 1:
             return

@@ -203,7 +203,7 @@ class ExactAuto:
         return ExactnessMode(bound=bound, agreeing=(1,) if found is None else found.agreeing)
 
     def measure(self, budget: float | None = None) -> None:
-        """Measure what still decides, as far as the time allows. `budget`: seconds; None: BUDGET."""
+        """Measure what still decides, as far as so many seconds allow; None: BUDGET."""
         ends = time.perf_counter() + (BUDGET if budget is None else budget)
         with suppress(TargetError):
             while (missing := self._missing()) is not None and self._measure(missing, ends):

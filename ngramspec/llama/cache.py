@@ -53,7 +53,6 @@ class Cache:
     """The KV cache and recurrent state of a sequence.
 
     Args:
-        context: llama.cpp's handle.
         recurrent: whether a part of it is a recurrent state.
         window: tokens that a sliding window shows, the shortest if there are several; 0: none slides.
         sequence: its number.

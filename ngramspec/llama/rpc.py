@@ -88,10 +88,8 @@ def joined() -> tuple[str, ...]:
 def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
     """Make other machines devices of this process; nothing happens if they are already.
 
-    Args:
-        names: as `workers` gives them.
-        patience: seconds without an answer after which a worker counts as lost. Whatever waits for it, and whatever is
-            asked of llama.cpp afterwards, then raises TargetError: a process cannot get a worker back.
+    A worker without an answer for `patience` seconds counts as lost. Whatever waits for it, and whatever is asked of
+    llama.cpp afterwards, then raises TargetError: a process cannot get a worker back.
 
     Raises:
         ModelError: this build has no RPC backend, a worker cannot be reached or is none, or others are connected.

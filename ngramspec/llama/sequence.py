@@ -34,10 +34,7 @@ _PIECE = struct.Struct("<QQ")
 class CacheSequence:
     """A text in the cache of a context: a `ngramspec.shared_model.SequenceModel`.
 
-    Args:
-        passes: of the context.
-        cache: of the sequence.
-        n_ctx: most tokens that may stay in it.
+    `passes` are those of its context; at most `n_ctx` tokens may stay in it.
     """
 
     def __init__(self, passes: Passes, cache: Cache, *, n_ctx: int) -> None:

@@ -32,7 +32,7 @@ class SettingsTimer:
     """A model on which settings are timed; `seconds` is the timer of `ngramspec.instruments.tuning.search.Tuning`.
 
     Args:
-        target: a loaded model, which is neither read nor changed.
+        target: a loaded model; what it holds is neither read nor changed.
         load: loads the same model once more, with the `mmap` and `repack` of the settings, and a small context.
         depth: tokens of what is called a long context.
     """

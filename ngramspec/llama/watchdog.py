@@ -45,11 +45,8 @@ class _Call:
 class Watchdog:
     """Runs calls that may never return. When one is given up, all that wait and all later calls raise TargetError.
 
-    Args:
-        patience: seconds without a sign of life after which a call is given up. Signs are its beginning, and `alive`.
-        explain: makes the line for the user out of ggml's message, or of None if nothing was heard for that long.
-
-    Both may be changed between calls.
+    It is given up after `patience` seconds without a sign of life: its beginning, or `alive`. `explain` makes the line
+    for the user out of ggml's message, or of None if nothing was heard. Both may be changed between calls.
     """
 
     def __init__(self, patience: float, explain: Callable[[str | None], str]) -> None:

@@ -214,15 +214,10 @@ def _gguf_files(kept: Path) -> dict[str, Path]:
 
 
 def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
-    """The files to load, in the order of their parts.
+    """The files to load of those that are listed, in the order of their parts; ModelError where none or several match.
 
-    Args:
-        listed: paths of all files of the repository.
-        wanted: a file name that ends in .gguf (its folder may be left out); a quantisation such as
-            Q4_K_M, in any case; None for `PREFERRED`, else any. Of several, llama.cpp's choice: the first.
-
-    Raises:
-        ModelError: no model matches, more than one has that file name, or parts are missing.
+    `wanted`: a file name that ends in .gguf (its folder may be left out); a quantisation such as Q4_K_M, in any case;
+    None for `PREFERRED`, else any. Of several, llama.cpp's choice: the first.
     """
     models: dict[str, list[str]] = {}  # by the path of the first file, those of all its files in order
     for file in sorted(filter(is_model, listed)):
