@@ -7,8 +7,8 @@ alternative of their own, as in `root ::= "a"? root "b"`, and misses `root ::= a
 `b ::= "c"?`. Stacks may also be finite, and too many, as in `a ::= "x"{0,900}`, `b ::= a{0,900}`,
 `root ::= b{0,900}`. A text can come to either at any place, so trying how a grammar begins would not find them.
 
-So the rules are built here as its parser builds them, except that the n - 1 rules of `x{0,n}` are one that counts n. What
-does not parse is left to llama.cpp to complain of.
+So the rules are built here as its parser builds them, except that the n - 1 rules of `x{0,n}` are one that counts n.
+What does not parse is left to llama.cpp to complain of.
 """
 
 from __future__ import annotations
