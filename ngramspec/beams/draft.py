@@ -5,7 +5,7 @@ A guess is several tokens with their probabilities, from one of two sources; the
     rows    the likeliest tokens that the target gave the last time after the same 1 to 3 tokens, with their
             probabilities (as in Token Recycling, Luo et al. 2024, arXiv 2408.08696): beams differ in a token and then
             go on alike.
-    copies  what followed the longest suffix of the beam that was seen in the prompt, or in what all beams agree on.
+    copies  what followed the same 1 to 8 tokens, the most that were seen, in the prompt or in what all beams agree on.
 
 The draft is itself a beam search (Leviathan et al. 2023, appendix A.4): each step takes the best `width` results, by
 the target's rows where they are known and by guesses elsewhere. It is evaluated to the length k that maximises
@@ -23,126 +23,98 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.baselines.suffix import SuffixAutomaton
 from ngramspec.drafting.chances import FadingRate
 from ngramspec.drafting.draft import TokenPrice
 from ngramspec.tokens import Likely, Node
 
 ORDERS = 3  # most tokens of context that a row is remembered by
+LONGEST = 8  # and a copy
 AHEAD = 2  # a copy's context must be this much longer than a row's to be preferred: a row says more
-LONGEST = 8  # contexts are told apart by their length up to here
+CLEARLY = 2  # another copy is preferred to the most recent one if it was seen at least this many times as often
 FADE = 0.98  # factor by which earlier counts fade at each new count
 SUREST = 0.99
 
-
-@dataclass(slots=True)
-class Place:
-    """Where a node stands in the drafter's text, and the copy proposed after it."""
-
-    state: int  # of the automaton, for the longest suffix that was seen
-    match: int  # its length
-    copy: int = -1  # the token proposed; -1: none
-    trust: FadingRate | None = None  # the probability that the target gives such copies
+Context = tuple[int, ...]
 
 
 class BeamDrafter:
-    """Guesses continuations of the nodes of a tree. One instance serves many searches, one at a time."""
+    """Guesses continuations of the nodes of a tree. One instance serves many searches, one at a time.
 
-    def begin(self, prompt: Sequence[int], root: Node) -> None:
-        """Start a search; `root` stands for the prompt."""
-        self._prompt_end = tuple(prompt[-ORDERS:])
-        self._text = SuffixAutomaton()
-        self._text.extend(prompt)
-        root.notes = self._at(self._text.longest_suffix()[0])
-        self._rows: dict[tuple[int, ...], Likely] = {}
+    A node's `notes` are the copy proposed after it, and the probability that the target gives such copies.
+    """
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start a search."""
+        self._end: Context = ()  # of the prompt and all that was committed
+        self._prompt_end = tuple(prompt[-LONGEST:])
+        # How often each token was seen after a context, the most recent one last.
+        self._copies: defaultdict[Context, dict[int, int]] = defaultdict(dict)
+        self._rows: dict[Context, Likely] = {}
         self._trust: defaultdict[tuple[int, int], FadingRate] = defaultdict(lambda: FadingRate(1.0, 2.0, fade=FADE))
+        self.commit(prompt)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Take in the next tokens that all beams agree on."""
-        self._text.extend(tokens)
+        for token in tokens:
+            for start in range(len(self._end)):
+                seen = self._copies[self._end[start:]]
+                seen[token] = seen.pop(token, 0) + 1
+            self._end = (*self._end, token)[-LONGEST:]
 
     def see(self, node: Node, likely: Likely) -> None:
         """Learn what the target says after `node`."""
-        tail = self._tail(node)
-        for order in range(len(tail)):
-            self._rows[tail[order:]] = likely
-        place: Place | None = node.notes
-        if place is not None and place.trust is not None:
-            place.trust.add(sum(math.exp(logprob) for token, logprob in likely if token == place.copy))
+        tail = self._tail(node)[-ORDERS:]
+        for start in range(len(tail)):
+            self._rows[tail[start:]] = likely
+        if node.notes is not None:
+            copy, trust = node.notes
+            trust.add(sum(math.exp(logprob) for token, logprob in likely if token == copy))
 
     def guess(self, node: Node) -> tuple[Likely, int]:
         """What may follow `node`, and how many tokens of context that rests on, at most LONGEST; 0: not known."""
         tail = self._tail(node)
-        contexts = (tail[start:] for start in range(len(tail)))
-        known = next((context for context in contexts if context in self._rows), ())
-        order, row = len(known), self._rows.get(known)
-        place = self._place(node)
-        if place.match < order + AHEAD:
-            return row or (), order
-        return self._copy(place, order, row), min(place.match, LONGEST)
+        contexts = [tail[start:] for start in range(len(tail))]
+        known = next((context for context in contexts[-ORDERS:] if context in self._rows), ())
+        seen = next((context for context in contexts if context in self._copies), ())
+        row = self._rows.get(known)
+        if len(seen) < len(known) + AHEAD:
+            return row or (), len(known)
+        counts = self._copies[seen]
+        *_, latest = counts
+        often = max(counts, key=counts.__getitem__)
+        copy = often if counts[often] >= CLEARLY * counts[latest] else latest
+        trust = self._trust[len(seen), len(known)]
+        node.notes = copy, trust
+        all_of_them = sum(counts.values())
+        others = row or [(token, math.log(n / all_of_them)) for token, n in counts.items()]
+        return _with_copy(copy, min(trust.value, SUREST), others), len(seen)
 
-    def _copy(self, place: Place, order: int, row: Likely | None) -> Likely:
-        """Give the copy the probability that copies are trusted with; the row, or other copies, share the rest."""
-        text, state = self._text, place.state
-        place.copy = token = text.likeliest(state)
-        place.trust = self._trust[min(place.match, LONGEST), order]
-        trust = min(place.trust.value, SUREST)
-        others = row or [(t, math.log(n / text.total[state])) for t, n in text.weights(state).items()]
-        instead = sum(math.exp(logprob) for other, logprob in others if other == token)
-        likely = [(token, math.log(trust))]
-        if instead < 1.0:
-            shift = math.log((1.0 - trust) / (1.0 - instead))
-            likely += [(other, logprob + shift) for other, logprob in others if other != token]
-        return sorted(likely, key=lambda guess: -guess[1])
-
-    def _tail(self, node: Node) -> tuple[int, ...]:
-        """The last ORDERS tokens up to a node, oldest first."""
+    def _tail(self, node: Node) -> Context:
+        """The last LONGEST tokens up to a node, oldest first."""
         tail: list[int] = []
         at = node
-        while at.parent is not None and len(tail) < ORDERS:
-            tail.insert(0, at.token)
+        while at.parent is not None and len(tail) < LONGEST:
+            tail.append(at.token)
             at = at.parent
-        return (*self._prompt_end, *tail)[-ORDERS:]
+        return (*self._prompt_end, *reversed(tail))[-LONGEST:]
 
-    def _place(self, node: Node) -> Place:
-        """Where a node stands, from where the node before it stands."""
-        text = self._text
-        place: Place | None = node.notes
-        if place is None:
-            assert node.parent is not None
-            before = self._place(node.parent)
-            state, match = before.state, before.match
-            while node.token not in text.goals[state] and state > 0:
-                state = text.link[state]
-                match = text.length[state]
-            goal = text.goals[state].get(node.token)
-            place = node.notes = self._at(0) if goal is None else self._at(goal, match + 1)
-            return place
-        # The text may have grown: a state is split where its shorter contexts were seen elsewhere.
-        found = self._at(place.state, place.match)
-        place.state, place.match = found.state, found.match
-        return place
 
-    def _at(self, state: int, match: int | None = None) -> Place:
-        """The place of the longest suffix of a state's contexts, at most `match` long, that anything followed."""
-        text = self._text
-        if state < 0:
-            return Place(0, 0)
-        match = text.length[state] if match is None else match
-        while state > 0 and (match <= text.length[text.link[state]] or text.total[state] == 0):
-            state = text.link[state]
-            match = min(match, text.length[state])
-        return Place(state, match)
+def _with_copy(copy: int, trust: float, others: Likely) -> Likely:
+    """A copy with the probability that copies are trusted with; the other guesses share the rest."""
+    instead = sum(math.exp(logprob) for other, logprob in others if other == copy)
+    likely = [(copy, math.log(trust))]
+    if instead < 1.0:
+        shift = math.log((1.0 - trust) / (1.0 - instead))
+        likely += [(other, logprob + shift) for other, logprob in others if other != copy]
+    return sorted(likely, key=lambda guess: -guess[1])
 
 
 # --------------------------------------------------------------------------- which guesses a pass evaluates
 
 DECAY = 0.95  # factor by which earlier gains and costs fade at each pass
 SIZES = range(1, 65)
-IN_VAIN = 0.01  # share of the time that may be spent on plans that lead to no draft
 MANY = 4  # steps with more guesses than this are counted as having so many
 
 PARTLY = 0.5
@@ -178,16 +150,14 @@ class BeamPlan:
         width: int,
         farthest: int,
         is_eog: Callable[[int], bool],
-        clock: Callable[[], float],
     ) -> None:
-        self._drafter, self._curve, self._is_eog, self._clock = drafter, curve, is_eog, clock
+        self._drafter, self._curve, self._is_eog = drafter, curve, is_eog
         self._width, self._farthest = width, farthest
         self._partly = PARTLY * (1.0 - 1.0 / width)
         self._covered: dict[tuple[int, int], FadingRate] = {}  # by shortest context and number of guesses
         self._layers: list[Layer] = []
         self._scale = 1.0  # of the curve's seconds
         self._per_token = 0.0  # seconds of other work than the pass, per token in it
-        self._spent = self._in_vain = 0.0
         self._steps = self._seconds = 0.0  # of the last passes, fading
 
     def plan(
@@ -200,9 +170,7 @@ class BeamPlan:
             steps, room: most steps ahead that can be of use, and most nodes to be evaluated ahead.
             leaves: most leaves of what is kept and evaluated, the live texts among them.
         """
-        began = self._clock()
-        idle = self._curve is not None and self._in_vain > IN_VAIN * self._spent
-        self._layers = [] if idle else self._draft(live, min(steps, self._farthest), room, leaves)
+        self._layers = self._draft(live, min(steps, self._farthest), room, leaves)
         sent = self._layers[: self._best(sum(node.likely is None for _, node in live))]
         new = [node for _, unknown, _ in sent for node in unknown]
         known = [node for nodes, _, _ in self._layers for node in nodes if node.likely is not None]
@@ -210,8 +178,6 @@ class BeamPlan:
         kept = {*new, *known}
         for node in [node for _, node in live] + new + known:
             node.children = {token: child for token, child in node.children.items() if child in kept}
-        if not new and not idle:
-            self._in_vain += self._clock() - began
         return new, known
 
     def _draft(self, live: Sequence[tuple[float, Node]], steps: int, room: int, leaves: int) -> list[Layer]:
@@ -303,7 +269,6 @@ class BeamPlan:
             covered.add(hit)
             if not hit:
                 break
-        self._spent += seconds + besides
         self._steps = DECAY * self._steps + len(taken)
         self._seconds = DECAY * self._seconds + seconds + besides
         self._per_token += 0.1 * (besides / size - self._per_token)

@@ -152,9 +152,9 @@ class BeamSearch:
         if drafter is not None:
             if self.calibration is not None:
                 curve = self.calibration.ensure_curve(target, self._limit)
-            drafter.begin(prompt, root)
+            drafter.begin(prompt)
             drafter.see(root, root.likely)
-            plan = BeamPlan(drafter, curve, self.beams, self.draft_max, target.is_eog, clock)
+            plan = BeamPlan(drafter, curve, self.beams, self.draft_max, target.is_eog)
         self._trunk = root
         tree = target.tree(root)
         try:
