@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
@@ -21,7 +21,7 @@ BINARY, NOT_UTF8, UNREADABLE, SPECIAL = "binary", "not UTF-8", "unreadable", "no
 HUGE = f"larger than {MAX_BYTES >> 20} MiB"
 IGNORED, LINK, SECRET = "named in .gitignore", "linked", "probably secret"
 
-_VERSION_CONTROL = frozenset({".git", ".hg", ".svn"})
+VERSION_CONTROL = frozenset({".git", ".hg", ".svn"})
 
 _SECRET_NAMES = """
 .env .env.* !.env.example !.env.sample !.env.template .envrc .netrc _netrc .npmrc .pypirc .pgpass .my.cnf .htpasswd
@@ -66,28 +66,6 @@ def find_files(path: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
     return files, skipped
 
 
-def concerns(changed: Iterable[Path], root: Path) -> bool:
-    """Whether a path below the folder `root` is one that `find_files(root)` may take, going by names and rules alone.
-
-    The changed paths begin with `root`; whatever was there may be gone.
-    """
-    rules_of: dict[Path, _Rules | None] = {root: (*_rules_above(root), *_rules_in(root))}
-    for path in changed:
-        folder, rules = root, rules_of[root]
-        for name in path.relative_to(root).parts[:-1]:
-            if rules is None:
-                break
-            folder /= name
-            if folder not in rules_of:
-                rules_of[folder] = None if _passed_over(folder, rules) else (*rules, *_rules_in(folder))
-            rules = rules_of[folder]
-        if rules is None:
-            continue
-        if not (_passed_over(path, rules) if path.is_dir() else _reason(path, rules, folder=False)):
-            return True
-    return False
-
-
 def read_text(path: Path) -> str | None:
     """The text of a file, or None if it is no UTF-8 text after all (binary: it has a zero byte).
 
@@ -116,7 +94,7 @@ def _walk(folder: Path, rules: _Rules, files: dict[Path, Times], skipped: dict[P
             path = Path(entry.path)
             try:
                 folder_too = entry.is_dir(follow_symlinks=False)
-                if folder_too and path.name in _VERSION_CONTROL:
+                if folder_too and path.name in VERSION_CONTROL:
                     continue
                 reason = LINK if entry.is_symlink() else _reason(path, rules, folder=folder_too)
                 if reason:
@@ -169,11 +147,6 @@ def _is_pattern(line: str) -> bool:
         return bool(line.strip()) and not line.startswith("#") and len(GitIgnoreSpec.from_lines([line])) == 1
     except (ValueError, re.error):
         return False
-
-
-def _passed_over(folder: Path, rules: _Rules) -> bool:
-    """Whether nothing in a folder is taken."""
-    return folder.name in _VERSION_CONTROL or _reason(folder, rules, folder=True) is not None
 
 
 def _reason(path: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], *, folder: bool) -> str | None:

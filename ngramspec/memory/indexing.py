@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ngramspec.backend import Progress
-from ngramspec.memory.files import BINARY, IGNORED, NOT_UTF8, UNREADABLE, Times, concerns, find_files, read_text
+from ngramspec.memory.files import BINARY, IGNORED, NOT_UTF8, UNREADABLE, VERSION_CONTROL, Times, find_files, read_text
 from ngramspec.memory.store import Document, MemoryFileError, Store, total
 from ngramspec.tokens import Tokenizer
 
@@ -210,7 +210,6 @@ def watch_folders(
 ) -> Iterator[Added]:
     """Update a memory whenever files below some folders change; yields what came of each update. Never ends by itself.
 
-    Files are chosen as `add_files` chooses them, so that a change of what a .gitignore names starts no update.
     `sleep` is how it rests between updates.
 
     Raises:
@@ -226,12 +225,17 @@ def watch_folders(
     first = True
     try:
         for events in watch(
-            *roots, watch_filter=None, step=CALM_MS, debounce=BURST_MS, rust_timeout=LOOK_MS, yield_on_timeout=True
+            *roots,
+            watch_filter=_of_the_user,
+            step=CALM_MS,
+            debounce=BURST_MS,
+            rust_timeout=LOOK_MS,
+            yield_on_timeout=True,
         ):
             for root, identity in zip(roots, began, strict=True):
                 if _identity(root) != identity:
                     raise MemoryFileError(f"{root} is not the folder any more that was watched; watch it again")
-            if first or _concern(events, roots):
+            if first or events:
                 first = False
                 start = time.monotonic()
                 added = add_files(store, tokenizer, roots, threads=threads, may_be_empty=True)
@@ -243,9 +247,8 @@ def watch_folders(
         raise MemoryFileError(f"cannot watch {names}: {error} (WATCHFILES_FORCE_POLLING=1 polls instead)") from error
 
 
-def _concern(events: set[tuple[Any, str]], roots: Sequence[Path]) -> bool:
-    paths = [Path(name) for _, name in events]
-    return any(concerns((path for path in paths if root in path.parents), root) for root in roots)
+def _of_the_user(_: Any, name: str) -> bool:
+    return VERSION_CONTROL.isdisjoint(Path(name).parts)
 
 
 def _identity(root: Path) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ngramspec.memory import files
-from ngramspec.memory.files import HUGE, IGNORED, LINK, SECRET, SPECIAL, UNREADABLE, concerns, find_files, read_text
+from ngramspec.memory.files import HUGE, IGNORED, LINK, SECRET, SPECIAL, UNREADABLE, find_files, read_text
 
 
 def tree(root: Path, names: dict[str, str]) -> None:
@@ -49,13 +49,6 @@ def test_the_same_files_as_git_takes(tmp_path: Path) -> None:
     assert 5 < len(expected) < len(RULES) - 5
     assert sorted(found(tmp_path)) == expected
     assert sorted(found(tmp_path / "sub")) == sorted(n[4:] for n in expected if n.startswith("sub/"))
-    # What tells of single paths agrees, also on those that are gone.
-    (tmp_path / "a.py").unlink()
-    assert sorted(n for n in RULES if concerns([tmp_path / n], tmp_path)) == expected
-    assert not concerns([tmp_path / ".git" / "index", tmp_path / "build", tmp_path / "other"], tmp_path)
-    assert concerns([tmp_path / "x.log", tmp_path / "sub"], tmp_path)
-    within = [n for n in RULES if n.startswith("sub/") and concerns([tmp_path / n], tmp_path / "sub")]
-    assert sorted(within) == [n for n in expected if n.startswith("sub/")]
 
 
 def test_rules_without_a_repository(tmp_path: Path) -> None:
@@ -88,7 +81,6 @@ def test_what_is_secret_by_its_name_is_left_out_unless_it_is_named_itself(tmp_pa
     }
     assert {name for name, why in skipped.items() if why == IGNORED} == {"secrets.toml", "a.log"}
     assert [path.name for path in find_files(tmp_path / ".env")[0]] == [".env"]
-    assert not concerns([tmp_path / ".env", tmp_path / ".aws" / "credentials"], tmp_path)
 
 
 def test_huge_files_are_skipped_and_pipes_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
