@@ -145,14 +145,14 @@ def bench(
         f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
         + (f", skipped: {len(skipped)}" if skipped else "")
     )
-    ended = run_counted(_runs(benchmark), benchmark.total, "warming up", still=True)
+    ended = run_counted(_runs(benchmark), benchmark.total, "warming up")
     orders = None
     if alpha and ended.error is None:
         if not target.can_rollback:
             usage_error("--alpha needs drafts, and this model's state cannot be taken back")
         gamma = load.draft_max or GAMMA
         orders = [AlphaOfOrder(order, target, chosen, gamma, exact=target.exact) for order in ORDERS]
-        ended = run_counted(_alphas(orders, cases, predict), len(cases) * len(ORDERS), "warming up", still=True)
+        ended = run_counted(_alphas(orders, cases, predict), len(cases) * len(ORDERS), "warming up")
     summaries = {
         policy: summarise(benchmark.runs_of(policy), drafted.calibration.curve)
         for policy, drafted in benchmark.policies.items()
@@ -252,7 +252,7 @@ def _run_against(rival: Rival, target: Target, benchmark: Benchmark, heading: Se
             pairs.append(pair)
             yield f"{pair['category']}/{pair['prompt']}"
 
-    ended = run_counted(ask(), len(benchmark.cases), "warming up", still=True)
+    ended = run_counted(ask(), len(benchmark.cases), "warming up")
     if pairs:
         output.write(
             lambda: show_against(rival, pairs, heading, len(benchmark.cases)),

@@ -20,7 +20,7 @@ from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 
 from .info import load_settings, provenance
-from .view import LISTED, figures_table, print_report, section_parts, skipped_lines
+from .view import figures_table, listed, print_report, section_parts, skipped_lines
 
 
 def show(
@@ -44,14 +44,13 @@ def _differences(benchmark: Benchmark) -> list[str]:
     several = len(benchmark.policies) > 1
     differences, probe = benchmark.differences, benchmark.drafted.calibration.probe
     lines = []
-    for d in differences[:LISTED]:
+    for d in differences:
         line = f"{d['policy']}: " if several else ""
         line += f"{d['category']}/{d['prompt']} differs after {d['position']} equal tokens"
         if d["margin"] is not None:
             line += f", where the logits of both tokens are {d['margin']:.3g} apart"
         lines.append(line)
-    if len(differences) > LISTED:
-        lines.append(f"{len(differences)} {'outputs' if several else 'prompts'} differ in all")
+    lines = listed(lines, f"{'outputs' if several else 'prompts'} differ in all")
     if differences and benchmark.drafted.exactness.same:
         lines.append("exact mode was to rule this out: please report it as a defect")
     elif differences and probe:

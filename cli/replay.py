@@ -128,7 +128,7 @@ def replay(
         replays = {name: replayed(by) for name, by in curves.items()}
         comparison = CurveComparison(recordings, drafter, replays, oracle=not no_oracle)
         names = (recording.category for recording in comparison.run())
-        ended = run_counted(names, len(recordings), "replaying", still=False)
+        ended = run_counted(names, len(recordings), "replaying")
         drafting = {"drafter": drafter} | {name: getattr(load, name) for name in POLICY}
         document = {
             "ngramspec": ngramspec.__version__,

@@ -27,10 +27,7 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 
 from .console import fail, guarded_stdout, leave, note, outcome, printable, usage_error, write_stdout
-from .view import ACCEPTED, CORRECTION, REFUSED, summary
-
-LISTED = 10
-"""Broken lines named; the rest are counted."""
+from .view import ACCEPTED, CORRECTION, LISTED, REFUSED, summary
 
 LONGEST = 1 << 26
 """Bytes of a line that are read at once, so that a file that is not a trace cannot fill the memory."""

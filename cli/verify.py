@@ -28,7 +28,7 @@ from .console import fail, leave, note, printable, signals_deferred, usage_error
 from .info import exact_mode, load_settings, model_lines, provenance
 from .options import PROMPTS, Model, find, flags_in_errors, open_target
 from .output import Output, json_option
-from .view import LISTED, print_report, run_timed, skipped_lines
+from .view import listed, print_report, run_timed, skipped_lines
 
 MODELS = ("draft_model", "gpu_layers_draft", "threads_draft", "mtp", "drafter")
 
@@ -153,11 +153,9 @@ def _differences(found: SelfCheck) -> list[str]:
         f"{pair.category}/{pair.prompt}, {pair.setting}: after {difference.position} equal tokens plain has"
         f" {_token(difference.plain, difference.plain_text, difference.plain_logit)}, drafted"
         f" {_token(difference.drafted, difference.drafted_text, difference.drafted_logit)}; {_why(difference)}"
-        for pair, difference in pairs[:LISTED]
+        for pair, difference in pairs
     ]
-    if len(pairs) > LISTED:
-        lines.append(f"{len(pairs)} texts differ in all")
-    return lines
+    return listed(lines, "texts differ in all")
 
 
 def _token(token: int | None, text: str, logit: float | None) -> str:

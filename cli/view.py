@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +28,7 @@ from ngramspec.steps import Stats, Step
 from .console import Outcome, outcome, printable, progress_bar, write_stdout
 
 LISTED = 10
-"""Differences and skipped prompts shown; --json has all."""
+"""Differences, skipped prompts and broken lines shown; the rest are counted, and --json has all."""
 
 LEAST_PASSES = 16
 """Passes of a text from which on it is told why nothing was gained."""
@@ -89,27 +90,24 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 # ---------------------------------------------------------------------- bars
 
 
-def run_counted(done: Iterable[str], total: int, doing: str, *, still: bool) -> Outcome:
-    """Do pieces of work, each named once done, under a bar on stderr; an interruption ends them, what they did stays.
+def run_counted(done: Iterable[str], total: int, doing: str) -> Outcome:
+    """Do pieces of work, each named when it is done, under a bar that says `doing` at first.
 
-    `doing` is said before the first is done. `still`: draw only between pieces, as a drawing thread would disturb what
-    is timed.
+    An interruption ends them, and what they did stays. The bar is drawn only between them, as a drawing thread would
+    disturb what is timed.
     """
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with outcome() as ended, progress_bar(*columns, auto_refresh=not still) as bar:
+    with outcome() as ended, _bar(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task(doing, total=total)
         bar.start()
         for name in done:
             bar.update(task, advance=1, description=printable(name))
-            if still:
-                bar.refresh()
+            bar.refresh()
     return ended
 
 
 def run_timed(begun: Iterable[str], seconds: float) -> Outcome:
     """The same for work that names what it begins, under a bar that fills with the time."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn())
-    with outcome() as ended, progress_bar(*columns, auto_refresh=False) as bar:
+    with outcome() as ended, _bar() as bar:
         task = bar.add_task("", total=seconds)
         bar.start()
         start = time.monotonic()
@@ -117,6 +115,10 @@ def run_timed(begun: Iterable[str], seconds: float) -> Outcome:
             bar.update(task, completed=min(seconds, time.monotonic() - start), description=name)
             bar.refresh()
     return ended
+
+
+def _bar(*more: ProgressColumn) -> AbstractContextManager[Progress]:
+    return progress_bar(TextColumn("{task.description}", markup=False), BarColumn(), *more, auto_refresh=False)
 
 
 # ---------------------------------------------------------------------- lines
@@ -190,7 +192,11 @@ def tuned_line(kept: Tuned | None, *, left_out: bool) -> str:
     return f"{what}{'; left out here' if left_out else ''}"
 
 
+def listed(lines: Sequence[str], rest: str) -> list[str]:
+    """The first of many lines, and how many they are, which `rest` says in words."""
+    return [*lines[:LISTED], f"{len(lines)} {rest}"] if len(lines) > LISTED else list(lines)
+
+
 def skipped_lines(skipped: Sequence[Skipped]) -> list[str]:
     """The prompts that were not run, with the reasons."""
-    lines = [f"skipped {s['category']}/{s['id']}: {s['reason']}" for s in skipped[:LISTED]]
-    return [*lines, f"{len(skipped)} prompts skipped in all"] if len(skipped) > LISTED else lines
+    return listed([f"skipped {s['category']}/{s['id']}: {s['reason']}" for s in skipped], "prompts skipped in all")

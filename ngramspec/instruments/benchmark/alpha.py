@@ -110,17 +110,14 @@ class AlphaOfOrder:
         return alpha(self.stats)
 
     def to_json(self) -> dict[str, Any]:
+        counted = ("drafted", "accepted", "passes", "passes_without_draft", "tokens_per_pass")
         return {
             "order": self.order,
             "gamma": self.gamma,
             "measured": self.measured,
             "inferred": self.inferred,
             "judged": self.judged,
-            "drafted": self.stats.drafted,
-            "accepted": self.stats.accepted,
-            "passes": self.stats.passes,
-            "passes_without_draft": self.stats.passes_without_draft,
-            "tokens_per_pass": self.stats.tokens_per_pass,
+            **{name: getattr(self.stats, name) for name in counted},
         }
 
 
