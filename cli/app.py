@@ -17,17 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 import ngramspec
 from ngramspec.errors import NGramSpecError
 
-from .console import (
-    FAILED,
-    INTERRUPTED,
-    TERMINATED,
-    USAGE,
-    Terminated,
-    fail,
-    in_words,
-    prepare_streams,
-    raise_on_signals,
-)
+from .console import FAILED, INTERRUPTED, TERMINATED, USAGE, Terminated, fail, prepare_streams, raise_on_signals
 
 COMMANDS = {
     "chat": "Chat with a model.",
@@ -121,7 +111,7 @@ def run(arguments: list[str]) -> int:
             code = app(args=arguments, prog_name="ngramspec", standalone_mode=False)
             return code if isinstance(code, int) else 0
         except (NGramSpecError, OSError) as error:
-            fail(in_words(error))
+            fail(error)
         except MemoryError:
             fail("out of memory; try a smaller -c/--ctx-size or a smaller model")
         except Exception as error:

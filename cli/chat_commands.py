@@ -19,7 +19,7 @@ from ngramspec.json_data import encode
 from . import chat_settings
 from .chat_session import Session, kept_path
 from .chat_view import totals, without_thoughts
-from .console import complain, counted, in_words, note, printable, read_text, stderr
+from .console import complain, counted, note, printable, read_text, stderr
 from .markdown_rows import code_blocks
 from .options import find
 from .view import ACCEPTED, CORRECTION, REFUSED
@@ -60,7 +60,7 @@ def run(session: Session, name: str, argument: str) -> bool:
             raise NGramSpecError(f"/{name} FILE: a file is needed")
         return act(session, argument) is not False
     except (NGramSpecError, OSError, ValueError) as error:
-        complain(in_words(error))
+        complain(error)
         return False
 
 

@@ -60,9 +60,9 @@ def note(text: str) -> None:
     _print(text, "dim")
 
 
-def complain(message: str) -> None:
+def complain(error: str | Exception) -> None:
     """An error, in one line on stderr."""
-    _print(f"ngramspec: {' '.join(message.split())}", "red")
+    _print(f"ngramspec: {' '.join(in_words(error).split())}", "red")
 
 
 def _print(text: str, style: str) -> None:
@@ -83,7 +83,7 @@ def _in_the_middle_of_a_line() -> bool:
     return False
 
 
-def in_words(error: BaseException) -> str:
+def in_words(error: str | Exception) -> str:
     """An error as the user reads it: of the system's, which file it is about, and why."""
     if not isinstance(error, OSError):
         return str(error)
@@ -91,9 +91,9 @@ def in_words(error: BaseException) -> str:
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
-def fail(message: str, code: int = FAILED) -> NoReturn:
+def fail(error: str | Exception, code: int = FAILED) -> NoReturn:
     """End the program with one line on stderr."""
-    complain(message)
+    complain(error)
     raise typer.Exit(code)
 
 

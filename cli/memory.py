@@ -271,7 +271,7 @@ def _told(errors: list[MemoryFileError]) -> Iterator[None]:
     try:
         yield
     except MemoryFileError as error:
-        complain(str(error))
+        complain(error)
         errors.append(error)
 
 

@@ -316,9 +316,9 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Memory | None]:
     class Spy(NGramDrafter):
         name = "spy"
 
-        def __init__(self, memory: Memory | bool | None = None) -> None:
+        def __init__(self, memory: Memory | bool | None = None, kept: Path | None = None) -> None:
             super().__init__()
-            if memory is not True:  # which only checks the options
+            if not isinstance(memory, bool):  # which only checks the options
                 memories.append(memory)
 
     monkeypatch.setitem(drafting.DRAFTERS, "spy", Spy)
