@@ -10,7 +10,7 @@ from support.mock_target import Clock, MockTarget
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.instruments.reports.report import joined, spans_of
+from ngramspec.instruments.reports.report import drafted_texts
 from ngramspec.steps import Stats, Step
 
 PREFILL = Step((9,), ("x",), seconds=2.0)
@@ -94,7 +94,8 @@ PIECES = {1: b"one ", 2: b"t\xc3", 3: b"three", 4: b"four"}
 
 
 def spans(*steps: Step) -> list[tuple[str, str]]:
-    return joined(span for step in steps for span in spans_of(step, PIECES.__getitem__))
+    (passage,) = drafted_texts("", {"code": ("a prompt", steps)}, PIECES.__getitem__).figures
+    return passage.spans
 
 
 def test_refused_tokens_stand_before_what_the_model_chose() -> None:

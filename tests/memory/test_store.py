@@ -289,7 +289,7 @@ def test_killed_in_the_middle_of_a_change(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(answers(store)) == 2
     store.update(lambda texts: [*texts, a_text("later")])
     assert names(store)[-1] == "later"
-    assert store.read().index.tokens[-6:].tolist() == [1, 2, 3, 4, 5, -1]
+    assert list(store.read().index.tokens[-6:]) == [1, 2, 3, 4, 5, -1]
 
 
 @POSIX
