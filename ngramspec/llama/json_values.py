@@ -154,10 +154,11 @@ def _same_length(first: str, last: str) -> str:
 # --------------------------------------------------------------------------- patterns
 
 _PART = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]|\(\?:|\(\?|[*+?}][?+]|.", re.DOTALL)
-_IN_CLASS = re.compile(r"\\.|.", re.DOTALL)
+_IN_CLASS = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
 _CLASSES = {"d": "0-9", "w": "A-Za-z0-9_"}
 _ESCAPED = '"\\\\\\x00-\\x1F'  # within a class: what JSON escapes
 _ANY = f"[^{_ESCAPED}]"
+_WRITTEN = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x10FFFF))  # from which character to which JSON escapes none
 
 
 def translated(pattern: object) -> str:
@@ -197,12 +198,16 @@ def _part(part: str) -> str:
 
 def _class(part: str) -> str:
     negated = part.startswith("[^")
-    inside = "".join(
-        _escape(one[1]) if one.startswith("\\") else f"\\x{ord(one):02X}" if one in '[^"' else one
-        for one in _IN_CLASS.findall(part[1 + negated : -1])
-    )
-    if not negated and any(f"\\x{code:02X}" in inside for code in (0x22, 0x5C)):
-        raise ValueError(f"{part!r} holds what JSON escapes, which cannot be said in a grammar")
+    inside = ""
+    for first, last in _IN_CLASS.findall(part[1 + negated : -1]):
+        for one in (first, last):
+            if one.startswith("\\"):
+                _escape(one[1])  # which refuses what is not known
+        start, end = ord(first[-1]), ord((last or first)[-1])
+        ranges = [(max(start, low), min(end, high)) for low, high in _WRITTEN if start <= high and end >= low]
+        inside += _CLASSES.get(first[1:]) or "".join(f"\\U{low:08X}-\\U{high:08X}" for low, high in ranges)
+        if not negated and not ranges:
+            raise ValueError(f"{part!r} holds what JSON escapes, which cannot be said in a grammar")
     return f"[^{inside}{_ESCAPED}]" if negated else f"[{inside}]"
 
 

@@ -290,7 +290,8 @@ def read_grammar(given: Fields, schemas: bool = True) -> str | None:
 
 def _guided(given: Fields) -> dict[str, tuple[Fields, str]]:
     """vLLM's constraints by kind: `guided_json` and such, or the same within `structured_outputs`."""
-    found = {kind: (given, f"guided_{kind}") for kind in _GUIDED if f"guided_{kind}" in given}
+    names = {kind: f"guided_{kind}" for kind in _GUIDED}
+    found = {kind: (given, name) for kind, name in names.items() if name in given and given.data[name] is not False}
     if (within := given.object("structured_outputs")) is not None:
         for kind in _GUIDED:
             if kind in within and within.data[kind] is not False:
