@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 from uuid import uuid4
 
 import numpy as np
@@ -46,8 +47,8 @@ MOST_ANSWERS = 1 << 24
 
 _NAME = re.compile(r"[0-9a-f]{32}\.memory")
 _TABLES = (
-    "CREATE TABLE memory (version INTEGER, vocabulary BLOB, model TEXT, generation TEXT, indexed INTEGER)",
-    "CREATE TABLE documents (id INTEGER PRIMARY KEY, kind TEXT, name BLOB, size INTEGER, mtime INTEGER, tokens BLOB)",
+    "TABLE memory (version INTEGER, vocabulary BLOB, model TEXT, generation TEXT, indexed INTEGER)",
+    "TABLE documents (id INTEGER PRIMARY KEY, kind TEXT, name BLOB, size INTEGER, mtime INTEGER, tokens BLOB)",
 )
 
 Ints = NDArray[np.int32]
@@ -111,10 +112,10 @@ class Store:
 
     def read(self) -> Contents:
         """What is there now."""
-        if not self._exists():
-            return NOTHING
         with self._open("read") as db:
             model, generation, indexed = db.execute("SELECT model, generation, indexed FROM memory").fetchone()
+            if not generation:
+                return NOTHING
             index = _load_index(self._index_path, generation)
             if index is None:
                 documents = [one for one in _documents(db) if one.id <= indexed]
@@ -123,15 +124,11 @@ class Store:
 
     def documents(self) -> list[Document]:
         """All of them, what was added last at the end."""
-        if not self._exists():
-            return []
         with self._open("read") as db:
             return _documents(db)
 
     def generation(self) -> str:
         """See `Contents.generation`."""
-        if not self._exists():
-            return ""
         with self._open("read") as db:
             return str(db.execute("SELECT generation FROM memory").fetchone()[0])
 
@@ -144,6 +141,9 @@ class Store:
         with self._open("write") as db:
             _change(db, change)
         self.read()  # makes the index
+        for path in self._left_behind():
+            with suppress(OSError):
+                path.unlink()
 
     def append(self, tokens: Sequence[int]) -> None:
         """Remember an answer."""
@@ -159,15 +159,15 @@ class Store:
 
     def clear(self) -> None:
         """Delete the files, whatever is in them."""
-        for path in (self.path, Path(f"{self.path}-journal"), self._index_path):
+        for path in (self.path, Path(f"{self.path}-journal"), self._index_path, *self._left_behind()):
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise MemoryFileError(f"cannot delete {path}: {error.strerror or error}") from error
 
-    def _exists(self) -> bool:
-        # Empty where the first writer died.
-        return self.path.exists() and (not self.path.is_file() or self.path.stat().st_size > 0)
+    def _left_behind(self) -> list[Path]:
+        """Halves of an index, with texts in them, of processes that died; one that is being written is made again."""
+        return list(self.path.parent.glob(f".ngramspec-{self.path.stem}-*.tmp"))
 
     @contextmanager
     def _open(self, what: Literal["read", "write"]) -> Iterator[sqlite3.Connection]:
@@ -179,19 +179,17 @@ class Store:
                 # The user's own texts are nobody else's business.
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 path.touch(mode=0o600)
-            # Not read-only: what a writer that died left half done is undone first.
-            uri = f"{path.absolute().as_uri()}?mode=rw"
+            # Not read-only: what a writer that died left half done is undone first. Not `as_uri`: it names the host of
+            # a shared folder on Windows; SQLite takes none.
+            uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=rw" if path.exists() else ":memory:"
             with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None)) as db:
-                if what == "write":
-                    self._begin_writing(db)
-                else:
-                    db.execute("BEGIN")
+                self._begin(db, what)
                 self._check(db)
                 yield db
                 db.execute("COMMIT")
         except OSError as error:
             raise MemoryFileError(f"cannot {what} {path}: {error.strerror or error}{kept}") from error
-        except (sqlite3.Error, zlib.error) as error:
+        except (sqlite3.Error, zlib.error, UnicodeError) as error:
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
             if code == sqlite3.SQLITE_BUSY:
                 raise MemoryFileError(
@@ -199,23 +197,28 @@ class Store:
                 ) from None
             if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
                 raise MemoryFileError(
-                    f"{path} is damaged ({error}); delete it (ngramspec memory clear) and add your files again"
+                    f"{path} is damaged; delete it (ngramspec memory clear) and add your files again"
                 ) from error
             raise MemoryFileError(f"cannot {what} {path}: {error}{kept}") from error
 
-    def _begin_writing(self, db: sqlite3.Connection) -> None:
-        # What is removed shall not stay in the file.
-        db.execute("PRAGMA secure_delete = ON")
-        if not self._exists():
-            db.execute("PRAGMA auto_vacuum = FULL")
-        db.execute("BEGIN IMMEDIATE")
+    def _begin(self, db: sqlite3.Connection, what: Literal["read", "write"]) -> None:
+        writes = what == "write"
+        if writes:
+            # What is removed shall not stay in the file, and readers shall not wait before all is ready to be written.
+            db.execute("PRAGMA secure_delete = ON")
+            db.execute("PRAGMA cache_spill = OFF")
+            if not db.execute("SELECT name FROM sqlite_master").fetchone():
+                db.execute("PRAGMA auto_vacuum = FULL")
+        db.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+        # Empty, too, where the first writer died.
         if not db.execute("SELECT name FROM sqlite_master").fetchone():
             for table in _TABLES:
-                db.execute(table)
-            db.execute("INSERT INTO memory VALUES (?, ?, ?, ?, 0)", (VERSION, self.vocabulary, self.model, uuid4().hex))
+                db.execute(f"CREATE {table}" if writes else f"CREATE TEMP {table}")
+            row = VERSION, self.vocabulary, self.model, uuid4().hex if writes else ""
+            db.execute("INSERT INTO memory VALUES (?, ?, ?, ?, 0)", row)
 
     def _check(self, db: sqlite3.Connection) -> None:
-        version, vocabulary = db.execute("SELECT version, vocabulary FROM memory").fetchone()
+        version, vocabulary = db.execute("SELECT version, vocabulary FROM memory").fetchone() or (VERSION, b"")
         if version > VERSION:
             raise MemoryFileError(
                 f"{self.path} has format {version}, and this ngramspec reads {VERSION}: update ngramspec"
@@ -278,7 +281,8 @@ def _write_index(path: Path, generation: str, documents: Sequence[Document]) -> 
     index = TokenIndex.build(tokens.data, _chains_for(len(tokens)))
     numbers = np.concatenate([tokens, np.asarray(index.links), np.asarray(index.heads)])
     header = {"generation": generation, "size": len(tokens), "checksum": _checksum(generation, len(tokens), numbers)}
-    with suppress(OSError), replacing(path) as file:  # Windows replaces no file that another process has mapped
+    # Windows replaces no file that another process has mapped.
+    with suppress(OSError), replacing(path, f".ngramspec-{path.stem}-") as file:
         file.write(json.dumps(header).encode().ljust(_BLOCK))
         file.write(numbers.data)
     return index

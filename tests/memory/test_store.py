@@ -117,6 +117,11 @@ def test_the_oldest_answers_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_each_tokenizer_has_its_own_file_and_clearing_takes_damaged_ones_too(tmp_path: Path) -> None:
     one = filled(tmp_path)
+    for change in (lambda: one.update(lambda texts: texts), one.clear):
+        (tmp_path / f".ngramspec-{one.path.stem}-left.tmp").touch()
+        change()
+        assert not list(tmp_path.glob("*.tmp"))
+    one = filled(tmp_path)
     other = Store(tmp_path, bytes(16), "other")
     other.append([1, 2])
     assert {s.vocabulary for s in Store.all_in(tmp_path)} == {VOCABULARY, bytes(16)}
@@ -154,7 +159,9 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     store = filled(tmp_path)
     whole = store.path.read_bytes()
     tokens = store.path.read_bytes().index(b"file 1") + 30  # within the compressed text
-    for raw in (whole[:100], whole[: len(whole) // 2], b"nonsense" * 1000, whole[:tokens] + b"!" + whole[tokens + 1 :]):
+    flipped = whole[:tokens] + b"!" + whole[tokens + 1 :]
+    schema = whole.replace(b"TABLE documents", b"TABL\xb9 documents")
+    for raw in (whole[:100], whole[: len(whole) // 2], b"nonsense" * 1000, flipped, schema):
         store.path.write_bytes(raw)
         refused(store, "is damaged", "memory clear")
     store.path.unlink()
@@ -290,6 +297,29 @@ def test_killed_in_the_middle_of_a_change(tmp_path: Path, monkeypatch: pytest.Mo
     store.update(lambda texts: [*texts, a_text("later")])
     assert names(store)[-1] == "later"
     assert list(store.read().index.tokens[-6:]) == [1, 2, 3, 4, 5, -1]
+
+
+@POSIX
+@pytest.mark.parametrize("what", ["read", "append"])
+def test_the_first_writer_is_killed(tmp_path: Path, what: str) -> None:
+    store = new_store(tmp_path)
+
+    def die() -> None:
+        db = sqlite3.connect(store.path, isolation_level=None)
+        db.execute("PRAGMA cache_size = 1")
+        db.execute("BEGIN")
+        db.execute("CREATE TABLE documents (tokens)")
+        db.executemany("INSERT INTO documents VALUES (zeroblob(?))", [(10_000,)] * 20)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(forked(die)) == -signal.SIGKILL
+    assert store.path.stat().st_size
+    if what == "read":
+        assert (store.read(), store.documents(), store.generation()) == (store_module.NOTHING, [], "")
+    store.append([1])
+    assert answers(store) == [[1]]
+    with closing(sqlite3.connect(store.path)) as db:
+        assert db.execute("PRAGMA auto_vacuum").fetchone() == (1,)
 
 
 @POSIX
