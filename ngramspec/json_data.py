@@ -41,10 +41,10 @@ def decode(kind: type[Data], data: Any) -> Data:
         ValueError: a field is missing, or is not what its annotation says; the message is one line.
     """
     try:
-        found: Data = _adapter(kind).validate_python(data)
+        found: Data = _adapter(kind).validate_python(encode(data))
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise ValueError(": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))) from error
     return found
 
 

@@ -212,6 +212,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def test_half_a_character_and_no_object_at_all() -> None:
+    header, (_, told, _) = read_trace([HEAD.replace(json.dumps(HEADER.model).encode(), b'"\\ud800"'), b"[]\n"])
+    assert header.model == "?"
+    assert told.startswith("Input should be a dictionary")
+
+
 def test_a_line_that_is_wrong_is_named_and_skipped() -> None:
     reasons = [(json.dumps(PASS | change).encode(), reason) for change, reason in WRONG]
     for raw in (b'{"position": 3}', b"\xff", b"{" * 9, b"1e999", b"[" * 100_000, b"9" * 9999):
