@@ -16,6 +16,7 @@ import os
 import re
 import sqlite3
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -38,6 +39,8 @@ MAX_TOKENS = 2**31 - 1
 
 PATIENCE = 60.0
 """Seconds to wait for another process that writes: the largest memory is written in a few."""
+
+TURN = 0.2  # seconds of that at once
 
 LONG_JOURNAL = 1 << 17
 """Tokens of answers after which they go into the index file: indexing them takes each process some milliseconds."""
@@ -182,11 +185,11 @@ class Store:
             # Not read-only: what a writer that died left half done is undone first. Not `as_uri`: it names the host of
             # a shared folder on Windows; SQLite takes none.
             uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=rw" if path.exists() else ":memory:"
-            with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None)) as db:
+            with closing(sqlite3.connect(uri, uri=True, timeout=min(TURN, PATIENCE), isolation_level=None)) as db:
                 self._begin(db, what)
                 self._check(db)
                 yield db
-                db.execute("COMMIT")
+                _patiently(db, "COMMIT")
         except OSError as error:
             raise MemoryFileError(f"cannot {what} {path}: {error.strerror or error}{kept}") from error
         except (sqlite3.Error, zlib.error, UnicodeError) as error:
@@ -207,11 +210,11 @@ class Store:
             # What is removed shall not stay in the file, and readers shall not wait before all is ready to be written.
             db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA cache_spill = OFF")
-            if not db.execute("SELECT name FROM sqlite_master").fetchone():
-                db.execute("PRAGMA auto_vacuum = FULL")
-        db.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+            if not _patiently(db, "SELECT name FROM sqlite_master").fetchone():
+                _patiently(db, "PRAGMA auto_vacuum = FULL")
+        _patiently(db, "BEGIN IMMEDIATE" if writes else "BEGIN")
         # Empty, too, where the first writer died.
-        if not db.execute("SELECT name FROM sqlite_master").fetchone():
+        if not _patiently(db, "SELECT name FROM sqlite_master").fetchone():
             for table in _TABLES:
                 db.execute(f"CREATE {table}" if writes else f"CREATE TEMP {table}")
             row = VERSION, self.vocabulary, self.model, uuid4().hex if writes else ""
@@ -225,6 +228,17 @@ class Store:
             )
         if vocabulary != self.vocabulary:
             raise MemoryFileError(f"{self.path} was made with another tokenizer")
+
+
+def _patiently(db: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
+    """Execute what may have to wait for other processes, in turns: while SQLite waits, Ctrl-C does not come through."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return db.execute(statement)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
 
 
 def _documents(db: sqlite3.Connection, after: int = 0) -> list[Document]:

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Timer
 from unittest.mock import Mock
 
 import numpy as np
@@ -272,6 +273,20 @@ def test_a_writer_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             store.append([1])
         assert len(answers(store)) == 2
     store.append([1])
+
+
+@POSIX
+def test_ctrl_c_ends_waiting_for_another_writer(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    began = time.monotonic()
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        timer = Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            store.append([1])
+        timer.join()
+    assert time.monotonic() - began < store_module.PATIENCE / 2
 
 
 # ---------------------------------------------------------------------- sudden ends
