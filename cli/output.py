@@ -129,7 +129,7 @@ def command_line(command: str, arguments: Sequence[str | None], told: Mapping[st
     """What is typed to run a command again. Of files only the names are told, not where they are.
 
     `told` has the values of the command's own options by their flags; of the `groups` of options, those are told that
-    are not as by default and do not stand in `told`. None and False: left out. Adapters are told with their scales.
+    are not as by default and do not stand in `told`. None and False: left out.
     """
     words = ["ngramspec", *command.split(), *(_file_name(one) for one in arguments if one is not None)]
     grouped = {
@@ -140,9 +140,7 @@ def command_line(command: str, arguments: Sequence[str | None], told: Mapping[st
     }
     for flag, value in (dict(told) | {flag: value for flag, value in grouped.items() if flag not in told}).items():
         for one in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(one, tuple):
-                words += ["--lora-scaled", f"{_file_name(one[0])}:{one[1]}"]
-            elif one is not None and one is not False:
+            if one is not None and one is not False:
                 words += [flag] if one is True else [flag, _file_name(str(one))]
     return shlex.join(words)
 

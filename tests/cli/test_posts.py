@@ -13,7 +13,6 @@ from support.cli_runner import DEMO, run
 from support.pages import Page, drawn, markdown_table
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.loading.settings import LoadSettings
 from ngramspec.steps import Stats, Step
 
 SHORT = ("-t", "1", "-c", "512", "-n", "16", "--repeat", "1")
@@ -125,11 +124,8 @@ def test_the_line_to_repeat_it_tells_of_files_their_names_alone(tmp_path: Path) 
     model = tmp_path / "a model.gguf"
     model.touch()
     own = {"-n": 16, "--limit": None, "--category": ["a", "b c"], "--strict": True, "--no-oracle": False}
-    load = LoadSettings(lora=((str(model), 1.0),), lora_scaled=(("b.gguf", 0.5),))
-    line = command_line("bench", [str(model), None], own, PostOptions(svg="x.svg"), load)
-    told = "-n 16 --category a --category 'b c' --strict --svg x.svg"
-    adapters = "--lora-scaled 'a model.gguf:1.0' --lora-scaled b.gguf:0.5"
-    assert line == f"ngramspec bench 'a model.gguf' {told} {adapters}"
+    line = command_line("bench", [str(model), None], own, PostOptions(svg="x.svg"))
+    assert line == "ngramspec bench 'a model.gguf' -n 16 --category a --category 'b c' --strict --svg x.svg"
 
 
 # --------------------------------------------------------------------------- the sentence after an answer
