@@ -141,8 +141,17 @@ def command_line(command: str, arguments: Sequence[str | None], told: Mapping[st
     for flag, value in (dict(told) | {flag: value for flag, value in grouped.items() if flag not in told}).items():
         for one in value if isinstance(value, list | tuple) else [value]:
             if one is not None and one is not False:
-                words += [flag] if one is True else [flag, _file_name(str(one))]
+                words += [flag] if one is True else [flag, _typed(flag, one)]
     return shlex.join(words)
+
+
+def _typed(flag: str, value: Any) -> str:
+    """A value as it is typed: an adapter's name with a comma stands in quotation marks."""
+    if not isinstance(value, tuple):
+        return _file_name(str(value))
+    name, scale = value
+    text = _file_name(name) if flag == "--lora" else f"{_file_name(name)}:{scale:.9g}"
+    return '"{}"'.format(text.replace('"', '""')) if {",", '"'} & set(text) else text
 
 
 def _file_name(text: str) -> str:

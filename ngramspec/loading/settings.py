@@ -40,7 +40,14 @@ LAYERS = between(-1, 9999)
 
 def _adapters(words: str) -> Allowed:
     """Files of adapters, each with its scale."""
-    return Allowed(lambda x: all(str(name) and FINITE.holds(scale) for name, scale in x), words)
+
+    def holds(value: Any) -> bool:
+        try:
+            return all(str(name) and FINITE.holds(scale) for name, scale in value)
+        except (TypeError, ValueError):  # they are no pairs
+            return False
+
+    return Allowed(holds, words)
 
 
 class LoadSettingsError(ValueError):
@@ -56,13 +63,16 @@ class LoadSettingsError(ValueError):
 
 def _parse_lora(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
     """FILE,FILE, as often as was given; a name with a comma stands in quotation marks."""
-    return tuple((name, 1.0) for row in csv.reader(texts) for name in row or [""])
+    names = [name for row in csv.reader(texts) for name in row or [""]]
+    if not all(names):
+        raise LoadSettingsError(f"{{lora}} is {','.join(texts)!r}, but must be the names of files")
+    return tuple((name, 1.0) for name in names)
 
 
 def _parse_scaled(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
     """FILE:SCALE,FILE:SCALE in the same way."""
-    pairs = [item.rpartition(":") for item, _ in _parse_lora(texts)]
     try:
+        pairs = [item.rpartition(":") for item, _ in _parse_lora(texts)]
         return tuple((name, float(scale)) for name, _, scale in pairs)
     except ValueError:
         raise LoadSettingsError(f"{{lora_scaled}} is {','.join(texts)!r}, but must be FILE:SCALE") from None
@@ -123,7 +133,7 @@ class LoadSettings:
         (),
         metavar="FILE,...",
         help="LoRA adapters of the model, GGUF files; repeatable.",
-        allowed=_adapters("the names of files"),
+        allowed=_adapters("names of files, each with a scale"),
         parse=_parse_lora,
         repeatable=True,
     )

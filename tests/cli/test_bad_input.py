@@ -42,7 +42,7 @@ CONTRADICTIONS = [
     ("serve a.gguf -m b.gguf", "two models are named: a.gguf and, with -m, b.gguf"),
     ("serve --lora-scaled a.gguf", "--lora-scaled is 'a.gguf', but must be FILE:SCALE"),
     ("complete --lora-scaled a.gguf:inf", "--lora-scaled is (('a.gguf', inf),), but must be names of files, each with"),
-    ("chat --lora a.gguf,", "--lora is (('a.gguf', 1.0), ('', 1.0)), but must be the names of files"),
+    ("chat --lora a.gguf,", "--lora is 'a.gguf,', but must be the names of files"),
     ("serve --ssl-key-file key.pem", "--ssl-key-file and --ssl-cert-file need each other"),
     ("serve --chat-template llama2", "--chat-template takes a template of Jinja, or chatml"),
     ("serve --chat-template x --chat-template-file y", "--chat-template and --chat-template-file exclude each other"),

@@ -13,6 +13,7 @@ from support.cli_runner import DEMO, run
 from support.pages import Page, drawn, markdown_table
 
 from ngramspec.cost.curve import CostCurve
+from ngramspec.loading.settings import LoadSettings
 from ngramspec.steps import Stats, Step
 
 SHORT = ("-t", "1", "-c", "512", "-n", "16", "--repeat", "1")
@@ -126,6 +127,9 @@ def test_the_line_to_repeat_it_tells_of_files_their_names_alone(tmp_path: Path) 
     own = {"-n": 16, "--limit": None, "--category": ["a", "b c"], "--strict": True, "--no-oracle": False}
     line = command_line("bench", [str(model), None], own, PostOptions(svg="x.svg"))
     assert line == "ngramspec bench 'a model.gguf' -n 16 --category a --category 'b c' --strict --svg x.svg"
+    adapters = LoadSettings(lora=((str(model), 1.0), ("a,b", 1.0)), lora_scaled=(("c", 0.5),))
+    line = command_line("bench", [], {}, adapters)
+    assert line == "ngramspec bench --lora 'a model.gguf' --lora '\"a,b\"' --lora-scaled c:0.5"
 
 
 # --------------------------------------------------------------------------- the sentence after an answer

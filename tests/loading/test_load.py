@@ -87,6 +87,7 @@ def test_settings_that_cannot_be_are_named_as_the_user_named_them() -> None:
         ({"draft_model": "a", "no_draft": True}, "draft_model is for drafts; leave out no_draft"),
         ({"rpc": "host"}, "rpc: 'host' is not HOST:PORT"),
         ({"policy": "lucky"}, "unknown policy 'lucky'"),
+        ({"lora": "a.gguf"}, "lora is 'a.gguf', but must be names of files, each with a scale"),
     ):
         with pytest.raises(LoadSettingsError, match=re.escape(words)):
             LoadSettings(**given)
