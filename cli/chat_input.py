@@ -80,12 +80,24 @@ def no_echo() -> Iterator[None]:
     # Enter is to stay what it is, and not become Ctrl-J.
     quiet[0] &= ~termios.ICRNL
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        """What ends a program without unwinding it must not leave the terminal so."""
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    deadly = signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL
+    if deadly:
+        signal.signal(signal.SIGQUIT, end)
     termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
     try:
         yield
     finally:
         with suppress(termios.error):  # the terminal was closed
             termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+        if deadly:
+            signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 class _CleanHistory(FileHistory):

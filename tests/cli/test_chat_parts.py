@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -203,3 +204,14 @@ def test_between_answers_a_piped_session_can_be_interrupted() -> None:
     staying._on_signal(signal.SIGINT, None)
     with staying:
         assert not staying.pressed
+
+
+def test_what_ends_the_program_at_once_leaves_the_terminal_its_echo() -> None:
+    termios = pytest.importorskip("termios")
+    program = "from ngramspec_cli.chat_input import *\nwith no_echo(): signal.raise_signal(signal.SIGQUIT)"
+    terminal, end = os.openpty()
+    ended = subprocess.run([sys.executable, "-P", "-c", program], stdin=end, check=False)
+    assert ended.returncode == -signal.SIGQUIT
+    assert termios.tcgetattr(end)[3] & termios.ECHO
+    os.close(terminal)
+    os.close(end)
