@@ -89,7 +89,7 @@ def _entries(raw: bytes) -> Iterator[tuple[str, Any]]:
         yield from ((f"entry {number}", entry) for number, entry in enumerate(whole, 1))
     elif isinstance(whole, dict) or start.startswith(b"["):
         yield "the whole file", whole
-    elif re.match(rb"=== (prompt|response)\s*?(\n|$)", start):
+    elif re.match(rb"(\s*\n)?=== (prompt|response)\s*?(\n|$)", raw):
         yield from _pairs(raw)
     else:
         # Not splitlines(): JSON strings may hold U+2028 and others that it splits at.

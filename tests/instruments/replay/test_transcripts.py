@@ -102,6 +102,7 @@ def test_plain_text_pairs() -> None:
     found = read("=== response\nHello!\n=== prompt\nSay\n=== prompt\nSay\n=== response\na\n=== response\nb\n")
     assert [t.response for t in found.usable] == ["a"]
     assert [problem.split(": ")[0] for problem in found.broken] == [f"talk.jsonl, line {n}" for n in (1, 3, 9)]
+    assert len(read("  === prompt").broken) == 1  # a separator stands at the beginning of a line
 
 
 # --------------------------------------------------------------------------- broken, empty, strict
