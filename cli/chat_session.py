@@ -86,7 +86,6 @@ class Session:
         self.predicted = ""  # a text that the next answer is likely to copy
         self.variables: dict[str, Any] = {}  # of the chat template, beside its own ("enable_thinking")
         self.editing = False  # whether the user's next message takes the place of the last one
-        self._warned = False  # whether the user was told that another process holds the cores
         self._opening = ""  # what the last prompt begins the answer with
 
     def _use(self, found: ModelSource, settings: LoadSettings, loaded: Loaded) -> None:
