@@ -11,7 +11,7 @@ from ngramspec.sampling.settings import Sampling
 from .console import fail, note, usage_error
 from .options import Model
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, setting
-from .serve_options import LONGEST_DRAFT, ServeOptions
+from .serve_options import LONGEST_DRAFT, ServeOptions, Unneeded
 
 _LOAD = (
     (
@@ -44,6 +44,8 @@ def serve(
     model_file: str | None = option(None, "-m", "--model", metavar="MODEL", help="The same as MODEL."),
     alias: str | None = option(None, "-a", "--alias", metavar="NAME", help="Name of the model; default: the file's."),
     open_page: bool = option(False, "--open", help="Open the chat page in a browser."),
+    *,
+    unneeded: Unneeded,
 ) -> None:
     """Serve a model over HTTP: ngramspec serve model.gguf (then http://127.0.0.1:8080/ shows a chat page)
 
@@ -66,7 +68,7 @@ def serve(
 
     if model is not None and model_file is not None:
         usage_error(f"two models are named: {model} and, with -m, {model_file}; give one")
-    serving.tell_unneeded()
+    unneeded.tell()
     if load.ctx_size and serving.parallel > 1:
         shared = max(16, load.ctx_size // serving.parallel)
         each = f"-c {load.ctx_size} is the context of each of {serving.parallel} requests"

@@ -79,14 +79,6 @@ class ServeOptions:
         help="How vectors are scaled: -1 not at all, 0 to 16 bits, 2 to length 1, p to p-norm 1; default: 2.",
         allowed=within(-1),
     )
-    jinja: bool = _unneeded(help="chat templates are Jinja")
-    cont_batching: bool = _unneeded("-cb", "--cont-batching", help="requests share passes")
-    metrics: bool = _unneeded(help="/metrics is there")
-    slots: bool = _unneeded(help="/slots is there")
-    reasoning_format: Literal["auto", "deepseek"] | None = option(
-        None, help=f"{_CHANGES_NOTHING}thoughts come as reasoning_content."
-    )
-    verbose: bool = _unneeded("-v", "--verbose", help="requests are logged, their texts are not")
 
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():
@@ -126,8 +118,22 @@ class ServeOptions:
             return read_text(self.chat_template_file)
         return CHATML if self.chat_template == "chatml" else self.chat_template
 
-    def tell_unneeded(self) -> None:
-        """Say on stderr which options were given that change nothing."""
+
+@dataclass(frozen=True, slots=True)
+class Unneeded:
+    """Options of llama-server's that change nothing here."""
+
+    jinja: bool = _unneeded(help="chat templates are Jinja")
+    cont_batching: bool = _unneeded("-cb", "--cont-batching", help="requests share passes")
+    metrics: bool = _unneeded(help="/metrics is there")
+    slots: bool = _unneeded(help="/slots is there")
+    reasoning_format: Literal["auto", "deepseek"] | None = option(
+        None, help=f"{_CHANGES_NOTHING}thoughts come as reasoning_content."
+    )
+    verbose: bool = _unneeded("-v", "--verbose", help="requests are logged, their texts are not")
+
+    def tell(self) -> None:
+        """Say on stderr which of them were given."""
         for name, known in options(self).items():
-            if known.help.startswith(_CHANGES_NOTHING) and getattr(self, name):
+            if getattr(self, name):
                 note(f"{known.flags[0]} {known.help[0].lower()}{known.help[1:].rstrip('.')} anyway")
