@@ -208,9 +208,12 @@ def test_between_answers_a_piped_session_can_be_interrupted() -> None:
 
 def test_what_ends_the_program_at_once_leaves_the_terminal_its_echo() -> None:
     termios = pytest.importorskip("termios")
-    program = "from ngramspec_cli.chat_input import *\nwith no_echo(): signal.raise_signal(signal.SIGQUIT)"
+    # A job in the background begins with the signal ignored.
+    program = "signal.signal(signal.SIGQUIT, signal.SIG_DFL)\nwith no_echo(): signal.raise_signal(signal.SIGQUIT)"
     terminal, end = os.openpty()
-    ended = subprocess.run([sys.executable, "-P", "-c", program], stdin=end, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", f"from ngramspec_cli.chat_input import *\n{program}"], stdin=end, check=False
+    )
     assert ended.returncode == -signal.SIGQUIT
     assert termios.tcgetattr(end)[3] & termios.ECHO
     os.close(terminal)
