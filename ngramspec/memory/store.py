@@ -19,7 +19,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -50,8 +50,8 @@ MOST_ANSWERS = 1 << 24
 
 _NAME = re.compile(r"[0-9a-f]{32}\.memory")
 _TABLES = (
-    "TABLE memory (version INTEGER, vocabulary BLOB, model TEXT, generation TEXT, indexed INTEGER)",
-    "TABLE documents (id INTEGER PRIMARY KEY, kind TEXT, name BLOB, size INTEGER, mtime INTEGER, tokens BLOB)",
+    "CREATE TABLE memory (version INTEGER, vocabulary BLOB, model TEXT, generation TEXT, indexed INTEGER)",
+    "CREATE TABLE documents (id INTEGER PRIMARY KEY, kind TEXT, name BLOB, size INTEGER, mtime INTEGER, tokens BLOB)",
 )
 
 Ints = NDArray[np.int32]
@@ -115,10 +115,10 @@ class Store:
 
     def read(self) -> Contents:
         """What is there now."""
-        with self._open("read") as db:
-            model, generation, indexed = db.execute("SELECT model, generation, indexed FROM memory").fetchone()
-            if not generation:
+        with self._reading() as db:
+            if db is None:
                 return NOTHING
+            model, generation, indexed = db.execute("SELECT model, generation, indexed FROM memory").fetchone()
             index = _load_index(self._index_path, generation)
             if index is None:
                 documents = [one for one in _documents(db) if one.id <= indexed]
@@ -127,13 +127,13 @@ class Store:
 
     def documents(self) -> list[Document]:
         """All of them, what was added last at the end."""
-        with self._open("read") as db:
-            return _documents(db)
+        with self._reading() as db:
+            return [] if db is None else _documents(db)
 
     def generation(self) -> str:
         """See `Contents.generation`."""
-        with self._open("read") as db:
-            return str(db.execute("SELECT generation FROM memory").fetchone()[0])
+        with self._reading() as db:
+            return "" if db is None else str(db.execute("SELECT generation FROM memory").fetchone()[0])
 
     def size(self) -> int:
         """Bytes on the disk."""
@@ -141,7 +141,7 @@ class Store:
 
     def update(self, change: Callable[[list[Document]], Sequence[Document]]) -> None:
         """Replace all documents by what `change` makes of them (some of these, and new ones), whole or not at all."""
-        with self._open("write") as db:
+        with self._writing() as db:
             _change(db, change)
         self.read()  # makes the index
         for path in self._left_behind():
@@ -151,7 +151,7 @@ class Store:
     def append(self, tokens: Sequence[int]) -> None:
         """Remember an answer."""
         now = datetime.now().isoformat(sep=" ", timespec="seconds")
-        with self._open("write") as db:
+        with self._writing() as db:
             _insert(db, [Document("answer", now, np.array(tokens, np.int32))])
             indexed = db.execute("SELECT indexed FROM memory").fetchone()[0]
             long = total(_documents(db, after=indexed)) > LONG_JOURNAL
@@ -170,26 +170,59 @@ class Store:
 
     def _left_behind(self) -> list[Path]:
         """Halves of an index, with texts in them, of processes that died; one that is being written is made again."""
-        return list(self.path.parent.glob(f".ngramspec-{self.path.stem}-*.tmp"))
+        return list(self.path.parent.glob(f"{_prefix(self._index_path)}*.tmp"))
 
     @contextmanager
-    def _open(self, what: Literal["read", "write"]) -> Iterator[sqlite3.Connection]:
-        """A transaction, of no effect if the block raises."""
-        path = self.path
-        kept = "; the memory is as it was" if what == "write" else ""
-        try:
-            if what == "write":
-                # The user's own texts are nobody else's business.
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                path.touch(mode=0o600)
-            # Not read-only: what a writer that died left half done is undone first. Not `as_uri`: it names the host of
-            # a shared folder on Windows; SQLite takes none.
-            uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=rw" if path.exists() else ":memory:"
-            with closing(sqlite3.connect(uri, uri=True, timeout=min(TURN, PATIENCE), isolation_level=None)) as db:
-                self._begin(db, what)
+    def _reading(self) -> Iterator[sqlite3.Connection | None]:
+        """A transaction; None where there is no memory, as where its first writer died."""
+        with self._refusing("read"):
+            if not self.path.exists():
+                yield None
+                return
+            with self._connected() as db:
+                _patiently(db, "BEGIN")
+                if made := _made(db):
+                    self._check(db)
+                yield db if made else None
+                _patiently(db, "COMMIT")
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction, of no effect if the block raises; the memory is made where there is none."""
+        with self._refusing("write"):
+            # The user's own texts are nobody else's business.
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.path.touch(mode=0o600)
+            with self._connected() as db:
+                # What is removed shall not stay in the file, and readers shall not wait before all is ready to be
+                # written.
+                db.execute("PRAGMA secure_delete = ON")
+                db.execute("PRAGMA cache_spill = OFF")
+                if not _made(db):
+                    _patiently(db, "PRAGMA auto_vacuum = FULL")
+                _patiently(db, "BEGIN IMMEDIATE")
+                if not _made(db):
+                    for table in _TABLES:
+                        db.execute(table)
+                    row = VERSION, self.vocabulary, self.model, uuid4().hex
+                    db.execute("INSERT INTO memory VALUES (?, ?, ?, ?, 0)", row)
                 self._check(db)
                 yield db
                 _patiently(db, "COMMIT")
+
+    def _connected(self) -> AbstractContextManager[sqlite3.Connection]:
+        # Not read-only: what a writer that died left half done is undone first. Not `as_uri`: it names the host of a
+        # shared folder on Windows; SQLite takes none.
+        uri = f"file:{quote(os.fsencode(self.path.absolute()))}?mode=rw"
+        return closing(sqlite3.connect(uri, uri=True, timeout=TURN, isolation_level=None))
+
+    @contextmanager
+    def _refusing(self, what: Literal["read", "write"]) -> Iterator[None]:
+        """What goes wrong in the block, as a MemoryFileError."""
+        path = self.path
+        kept = "; the memory is as it was" if what == "write" else ""
+        try:
+            yield
         except OSError as error:
             raise MemoryFileError(f"cannot {what} {path}: {error.strerror or error}{kept}") from error
         except (sqlite3.Error, zlib.error, UnicodeError) as error:
@@ -204,22 +237,6 @@ class Store:
                 ) from error
             raise MemoryFileError(f"cannot {what} {path}: {error}{kept}") from error
 
-    def _begin(self, db: sqlite3.Connection, what: Literal["read", "write"]) -> None:
-        writes = what == "write"
-        if writes:
-            # What is removed shall not stay in the file, and readers shall not wait before all is ready to be written.
-            db.execute("PRAGMA secure_delete = ON")
-            db.execute("PRAGMA cache_spill = OFF")
-            if not _patiently(db, "SELECT name FROM sqlite_master").fetchone():
-                _patiently(db, "PRAGMA auto_vacuum = FULL")
-        _patiently(db, "BEGIN IMMEDIATE" if writes else "BEGIN")
-        # Empty, too, where the first writer died.
-        if not _patiently(db, "SELECT name FROM sqlite_master").fetchone():
-            for table in _TABLES:
-                db.execute(f"CREATE {table}" if writes else f"CREATE TEMP {table}")
-            row = VERSION, self.vocabulary, self.model, uuid4().hex if writes else ""
-            db.execute("INSERT INTO memory VALUES (?, ?, ?, ?, 0)", row)
-
     def _check(self, db: sqlite3.Connection) -> None:
         version, vocabulary = db.execute("SELECT version, vocabulary FROM memory").fetchone() or (VERSION, b"")
         if version > VERSION:
@@ -228,6 +245,11 @@ class Store:
             )
         if vocabulary != self.vocabulary:
             raise MemoryFileError(f"{self.path} was made with another tokenizer")
+
+
+def _made(db: sqlite3.Connection) -> bool:
+    """Whether it has tables."""
+    return _patiently(db, "SELECT name FROM sqlite_master").fetchone() is not None
 
 
 def _patiently(db: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
@@ -296,10 +318,15 @@ def _write_index(path: Path, generation: str, documents: Sequence[Document]) -> 
     numbers = np.concatenate([tokens, np.asarray(index.links), np.asarray(index.heads)])
     header = {"generation": generation, "size": len(tokens), "checksum": _checksum(generation, len(tokens), numbers)}
     # Windows replaces no file that another process has mapped.
-    with suppress(OSError), replacing(path, f".ngramspec-{path.stem}-") as file:
+    with suppress(OSError), replacing(path, _prefix(path)) as file:
         file.write(json.dumps(header).encode().ljust(_BLOCK))
         file.write(numbers.data)
     return index
+
+
+def _prefix(path: Path) -> str:
+    """How the names of this index begin that are not whole yet."""
+    return f".ngramspec-{path.stem}-"
 
 
 def _load_index(path: Path, generation: str) -> TokenIndex | None:

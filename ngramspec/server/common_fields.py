@@ -290,14 +290,14 @@ def read_grammar(given: Fields, schemas: bool = True) -> str | None:
 
 def _guided(given: Fields) -> dict[str, tuple[Fields, str]]:
     """vLLM's constraints by kind: `guided_json` and such, or the same within `structured_outputs`."""
-    names = {kind: f"guided_{kind}" for kind in _GUIDED}
-    found = {kind: (given, name) for kind, name in names.items() if name in given and given.data[name] is not False}
-    if (within := given.object("structured_outputs")) is not None:
+    found: dict[str, tuple[Fields, str]] = {}
+    for where, prefix in ((given, "guided_"), (given.object("structured_outputs") or Fields({}), "")):
         for kind in _GUIDED:
-            if kind in within and within.data[kind] is not False:
+            name = prefix + kind
+            if name in where and where.data[name] is not False:
                 if kind in found:
-                    raise within.refused(kind, f"stands beside guided_{kind}")
-                found[kind] = within, kind
+                    raise where.refused(name, f"stands beside guided_{kind}")
+                found[kind] = where, name
     return found
 
 
