@@ -253,7 +253,7 @@ class Session:
         self._used = len(self.target.tokens)
         seed = self.sampling.seed if self.random_seed and not self.sampling.greedy else None
         told = ["stopped" if ending == "stopped" else "", summary(stats), _CUT.get(ending, "")]
-        told += remarks(steps, stats, self.decoder, self.acceptance.lossy, seed)
+        told += remarks(stats, self.decoder, self.acceptance.lossy, seed)
         note("; ".join(filter(None, told)))
         return True
 

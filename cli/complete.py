@@ -160,7 +160,7 @@ def complete(
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
     keep(opened.memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
     seed = None if chosen.greedy else chosen.seed
-    note("; ".join([summary(stats), ending, *remarks(steps, stats, decoder, acceptance.lossy, seed)]))
+    note("; ".join([summary(stats), ending, *remarks(stats, decoder, acceptance.lossy, seed)]))
     leave(ended)
 
 

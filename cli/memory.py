@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ngramspec import machine
+from ngramspec.cpu.cores import usable_cores
 from ngramspec.drafting.mixture import learnt
 from ngramspec.instruments.memory_statistics import Statistics, bytes_per_token, report, statistics
 from ngramspec.llama.vocabulary import Vocabulary
@@ -93,7 +93,7 @@ def _add(
                 store,
                 vocabulary,
                 chosen,
-                threads=machine.physical_cores(),
+                threads=usable_cores(),
                 progress=progress,
                 may_be_empty=may_be_empty,
             )
@@ -128,7 +128,7 @@ def watch(
     note(f"watching {', '.join(map(str, chosen))}; Ctrl-C ends it")
     updates = 0
     with suppress(KeyboardInterrupt, Terminated):
-        for added in watch_folders(store, vocabulary, chosen, threads=machine.physical_cores()):
+        for added in watch_folders(store, vocabulary, chosen, threads=usable_cores()):
             updates += 1
             note(f"{datetime.now():%H:%M:%S} {_in_words(replace(added, unchanged=0, skipped={}))}")
     note(f"watching ended after {counted(updates, 'update')}; the memory keeps what it has")

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 
-from ngramspec import machine
+from ngramspec.cpu.cores import usable_cores
 from ngramspec.llama import rpc
 from ngramspec.llama.target import THREADS
 from ngramspec.sampling.option import between, option
@@ -48,7 +48,7 @@ def rpc_worker(
     ended = threading.Event()
 
     def serve() -> None:
-        rpc.serve(address, threads or machine.physical_cores(), folder)
+        rpc.serve(address, threads or usable_cores(), folder)
         ended.set()
 
     threading.Thread(target=serve, daemon=True).start()

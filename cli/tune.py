@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from rich.table import Table
 
-from ngramspec import machine
+from ngramspec.cpu.cores import logical_cores, physical_cores, read_cpu_seconds
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.reports.report import Table as Figures
 from ngramspec.instruments.tuning.candidates import advice, candidates
@@ -91,8 +91,8 @@ def tune(
         bench = stack.enter_context(closing(SettingsTimer(target, opened, deep)))
         tried = candidates(
             target.present,
-            physical=machine.physical_cores(),
-            logical=machine.logical_cores(),
+            physical=physical_cores(),
+            logical=logical_cores(),
             on_cpu=not (target.on_gpu and asked.gpu_layers < 0),
             flash_free=asked.cache_type_v in UNQUANTISED,
             quantised_cache=asked.cache_type_k == asked.cache_type_v == "f16" and asked.flash_attn != "off",
@@ -122,17 +122,19 @@ def tune(
 @contextmanager
 def _watched() -> Iterator[None]:
     """Tell if other programs had the cores during the block: what is fastest beside them need not be without them."""
-    (whole, own), began = machine.busy_seconds(), time.monotonic()
+    before, began = read_cpu_seconds(), time.monotonic()
     yield
-    (whole_now, own_now), cores = machine.busy_seconds(), machine.logical_cores()
-    share = (whole_now - whole - (own_now - own)) / max(0.001, cores * (time.monotonic() - began))
+    after, cores = read_cpu_seconds(), logical_cores()
+    share = (after.system - before.system - (after.process - before.process)) / max(
+        0.001, cores * (time.monotonic() - began)
+    )
     if share > BUSY:
         note(f"other programs took {share:.0%} of this machine's cores meanwhile; measure again when they do not")
 
 
 def _heading(target: Target) -> list[str]:
     """Model and machine, as they are before weights are loaded a second time."""
-    cores, threads = machine.physical_cores(), machine.logical_cores()
+    cores, threads = physical_cores(), logical_cores()
     return [
         *model_lines(target),
         *([f"cores: {cores}, with {threads} hyper-threads"] if threads > cores else []),

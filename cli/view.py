@@ -16,22 +16,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
-from ngramspec.cost.calibration import Disturbance
 from ngramspec.cost.curve import CostCurve
+from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import uncompiled
 from ngramspec.instruments.prompts import Skipped
 from ngramspec.instruments.reports import report
 from ngramspec.machine import Tuned, flags
-from ngramspec.steps import Stats, Step
+from ngramspec.steps import SHORT, SLOWED, Stats
 
 from .console import Outcome, outcome, printable, progress_bar, write_stdout
 
 LISTED = 10
 """Differences, skipped prompts and broken lines shown; the rest are counted, and --json has all."""
-
-LEAST_PASSES = 16
-"""Passes of a text from which on it is told why nothing was gained."""
 
 ACCEPTED, REFUSED, CORRECTION = "green", "strike red", "bright_blue"
 """Styles of drafted tokens, and of the target's own token in place of a refused one."""
@@ -135,13 +132,8 @@ def summary(stats: Stats) -> str:
     return told
 
 
-def remarks(
-    steps: Iterable[Step], stats: Stats, decoder: SpeculativeDecoder, lossy: str | None, seed: int | None
-) -> list[str]:
+def remarks(stats: Stats, decoder: SpeculativeDecoder, lossy: str | None, seed: int | None) -> list[str]:
     """What the user should know of a text and its seed, beside how fast it was; `lossy`: what changed it."""
-    disturbance = Disturbance()
-    for step in steps:
-        disturbance.see(step.seconds, step.batch, step.plain_seconds)
     drafting = decoder.drafter is not None
     found = [
         lossy,
@@ -149,14 +141,24 @@ def remarks(
         no_gain(stats, decoder.calibration.curve) if drafting else None,
         rounding(stats),
         slow_core() if drafting else None,
-        disturbance.note,
+        busy(stats, getattr(decoder.target, "governor", None)),
     ]
     return [one for one in found if one]
 
 
+def busy(stats: Stats, governor: ThreadGovernor | None) -> str | None:
+    """Return a note on other programs that slowed the answer down, and what was done; `None` if none did."""
+    if governor is None or stats.slowed <= SLOWED * stats.passes:
+        return None
+    state = governor.state
+    if not governor.adapts:
+        return f"other programs use {state.other_cores:.1f} cores: without -t, decoding would leave these to them"
+    return f"{state.reason}: decoding takes {state.threads} of {governor.threads} threads meanwhile"
+
+
 def no_gain(stats: Stats, curve: CostCurve | None) -> str | None:
     """Why drafts gained nothing; None where they gained something, that is not known, or the text was too short."""
-    if stats.passes < LEAST_PASSES:
+    if stats.passes < SHORT:
         return None
     if stats.drafted:
         if stats.estimated_gain is None or round(stats.estimated_gain, 2) > 1:

@@ -27,7 +27,7 @@ copies it. Nothing here is called from two threads at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,15 @@ class Vocabulary(Tokenizer, Protocol):
         """A sampler for one text. ValueError or GrammarError for settings that this vocabulary cannot follow."""
 
 
+class Conditions(NamedTuple):
+    """What the time of a pass depends on besides the model and the size of the batch."""
+
+    threads: int = 0  # CPU threads of a pass over one token
+    threads_batch: int = 0  # CPU threads of a pass over more tokens
+    period: int = 0  # counts changes of the load by other programs; times of two periods cannot be compared
+    is_quiet: bool = True  # whether the machine is otherwise idle
+
+
 class Model(Protocol):
     """A language model with one text in its KV cache. `ModelBase` has defaults for the second half.
 
@@ -62,6 +71,7 @@ class Model(Protocol):
             there.
         owed: how many tokens of the cache the next call evaluates again, before its own.
         fingerprint: key of all that measured costs depend on: file, build, machine, settings; "": do not keep them.
+        conditions: what else they depend on at present.
     """
 
     @property
@@ -115,6 +125,9 @@ class Model(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
+    @property
+    def conditions(self) -> Conditions: ...
+
 
 class ModelBase:
     """The defaults of a `Model` whose cache can be cut anywhere: nothing to prepare, nothing owed, nothing kept."""
@@ -124,6 +137,7 @@ class ModelBase:
     exact_rollback: bool = True
     owed: int = 0
     fingerprint: str = ""
+    conditions: Conditions = Conditions()
 
     def checkpoint(self) -> None:
         pass

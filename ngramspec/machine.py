@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,34 +19,6 @@ import psutil
 from ngramspec.errors import NGramSpecError
 from ngramspec.json_data import decode
 from ngramspec.storage import cache_folder, recall, write_whole
-
-_CORES = Path("/sys/devices/system/cpu")
-
-
-def physical_cores() -> int:
-    """Cores this process may run on; hyper-threads of one count once, as they add little to matrix products."""
-    with suppress(OSError, AttributeError):
-        # They name the same siblings.
-        own = os.sched_getaffinity(0)
-        return len({(_CORES / f"cpu{n}/topology/thread_siblings_list").read_text() for n in own})
-    physical: int = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    return max(1, min(physical, logical_cores()))
-
-
-def logical_cores() -> int:
-    """Threads that this process may run at once, hyper-threads among them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
-
-
-def busy_seconds() -> tuple[float, float]:
-    """Seconds for which the cores have worked since the machine started, and for this process since that started.
-
-    Of two calls the differences tell what other programs took meanwhile.
-    """
-    whole = psutil.cpu_times()
-    own = psutil.Process().cpu_times()
-    others = (getattr(whole, name, 0.0) for name in ("nice", "irq", "softirq", "steal"))
-    return whole.user + whole.system + sum(others), own.user + own.system
 
 
 @cache

@@ -10,6 +10,9 @@ from ngramspec.acceptance.rules import TokenDecision
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.sampling.distribution import Logprobs
 
+SHORT = 16  # passes below which an estimate of the gain would be noise
+SLOWED = 0.05  # share of passes slowed down by other programs above which the gain is not estimated
+
 StopReason = Literal["eog", "stop", "length", "context"]
 
 
@@ -30,6 +33,7 @@ class Step:
     draft_seconds: float = 0.0  # spent on asking the drafter, and on being able to take a refused draft back
     plain_seconds: float = 0.0  # what a pass without a draft costs now; 0 when that was not measured
     elapsed: float = 0.0  # since the step before, on the wall, its reader's time included; 0: the first, or not taken
+    is_quiet: bool = True  # whether no other program slowed the pass down
     source: str = ""  # the drafter, or "" without a draft
     close_calls: int = 0  # tokens that rounding could have decided, where it was counted (see `CloseCalls`)
     explained: Mapping[str, float] = field(default_factory=dict)  # behind the policy's decision; see `Policy.explain`
@@ -71,6 +75,7 @@ class Stats:
     decode_seconds: float = 0.0  # from each first token to the last, on the wall; see `Step.elapsed`
     generated: int = 0  # all tokens emitted, the prefill's included
     close_calls: int = 0  # see `Step`
+    slowed: int = 0  # passes that other programs slowed down
 
     def add(self, done: Step) -> None:
         """Count a pass."""
@@ -81,6 +86,7 @@ class Stats:
             return
         self.tokens += len(done.tokens)
         self.passes += 1
+        self.slowed += not done.is_quiet
         self.seconds += done.seconds
         self.draft_seconds += done.draft_seconds
         self.plain_seconds += done.plain_seconds * len(done.tokens)
@@ -127,10 +133,13 @@ class Stats:
 
     @property
     def estimated_gain(self) -> float | None:
-        """Plain decoding's time for these tokens, by the cost curve, over the time taken; None: unknown, or no drafts.
+        """Estimated time of plain decoding for these tokens, over the time that they took.
 
-        Without drafts two measurements of the same, made at different moments, would be compared.
+        `None` if nothing was drafted, if there are too few passes, or if other programs slowed some of them down. It
+        never exceeds the tokens per pass: no pass with a draft is faster than one without.
         """
         seconds = self.seconds + self.draft_seconds
-        known = self.drafted and seconds > 0 and self.plain_seconds > 0
-        return self.plain_seconds / seconds if known else None
+        is_measured = seconds > 0 and self.plain_seconds > 0
+        if not (self.drafted and is_measured) or self.passes < SHORT or self.slowed > SLOWED * self.passes:
+            return None
+        return min(self.plain_seconds / seconds, self.tokens_per_pass)

@@ -1,15 +1,13 @@
-"""What everything stands on: files of the user's, the machine's cores, and sequences of tokens."""
+"""What everything stands on: files of the user's, and sequences of tokens."""
 
 from __future__ import annotations
 
 import json
-import os
 from array import array
 from pathlib import Path
 
 import pytest
 
-from ngramspec import machine
 from ngramspec.storage import (
     cache_folder,
     config_folder,
@@ -92,25 +90,6 @@ def test_text_is_taken_as_it_stands_or_complained_of() -> None:
     assert utf8(b"\xef\xbb\xbfa", marked=True) == utf8(b"a", marked=True) == "a"
     with pytest.raises(UnicodeError, match=r"^not UTF-8 text \(byte 2 is 0xff\)$"):
         utf8(b"ab\xff")
-
-
-def test_hyper_threads_of_a_core_count_once_and_there_is_one_core_at_least(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "_CORES", tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr("psutil.cpu_count", lambda logical=True: None)
-        assert machine.physical_cores() >= 1
-    if not hasattr(os, "sched_getaffinity"):
-        pytest.skip("a system where every process may run on all cores")
-    for core, siblings in enumerate(("0,2", "1,3", "0,2", "1,3", "4-5", "4-5")):
-        folder = tmp_path / f"cpu{core}" / "topology"
-        folder.mkdir(parents=True)
-        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
-    for allowed, cores in (({0, 1, 2, 3}, 2), ({0, 2}, 1), ({0, 1}, 2), ({3}, 1), ({0, 1, 2, 3, 4, 5}, 3)):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, allowed=allowed: allowed)
-        assert machine.physical_cores() == cores
-        assert machine.logical_cores() == len(allowed)
 
 
 def test_a_common_prefix() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 LAYERS = (
-    ("errors", "storage", "tokens", "json_data", "version"),
+    ("errors", "storage", "tokens", "json_data", "version", "cpu"),
     ("sampling", "models", "machine", "conversation", "chat_prompt", "fill_in", "tool_calls"),
     ("backend",),
     ("shared_model",),

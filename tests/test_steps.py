@@ -77,10 +77,15 @@ def test_the_end_of_a_text_says_nothing_about_what_came_after() -> None:
 
 
 def test_the_gain_is_plain_time_over_time_taken() -> None:
-    stats = counted(step(3, 3, plain_seconds=0.5, draft_seconds=0.25), step(0, 0, plain_seconds=1.0, draft_seconds=0.0))
-    assert stats.plain_seconds == pytest.approx(4 * 0.5 + 1.0)
+    drafted = step(3, 3, plain_seconds=0.5, draft_seconds=0.25), step(0, 0, plain_seconds=1.0, draft_seconds=0.0)
+    stats = counted(*drafted * 8)
+    assert stats.plain_seconds == pytest.approx(8 * (4 * 0.5 + 1.0))
     assert stats.estimated_gain == pytest.approx(3.0 / 2.25)
-    assert counted(step(1, 1)).estimated_gain is None
+    assert counted(*drafted).estimated_gain is None, "too few passes"
+    assert counted(*[step(1, 1, plain_seconds=9.0)] * 16).estimated_gain == 2.0, "it cannot exceed the tokens per pass"
+    slowed = counted(*drafted * 8, *[dataclasses.replace(drafted[0], is_quiet=False)] * 2)
+    assert slowed.slowed == 2
+    assert slowed.estimated_gain is None
 
 
 def test_a_step_knows_its_text_and_what_was_refused() -> None:

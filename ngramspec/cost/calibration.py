@@ -1,4 +1,4 @@
-"""`Calibration`: what was measured of a target on this machine; `Disturbance` sees when that no longer holds.
+"""`Calibration`: what was measured of a target on this machine.
 
 It is kept in one small JSON file per model, build, machine and settings. The batch sizes that exact mode uses must not
 change from one run to the next. The file's name begins with that of its model file, so that `kept_steepness` finds it.
@@ -7,7 +7,6 @@ change from one run to the next. The file's name begins with that of its model f
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from ngramspec.cost.measure import MEASURE_ORDER, ProbeReport, RestoreCost
 from ngramspec.json_data import decode, encode
 from ngramspec.storage import cache_folder, keep_json, recall
 
-VERSION = 2  # of a curve in a file; one of another version is measured anew. 2: a change of size costs what is certain.
+VERSION = 3  # of a curve in a file; one of another version is measured again. 3: with the number of threads.
 
 EXACT_TOLERANCE = 1.25
 """Exact mode takes the largest kernel class whose cheapest pass costs at most this many one-token passes."""
@@ -39,6 +38,8 @@ class Calibration:
     uses: int = 0  # how often the curve was taken up again by a new process
     # What taking tokens back costs, where that means recomputing some; never kept on disk.
     restore: RestoreCost | None = None
+    # Whether other programs ran while the curve was measured, so that it is measured again on an idle machine.
+    is_provisional: bool = False
     _fresh: bool = False
 
     @classmethod
@@ -66,12 +67,13 @@ class Calibration:
             exact_sizes = tuple(data["exact_sizes"]) if data["exact_sizes"] else None
             uses = int(data["uses"])
             reads_alike = data.get("reads_alike")
+            is_provisional = bool(data.get("provisional"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return
         if probe is not None and probe.sizes not in (measure.SIZES, measure.SHARED_SIZES):
             return
-        if curve is not None and curve.plausible:
-            self.curve = self.curve or curve
+        if self.curve is None and curve is not None and curve.plausible:
+            self.curve, self.is_provisional = curve, is_provisional
         self.uses = max(self.uses, uses)
         if probe is not None and exact_sizes and exact_sizes in (*probe.classes, choose_from_one(probe)):
             self.probe, self.exact_sizes = probe, exact_sizes
@@ -91,6 +93,7 @@ class Calibration:
             "exact_sizes": self.exact_sizes,
             "reads_alike": self.reads_alike,
             "uses": self.uses,
+            "provisional": self.is_provisional,
         }
         keep_json(self.path, data)
 
@@ -110,12 +113,24 @@ class Calibration:
         """
         if target.replays and self.restore is None:
             self.restore = measure.time_restore(target)
-        if self.curve is None:
-            self.curve = measure.measure(target, tokens, sizes=sizes)
-        elif not self._fresh:
+        if self.curve is None or (self.is_provisional and target.conditions.is_quiet):
+            self._measure(target, tokens, sizes)
+        elif not self._fresh and not self.is_provisional:
             self._retime(target, self.curve, tokens, sizes)
         self._fresh = True
+        assert self.curve is not None
         return self.curve
+
+    def _measure(self, target: Model, tokens: int, sizes: Sequence[int]) -> None:
+        """Measure the curve. It is provisional if other programs ran meanwhile."""
+        before = target.conditions
+        curve = measure.measure(target, tokens, sizes=sizes)
+        after = target.conditions
+        self.is_provisional = not (before.is_quiet and after.is_quiet) or before.period != after.period
+        if self.curve is None:
+            self.curve = curve
+        else:
+            self.curve.replace(curve)
 
     def _retime(self, target: Model, curve: CostCurve, tokens: int, sizes: Sequence[int]) -> None:
         sizes = measure.telling(curve, sizes, target.max_batch)
@@ -186,55 +201,3 @@ def choose_class(report: ProbeReport, curve: CostCurve) -> tuple[int, ...]:
 
 
 # --------------------------------------------------------------------------- disturbance
-
-FACTOR = 8.0
-"""A pass that takes this many times its expected time counts as disturbed; on a core shared fairly it takes twice."""
-
-LOST = 1.0  # seconds that disturbed passes must have lost in a row before it is worth a word
-
-_RUN = 3
-
-
-@dataclass(slots=True)
-class Disturbance:
-    """Whether another process keeps the cores from this one, seen by how long the passes of one generation take.
-
-    The threads of a pass wait for each other by spinning. Where another process holds one of their cores, all wait for
-    the scheduler, many times in each pass, which may then take a hundred times as long.
-    """
-
-    # How many times as long as expected the passes of the worst run took; None while all went well.
-    slowdown: float | None = None
-    _usual: float = math.inf
-    _passes: int = 0
-    _taken: float = 0.0
-    _expected: float = 0.0
-
-    def see(self, seconds: float, batch: int, plain_seconds: float) -> None:
-        """Take note of a pass over `batch` tokens; no batch takes longer than its tokens one by one.
-
-        `plain_seconds`: what the cost curve says of one token; 0: unknown. It learns from disturbed passes too, so the
-        least that it said counts.
-        """
-        if plain_seconds <= 0 or batch < 1:
-            return
-        self._usual = min(self._usual, plain_seconds)
-        expected = batch * self._usual
-        if seconds < FACTOR * expected:
-            self._passes, self._taken, self._expected = 0, 0.0, 0.0
-            return
-        self._passes += 1
-        self._taken += seconds
-        self._expected += expected
-        if self._passes >= _RUN and self._taken - self._expected >= LOST:
-            self.slowdown = max(self.slowdown or 0.0, self._taken / self._expected)
-
-    @property
-    def note(self) -> str | None:
-        """What is to be told, and what to do; None while all went well."""
-        if self.slowdown is None:
-            return None
-        return (
-            f"passes took up to {self.slowdown:.0f} times as long as usual: another process holds this machine's"
-            " cores; end it, take fewer threads (-t 1), or set OMP_WAIT_POLICY=passive"
-        )

@@ -6,7 +6,9 @@ cdef class CostCurve:
     cdef public Py_ssize_t last
     cdef public double worst
     cdef public bint measured
-    cdef Py_ssize_t _since_single
+    cdef Py_ssize_t _since_plain
+    cdef int _restarting
+    cdef public object threads
     cdef double _excess_single
     cdef double _excess_more
     cdef dict _ratios
@@ -31,4 +33,5 @@ cdef class CostCurve:
     @cython.locals(before=cython.double)
     cpdef double undisturbed(self, Py_ssize_t size, double seconds) except? -1
     @cython.locals(scale=cython.double, known=cython.double, weight=cython.double)
+    cpdef restart(self)
     cpdef observe(self, Py_ssize_t size, double seconds)

@@ -27,7 +27,8 @@ LEAST = 0.8
 """No batch costs less than this part of a pass over one token, which does less; where one seems to, that pass was
 disturbed. Believed, it would be padded to from then on, and no pass over one token would ever tell."""
 
-RARE = 0.3  # weight of a one-token pass that comes after many larger ones
+RARE = 0.3  # maximum weight of a pass for the level
+RESTART = 3  # passes after a restart, of which the fastest shows the level
 SPIKE = 1.1  # a pass looks interrupted when it takes more than this many times what is expected
 
 REBUILD_EVERY = 16
@@ -40,28 +41,43 @@ class CostCurve:
     A pass of another size than the one before costs `switch` seconds more: llama.cpp then builds its graph anew (a GPU
     captures it anew). On small models that is as much as half a pass.
 
-    Real passes refresh it in two parts. The *level* (seconds of a one-token pass now) follows every pass, since
-    a longer context or a throttled machine slows all sizes together; the *ratio* T(n) / T(1) of a size follows
-    passes of that size only.
+    Real passes refresh it in three parts. The *level* is the time of a one-token pass in sustained plain decoding. It
+    follows one-token passes that come after another one, and slowly all others, because a longer context or a
+    throttled processor slows all sizes together. A one-token pass after a larger one shows the cost of a *change* of
+    size. The *ratio* T(n) / T(1) of a size follows passes of that size.
 
     Args:
-        seconds: batch size -> seconds in a run of that size; must hold size 1; all positive; else ValueError.
-        switch: seconds that a change of size adds, at least 0.
-        measured: whether they came from a clock, and so may be wrong; else they stay as they are.
+        seconds: Seconds of a pass by batch size, in a run of that size; must contain size 1; all positive.
+        switch: Seconds that a change of size adds, at least 0.
+        threads: CPU threads of a pass over one token, and over more, that the times were measured with; `None` means
+            unknown.
+        measured: Whether the times came from a clock, and so may be wrong; otherwise they stay as they are.
+
+    Raises:
+        ValueError: A time is missing or out of range.
     """
 
-    def __init__(self, seconds: Mapping[int, float], switch: float = 0.0, *, measured: bool = True) -> None:
+    def __init__(
+        self,
+        seconds: Mapping[int, float],
+        switch: float = 0.0,
+        *,
+        threads: tuple[int, int] | None = None,
+        measured: bool = True,
+    ) -> None:
         if 1 not in seconds or not all(0 < s < math.inf for s in seconds.values()):
             raise ValueError("a cost curve needs positive seconds, those of batch size 1 among them")
         if not 0 <= switch < math.inf:
             raise ValueError(f"switch is {switch}, but must be at least 0")
         self.level = float(seconds[1])  # seconds of a one-token pass now
         self.switch = switch
+        self.threads = threads
         self.measured = measured
         # Most that a batch may cost, as a multiple of its tokens one by one.
         self.worst = WORST if measured else math.inf
         self.last = 1  # size of the last pass observed
-        self._since_single = 0
+        self._since_plain = 0  # passes since the last one that showed the level
+        self._restarting = 0  # passes until the level is known again after a restart
         # What the last pass took / what was expected: of one token, and of more.
         self._excess_single = self._excess_more = 1.0
         self._ratios = {n: min(s / self.level, self.worst * n) for n, s in sorted(seconds.items())}
@@ -166,21 +182,35 @@ class CostCurve:
             self.last = size
             return
         ratio: cython.double = 1.0 if size == 1 else self.ratio(size)
-        switch: cython.double = 0.0 if size == self.last else self.switch
+        is_change: cython.bint = size != self.last
+        switch: cython.double = self.switch if is_change else 0.0
         self.last = size
+        if self._restarting:
+            scale = max(seconds - switch, 0.5 * seconds) / (self.level * ratio)
+            if scale < 1.0 or self._restarting == RESTART:
+                self.level *= scale
+                self.switch *= scale
+            self._restarting -= 1
+            return
         # A pass that the system interrupted says nothing about the machine's speed.
         seconds = min(seconds, 3.0 * (self.level * ratio + switch))
+        if size == 1 and not is_change:
+            # The rarer such passes are, the more each counts.
+            self.level += min(RARE, REFRESH * (1 + self._since_plain)) * (seconds - self.level)
+            self._since_plain = 0
+            return
+        self._since_plain += 1
         if size == 1:
-            # A one-token pass counts more for the level than a larger batch, which depends on that size's ratio being
-            # right; and the rarer such passes are, the more each counts.
-            scale = 1.0 + min(RARE, REFRESH * (1 + self._since_single)) * (seconds / (self.level + switch) - 1.0)
-            self.level *= scale
+            error = seconds - self.level - switch
             if switch:
-                self.switch *= scale
-            self._since_single = 0
+                # Half of the difference is put down to the change, and half to the level.
+                self.level += REFRESH / 2 * error
+                self.switch = max(0.0, switch + REFRESH / 2 * error)
+            else:
+                self.level += min(RARE, REFRESH * self._since_plain) * error
+                self._since_plain = 0
             return
         seconds = max(seconds - switch, 0.1 * seconds)
-        self._since_single += 1
         self.level += REFRESH / 8 * (seconds / ratio - self.level)
         beyond = size > max(self._ratios)
         known = self._ratios.get(size, ratio)
@@ -189,6 +219,23 @@ class CostCurve:
         self._unseen += 1
         if beyond or self._unseen >= REBUILD_EVERY:
             self._rebuild()
+
+    def restart(self) -> None:
+        """Take the level from the next passes: the load of the machine or the number of threads changed."""
+        self._restarting = RESTART if self.measured else 0
+
+    def copy(self, threads: tuple[int, int] | None) -> CostCurve:
+        """Return a curve of the same shape for another number of threads, whose level is not known yet."""
+        curve = CostCurve.from_json(self.to_json())
+        curve.threads = threads
+        curve.restart()
+        return curve
+
+    def replace(self, other: CostCurve) -> None:
+        """Take over the times of a new measurement."""
+        self.level, self.switch, self.threads = other.level, other.switch, other.threads
+        self._ratios, self._restarting = dict(other._ratios), 0
+        self._rebuild()
 
     def retime(self, size: int, single: float, seconds: float) -> None:
         """Take in a fresh measurement: `seconds` of a pass over `size` tokens, `single` of one over one.
@@ -210,14 +257,16 @@ class CostCurve:
         return min(self._ratios.values()) >= LEAST
 
     def to_json(self) -> dict[str, Any]:
-        """Seconds by batch size (as text), and of a change of size."""
+        """Return seconds by batch size (as text) and of a change of size, and the numbers of threads."""
         seconds = {str(n): self.level * r for n, r in sorted(self._ratios.items())}
-        return {"seconds": seconds, "switch": self.switch}
+        return {"seconds": seconds, "switch": self.switch, "threads": self.threads}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CostCurve:
         """The inverse of `to_json`; raises ValueError, TypeError, KeyError or AttributeError on anything else."""
-        return cls({int(n): float(s) for n, s in data["seconds"].items()}, float(data["switch"]))
+        threads = None if data["threads"] is None else (int(data["threads"][0]), int(data["threads"][1]))
+        seconds = {int(n): float(s) for n, s in data["seconds"].items()}
+        return cls(seconds, float(data["switch"]), threads=threads)
 
 
 def _slopes(costs: list[float]) -> array[float]:

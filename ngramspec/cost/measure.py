@@ -45,7 +45,10 @@ FIRST = 0.8
 """A size's first pass pays for more than itself, as over RPC, if the next one takes at most this part of it. Slow
 passes, of which each size has one alone, are then made twice."""
 
-CHANGES = 12  # with fewer changes of size than these, nothing is said of what one costs
+CHANGE = 4  # size of the passes whose change from and to one token is timed
+CHANGE_ROUNDS = 8  # each with two changes of size
+FEWEST_ROUNDS = 4  # with fewer, the cost of a change cannot be told from noise
+CHANGE_SHARE = 0.3  # maximum share of the budget for timing changes
 
 
 BUDGET = 2.0  # seconds that measuring may take, or 5 % of the generation where that is more
@@ -56,7 +59,7 @@ def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) ->
     """Time passes of each size on top of what the cache holds, and take everything back.
 
     Each size is timed in a run of its own, and the fastest pass of all rounds counts: whatever else the machine does
-    only adds time. A slow model has fewer points. What a change of size costs is seen in every run.
+    only adds time. A slow model has fewer points. What a change of size costs is timed afterwards.
 
     Args:
         target: with room for at least one token; else ValueError.
@@ -69,11 +72,14 @@ def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) ->
     fast = single < BUDGET / 10
     best = {1: time_pass(target, 1) if fast else single}
     run, tried = RUN if fast else 1, fast
-    changes: list[float] = []
-    last = 1
     deadline = began + max(BUDGET, 0.05 * tokens * best[1])
+    switch = 0.0
     # Round by round, so that a disturbance of some milliseconds does not hit all passes of one size.
     for number in range(ROUNDS):
+        if number == 1 and CHANGE in best:
+            rounds = int(CHANGE_SHARE * BUDGET / (3 * (best[1] + best[CHANGE])))
+            if rounds >= FEWEST_ROUNDS:
+                switch = time_change(target, min(CHANGE_ROUNDS, rounds))
         for size in telling(CostCurve(best), sizes, target.max_batch) if number else sizes:
             left = deadline - time.perf_counter()
             expected = best.get(size, CostCurve(best).seconds(size))
@@ -83,23 +89,25 @@ def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) ->
             times = [time_pass(target, size) for _ in range(passes)]
             if not tried and passes > 1:
                 tried, run = True, 2 if times[1] <= FIRST * times[0] else 1
-            # The first run of a size pays for more than the change.
-            if fast and size != last and number:
-                changes.append(times[0] - times[-1])
-            last = size
             best[size] = min(best.get(size, math.inf), *times)
     best[1] = min(best[1], min(best.values()) / LEAST)
-    return CostCurve(best, cost_of_change(changes))
+    threads = target.conditions.threads, target.conditions.threads_batch
+    return CostCurve(best, switch, threads=threads)
 
 
-def cost_of_change(found: Sequence[float]) -> float:
-    """The median of `found`, the seconds of each run's first pass less those of its last; 0 where not certain.
+def time_change(target: Model, rounds: int) -> float:
+    """Return the seconds that a change of batch size adds to a pass; 0 if it cannot be told from noise.
 
-    Certain is what is positive in three runs of four: of 30 runs so many show that by chance once in 400 times.
+    Passes after another size are compared with passes after the same size, taking turns. The median counts if three
+    differences of four are positive: 16 differences show that by chance once in 90 times.
     """
-    if len(found) < CHANGES or statistics.quantiles(found, n=4)[0] <= 0:
-        return 0.0
-    return statistics.median(found)
+    differences = []
+    for _ in range(rounds):
+        for size in (1, CHANGE):
+            changed, _, same = (time_pass(target, size) for _ in range(3))
+            differences.append(changed - same)
+    is_certain = statistics.quantiles(differences, n=4)[0] > 0
+    return statistics.median(differences) if is_certain else 0.0
 
 
 def telling(curve: CostCurve, sizes: Sequence[int], most: int) -> Sequence[int]:

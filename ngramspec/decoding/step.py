@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ngramspec.backend import Logits
+from ngramspec.backend import Conditions, Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding.drafts import Batch, Plan, Text, no_draft
@@ -43,6 +43,7 @@ class Sent(NamedTuple):
     owed: int  # tokens that were evaluated again
     planning: float  # seconds from the first drafter asked to the pass
     seconds: float  # of the pass
+    is_quiet: bool  # whether no other program slowed it down
 
 
 class Speculation:
@@ -58,6 +59,8 @@ class Speculation:
         self.exactness = ExactnessMode()  # which sizes of batch move no logit, and how far others do
         self._clock = clock
         self._explained: Mapping[str, float] = {}
+        self._conditions: Conditions | None = None  # under which `curve` holds
+        self._curves: dict[tuple[int, int] | None, CostCurve] = {}  # by numbers of threads
         self.prepare(None, (1,))
 
     def prepare(self, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None) -> None:
@@ -67,9 +70,29 @@ class Speculation:
             curve, sizes: see `Speculation`.
             restore: what taking a draft back costs; None: nothing.
         """
-        self.curve, self.sizes = curve, sizes
-        self._restore = restore
+        if curve is None or self._curves.get(curve.threads) is not curve:
+            self._curves = {} if curve is None else {curve.threads: curve}
+        self.sizes, self._restore = sizes, restore
+        self._conditions = None
+        self._use(curve)
+
+    def _use(self, curve: CostCurve | None) -> None:
+        self.curve, sizes = curve, self.sizes
         self._plain = [no_draft(curve.padded(sizes)[1][0] if curve else smallest(1, sizes))]
+
+    def _follow(self, conditions: Conditions) -> bool:
+        """Use the curve for these conditions. Return True if they are as they were at the last pass."""
+        before, self._conditions = self._conditions, conditions
+        if conditions == before or self.curve is None or not self.curve.measured:
+            return True
+        threads = conditions.threads, conditions.threads_batch
+        if self.curve.threads not in (None, threads):
+            if threads not in self._curves:
+                self._curves[threads] = self.curve.copy(threads)
+            self._use(self._curves[threads])
+        if before is not None and before.period != conditions.period:
+            self.curve.restart()
+        return before is None
 
     def begin(self) -> None:
         self._explained = {}
@@ -95,6 +118,7 @@ class Speculation:
             if step is not None:
                 step.batch = size + sent.owed if alone else plan.size
                 step.seconds = sent.seconds * (plan.size / size)
+                step.is_quiet = sent.is_quiet
             steps.append(step)
             if len(text.sequence.tokens) > text.settled:
                 began = self._clock()
@@ -112,6 +136,7 @@ class Speculation:
     def send(self, texts: Sequence[Text], batch: Batch | None = None) -> Sent:
         clock = self._clock
         began = clock()
+        is_steady = self._follow(texts[0].sequence.conditions)
         plans = self.plan(texts, batch)
         owed = 0
         for text, plan in zip(texts, plans, strict=True):
@@ -124,7 +149,8 @@ class Speculation:
         asked = clock()
         tokens = [plan.batch(text.last) for text, plan in zip(texts, plans, strict=True)]
         rows = batch.evaluate(tokens) if batch is not None else [self.evaluate(texts[0], tokens[0])]
-        return Sent(plans, rows, owed, asked - began, clock() - asked)
+        seconds = clock() - asked
+        return Sent(plans, rows, owed, asked - began, seconds, is_steady and texts[0].sequence.conditions.is_quiet)
 
     def evaluate(self, text: Text, tokens: Sequence[int]) -> Logits:
         """The pass over a text that is alone."""

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import llama_cpp.llama_cpp as llama
 import numpy as np
 
+from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import TargetError
 from ngramspec.llama import bindings
 from ngramspec.llama.cache import Cache, is_recurrent
@@ -36,15 +37,24 @@ class Embedder:
     Args:
         context: of the model, for one sequence, which makes no vectors yet; it is freed by `close`.
         n_ctx, n_batch: most tokens of a text, and of a pass.
+        governor: Chooses the number of threads.
     """
 
-    def __init__(self, context: Any, pooling: Pooling, *, n_ctx: int, n_batch: int) -> None:
+    def __init__(
+        self,
+        context: Any,
+        pooling: Pooling,
+        *,
+        n_ctx: int,
+        n_batch: int,
+        governor: ThreadGovernor | None = None,
+    ) -> None:
         model = llama.llama_get_model(context)
         self.pooling, self.n_ctx = pooling, n_ctx
         self.width = bindings.width_out(llama, model)  # numbers in a vector
         self._context, self._n_batch = context, n_batch
         cache = Cache(context, recurrent=is_recurrent(model), window=0)
-        self._passes = Passes(context, [cache], self, n_batch=n_batch)
+        self._passes = Passes(context, [cache], self, n_batch=n_batch, governor=governor)
         self._sequence = CacheSequence(self._passes, cache, n_ctx=n_ctx)
 
     def reading(self, tokens: Sequence[int], most: Callable[[], int]) -> Generator[None, None, States]:

@@ -22,11 +22,13 @@ from typing import Any, NamedTuple, cast
 import llama_cpp.llama_cpp as llama
 import numpy as np
 
-from ngramspec.backend import Logits, Progress
+from ngramspec.backend import Conditions, Logits, Progress
+from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
 from ngramspec.llama.hidden_states import HiddenStates, States, rows_at
 from ngramspec.llama.passes import MAX_EVALUATE
+from ngramspec.llama.threads import GovernedContext
 from ngramspec.llama.weights import Adapter, open_context
 from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import common_prefix
@@ -110,6 +112,11 @@ class Head:
         """How many tokens are evaluated again as soon as the target's states for them are there."""
         return len(self.tokens) - max(self._true, self._first)
 
+    @property
+    def conditions(self) -> Conditions:
+        """What the time of a pass depends on at present."""
+        return self._heads.conditions
+
     def checkpoint(self) -> None:
         """Nothing: the cache can be cut anywhere."""
 
@@ -182,6 +189,7 @@ class Heads:
         states: the target's, for each of its texts.
         n_ctx: most tokens of a text that may stay in the cache.
         pooled: whether the context's sequences share one pool of cells, so that a pass over several is one batch.
+        governor: Chooses the number of threads.
 
     Raises:
         ModelError: llama.cpp makes no such context, for lack of memory.
@@ -199,6 +207,7 @@ class Heads:
         n_ctx: int,
         pooled: bool,
         adapters: Sequence[Adapter],
+        governor: ThreadGovernor | None = None,
     ) -> None:
         params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
         params.n_rs_seq = 0
@@ -207,6 +216,7 @@ class Heads:
             raise ModelError(
                 "there is no memory for the context of the model's NextN layer; try a smaller -c/--ctx-size"
             )
+        self._calls = GovernedContext(self._ctx, governor)
         self._ext: Any = bindings.head_functions(llama)
         self._ext.llama_set_embeddings_nextn(self._ctx, True, True)
         self._memory = llama.llama_get_memory(self._ctx)
@@ -287,7 +297,7 @@ class Heads:
             ctypes.memmove(row, states.ctypes.data, states.nbytes)
             ends.append(end)
         batch.n_tokens = end
-        status = llama.llama_decode(self._ctx, batch)
+        status = self._calls.decode(batch)
         if status != 0:
             at = ", ".join(f"{len(feed.tokens)} tokens at position {feed.first}" for feed in feeds)
             raise TargetError(f"llama_decode returned {status} for {at} of a head")
@@ -306,6 +316,11 @@ class Heads:
         self.check()
         if not llama.llama_memory_seq_rm(self._memory, sequence, length, -1):
             raise TargetError("llama.cpp could not take tokens back from a head's cache")
+
+    @property
+    def conditions(self) -> Conditions:
+        """What the time of a pass depends on at present."""
+        return self._calls.conditions
 
     def check(self) -> None:
         if not self._ctx:

@@ -14,10 +14,12 @@ from typing import Any, NoReturn, cast
 import llama_cpp.llama_cpp as llama
 import numpy as np
 
-from ngramspec.backend import Logits
+from ngramspec.backend import Conditions, Logits
+from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.hidden_states import HiddenStates, rows_at
+from ngramspec.llama.threads import GovernedContext
 
 MAX_EVALUATE = 64  # most rows of logits of a pass: the buffer is reserved for this many
 
@@ -42,15 +44,27 @@ class Passes:
         owner: what holds the model; rows of logits keep it alive.
         n_batch: most tokens of a pass.
         n_seq: sequences that tokens of a pass may be in at once.
+        governor, is_timed: see `GovernedContext`.
     """
 
-    def __init__(self, context: Any, caches: Sequence[Cache], owner: object, *, n_batch: int, n_seq: int = 1) -> None:
+    def __init__(
+        self,
+        context: Any,
+        caches: Sequence[Cache],
+        owner: object,
+        *,
+        n_batch: int,
+        n_seq: int = 1,
+        governor: ThreadGovernor | None = None,
+        is_timed: bool = False,
+    ) -> None:
         self._context = context
         self.memory = llama.llama_get_memory(context)
         self._caches = caches
         # The owner holds the passes; a ring would keep models in memory after their last use.
         self._owner = weakref.ref(owner)
         self.n_batch = n_batch
+        self._calls = GovernedContext(context, governor, is_timed=is_timed)
         vocab = llama.llama_model_get_vocab(llama.llama_get_model(context))
         self.n_vocab: int = llama.llama_vocab_n_tokens(vocab)  # length of a row of logits
         self.busy = False  # whether a pass is under way
@@ -117,7 +131,7 @@ class Passes:
                 batch.n_seq_id[i] = len(sequences)
                 for j, sequence in enumerate(sequences):
                     batch.seq_id[i][j] = sequence
-            status = llama.llama_decode(self._context, batch)
+            status = self._calls.decode(batch)
         finally:
             self.busy = False
         if status != 0:
@@ -157,7 +171,7 @@ class Passes:
         self._batch.n_tokens = end
         before = {cache.sequence: cache.length for cache, _, _ in feeds}
         try:
-            status = llama.llama_decode(self._context, self._batch)
+            status = self._calls.decode(self._batch)
             if status != 0:
                 self._refused(status, feeds)
             for cache, tokens, _ in feeds:
@@ -173,6 +187,15 @@ class Passes:
                 else:
                     cache.disturbed()
             raise
+
+    def set_threads(self, size: int) -> None:
+        """Set the number of threads for a call over `size` tokens that the owner of the context makes."""
+        self._calls.set_threads(size)
+
+    @property
+    def conditions(self) -> Conditions:
+        """What the time of a pass depends on at present."""
+        return self._calls.conditions
 
     def _refused(self, status: int, feeds: Sequence[Feed]) -> NoReturn:
         """Raise what says why llama.cpp did not take a pass, as far as that can be seen."""

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from ngramspec.backend import Logits, Progress
+from ngramspec.backend import Conditions, Logits, Progress
 from ngramspec.errors import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, UsedAtOnceError
@@ -135,6 +135,10 @@ class CacheSequence:
     def owed(self) -> int:
         """How many tokens of the cache the next call must evaluate again before its own."""
         return len(self.tokens) - self.cache.length
+
+    @property
+    def conditions(self) -> Conditions:
+        return self._passes.conditions
 
     def checkpoint(self) -> None:
         self.settle()

@@ -23,8 +23,9 @@ from typing import Any, Literal
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec import machine
 from ngramspec.backend import Logits
+from ngramspec.cpu.cores import usable_cores
+from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import ModelError
 from ngramspec.exactness import decision
 from ngramspec.exactness.decision import EXACT, UNMEASURED, WAYS, Exact, ExactAuto, ExactnessMode, Way
@@ -90,8 +91,10 @@ class Target(Weights, CacheSequence):
         n_ctx: context size of a text in tokens; None takes the model's own, capped so that the KV cache fits in half of
             the machine's free memory.
         n_gpu_layers: layers to offload; negative: all, to whatever GPU the build supports.
-        threads: CPU threads; None takes the physical cores.
-        threads_batch: the same for passes over more than one token; None: as many.
+        threads: CPU threads; `None` means one per usable core, and fewer while other programs use the cores.
+        threads_batch: CPU threads of passes over more than one token; `None` means as `threads`.
+        tuned_threads: Whether `threads` and `threads_batch` are the best numbers for an idle machine, which may be
+            reduced while other programs use the cores.
         micro_batch: tokens of a prompt per pass; None: 512, without flash attention 128.
         flash_attn: "auto" leaves the choice to llama.cpp.
         cache_type_k, cache_type_v: element type of the KV cache.
@@ -111,6 +114,7 @@ class Target(Weights, CacheSequence):
     Attributes:
         notes: what the user should know about how it was loaded.
         present: the settings that it was loaded with, those that "exact" changes aside.
+        governor: Chooses the number of threads of each pass.
         exact: of several texts "on" or "off", what "auto" has decided on.
         exactness: the mode of requests that "auto" has decided on.
         setting: "fast" or "exact": what the context was opened for.
@@ -139,6 +143,7 @@ class Target(Weights, CacheSequence):
         n_gpu_layers: int = -1,
         threads: int | None = None,
         threads_batch: int | None = None,
+        tuned_threads: bool = False,
         micro_batch: int | None = None,
         flash_attn: Literal["auto", "on", "off"] = "auto",
         cache_type_k: CacheType = "f16",
@@ -170,7 +175,8 @@ class Target(Weights, CacheSequence):
                 raise ValueError(f"{name} is {value!r}, but must be {allowed.words}")
         if (n_seq or 1) > 1 and (texts is not None or head):
             raise ValueError("n_seq above 1 excludes texts, and a head")
-        threads = machine.physical_cores() if threads is None else threads
+        adapts = threads is None or tuned_threads, (threads is None and threads_batch is None) or tuned_threads
+        threads = threads or usable_cores()
         types = (cache_type_k, cache_type_v)
         asked = Settings(threads, threads_batch or threads, flash_attn, micro_batch, mmap, repack, types)
         super().__init__(path, asked, n_gpu_layers=n_gpu_layers, head=head, lora=lora)
@@ -184,6 +190,7 @@ class Target(Weights, CacheSequence):
         micro = min(_usual_micro(flash), micro_batch) if micro_batch else None
         self._under = {"fast": asked, "exact": replace(asked, flash_attn=flash, micro_batch=micro)}
         self._longest = draft_max or SNAPSHOTS
+        self._adapts = adapts
         size = self._context_size(n_ctx, self._texts)
         width = bindings.width_out(llama, self._model)
         self._states = [HiddenStates(width) for _ in range(self._texts if self.has_head else 0)]
@@ -202,7 +209,13 @@ class Target(Weights, CacheSequence):
                 states.of_prompts = self.exact != "on"
             params = self._params(self._texts * (self.n_ctx + MAX_EVALUATE), 0, self._under[self.setting])
             self.heads = Heads(
-                self._model, params, self._states, n_ctx=self.n_ctx, pooled=self._pooled, adapters=self._adapters
+                self._model,
+                params,
+                self._states,
+                n_ctx=self.n_ctx,
+                pooled=self._pooled,
+                adapters=self._adapters,
+                governor=self.governor,
             )
 
     @property
@@ -307,6 +320,10 @@ class Target(Weights, CacheSequence):
         if 0 < snapshots < self._longest:
             self.notes.append(f"memory is short: no draft is longer than {snapshots} tokens")
         self.setting = setting
+        # Flash attention on a CPU splits the context over the threads, so their number moves last bits.
+        is_exact = self.exact == "on" or self.exactness.same
+        adapts = (False, False) if is_exact and self.flash_attn != "off" and not self.on_gpu else self._adapts
+        self.governor = ThreadGovernor(self.present.threads, self.present.threads_batch, adapts=adapts)
         self.n_batch = self.max_tokens = int(params.n_batch)
         self.drafts_alone = self._recurrent
         caches = [
@@ -321,7 +338,15 @@ class Target(Weights, CacheSequence):
             )
             for number in range(self._texts)
         ]
-        passes = Passes(self._ctx, caches, self, n_batch=self.n_batch, n_seq=self.n_seq)
+        passes = Passes(
+            self._ctx,
+            caches,
+            self,
+            n_batch=self.n_batch,
+            n_seq=self.n_seq,
+            governor=self.governor,
+            is_timed=not self.on_gpu,
+        )
         CacheSequence.__init__(self, passes, caches[0], n_ctx=n_ctx)
         self._others = [CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches[1:]]
         if self.replays:
@@ -388,7 +413,7 @@ class Target(Weights, CacheSequence):
         context = open_context(self._model, params, self._adapters)
         if not context:
             raise ModelError(f"{self.path}: there is no memory for a context of {n_ctx} tokens to make embeddings in")
-        made = Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch))
+        made = Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch), governor=self.governor)
         self._embedders = (*self._embedders, made)
         return made
 

@@ -17,6 +17,7 @@ import llama_cpp.llama_cpp as llama
 from llama_cpp._ggml import libggml
 
 from ngramspec import machine
+from ngramspec.cpu.cores import logical_cores, physical_cores
 from ngramspec.errors import ModelError
 from ngramspec.llama import amx, bindings, crash_check, devices, rpc
 from ngramspec.llama.cache import bytes_per_token, is_recurrent
@@ -219,7 +220,7 @@ def model_key(path: Path) -> str:
 
 def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str]) -> str:
     """The name under which the fastest settings of a model are kept, which need not be loaded. Raises OSError."""
-    cores = machine.physical_cores(), machine.logical_cores()
+    cores = physical_cores(), logical_cores()
     return machine_key(path, f"tuned {_placed(n_gpu_layers)} kv={tuple(cache_types)} cores={cores}")
 
 

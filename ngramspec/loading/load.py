@@ -122,7 +122,7 @@ def open_found(
         remember: answers that the memory is told to keep are kept, if the user has switched that on.
     """
     settings, changes = tuned(found.path, settings, tell)
-    target = open_target(found.path, settings, tell, texts=texts, head=settings.mtp)
+    target = open_target(found.path, settings, tell, texts=texts, head=settings.mtp, tuned_threads="threads" in changes)
     try:
         drafter, memory, small = open_drafter(target, found, settings, tell=tell, learn=learn, remember=remember)
     except BaseException:
@@ -206,7 +206,7 @@ def open_drafter(
         shared = cast(SharedModel, target.heads) if target.texts is not None else None
         asked = AskedModel(target.heads.sequences[0], n_vocab=target.n_vocab, shared=shared)
     elif found.draft is not None:
-        own, known = settings.for_draft_model(target.n_ctx, target.present.threads), target.notes
+        own, known = settings.for_draft_model(target.n_ctx, settings.threads), target.notes
         small = open_target(
             found.draft.path, own, lambda line: line in known or tell(f"draft model: {line}"), texts=target.texts
         )

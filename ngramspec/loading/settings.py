@@ -108,7 +108,12 @@ class LoadSettings:
         allowed=within(1),
     )
     threads: int | None = option(
-        None, "-t", "--threads", help="CPU threads; default: the physical cores.", allowed=THREADS
+        None,
+        "-t",
+        "--threads",
+        metavar="N|auto",
+        help="CPU threads; auto leaves cores that other programs use to them; default: auto.",
+        allowed=THREADS,
     )
     threads_batch: int | None = option(
         None, "-tb", "--threads-batch", help="CPU threads for prompts and drafts; default: as -t.", allowed=THREADS
@@ -268,7 +273,7 @@ class LoadSettings:
         """The files of all LoRA adapters, each with its scale."""
         return *self.lora, *self.lora_scaled
 
-    def for_draft_model(self, n_ctx: int, threads: int) -> LoadSettings:
+    def for_draft_model(self, n_ctx: int, threads: int | None) -> LoadSettings:
         """The settings of the draft model of a target with such a context and so many threads.
 
         It is wholly on the GPU, as it is small, even where the target has no room there; but on the CPU where

@@ -43,7 +43,8 @@ class CostPolicy(Policy):
     - The pass of a draft may cost at most STAKE of what is left more than a plain one (fractional Kelly betting; Thorp
       2006, "The Kelly criterion in blackjack, sports betting, and the stock market"). The cheapest draft that takes at
       most SURE of the time of its tokens one by one is always allowed; otherwise nothing would ever be won.
-    - After PLAIN_EVERY drafted passes in a row come two without a draft, which show when a curve is wrong about them.
+    - After PLAIN_EVERY passes none of which showed how fast plain decoding is, PLAIN_RUN passes go without a draft.
+      They show when a curve is wrong, and what the context's length costs.
 
     Args:
         draft_max: most tokens in a draft.
@@ -55,14 +56,15 @@ class CostPolicy(Policy):
     STAKE = 1 / 2
     SURE = 0.8
     DECAY = 0.93
-    PLAIN_EVERY = 48
+    PLAIN_EVERY, PLAIN_RUN = 64, 3
 
     def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
         self._draft_max = draft_max
         self._texts = texts
         self._tokens = self._seconds = 0.0
         self._budget = LossBudget(texts)
-        self._in_a_row = self._plain_due = 0
+        self._since_plain = self._plain_due = 0
+        self._last_was_plain = False
         self._measured = False
         self._recurring = RecurringSizes()
         self._value = DraftValue()
@@ -200,11 +202,12 @@ class CostPolicy(Policy):
         self._tokens = self._tokens * self.DECAY + len(done.tokens)
         self._seconds = self._seconds * self.DECAY + (done.seconds - done.disturbed + done.draft_seconds)
         self._budget.book(done, drafting)
-        self._in_a_row = self._in_a_row + 1 if drafting else 0
+        self._since_plain = 0 if self._last_was_plain and not drafting else self._since_plain + 1
+        self._last_was_plain = not drafting
         if not drafting:
             self._plain_due = max(0, self._plain_due - 1)
-        elif self._measured and self._in_a_row % self.PLAIN_EVERY == 0:
-            self._plain_due = 2
+        if self._measured and self._since_plain and self._since_plain % self.PLAIN_EVERY == 0:
+            self._plain_due = self.PLAIN_RUN
 
     def _plan_with_restore(
         self, draft: Draft, curve: CostCurve, sizes: Sequence[int], rate: float, restore: RestoreCost, stake: float

@@ -11,8 +11,8 @@ class LossBudget:
     - Saved are the seconds that the tokens of drafted passes would have taken one by one, less those they took. The
       past fades. What is left to lose is this, plus ALLOWANCE of the time spent, plus CREDIT plain passes.
     - A new text may lose at most START plain passes of what earlier texts left.
-    - Asking the drafter in vain takes less than OVERHEAD of the time, and a credit of ASKING_CREDIT plain passes. A
-      right guess is not in vain, even if it did not pay yet.
+    - Asking the drafter without sending its draft takes less than OVERHEAD of the time, a credit of ASKING_CREDIT plain
+      passes, and what drafts saved: asking continues as long as drafting as a whole pays.
     - What asking takes beyond CHEAP plain passes, as a draft model does, is booked too, and once nothing is left to
       lose such a drafter is not asked.
     """
@@ -20,9 +20,10 @@ class LossBudget:
     ALLOWANCE = 0.004
     CREDIT = 1.0
     START = 1.0
-    OVERHEAD = 0.004
+    OVERHEAD = 0.005
     FADE = 0.995
-    ASKING_CREDIT = 0.25
+    ASKING_CREDIT = 0.5
+    RESERVE = 2.0  # plain passes' time of savings that asking may use up later
     CHEAP = 0.05
 
     def __init__(self, texts: int = 1) -> None:
@@ -56,12 +57,13 @@ class LossBudget:
         dear = max(0.0, done.draft_seconds - self.CHEAP * self._plain_seconds)
         self._dear = dear > 0 or (self._dear and not done.draft_seconds)
         if drafting:
-            self._saved += len(done.tokens) * done.plain_seconds - seconds
+            saved = len(done.tokens) * done.plain_seconds - seconds
+            self._saved += saved
+            self._asked = max(-self.RESERVE * self._plain_seconds, self._asked - max(0.0, saved))
         else:
             if self._drafting:
                 # The first pass of another size builds its graph anew, for which the drafts before it are to blame.
                 self._saved -= max(0.0, passed - self._plain_seconds)
             self._saved -= dear
-            if not done.guessed:
-                self._asked += done.draft_seconds - dear
+            self._asked += done.draft_seconds - dear
         self._drafting = drafting

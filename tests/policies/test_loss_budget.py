@@ -38,11 +38,12 @@ def test_a_plain_pass_is_booked_to_the_drafts_that_it_follows_and_to_no_others(t
     assert alone.left(texts, 1.0) - after.left(texts, 1.0) == pytest.approx(0.5)
 
 
-def test_a_right_guess_is_not_asked_for_in_vain() -> None:
-    for guessed, can_ask in ((0, False), (1, True)):
+def test_can_ask_without_savings_is_limited() -> None:
+    for saved, can_ask in ((0.0, False), (1.0, True)):
         budget = LossBudget()
+        budget.book(passed(3, 2, 2, 3.0 - saved, 0.0, 1.0), drafting=True)
         for _ in range(20):
-            budget.book(passed(1, 0, guessed, 1.0, 0.04, 1.0), drafting=False)
+            budget.book(passed(1, 0, 1, 1.0, 0.04, 1.0), drafting=False)
         assert budget.can_ask() is can_ask
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.verifier import RuleVerifier
-from ngramspec.backend import Vocabulary
+from ngramspec.backend import Conditions, Vocabulary
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
@@ -104,6 +104,7 @@ class MockTarget:
         self.can_rollback = not fail_rollback
         self.replays = replays
         self.exact_rollback = not replays
+        self.conditions = Conditions()
         self.owed = 0
         self._mark = 0
         self.tokens: list[int] = []

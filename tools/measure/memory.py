@@ -21,7 +21,7 @@ from statistics import median
 
 import numpy as np
 
-from ngramspec import machine
+from ngramspec.cpu.cores import usable_cores
 from ngramspec.drafting import make_drafter, token_index
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory, Store
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("paths", type=Path, nargs="+")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=10_000_000)
-    parser.add_argument("-t", type=int, default=machine.physical_cores())
+    parser.add_argument("-t", type=int, default=usable_cores())
     options = parser.parse_args()
     vocabulary = Vocabulary(options.model)
     began = time.perf_counter()

@@ -1,0 +1,186 @@
+"""The CPU cores that this process may use, and how much of them other programs use."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+SYSTEM = Path("/sys/devices")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+
+LITTLE = 0.5
+"""An Arm core with less than this share of the largest core's capacity is an efficiency core."""
+
+
+def allowed_cpus() -> set[int]:
+    """Return the numbers of the logical CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(psutil.cpu_count() or 1))
+
+
+def logical_cores() -> int:
+    """Return how many threads this process may run at once, hyper-threads included."""
+    return len(allowed_cpus())
+
+
+def physical_cores() -> int:
+    """Return how many physical cores this process may run on."""
+    return len(_siblings(allowed_cpus())) or _physical_count()
+
+
+def usable_cores() -> int:
+    """Return how many threads decode fastest on an idle machine: one per performance core, within the CPU quota.
+
+    Threads of a decode call wait for the slowest one, so efficiency cores would slow the others down. Hyper-threads
+    of one core count once, because they share the units that multiply matrices.
+    """
+    cpus = allowed_cpus()
+    fast = cpus & _performance_cpus(cpus)
+    cores = len(_siblings(fast or cpus)) or min(_performance_count() or _physical_count(), _physical_count())
+    quota = cpu_quota()
+    return max(1, cores if quota == math.inf else min(cores, math.floor(quota + 0.01)))
+
+
+def _siblings(cpus: set[int]) -> set[str]:
+    """Return one entry for each physical core of these CPUs; empty if the system does not describe them."""
+    try:
+        return {(SYSTEM / f"system/cpu/cpu{n}/topology/thread_siblings_list").read_text() for n in cpus}
+    except OSError:
+        return set()
+
+
+def _physical_count() -> int:
+    return max(1, min(psutil.cpu_count(logical=False) or psutil.cpu_count() or 1, logical_cores()))
+
+
+def _performance_cpus(cpus: set[int]) -> set[int]:
+    """Return which of these CPUs are performance cores; all of them if the system does not distinguish any."""
+    with suppress(OSError, ValueError):
+        return set(_cpu_list((SYSTEM / "cpu_core/cpus").read_text()))  # Intel's hybrid processors
+    with suppress(OSError, ValueError):
+        capacity = {n: int((SYSTEM / f"system/cpu/cpu{n}/cpu_capacity").read_text()) for n in cpus}  # Arm
+        return {n for n, value in capacity.items() if value >= LITTLE * max(capacity.values())}
+    return cpus
+
+
+def _performance_count() -> int | None:
+    """Return how many performance cores macOS reports; `None` on other systems."""
+    if sys.platform != "darwin":
+        return None
+    count, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(ctypes.util.find_library("c"))
+        if libc.sysctlbyname(b"hw.perflevel0.physicalcpu", ctypes.byref(count), ctypes.byref(size), None, 0) == 0:
+            return count.value or None
+    return None
+
+
+def _cpu_list(text: str) -> Iterator[int]:
+    """Parse a list of CPUs as Linux writes it, such as "0-3,8"."""
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def cpu_quota() -> float:
+    """Return how many CPUs' time the cgroups of this process may use; infinite without a limit."""
+    quotas = [math.inf]
+    with suppress(OSError, ValueError):
+        for line in OWN_CGROUPS.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if not controllers:
+                quotas += _quotas(CGROUPS, name, _read_v2)
+            elif "cpu" in controllers.split(","):
+                quotas += _quotas(CGROUPS / controllers, name, _read_v1)
+                quotas += _quotas(CGROUPS / "cpu", name, _read_v1)
+    return min(quotas)
+
+
+def _quotas(root: Path, name: str, read: Callable[[Path], float]) -> Iterator[float]:
+    """Return the quota of a cgroup and of each of its parents. In a container, the root is the container's group."""
+    folder = root / name.lstrip("/")
+    for group in (folder, *folder.parents):
+        with suppress(OSError, ValueError):
+            yield read(group)
+        if group == root:
+            return
+
+
+def _read_v2(group: Path) -> float:
+    quota, period = (group / "cpu.max").read_text().split()
+    return math.inf if quota == "max" else int(quota) / int(period)
+
+
+def _read_v1(group: Path) -> float:
+    quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+    return math.inf if quota <= 0 else quota / period
+
+
+# --------------------------------------------------------------------------- load by other programs
+
+
+class CpuSeconds(NamedTuple):
+    """CPU time since some moment in the past, in seconds."""
+
+    system: float  # all programs on the allowed CPUs, and the time that a hypervisor gave to other machines
+    process: float  # all threads of this process
+
+
+def read_cpu_seconds() -> CpuSeconds:
+    """Return the CPU time used so far on the CPUs that this process may use.
+
+    Low-priority programs (nice) are left out: they give way to this process.
+    """
+    cpus, total = allowed_cpus(), 0.0
+    for number, times in enumerate(psutil.cpu_times(percpu=True)):
+        if number in cpus:
+            others = (getattr(times, name, 0.0) for name in ("irq", "softirq", "steal"))
+            total += times.user + times.system + sum(others)
+    return CpuSeconds(total, time.process_time())
+
+
+class CpuLoad:
+    """How many cores other programs use, averaged over a fraction of a second.
+
+    Args:
+        read: Returns the CPU time used so far.
+        clock: Returns the wall time in seconds.
+    """
+
+    INTERVAL = 0.1  # minimum seconds between two samples; the system counts in steps of 10 ms
+    MEMORY = 0.2  # time constant of the average, in seconds
+    SHARE = 0.005  # maximum share of the time spent on reading the counters, which takes long on many cores
+
+    def __init__(
+        self, read: Callable[[], CpuSeconds] = read_cpu_seconds, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._read, self._clock = read, clock
+        self.cores = 0.0  # cores that other programs use
+        self._interval = self.INTERVAL
+        self._before, self._at = read(), clock()
+
+    def sample(self) -> bool:
+        """Update `cores` if the last sample is old enough. Return True if it was updated."""
+        now = self._clock()
+        passed = now - self._at
+        if passed < self._interval:
+            return False
+        current = self._read()
+        used = (current.system - self._before.system) - (current.process - self._before.process)
+        weight = 1.0 - math.exp(-passed / self.MEMORY)
+        self.cores += weight * (max(0.0, used / passed) - self.cores)
+        self._before, self._at = current, now
+        self._interval = max(self.INTERVAL, (self._clock() - now) / self.SHARE)
+        return True

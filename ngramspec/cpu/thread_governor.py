@@ -1,0 +1,262 @@
+"""`ThreadGovernor`: how many threads each decode call uses, by what other programs leave free.
+
+llama.cpp's threads wait for each other many times in a decode call. If another program holds one of their cores, all of
+them wait for the scheduler, and a call can take 50 times as long. One thread per free core avoids that:
+
+    threads = governor.choose(size)
+    ...                                     # a decode call over `size` tokens with that many threads
+    governor.record(size, threads, seconds)
+
+Two sources decide. The CPU time of other programs gives a first guess within a fraction of a second. The time of decode
+calls corrects it: while other programs are active, a neighbouring number is tried for a few calls now and then, and the
+faster one stays. What trials cost is bounded by a share of the time. On an idle machine nothing is tried.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
+
+from ngramspec.cpu.cores import CpuLoad, logical_cores
+
+PROMPT = 64  # minimum tokens of a call that reads a prompt; smaller ones verify drafts
+
+QUIET = 0.2
+"""Cores used by other programs up to which the machine counts as idle: about what a desktop uses at rest."""
+
+MARGIN = 0.3  # share of a core that others may use before one thread less is used
+HYSTERESIS = 0.15  # further share of a core before the number changes
+
+EPISODE_CALLS, EPISODE_SECONDS = 3, 0.1
+"""Size of one measurement of a number of threads: as many calls that take as long together, or fewer slow ones."""
+
+BETTER = 0.95  # another number is used if it takes at most this share of the present number's time
+HOPELESS = 4.0  # a trial ends early once it has taken this many times as long as the present number would
+TRIAL_SHARE = 0.02  # maximum share of the time that trials may lose
+FIRST_TRIAL, LAST_TRIAL = 1.0, 60.0  # seconds between trials; doubled by each trial that fails
+
+UNSEEN = 2.5
+"""Decode calls that take this many times as long as usual on an apparently idle machine may be slowed down by programs
+whose CPU time the system does not report, such as those of other containers."""
+
+DRIFT = 0.01  # weight of a slower call in what is usual: contexts grow, and processors throttle
+
+
+class ThreadState(NamedTuple):
+    """The present numbers of threads, for reports."""
+
+    threads: int  # for a call over one token
+    threads_batch: int  # for a call that verifies drafts
+    threads_prompt: int  # for a call that reads a prompt
+    other_cores: float  # cores that other programs use
+    reason: str  # why the numbers are what they are
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The number of threads for one kind of call."""
+
+    most: int  # on an idle machine
+    adapts: bool  # whether the number may change
+    number: int = 0  # of the next call
+    home: int = 0  # the number outside trials
+    # Time of calls by number of threads, as a multiple of their usual time, since the load last changed.
+    slowness: dict[int, float] = field(default_factory=dict)
+    calls: int = 0  # in the present episode
+    seconds: float = 0.0
+    usual: float = 0.0  # seconds that these calls usually take
+    upwards: bool = True  # direction of the next trial
+    pause: float = FIRST_TRIAL
+    next_trial: float = 0.0
+
+    def restart(self, number: int, now: float) -> None:
+        """Use this number, and forget how long calls took."""
+        self.number = self.home = number
+        self.slowness.clear()
+        self.upwards, self.pause, self.next_trial = True, FIRST_TRIAL, now + FIRST_TRIAL
+        self.start_episode()
+
+    def start_episode(self) -> None:
+        self.calls, self.seconds, self.usual = 0, 0.0, 0.0
+
+    @property
+    def on_trial(self) -> bool:
+        return self.number != self.home
+
+    @property
+    def has_measured(self) -> bool:
+        """True if the present episode is long enough."""
+        if (
+            self.on_trial
+            and self.seconds > HOPELESS * EPISODE_CALLS * self.slowness[self.home] * self.usual / self.calls
+        ):
+            return True
+        return self.seconds >= (EPISODE_SECONDS if self.calls >= EPISODE_CALLS else EPISODE_CALLS * EPISODE_SECONDS)
+
+    def neighbour(self) -> int:
+        """Return the number to try next; the present one if there is no other."""
+        step = max(1, self.home // 4)
+        for _ in range(2):
+            number = min(self.most, self.home + step) if self.upwards else max(1, self.home - step)
+            self.upwards = not self.upwards
+            if number != self.home:
+                break
+        return number
+
+
+class ThreadGovernor:
+    """Chooses the number of threads of each decode call of one model.
+
+    Args:
+        threads: Threads for one token on an idle machine.
+        threads_batch: Threads for more tokens on an idle machine.
+        adapts: Whether the number for one token may change, and that for more.
+        load: What other programs use; `None` for what all models of this process share.
+        cores: Logical cores that this process may use; `None` for those that it may.
+        clock: Returns the wall time in seconds.
+
+    Attributes:
+        period: Counts changes of the load and of the numbers. Times of different periods cannot be compared.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        threads_batch: int,
+        *,
+        adapts: tuple[bool, bool] = (True, True),
+        load: CpuLoad | None = None,
+        cores: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.threads = threads  # for one token on an idle machine
+        self.period = 0
+        self._load = load or shared_load()
+        self._cores = self._free = cores or logical_cores()
+        self._clock = clock
+        self._is_unseen = False  # whether calls are slow although no other program appears to run
+        self._usual: dict[int, float] = {}  # seconds of an undisturbed call by its size
+        single, batch = adapts
+        self._choices = (_Choice(threads, single), _Choice(threads_batch, batch), _Choice(threads_batch, batch))
+        self._restart()
+        self._follow_load()
+
+    # ------------------------------------------------------------------ for each call
+
+    def choose(self, size: int) -> int:
+        """Return the number of threads for a call over `size` tokens."""
+        if self._load.sample():
+            self._follow_load()
+        return self._choice(size).number
+
+    def record(self, size: int, threads: int, seconds: float) -> None:
+        """Learn from a call over `size` tokens that took `seconds`."""
+        choice = self._choice(size)
+        if threads != choice.number or not choice.adapts:
+            return
+        if size >= PROMPT:
+            size, seconds = PROMPT, seconds / size * PROMPT
+        usual = min(seconds, self._usual.get(size, seconds))
+        if self.is_quiet and usual < seconds < UNSEEN * usual:
+            usual += DRIFT * (seconds - usual)
+        self._usual[size] = usual
+        choice.calls += 1
+        choice.seconds += seconds
+        choice.usual += usual
+        if choice.has_measured:
+            self._end_episode(choice, self._clock())
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if other programs use too little to matter, so that times measured now are those of an idle machine."""
+        return self._load.cores <= QUIET and not self._is_unseen
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """The threads of the next call over one token, and of the next one that verifies a draft."""
+        return self._choices[0].number, self._choices[1].number
+
+    @property
+    def adapts(self) -> bool:
+        """True if a number may change."""
+        return any(choice.adapts for choice in self._choices)
+
+    @property
+    def state(self) -> ThreadState:
+        """The present numbers, and the reason for them."""
+        if not self.adapts:
+            reason = "set by the user"
+        elif self._is_unseen:
+            reason = "something that this process cannot see slows decoding down"
+        elif self.is_quiet:
+            reason = "the machine is idle"
+        else:
+            reason = f"other programs use {self._load.cores:.1f} of {self._cores} cores"
+        single, batch, prompt = (choice.home for choice in self._choices)
+        return ThreadState(single, batch, prompt, self._load.cores, reason)
+
+    # ------------------------------------------------------------------ decisions
+
+    def _choice(self, size: int) -> _Choice:
+        return self._choices[0 if size == 1 else 1 if size < PROMPT else 2]
+
+    def _follow_load(self) -> None:
+        """Begin again from a guess if the number of free cores changed."""
+        free = self._cores - self._load.cores + MARGIN
+        if self._load.cores <= QUIET:
+            guess = self._cores
+        elif self._free - HYSTERESIS <= free < self._free + 1 + HYSTERESIS and self._free < self._cores:
+            guess = self._free
+        else:
+            guess = min(self._cores, max(1, math.floor(free)))
+        if guess != self._free:
+            self._free, self._is_unseen = guess, False
+            self._restart()
+
+    def _restart(self) -> None:
+        self.period += 1
+        now = self._clock()
+        for choice in self._choices:
+            choice.restart(min(choice.most, self._free) if choice.adapts else choice.most, now)
+
+    def _end_episode(self, choice: _Choice, now: float) -> None:
+        """Note how slow a number was, use the fastest one known, and try another if it is time."""
+        slowness = choice.seconds / choice.usual
+        before = choice.slowness.get(choice.number)
+        choice.slowness[choice.number] = slowness if before is None else (before + slowness) / 2
+        if choice.on_trial:
+            lost = choice.seconds - choice.slowness[choice.home] * choice.usual
+            choice.pause = FIRST_TRIAL if self._is_unseen else min(LAST_TRIAL, 2 * choice.pause)
+            choice.next_trial = now + max(choice.pause, lost / TRIAL_SHARE)
+        best = min(choice.slowness, key=choice.slowness.__getitem__)
+        if choice.slowness[best] <= BETTER * choice.slowness[choice.home]:
+            choice.home, choice.pause = best, FIRST_TRIAL
+            self.period += 1
+        if self._load.cores <= QUIET and choice is self._choices[0]:
+            self._judge_unseen(choice)
+        is_due = not self.is_quiet and now >= choice.next_trial
+        choice.number = choice.neighbour() if is_due else choice.home
+        choice.start_episode()
+
+    def _judge_unseen(self, choice: _Choice) -> None:
+        """Decide whether something slows calls down although the machine appears to be idle."""
+        is_slow = choice.slowness[choice.home] >= UNSEEN
+        if is_slow and len(choice.slowness) > 1 and choice.home == choice.most:
+            # Fewer threads are no faster, so this is the usual time now: the context is longer, for example.
+            self._usual.clear()
+            is_slow = False
+        if is_slow != self._is_unseen and (is_slow or choice.home == choice.most):
+            self._is_unseen = is_slow
+            self.period += 1
+            if not is_slow:
+                choice.slowness.clear()
+
+
+@cache
+def shared_load() -> CpuLoad:
+    """Return the load that all models of this process share."""
+    return CpuLoad()

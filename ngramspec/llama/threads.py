@@ -1,0 +1,58 @@
+"""`GovernedContext`: decode calls of a context, each with as many CPU threads as a `ThreadGovernor` chooses."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import llama_cpp.llama_cpp as llama
+
+from ngramspec.backend import Conditions
+from ngramspec.cpu.thread_governor import ThreadGovernor
+
+UNGOVERNED = Conditions()
+
+
+class GovernedContext:
+    """Makes the decode calls of one context.
+
+    Args:
+        context: llama.cpp's context.
+        governor: Chooses the number of threads; `None` leaves it as the context has it.
+        is_timed: Whether the governor learns from these calls. It must do so from one context only, whose calls take
+            equally long, and `llama_decode` must return when the work is done, as on a CPU.
+    """
+
+    def __init__(self, context: Any, governor: ThreadGovernor | None, *, is_timed: bool = False) -> None:
+        self._context, self._governor, self._is_timed = context, governor, is_timed
+        self._threads = 0  # that were set last
+
+    def decode(self, batch: Any) -> int:
+        """Call `llama_decode` and return its status."""
+        if self._governor is None:
+            return int(llama.llama_decode(self._context, batch))
+        size: int = batch.n_tokens
+        threads = self.set_threads(size)
+        began = time.perf_counter()
+        status: int = llama.llama_decode(self._context, batch)
+        if self._is_timed:
+            self._governor.record(size, threads, time.perf_counter() - began)
+        return status
+
+    def set_threads(self, size: int) -> int:
+        """Set the number of threads for a call over `size` tokens. Return it; 0 means that it stays as it is."""
+        if self._governor is None:
+            return 0
+        threads = self._governor.choose(size)
+        if threads != self._threads:
+            llama.llama_set_n_threads(self._context, threads, threads)
+            self._threads = threads
+        return threads
+
+    @property
+    def conditions(self) -> Conditions:
+        """What the time of a call depends on at present."""
+        governor = self._governor
+        if governor is None:
+            return UNGOVERNED
+        return Conditions(*governor.numbers, governor.period, governor.is_quiet)

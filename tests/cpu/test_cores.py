@@ -1,0 +1,104 @@
+"""Which cores may be used, on systems described by files, and how much of them other programs use."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from ngramspec.cpu import cores
+from ngramspec.cpu.cores import CpuLoad, CpuSeconds, cpu_quota, logical_cores, physical_cores, usable_cores
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system has no CPU affinity")
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty description of a system, whose process may run on 8 CPUs."""
+    monkeypatch.setattr(cores, "SYSTEM", tmp_path / "devices")
+    monkeypatch.setattr(cores, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(cores, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+def describe_siblings(system: Path, *siblings: str) -> None:
+    for number, text in enumerate(siblings):
+        write(system / f"devices/system/cpu/cpu{number}/topology/thread_siblings_list", text)
+
+
+def test_usable_cores_hyper_threads_count_once(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    describe_siblings(system, "0,2", "1,3", "0,2", "1,3", "4-5", "4-5")
+    for allowed, expected in (({0, 1, 2, 3}, 2), ({0, 2}, 1), ({0, 1}, 2), ({3}, 1), ({0, 1, 2, 3, 4, 5}, 3)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, allowed=allowed: allowed)
+        assert physical_cores() == usable_cores() == expected
+        assert logical_cores() == len(allowed)
+
+
+def test_usable_cores_intel_hybrid_leaves_out_efficiency_cores(system: Path) -> None:
+    describe_siblings(system, "0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7")
+    write(system / "devices/cpu_core/cpus", "0-3")
+    assert usable_cores() == 2
+    assert physical_cores() == 6
+
+
+def test_usable_cores_arm_leaves_out_little_cores(system: Path) -> None:
+    describe_siblings(system, *map(str, range(8)))
+    for number, capacity in enumerate((290, 290, 290, 290, 870, 870, 870, 1024)):
+        write(system / f"devices/system/cpu/cpu{number}/cpu_capacity", str(capacity))
+    assert usable_cores() == 4
+
+
+def test_usable_cores_undescribed_system_has_at_least_one(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: None)
+    assert usable_cores() == physical_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "quota", "usable"),
+    [
+        ("0::/", {"cpu.max": "max 100000"}, math.inf, 8),
+        ("0::/", {"cpu.max": "250000 100000"}, 2.5, 2),
+        ("0::/a/b", {"a/cpu.max": "50000 100000", "a/b/cpu.max": "max 100000"}, 0.5, 1),
+        ("0::/outside/the/container", {"cpu.max": "300000 100000"}, 3.0, 3),
+        ("4:cpu,cpuacct:/c", {"cpu/c/cpu.cfs_quota_us": "400000", "cpu/c/cpu.cfs_period_us": "100000"}, 4.0, 4),
+        ("4:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, math.inf, 8),
+        ("not a cgroup", {}, math.inf, 8),
+    ],
+)
+def test_usable_cores_keep_within_the_quota(
+    system: Path, own: str, files: dict[str, str], quota: float, usable: int
+) -> None:
+    describe_siblings(system, *map(str, range(8)))
+    write(system / "own", own)
+    for name, text in files.items():
+        write(system / "cgroup" / name, text)
+    assert cpu_quota() == quota
+    assert usable_cores() == usable
+
+
+def test_load_is_what_others_use_and_forgets_it_within_a_second() -> None:
+    now = system = process = 0.0
+    load = CpuLoad(lambda: CpuSeconds(system, process), lambda: now)
+    for others, expected in ((0.0, 0.0), (1.5, 1.5), (0.0, 0.0)):
+        for _ in range(10):
+            now += 0.11
+            process += 0.22
+            system += 0.22 + others * 0.11
+            assert load.sample()
+        assert load.cores == pytest.approx(expected, abs=0.05)
+    assert not load.sample(), "too soon"
+
+
+def test_load_of_this_machine_is_within_its_cores() -> None:
+    load = CpuLoad()
+    while not load.sample():
+        sum(range(10_000))
+    assert 0 <= load.cores <= logical_cores() + 0.5
