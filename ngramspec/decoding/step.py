@@ -204,13 +204,19 @@ class Speculation:
         if drafts.drafter is not None:
             step.explained = self._explained
             if curve is not None:
-                step.disturbed = step.seconds - curve.undisturbed(step.batch, step.seconds)
+                step.disturbed = step.seconds - self._undisturbed(curve, step.batch, step.seconds, step.is_quiet)
             reading = drafts.settle(step)
             if drafts.proposal is not None:
                 step.draft_seconds = overhead - reading
             self.policy.record(step)
         if curve is not None and step.batch <= self.sizes[-1]:
             curve.observe(step.batch, step.seconds)
+
+    @staticmethod
+    def _undisturbed(curve: CostCurve, size: int, seconds: float, is_quiet: bool) -> float:
+        """Return the seconds of a pass that the draft is charged for: what other programs added is left out."""
+        undisturbed = curve.undisturbed(size, seconds)
+        return undisturbed if is_quiet else min(undisturbed, curve.seconds(size))
 
     def _learn_together(
         self, texts: Sequence[Text], steps: Sequence[Step | None], sent: Sent, overhead: float, batch: Batch
@@ -239,7 +245,8 @@ class Speculation:
                 guessed=sum(step.guessed for step in done) // n,
                 batch=sum(batches) + sent.owed,
                 seconds=sent.seconds,
-                disturbed=sent.seconds - curve.undisturbed(whole, sent.seconds) if whole else 0.0,
+                disturbed=sent.seconds - self._undisturbed(curve, whole, sent.seconds, sent.is_quiet) if whole else 0.0,
+                is_quiet=sent.is_quiet,
                 draft_seconds=overhead,
                 plain_seconds=plain_seconds,
             )

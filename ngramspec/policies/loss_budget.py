@@ -10,7 +10,8 @@ class LossBudget:
 
     - Saved are the seconds that the tokens of drafted passes would have taken one by one, less those they took. The
       past fades. What is left to lose is this, plus ALLOWANCE of the time spent, plus CREDIT plain passes.
-    - A new text may lose at most START plain passes of what earlier texts left.
+    - A new text may lose at most START plain passes of what earlier texts left, and takes over at most DEBT plain passes
+      of what they lost.
     - Asking the drafter without sending its draft takes less than OVERHEAD of the time, a credit of ASKING_CREDIT plain
       passes, and what drafts saved: asking continues as long as drafting as a whole pays.
     - What asking takes beyond CHEAP plain passes, as a draft model does, is booked too, and once nothing is left to
@@ -20,6 +21,7 @@ class LossBudget:
     ALLOWANCE = 0.004
     CREDIT = 1.0
     START = 1.0
+    DEBT = 2.0
     OVERHEAD = 0.005
     FADE = 0.995
     ASKING_CREDIT = 0.5
@@ -34,7 +36,9 @@ class LossBudget:
 
     def begin(self) -> None:
         """Start a text."""
-        self._saved = min(self._saved, self.START * self._plain_seconds - self.ALLOWANCE * self._spent)
+        allowance = self.ALLOWANCE * self._spent
+        least, most = -self.DEBT * self._plain_seconds, self.START * self._plain_seconds
+        self._saved = min(max(self._saved, least - allowance), most - allowance)
 
     def left(self, plain: float, level: float) -> float:
         """What may still be lost, in units of `level` seconds; a plain pass takes `plain` of them."""
