@@ -19,7 +19,7 @@ import ngramspec
 from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
 from ngramspec.drafting import uncompiled
-from ngramspec.exactness.decision import ANSWER, PROMPT, ExactAuto
+from ngramspec.exactness.decision import ANSWER, DEPTHS, ExactAuto
 from ngramspec.llama.devices import build
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
@@ -144,7 +144,8 @@ def _choice(auto: ExactAuto) -> str:
     prices = [price for way in ("exact", "padded") if (price := auto.known.relative_time(way)) is not None]
     if not prices:
         return line
-    return line + f" (the same text takes {min(prices):.2f} times as long, for {ANSWER} tokens after {PROMPT})"
+    cost = f"{min(prices):.2f} times as long with drafts, for {ANSWER} tokens after {DEPTHS[-1]}"
+    return f"{line} (the same text takes {cost})"
 
 
 def _advice(target: Target, classes: int) -> str:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,6 +152,10 @@ def read_cpu_seconds() -> CpuSeconds:
     return CpuSeconds(total, time.process_time())
 
 
+QUIET = 0.2
+"""Cores used by other programs up to which the machine counts as idle: about what a desktop uses at rest."""
+
+
 class CpuLoad:
     """How many cores other programs use, averaged over a fraction of a second.
 
@@ -171,6 +176,11 @@ class CpuLoad:
         self._interval = self.INTERVAL
         self._before, self._at = read(), clock()
 
+    @property
+    def is_quiet(self) -> bool:
+        """True if other programs use next to nothing."""
+        return self.cores <= QUIET
+
     def sample(self) -> bool:
         """Update `cores` if the last sample is old enough. Return True if it was updated."""
         now = self._clock()
@@ -184,3 +194,9 @@ class CpuLoad:
         self._before, self._at = current, now
         self._interval = max(self.INTERVAL, (self._clock() - now) / self.SHARE)
         return True
+
+
+@cache
+def shared_load() -> CpuLoad:
+    """Return the load that all models of this process share."""
+    return CpuLoad()

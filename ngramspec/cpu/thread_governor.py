@@ -18,15 +18,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import NamedTuple
 
-from ngramspec.cpu.cores import CpuLoad, logical_cores
+from ngramspec.cpu.cores import CpuLoad, logical_cores, shared_load
 
 PROMPT = 64  # minimum tokens of a call that reads a prompt; smaller ones verify drafts
-
-QUIET = 0.2
-"""Cores used by other programs up to which the machine counts as idle: about what a desktop uses at rest."""
 
 MARGIN = 0.3  # share of a core that others may use before one thread less is used
 HYSTERESIS = 0.15  # further share of a core before the number changes
@@ -173,7 +169,7 @@ class ThreadGovernor:
     @property
     def is_quiet(self) -> bool:
         """True if other programs use too little to matter, so that times measured now are those of an idle machine."""
-        return self._load.cores <= QUIET and not self._is_unseen
+        return self._load.is_quiet and not self._is_unseen
 
     @property
     def numbers(self) -> tuple[int, int]:
@@ -207,7 +203,7 @@ class ThreadGovernor:
     def _follow_load(self) -> None:
         """Begin again from a guess if the number of free cores changed."""
         free = self._cores - self._load.cores + MARGIN
-        if self._load.cores <= QUIET:
+        if self._load.is_quiet:
             guess = self._cores
         elif self._free - HYSTERESIS <= free < self._free + 1 + HYSTERESIS and self._free < self._cores:
             guess = self._free
@@ -236,7 +232,7 @@ class ThreadGovernor:
         if choice.slowness[best] <= BETTER * choice.slowness[choice.home]:
             choice.home, choice.pause = best, FIRST_TRIAL
             self.period += 1
-        if self._load.cores <= QUIET and choice is self._choices[0]:
+        if self._load.is_quiet and choice is self._choices[0]:
             self._judge_unseen(choice)
         is_due = not self.is_quiet and now >= choice.next_trial
         choice.number = choice.neighbour() if is_due else choice.home
@@ -254,9 +250,3 @@ class ThreadGovernor:
             self.period += 1
             if not is_slow:
                 choice.slowness.clear()
-
-
-@cache
-def shared_load() -> CpuLoad:
-    """Return the load that all models of this process share."""
-    return CpuLoad()

@@ -24,10 +24,9 @@ from typing import Any, Literal
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import Logits
-from ngramspec.cpu.cores import usable_cores
+from ngramspec.cpu.cores import shared_load, usable_cores
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import ModelError
-from ngramspec.exactness import decision
 from ngramspec.exactness.decision import EXACT, UNMEASURED, WAYS, Exact, ExactAuto, ExactnessMode, Way
 from ngramspec.llama import bindings, devices
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
@@ -62,9 +61,6 @@ SAMPLE = (
     " there, tied to the same post.\n\ndef total(numbers):\n    return sum(one for one in numbers if one > 0)\n"
 )
 """A text such as people write, to measure rounding on."""
-
-SERVER_PATIENCE = 4
-"""How many times as long a server may measure how it can be exact: it may not load its model again for weeks."""
 
 OWN_STATES = ("deepseek4",)
 """Hybrid architectures whose batches are made as if each text had a cache of its own, even where they share a pool."""
@@ -177,6 +173,7 @@ class Target(Weights, CacheSequence):
             raise ValueError("n_seq above 1 excludes texts, and a head")
         adapts = threads is None or tuned_threads, (threads is None and threads_batch is None) or tuned_threads
         threads = threads or usable_cores()
+        shared_load()  # whose first sample is over the time of loading
         types = (cache_type_k, cache_type_v)
         asked = Settings(threads, threads_batch or threads, flash_attn, micro_batch, mmap, repack, types)
         super().__init__(path, asked, n_gpu_layers=n_gpu_layers, head=head, lora=lora)
@@ -249,7 +246,7 @@ class Target(Weights, CacheSequence):
             self.exactness = ExactnessMode(bound=UNMEASURED)
         else:
             auto = ExactAuto(self, ways, self.tokenize(SAMPLE) if self.texts is None else ())
-            auto.measure(decision.BUDGET * (1 if self.texts is None else SERVER_PATIENCE))
+            auto.measure()
             self.exactness, way = auto.exactness, auto.way
         if self.texts is not None:
             self.exact = "on" if way == "exact" else "off"

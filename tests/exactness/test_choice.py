@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ngramspec.exactness.decision import (
     ANSWER,
     MOST,
-    PROMPT,
+    NEW,
     SIZES,
     TOLERANCE,
     WAYS,
@@ -28,25 +28,40 @@ SPLIT = Identity((1,), SIZES[1:])
 LARGE_DIFFER = Identity(tuple(n for n in SIZES if n <= MOST), tuple(n for n in SIZES if 1 < n <= MOST))
 NONE = Identity((1,), (8, 16))
 
-SHALLOW, DEEP = (0.010, 0.001), (0.020, 0.002)
+TIMES = Times((0.020, 0.040, 0.080), 0.002)
 
 
 def scaled(at: Times, factor: float) -> Times:
-    return at[0] * factor, at[1] * factor
+    return Times(tuple(seconds * factor for seconds in at.passes), at.reading * factor)
 
 
 def known(fast: Identity = SPLIT, exact: Identity | None = ALL, **prices: float) -> Measured:
     """What is known where a way takes so many times as long as the fastest settings."""
     found = {"fast": fast} if exact is None else {"fast": fast, "exact": exact}
     factors = {"fast": 1.0, **prices}
-    times = tuple({way: scaled(at, f) for way, f in factors.items()} for at in (SHALLOW, DEEP))
+    times = {way: scaled(TIMES, f) for way, f in factors.items()}
     return Measured({setting: (one, one) for setting, one in found.items()}, times)
 
 
-def test_a_usual_request_has_a_prompt_that_gets_longer_and_an_answer_behind_it() -> None:
-    assert known().seconds("fast") == pytest.approx(PROMPT * 0.0015 + ANSWER * 0.020)
+def test_a_usual_request_reads_what_is_new_and_decodes_an_answer() -> None:
+    assert known().seconds("fast") == pytest.approx(NEW * 0.002 + ANSWER * TIMES.per_token)
     assert known().seconds("exact") is None
-    assert Measured(times=({"fast": SHALLOW},)).seconds("fast") is None
+    assert Measured().seconds("fast") is None
+
+
+def test_time_per_token_is_that_of_the_drafts_that_pay() -> None:
+    dear = Times((1.0, 4.0, 8.0), 0.0)
+    assert dear.per_token == pytest.approx(1.0), "no draft pays"
+    free = Times((1.0, 1.0, 1.0), 0.0)
+    expected = 0.5 + 0.3 / sum(0.7**i for i in range(8)) + 0.2 / sum(0.95**i for i in range(8))
+    assert free.per_token == pytest.approx(expected)
+
+
+def test_settings_that_verify_faster_win_though_they_decode_single_tokens_slower() -> None:
+    measured = known()
+    fast = Times((1.0, 3.0, 6.0), 0.01)
+    measured.times = {"fast": fast, "exact": Times((1.06, 2.0, 3.5), 0.01)}
+    assert measured.choose(WAYS) == "exact"
 
 
 @pytest.mark.parametrize(("price", "way"), [(1.04, "exact"), (0.7, "exact"), (1.06, "fast")])
@@ -54,7 +69,7 @@ def test_exact_settings_are_taken_up_to_the_tolerance(price: float, way: str) ->
     assert known().choose(WAYS) == "fast", "nothing is known of their speed"
     assert known(exact=ALL, padded=1.5).relative_time("padded") == pytest.approx(1.5)
     measured = known()
-    measured.times = tuple({**at, "exact": scaled(at["fast"], price)} for at in measured.times)
+    measured.times = {**measured.times, "exact": scaled(TIMES, price)}
     assert measured.choose(WAYS) == way
 
 
@@ -74,7 +89,7 @@ def test_padding_comes_before_other_settings_where_it_costs_nothing() -> None:
 @pytest.mark.parametrize("exact", [NONE, SPLIT, ALL, None])
 def test_what_does_not_agree_or_cannot_be_chosen_is_never_taken(exact: Identity | None, ways: Sequence[Way]) -> None:
     measured = known(NONE, exact, padded=1.0)
-    measured.times = tuple({**at, "exact": at["fast"]} for at in measured.times)
+    measured.times = {**measured.times, "exact": TIMES}
     assert measured.choose(ways) == ("exact" if exact is ALL and "exact" in ways else "fast")
     assert (measured.missing(ways) is None) == (exact is not None or "exact" not in ways)
 
@@ -82,7 +97,7 @@ def test_what_does_not_agree_or_cannot_be_chosen_is_never_taken(exact: Identity 
 @given(st.floats(0.5, 2), st.floats(0.5, 2), st.sampled_from([ALL, SPLIT]))
 def test_the_choice_never_costs_more_than_the_tolerance(exact: float, padded: float, fast: Identity) -> None:
     measured = known(fast, padded=padded)
-    measured.times = tuple({**at, "exact": scaled(at["fast"], exact)} for at in measured.times)
+    measured.times = {**measured.times, "exact": scaled(TIMES, exact)}
     way = measured.choose(WAYS)
     if way != "fast":
         price = measured.relative_time(way)
@@ -97,10 +112,10 @@ def test_two_depths_agree_where_both_do() -> None:
 
 
 def test_what_another_one_knows_is_right() -> None:
-    mine, other = Measured({"fast": (ALL, SPLIT)}), Measured({"fast": (NONE,), "exact": (ALL,)}, ({"fast": DEEP},))
+    mine, other = Measured({"fast": (ALL, SPLIT)}), Measured({"fast": (NONE,), "exact": (ALL,)}, {"fast": TIMES})
     mine.rounding = 0.5
     mine.join(other)
-    assert mine == Measured({"fast": (NONE, SPLIT), "exact": (ALL,)}, ({"fast": DEEP},), 0.5)
+    assert mine == Measured({"fast": (NONE, SPLIT), "exact": (ALL,)}, {"fast": TIMES}, 0.5)
     assert decode(Measured, encode(mine)) == mine
 
 
@@ -110,7 +125,7 @@ def test_what_another_one_knows_is_right() -> None:
         {"identities": {"fast": [{"agreeing": ["nine"], "padded": []}]}},
         {"identities": {"fast": [{"agreeing": [1], "padded": []}] * 3}},
         {"identities": []},
-        {"times": [{"fast": [1]}]},
+        {"times": {"fast": [[1], "much"]}},
         {"rounding": "much"},
     ],
 )

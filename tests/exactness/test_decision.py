@@ -10,14 +10,30 @@ from typing import Any
 import pytest
 from support.mock_target import Clock, MockTarget
 
+from ngramspec.cpu.cores import CpuLoad, CpuSeconds
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
 from ngramspec.exactness import decision
-from ngramspec.exactness.decision import DEPTHS, SIZES, UNMEASURED, ExactAuto, ExactnessMode, Identity, Times, Way
+from ngramspec.exactness.decision import (
+    DEPTHS,
+    PASSES,
+    SIZES,
+    UNMEASURED,
+    ExactAuto,
+    ExactnessMode,
+    Identity,
+    Times,
+    Way,
+)
 
 ALL, SPLIT = Identity(SIZES, SIZES[1:]), Identity((1,), SIZES[1:])
-FAST_STEPS = [f"{what} {depth}" for what in ("fast", "times") for depth in DEPTHS]
+FAST_STEPS = [*(f"fast {depth}" for depth in DEPTHS), "times"]
 ALL_STEPS = FAST_STEPS + [f"exact {depth}" for depth in DEPTHS]
+
+
+def slow(seconds: float) -> Times:
+    """Return the times of a way that takes so long for a pass of any size."""
+    return Times((seconds,) * len(PASSES), 0.001)
 
 
 class Model:
@@ -32,7 +48,7 @@ class Model:
         self.single = single
         self.opened: list[str] = []
         self.identity_of = {"fast": SPLIT, "exact": ALL}
-        self.times_of = {"fast": (0.01, 0.001), "exact": (0.01, 0.001), "padded": (0.02, 0.001)}
+        self.times_of = {"fast": slow(0.01), "exact": slow(0.01), "padded": slow(0.02)}
 
     def trial(self, setting: str) -> Any:
         self.opened.append(setting)
@@ -72,20 +88,25 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Model, "clock", clock := Clock(0.0), raising=False)
     monkeypatch.setattr(Model, "measured", done := list[str](), raising=False)
     monkeypatch.setattr(decision, "time", clock)
-    monkeypatch.setattr(decision, "BUDGET", 8.0)
+    monkeypatch.setattr(decision, "BUDGET", 0.1 * decision.COST + 2)
 
-    def times(trials: Mapping[str, Trial], depth: int) -> dict[str, Times]:
+    def times(trials: Mapping[str, Trial]) -> dict[str, Times]:
         fast = trials["fast"]
-        fast.note(f"times {depth}")
+        fast.note("times")
         return {way: fast.model.times_of[way] for way in (*trials, "padded")}
 
     monkeypatch.setattr(decision, "times", times)
     return done
 
 
+def idle() -> CpuLoad:
+    """Return the load of a machine on which nothing else runs."""
+    return CpuLoad(lambda: CpuSeconds(0.0, 0.0))
+
+
 def chosen(model: Model, folder: Path, **options: Any) -> tuple[Way, ExactnessMode]:
     """What a process chooses that loads the model."""
-    auto = ExactAuto(model, folder=folder, **options)
+    auto = ExactAuto(model, folder=folder, **{"load": idle()} | options)
     auto.measure()
     return auto.way, auto.exactness
 
@@ -107,7 +128,7 @@ def test_the_least_that_decides_is_measured(tmp_path: Path, measured: list[str])
 
 def test_dear_settings_are_not_taken_and_rounding_is_known(tmp_path: Path, measured: list[str]) -> None:
     model = Model()
-    model.times_of["exact"] = (0.011, 0.001)
+    model.times_of["exact"] = slow(0.012)
     assert chosen(model, tmp_path) == ("fast", ExactnessMode(bound=UNMEASURED))
     assert measured == FAST_STEPS
     assert chosen(model, tmp_path, text=[1, 2]) == ("fast", ExactnessMode(bound=0.5))
@@ -123,7 +144,7 @@ def test_sizes_from_two_on_are_taken_where_a_pass_of_two_costs_what_one_does(tmp
 def test_a_later_process_chooses_the_same_whatever_it_would_measure(tmp_path: Path, measured: list[str]) -> None:
     first = chosen(Model(), tmp_path)
     later = Model()
-    later.times_of["exact"] = (9.0, 9.0)
+    later.times_of["exact"] = slow(9.0)
     later.identity_of["exact"] = SPLIT
     assert chosen(later, tmp_path) == first
     assert (measured, later.opened) == (ALL_STEPS, [])
@@ -131,8 +152,10 @@ def test_a_later_process_chooses_the_same_whatever_it_would_measure(tmp_path: Pa
 
 def test_of_two_processes_at_once_the_first_word_counts(tmp_path: Path) -> None:
     late = Model()
-    late.times_of["exact"] = (9.0, 9.0)
-    both = [ExactAuto(model, folder=tmp_path) for model in (Model(), late)]  # both have read an empty folder
+    late.times_of["exact"] = slow(9.0)
+    both = [
+        ExactAuto(model, folder=tmp_path, load=idle()) for model in (Model(), late)
+    ]  # both have read an empty folder
     for auto in both:
         auto.measure()
     assert [auto.way for auto in both] == ["exact", "exact"]
@@ -145,15 +168,24 @@ def test_a_slow_model_is_measured_step_by_step_each_time_that_it_is_loaded(tmp_p
         assert len(measured) == number + 1
     assert measured == ALL_STEPS
     assert found[0] == ("fast", ExactnessMode(bound=UNMEASURED))
-    assert [way for way, _ in found] == ["fast"] * 5 + ["exact"]
+    assert [way for way, _ in found] == ["fast"] * 4 + ["exact"]
 
 
 def test_a_very_slow_one_takes_whoever_has_the_time(tmp_path: Path, measured: list[str]) -> None:
     assert chosen(Model(4.0), tmp_path)[0] == "fast"
     assert measured == []
-    ExactAuto(Model(4.0), folder=tmp_path).measure(math.inf)
+    ExactAuto(Model(4.0), folder=tmp_path, load=idle()).measure(math.inf)
     assert measured == ALL_STEPS
     assert chosen(Model(4.0), tmp_path)[0] == "exact"
+
+
+def test_times_are_not_taken_while_other_programs_run(tmp_path: Path, measured: list[str]) -> None:
+    busy = idle()
+    busy.cores = 1.0
+    assert chosen(Model(), tmp_path, load=busy)[0] == "fast"
+    assert measured == FAST_STEPS[:2]
+    assert chosen(Model(), tmp_path)[0] == "exact"
+    assert measured == ALL_STEPS
 
 
 def test_without_memory_for_a_trial_the_fastest_settings_are_taken(tmp_path: Path) -> None:
@@ -165,7 +197,7 @@ def test_without_memory_for_a_trial_the_fastest_settings_are_taken(tmp_path: Pat
     assert chosen(model, tmp_path) == ("fast", ExactnessMode(bound=UNMEASURED))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"identities": {}, "times": [{"fast": [1]}]}', "\0"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"identities": {}, "times": {"fast": [1]}}', "\0"])
 def test_a_damaged_file_counts_as_nothing_known(content: str, tmp_path: Path, measured: list[str]) -> None:
     (tmp_path / "mock-exact.json").write_text(content)
     assert chosen(Model(), tmp_path)[0] == "exact"
@@ -181,7 +213,7 @@ def test_what_has_no_name_is_not_kept(tmp_path: Path) -> None:
 
 def test_forgetting_measures_again(tmp_path: Path, measured: list[str]) -> None:
     chosen(Model(), tmp_path)
-    ExactAuto(Model(), folder=tmp_path).forget()
+    ExactAuto(Model(), folder=tmp_path, load=idle()).forget()
     chosen(Model(), tmp_path)
     assert measured == ALL_STEPS * 2
 
