@@ -112,6 +112,7 @@ def document(
     return {
         **provenance(target),
         "complete": benchmark.complete,
+        "slowed_passes": benchmark.slowed,
         "verdict": "\n".join(verdicts(summaries, benchmark.caveat)),
         "settings": {
             "max_tokens": benchmark.max_tokens,

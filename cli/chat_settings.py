@@ -14,7 +14,7 @@ from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
 
 from .chat_session import Session, kept_path
-from .options import NO_LIMIT
+from .options import AUTO, NO_LIMIT
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions
 
 DEFAULT = "default"
@@ -175,6 +175,8 @@ def _loading(field: str, known: Option) -> Setting:
     usual = getattr(LoadSettings(), field)
 
     def change(session: Session, value: str | None) -> None:
+        if field == "threads" and value == AUTO:
+            value = None
         changes = {field: usual if value is None else _parsed(known, kind, value)}
         session.exchange(session.found, replace(session.load, **changes))
 

@@ -102,11 +102,21 @@ def _facts(target: Target) -> dict[str, str]:
         "KV cache": _rollback(target),
         "settings": f"{loaded.threads} threads{batches}, flash attention {target.flash_attn},"
         f" KV cache {'/'.join(loaded.cache_types)}",
+        "threads now": _threads(target),
         "build": build() + ("; its AMX kernels are broken and not used" if target.amx_broken else ""),
         "drafting": _core(),
         "devices": devices or "not reported by this build",
         "machine": machine.name(),
     }
+
+
+def _threads(target: Target) -> str:
+    """Return the present numbers of threads, and why they are what they are."""
+    state = target.governor.state
+    return (
+        f"{state.threads} for one token, {state.threads_batch} for drafts, {state.threads_prompt} for prompts:"
+        f" {state.reason}"
+    )
 
 
 def _core() -> str:
@@ -232,6 +242,7 @@ def load_settings(target: Target) -> dict[str, Any]:
         "context": target.n_ctx,
         "threads": target.present.threads,
         "threads_batch": target.present.threads_batch,
+        "threads_now": target.governor.state._asdict(),
         "micro_batch": target.n_batch,
         "flash_attn": target.flash_attn,
         "cache_types": target.present.cache_types,

@@ -122,7 +122,19 @@ def keep(memory: Memory | None, tokens: Sequence[int]) -> None:
 # --------------------------------------------------------------------------- groups of options
 
 _FLAGS = {name: known.flags[0] for name, known in options(LoadSettings).items()}
+AUTO = "auto"
+
+
+def parse_threads(text: str) -> int | None:
+    """Return a number of threads, or `None` for "auto"; raises ValueError."""
+    try:
+        return None if text == AUTO else int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number or {AUTO!r}") from None
+
+
 _TYPERS: dict[str, dict[str, Any]] = {
+    "threads": {"parser": parse_threads},
     "draft_model": {"autocompletion": complete_model},
     "model_file": {"autocompletion": complete_model},
     "api_key": {"envvar": "NGRAMSPEC_API_KEY"},
@@ -151,9 +163,7 @@ def _parameter(name: str, hint: Any, one: Field[Any], other: str | Field[Any] | 
         help=other if isinstance(other, str) else known.help,
         metavar=known.metavar,
         show_default=shown,
-        min=least,
-        max=most,
-        **_TYPERS.get(name, {}),
+        **_TYPERS.get(name, {"min": least, "max": most}),
     )
     default = one.default
     if _is_read(one):

@@ -139,7 +139,17 @@ def open_served(
     known = drafter is not None, options.spm_infill, exact, drafts, predict, embedder
     scale = EUCLIDEAN if options.embd_normalize is None else options.embd_normalize
     lora = [(str(file), factor) for file, factor in load.adapters]
-    return ServedModel(engine, target, name, str(path), meta, *known, embd_normalize=scale, adapters=lora)
+    return ServedModel(
+        engine,
+        target,
+        name,
+        str(path),
+        meta,
+        *known,
+        embd_normalize=scale,
+        threads=lambda: target.governor.state,
+        adapters=lora,
+    )
 
 
 def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:

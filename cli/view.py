@@ -152,6 +152,8 @@ def busy(stats: Stats, governor: ThreadGovernor | None) -> str | None:
         return None
     state = governor.state
     if not governor.adapts:
+        if governor.threads == 1:
+            return None
         return f"other programs use {state.other_cores:.1f} cores: without -t, decoding would leave these to them"
     return f"{state.reason}: decoding takes {state.threads} of {governor.threads} threads meanwhile"
 

@@ -32,6 +32,9 @@ from ngramspec.steps import Stats
 
 CLOSED = "the server is shutting down"
 
+IDLE_SECONDS = 2.0
+"""How long nothing must have been asked for before costs that were measured under load are measured again."""
+
 KEPT_SECONDS = 60.0
 """How often what the drafter learnt is written down, where requests end that often; it takes 10 to 80 milliseconds."""
 
@@ -171,8 +174,11 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._wake:
+                is_idle = False
                 while not (self._queue or self._working or self._errands or self._asides or self._closing is not None):
-                    self._wake.wait()
+                    is_idle = not self._wake.wait(IDLE_SECONDS if self._calibration.is_provisional else None)
+                    if is_idle:
+                        break
                 if self._closing is not None:
                     late = time.monotonic() >= self._closing
                     for active in (*self._queue, *self._working) if late else ():
@@ -180,6 +186,8 @@ class Engine:
                     if not (self._queue or self._working or self._errands or (self._asides and not late)):
                         break
             try:
+                if is_idle:
+                    self._writer.measure_again()
                 self._drop_cancelled()
                 self._run_errands()
                 self._go_on_aside()

@@ -239,12 +239,13 @@ class Writer:
     ) -> None:
         assert calibration.curve is not None
         self._model = model
-        self._curve = calibration.curve
+        self._calibration, self._curve = calibration, calibration.curve
         sizes: Sequence[int] = exactness.sizes or range(1, model.max_rows + 1)
         self._largest = sizes[-1]
         self._speculation = Speculation(CostPolicy(draft_max), clock)
         self._speculation.exactness = exactness
-        self._speculation.prepare(self._curve, sizes if drafts or exactness.sizes else (1,), calibration.restore)
+        self._sizes = sizes if drafts or exactness.sizes else (1,)
+        self._speculation.prepare(self._curve, self._sizes, calibration.restore)
         # As many texts may share a pass as there is an allowed size for, and for every smaller number.
         self._together = next(n for n in range(1, len(sizes) + 2) if n + 1 not in sizes or 1 not in sizes)
         self._batch: Batch | None = None  # of the last pass
@@ -253,6 +254,14 @@ class Writer:
 
     def begin(self) -> None:
         self._speculation.begin()
+
+    def measure_again(self) -> None:
+        """Measure costs that were measured while other programs ran, if these are gone."""
+        sequence = self._model.sequences[0]
+        if self._calibration.is_provisional and sequence.conditions.is_quiet:
+            self._calibration.ensure_curve(sequence, TOKENS, SHARED_ORDER)
+            self._speculation.prepare(self._curve, self._sizes, self._calibration.restore)
+            self._calibration.save()
 
     def step(
         self, requests: Sequence[ActiveRequest]

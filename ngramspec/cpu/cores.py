@@ -156,22 +156,36 @@ QUIET = 0.2
 """Cores used by other programs up to which the machine counts as idle: about what a desktop uses at rest."""
 
 
+def count_running() -> int | None:
+    """Return how many threads of the machine are running or ready to run; `None` if the system does not report it."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/stat").read_text().splitlines():
+            if line.startswith("procs_running"):
+                return int(line.split()[1])
+    return None
+
+
 class CpuLoad:
     """How many cores other programs use, averaged over a fraction of a second.
 
     Args:
         read: Returns the CPU time used so far.
         clock: Returns the wall time in seconds.
+        running: Returns how many threads are running or ready; `None` if that is unknown.
     """
 
     INTERVAL = 0.1  # minimum seconds between two samples; the system counts in steps of 10 ms
     MEMORY = 0.2  # time constant of the average, in seconds
+    GAP = 0.5  # seconds after which an average says little about the present
     SHARE = 0.005  # maximum share of the time spent on reading the counters, which takes long on many cores
 
     def __init__(
-        self, read: Callable[[], CpuSeconds] = read_cpu_seconds, clock: Callable[[], float] = time.perf_counter
+        self,
+        read: Callable[[], CpuSeconds] = read_cpu_seconds,
+        clock: Callable[[], float] = time.perf_counter,
+        running: Callable[[], int | None] = count_running,
     ) -> None:
-        self._read, self._clock = read, clock
+        self._read, self._clock, self._running = read, clock, running
         self.cores = 0.0  # cores that other programs use
         self._interval = self.INTERVAL
         self._before, self._at = read(), clock()
@@ -191,6 +205,9 @@ class CpuLoad:
         used = (current.system - self._before.system) - (current.process - self._before.process)
         weight = 1.0 - math.exp(-passed / self.MEMORY)
         self.cores += weight * (max(0.0, used / passed) - self.cores)
+        if passed > self.GAP and (running := self._running()) is not None:
+            # This thread is one of them. What ran earlier in the gap may have ended.
+            self.cores = min(self.cores, float(max(0, running - 1)))
         self._before, self._at = current, now
         self._interval = max(self.INTERVAL, (self._clock() - now) / self.SHARE)
         return True

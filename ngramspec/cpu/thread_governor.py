@@ -33,7 +33,7 @@ EPISODE_CALLS, EPISODE_SECONDS = 3, 0.1
 BETTER = 0.95  # another number is used if it takes at most this share of the present number's time
 HOPELESS = 4.0  # a trial ends early once it has taken this many times as long as the present number would
 TRIAL_SHARE = 0.02  # maximum share of the time that trials may lose
-FIRST_TRIAL, LAST_TRIAL = 1.0, 60.0  # seconds between trials; doubled by each trial that fails
+FIRST_TRIAL, LAST_TRIAL = 2.0, 60.0  # seconds between trials; doubled by each trial that fails
 
 UNSEEN = 2.5
 """Decode calls that take this many times as long as usual on an apparently idle machine may be slowed down by programs
@@ -145,9 +145,13 @@ class ThreadGovernor:
 
     def choose(self, size: int) -> int:
         """Return the number of threads for a call over `size` tokens."""
+        self.update()
+        return self._choice(size).number
+
+    def update(self) -> None:
+        """Take note of the load, if it was not sampled very recently."""
         if self._load.sample():
             self._follow_load()
-        return self._choice(size).number
 
     def record(self, size: int, threads: int, seconds: float) -> None:
         """Learn from a call over `size` tokens that took `seconds`."""

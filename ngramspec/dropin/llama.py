@@ -94,6 +94,10 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         adapted(model_path, settings.get("lora_path"), settings.get("lora_scale", 1.0))
         prepare(layers, rpc_servers)
         super().__init__(model_path, draft_model=draft_model if self._small is None else None, **settings)
+        # Flash attention splits the context over the threads, so their number moves last bits.
+        may_adapt = exact == "off" or not settings.get("flash_attn")
+        single, batch = (settings.get(name) is None for name in ("n_threads", "n_threads_batch"))
+        self._adapts = may_adapt and single, may_adapt and batch
         self.no_drafts = obstacle(self)
         self._asked = None
         if self._small is not None and self.no_drafts is None:
@@ -151,7 +155,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         if self.draft_model is not None or self.no_drafts is not None:
             return None
         if self._look is None:
-            self._look = LookAhead(self, self.exact, keep=self.keep, model=self._asked)
+            self._look = LookAhead(self, self.exact, keep=self.keep, model=self._asked, adapts=self._adapts)
         prediction = self.tokenize(self.prediction.encode(), add_bos=False) if self.prediction else ()
         rules = grammar._grammar if grammar is not None and grammar._root == "root" else None
         return self._look.begin(rules, prediction)
@@ -159,6 +163,8 @@ class Llama(LlamaCpp):  # type: ignore[misc]
     def eval(self, tokens: Sequence[int]) -> None:
         with self._turn():
             if not self._ahead(tokens):
+                if self._look is not None:
+                    self._look.set_threads(len(tokens))
                 super().eval(tokens)
 
     def _ahead(self, tokens: Sequence[int]) -> bool:

@@ -64,8 +64,16 @@ class LookAhead(Text):
         behind: how many rows of logits stand behind the last token's in llama.cpp's buffer.
     """
 
-    def __init__(self, owner: LlamaCpp, exact: Exact, *, keep: bool, model: AskedModel | None = None) -> None:
-        self._sequence = sequence = BorrowedSequence(owner)
+    def __init__(
+        self,
+        owner: LlamaCpp,
+        exact: Exact,
+        *,
+        keep: bool,
+        model: AskedModel | None = None,
+        adapts: tuple[bool, bool] = (False, False),
+    ) -> None:
+        self._sequence = sequence = BorrowedSequence(owner, adapts)
         self._vocabulary = Vocabulary.borrowed(owner.model_path, owner.model)
         kept = file_of(self._vocabulary.vocabulary_hash) if keep else None
         drafter = make_drafter(DEFAULT, kept=kept) if model is None else HybridDrafter(model, kept=kept)
@@ -84,6 +92,10 @@ class LookAhead(Text):
         self._sampled: int | None = None  # chosen by the owner, and not evaluated yet
         self.active = False
         self.lost()
+
+    def set_threads(self, size: int) -> None:
+        """Set the number of threads for a pass over `size` tokens that the owner makes."""
+        self._sequence.set_threads(size)
 
     def lost(self) -> None:
         """The owner has evaluated something by itself, or the cache holds another text: nothing is ahead."""

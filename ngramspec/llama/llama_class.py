@@ -17,8 +17,9 @@ import llama_cpp.llama_cpp as llama
 from llama_cpp import Llama as LlamaCpp
 from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 
+from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import ModelError
-from ngramspec.llama import amx, bindings, rpc
+from ngramspec.llama import amx, bindings, devices, rpc
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
@@ -71,17 +72,20 @@ class BorrowedSequence(CacheSequence):
 
     Args:
         owner: a `Llama` without an `obstacle`.
+        adapts: Whether the number of threads for one token may change, and that for more.
     """
 
     settings = ("fast",)
 
-    def __init__(self, owner: LlamaCpp) -> None:
+    def __init__(self, owner: LlamaCpp, adapts: tuple[bool, bool] = (False, False)) -> None:
         model, context = owner.model, owner.ctx
         self._model, self._context_params = model, owner.context_params
         self._adapters = [(owner._lora_adapter, owner.lora_scale)] if owner.lora_path else []
         cache = Cache(context, recurrent=is_recurrent(model), window=llama.llama_model_n_swa(model))
         # Rows keep what they were given alive, and the owner holds rows.
-        passes = Passes(context, [cache], owner._ctx, n_batch=owner.n_batch)
+        on_gpu = owner.model_params.n_gpu_layers != 0 and any(device.is_gpu for device in devices.devices())
+        governor = ThreadGovernor(owner.n_threads, owner.n_threads_batch, adapts=adapts) if any(adapts) else None
+        passes = Passes(context, [cache], owner._ctx, n_batch=owner.n_batch, governor=governor, is_timed=not on_gpu)
         # The owner's list of tokens may be shorter than the cache, whose size llama.cpp rounds up.
         super().__init__(passes, cache, n_ctx=min(owner.n_ctx(), len(owner.input_ids)))
         self.max_batch = min(self.max_batch, owner.n_batch)
@@ -91,6 +95,10 @@ class BorrowedSequence(CacheSequence):
         """Take over a text that the owner has evaluated, and nothing behind it."""
         self.tokens[:] = text
         self.cache.take_over(len(self.tokens))
+
+    def set_threads(self, size: int) -> None:
+        """Set the number of threads for a pass over `size` tokens that the owner makes."""
+        self._passes.set_threads(size)
 
     def settle(self) -> None:
         """Evaluate all that is owed, so that the owner finds the logits after the last token."""

@@ -112,6 +112,7 @@ class Target(Weights, CacheSequence):
         present: the settings that it was loaded with, those that "exact" changes aside.
         governor: Chooses the number of threads of each pass.
         exact: of several texts "on" or "off", what "auto" has decided on.
+        exact_price: Time that the same text with and without drafts would take, as a multiple; `None` if unknown.
         exactness: the mode of requests that "auto" has decided on.
         setting: "fast" or "exact": what the context was opened for.
         heads: the model's own head, a model that drafts (see `ngramspec.llama.head`); None: there is none.
@@ -126,6 +127,7 @@ class Target(Weights, CacheSequence):
     """
 
     heads: Heads | None = None
+    exact_price: float | None = None
     _embedders: tuple[Embedder, ...] = ()
     max_rows = MAX_EVALUATE
     _ctx: Any = None
@@ -247,7 +249,7 @@ class Target(Weights, CacheSequence):
         else:
             auto = ExactAuto(self, ways, self.tokenize(SAMPLE) if self.texts is None else ())
             auto.measure()
-            self.exactness, way = auto.exactness, auto.way
+            self.exactness, way, self.exact_price = auto.exactness, auto.way, auto.price
         if self.texts is not None:
             self.exact = "on" if way == "exact" else "off"
         return way

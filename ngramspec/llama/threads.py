@@ -55,4 +55,5 @@ class GovernedContext:
         governor = self._governor
         if governor is None:
             return UNGOVERNED
+        governor.update()
         return Conditions(*governor.numbers, governor.period, governor.is_quiet)

@@ -131,6 +131,11 @@ def open_found(
     decoder = SpeculativeDecoder(
         target, drafter=drafter, policy=settings.policy, draft_max=settings.draft_max, exact=target.exact
     )
+    if drafter is not None and target.exact_price is not None and texts is None:
+        tell(
+            "drafts may change a text here where rounding decides: ruling that out (--exact on) takes"
+            f" {target.exact_price:.2f} times as long"
+        )
     if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.can_rollback:
         tell("comparing batch sizes bit by bit for --exact on; this happens once per model and machine")
     return Loaded(target, decoder, memory, settings, changes, small)

@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import ClosedError, Done
+from ngramspec.cpu.thread_governor import ThreadState
 from ngramspec.errors import GrammarError, ModelError, NGramSpecError, PromptError
 from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.vocabulary import Vocabulary
@@ -282,6 +283,7 @@ class ServedModel:
     predict: int | None = None  # most tokens of a text where a request does not say; None: as many as the context holds
     embedder: Embedder | None = None  # makes vectors of texts; None: nobody does
     embd_normalize: int = EUCLIDEAN  # how they are scaled where a request does not say; see `embeddings.normalized`
+    threads: Callable[[], ThreadState] | None = None  # returns the numbers of threads at present
     adapters: Sequence[tuple[str, float]] = ()  # files of LoRA adapters that are always applied, and their scales
 
     @property

@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from ngramspec.batching.request import Report, Slot
 from ngramspec.errors import TargetError
-from ngramspec.server.call import ApiError, Call, bad_field, json_answer, shown
+from ngramspec.server.call import ApiError, Call, ServedModel, bad_field, json_answer, shown
 from ngramspec.server.llama_server import generation_settings
 from ngramspec.server.reply import FINGERPRINT
 from ngramspec.shared_model import SequenceModel
@@ -79,6 +79,7 @@ async def props(call: Call) -> Response:
             "eos_token": eos,
             "build_info": FINGERPRINT,
             "exact": model.exact,
+            "threads": None if model.threads is None else model.threads()._asdict(),
         }
     )
 
@@ -139,7 +140,7 @@ async def metrics(call: Call) -> Response:
     model = call.model
     name = model.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     lines: list[str] = []
-    for metric, kind, text, value in _figures(model.service.report(), model.n_ctx):
+    for metric, kind, text, value in (*_figures(model.service.report(), model.n_ctx), *_thread_figures(model)):
         lines += [f"# HELP {metric} {text}", f"# TYPE {metric} {kind}"]
         label = f'model_name="{name}"'
         if isinstance(value, tuple):  # one for each position of a draft
@@ -183,6 +184,16 @@ def _figures(report: Report, n_ctx: int) -> Iterator[tuple[str, str, str, float 
     yield "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found there.", report.cached_tokens
     yield "vllm:kv_cache_usage_perc", "gauge", "Share of the cache that is held, 0 to 1.", held / room
     yield "ngramspec:close_calls_total", "counter", "Tokens that rounding could decide.", stats.close_calls
+
+
+def _thread_figures(model: ServedModel) -> Iterator[tuple[str, str, str, float]]:
+    """Return the gauges of the numbers of threads, in the form of `_figures`."""
+    if model.threads is not None:
+        state = model.threads()
+        yield "ngramspec:threads", "gauge", "CPU threads of a pass over one token.", state.threads
+        yield "ngramspec:threads_batch", "gauge", "CPU threads of a pass over a draft.", state.threads_batch
+        yield "ngramspec:threads_prompt", "gauge", "CPU threads of a pass over a prompt.", state.threads_prompt
+        yield "ngramspec:other_cores", "gauge", "CPU cores that other programs use.", state.other_cores
 
 
 # --------------------------------------------------------------------------- what slots hold, in files

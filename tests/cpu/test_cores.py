@@ -86,7 +86,7 @@ def test_usable_cores_keep_within_the_quota(
 
 def test_load_is_what_others_use_and_forgets_it_within_a_second() -> None:
     now = system = process = 0.0
-    load = CpuLoad(lambda: CpuSeconds(system, process), lambda: now)
+    load = CpuLoad(lambda: CpuSeconds(system, process), lambda: now, lambda: None)
     for others, expected in ((0.0, 0.0), (1.5, 1.5), (0.0, 0.0)):
         for _ in range(10):
             now += 0.11
@@ -95,6 +95,17 @@ def test_load_is_what_others_use_and_forgets_it_within_a_second() -> None:
             assert load.sample()
         assert load.cores == pytest.approx(expected, abs=0.05)
     assert not load.sample(), "too soon"
+
+
+def test_load_after_a_gap_is_no_more_than_what_runs_now() -> None:
+    now = system = 0.0
+    counts = iter((1, 3, 9))
+    load = CpuLoad(lambda: CpuSeconds(system, 0.0), lambda: now, lambda: next(counts))
+    for expected in (0.0, 2.0, 2.0):
+        now += 5.0
+        system += 10.0
+        assert load.sample()
+        assert load.cores == pytest.approx(expected, abs=0.01)
 
 
 def test_load_of_this_machine_is_within_its_cores() -> None:

@@ -26,7 +26,7 @@ class Machine:
     used: CpuSeconds = field(default=CpuSeconds(0.0, 0.0))
 
     def governor(self, threads: int | None = None, **options: object) -> ThreadGovernor:
-        load = CpuLoad(lambda: self.used, lambda: self.now)
+        load = CpuLoad(lambda: self.used, lambda: self.now, lambda: None)
         n = threads or self.cores
         return ThreadGovernor(n, n, load=load, cores=self.cores, clock=lambda: self.now, **options)  # type: ignore[arg-type]
 
@@ -93,14 +93,12 @@ def test_load_that_comes_and_goes_is_followed_within_a_second() -> None:
 def test_low_guess_is_corrected_by_trials() -> None:
     # The system lets our threads go first, so that others get only what is left.
     machine = Machine(4, lambda _: 0.0)
-    governor = machine.governor()
-    busy = CpuSeconds(0.0, 0.0)
 
     def read() -> CpuSeconds:
         return CpuSeconds(machine.used.system + 2.0 * machine.now, machine.used.process)
 
-    assert busy == machine.used
-    governor = ThreadGovernor(4, 4, load=CpuLoad(read, lambda: machine.now), cores=4, clock=lambda: machine.now)
+    load = CpuLoad(read, lambda: machine.now, lambda: None)
+    governor = ThreadGovernor(4, 4, load=load, cores=4, clock=lambda: machine.now)
     machine.rate(governor, 1.0)
     assert governor.state.threads < 4
     machine.rate(governor, 10.0)

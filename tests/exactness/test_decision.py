@@ -101,7 +101,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def idle() -> CpuLoad:
     """Return the load of a machine on which nothing else runs."""
-    return CpuLoad(lambda: CpuSeconds(0.0, 0.0))
+    return CpuLoad(lambda: CpuSeconds(0.0, 0.0), running=lambda: None)
 
 
 def chosen(model: Model, folder: Path, **options: Any) -> tuple[Way, ExactnessMode]:

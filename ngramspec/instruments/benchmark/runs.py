@@ -124,6 +124,12 @@ class Benchmark:
         return len(self.runs) == self.total
 
     @property
+    def slowed(self) -> float:
+        """Share of passes that other programs slowed down, or that had fewer threads because of them."""
+        passes = sum(run.stats.passes for run in self.runs)
+        return sum(run.stats.slowed for run in self.runs) / passes if passes else 0.0
+
+    @property
     def caveat(self) -> str | None:
         """Why plain and drafted outputs are not meant to be equal; None where they are."""
         if self.acceptance.lossy is not None:
