@@ -1,4 +1,4 @@
-"""Tests of the prose check: it finds its phrases, no file exceeds its limit, and the lists of exceptions only shrink."""
+"""The prose check finds its phrases, no file exceeds its limit, and the lists of exceptions only shrink."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from ngramspec.models.find import demo_model
 
 NOTE = (
     "this build's AMX kernels are broken by an older gcc, such as 12.2, and left out; built with gcc 14, passes of many"
-    " tokens are up to twice as fast (README: CPU with AMX)"
+    " tokens are up to twice as fast (cli/guide/first-gain.md: Build flags)"
 )
 
 TOLERANCE = 0.1
