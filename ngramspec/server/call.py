@@ -101,9 +101,11 @@ def leaving() -> ApiError:
 
 
 def of_failure(error: Exception, *, started: bool = False) -> ApiError:
-    """What a ValueError or an NGramSpecError of the engine, the vocabulary or the template is to a client.
+    """Map an exception of the engine, the vocabulary or the chat template to the error sent to the client.
 
-    `started`: the engine had taken the request in, and so found nothing wrong with it.
+    Args:
+        error: The exception.
+        started: True if the engine had accepted the request.
     """
     if isinstance(error, ApiError):
         return error
@@ -123,7 +125,7 @@ _SHOWN = 60
 
 T = TypeVar("T")
 
-_KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+_KINDS = {bool: "true or false", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
 
 
 class Fields:
@@ -145,7 +147,7 @@ class Fields:
 
     def wrong(self, name: str, must: str) -> ApiError:
         """The error that a field is not what it must be."""
-        return bad_field(self.path + name, f"{self.path}{name} is {shown(self.data.get(name))}, but must be {must}")
+        return bad_field(self.path + name, f"{self.path}{name} must be {must}, got {shown(self.data.get(name))}")
 
     def refused(self, name: str, problem: str) -> ApiError:
         """The error that a field of the right type still cannot be."""
@@ -187,8 +189,8 @@ class Fields:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            limits = f"at least {least}" if most == _MOST else f"from {least} to {most}"
-            raise self.wrong(name, f"a whole number, {limits}")
+            limits = f"of at least {least}" if most == _MOST else f"from {least} to {most}"
+            raise self.wrong(name, f"a whole number {limits}")
         return value
 
     def number(self, name: str) -> float | None:
@@ -210,7 +212,7 @@ class Fields:
             return []
         found = [value] if isinstance(value, str) else value
         if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-            raise self.wrong(name, "text or a list of texts")
+            raise self.wrong(name, "a string or a list of strings")
         return found
 
     def parts(self, name: str, read: Callable[[Fields], str]) -> list[str]:
@@ -233,7 +235,7 @@ class Fields:
         """The objects of a list."""
         for i, item in enumerate(self.list(name)):
             if not isinstance(item, dict):
-                raise bad_field(f"{self.path}{name}", f"{self.path}{name}[{i}] is {shown(item)}, but must be an object")
+                raise bad_field(f"{self.path}{name}", f"{self.path}{name}[{i}] must be an object, got {shown(item)}")
             yield Fields(item, f"{self.path}{name}[{i}].")
 
     def needed(self, name: str) -> Any:
@@ -254,7 +256,7 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):
-        return repr(value) if len(value) <= _SHOWN else "a long text"
+        return repr(value) if len(value) <= _SHOWN else "a long string"
     if isinstance(value, int | float):
         return repr(value) if abs(value) < 10**_SHOWN or isinstance(value, float) else "a very large number"
     return _KINDS[type(value)]

@@ -51,7 +51,7 @@ class ChatTask:
 
     def __post_init__(self) -> None:
         if self.tool_choice == "required" and not self.tools:
-            raise bad_field("tool_choice", "tool_choice asks for a call, but there are no tools that can be called")
+            raise bad_field("tool_choice", "tool_choice requires a call, but there are no tools")
 
     @property
     def begun(self) -> Mapping[str, Any] | None:
@@ -125,7 +125,7 @@ def _grammar(task: ChatTask, sampling: Sampling, template: str | None, opening: 
         return None
     name = "tools" if tools else "response_format"
     if sampling.grammar is not None:
-        raise bad_field("grammar", f"grammar and {name} exclude each other")
+        raise bad_field("grammar", f"grammar cannot be combined with {name}")
     try:
         return answer_grammar(
             tools,
@@ -248,7 +248,7 @@ class Toolbox:
         own = tool.needed_name("name")
         name = function_name(own, namespace)
         if unique and name in self.origins:
-            raise tool.refused("name", f"{name!r} is the name of two tools")
+            raise tool.refused("name", f"two tools are named {name!r}")
         description = tool.text("description") or ""
         if kind == "custom":
             grammar = tool.object("format")
@@ -280,14 +280,14 @@ class Toolbox:
                 self.tools = [tool for tool in self.tools if tool.name in kept]
                 return allowed.choice("mode", ("auto", "required"), "auto")
             case other:
-                raise choice.refused("type", f"{other!r} is not a tool that the model can be given")
+                raise choice.refused("type", f"unsupported tool type {other!r}")
 
     def choose(self, choice: Fields) -> str:
         """The function that a choice names by "name" and "namespace"."""
         named = choice.object("function") or choice.object("custom") or choice
         name = function_name(named.needed_name("name"), named.text("namespace"))
         if name not in self.origins:
-            raise named.refused("name", f"{name!r} is not the name of a tool that the model can be given")
+            raise named.refused("name", f"there is no tool named {name!r}")
         return name
 
     def origin(self, function: str) -> tuple[str, str | None]:
