@@ -161,7 +161,7 @@ class Terminal:
             elif self._warned:
                 event.app.exit(exception=EOFError, style="class:exiting")
             else:
-                run_in_terminal(lambda: note("Ctrl-C again, Ctrl-D or /quit leaves"))
+                run_in_terminal(lambda: note("press Ctrl-C again, or use Ctrl-D or /quit, to exit"))
                 self._warned = True
 
         @bindings.add("escape", "enter")
@@ -199,7 +199,7 @@ def _history() -> History:
         path.open("ab").close()
         path.open("rb").close()
     except OSError as error:
-        note(f"the history is not kept: {path}: {error.strerror}")
+        note(f"warning: the input history is not saved: {path}: {error.strerror}")
         return InMemoryHistory()
     return _CleanHistory(path)
 

@@ -30,7 +30,7 @@ from .console import Terminated, complain, fail, guarded_stdout, in_words, note,
 from .options import keep, open_found
 from .view import remarks, summary
 
-_CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
+_CUT = {"length": "stopped at the token limit (-n/--predict)", "context": "stopped: the context is full"}
 
 
 def open_model(found: ModelSource, settings: LoadSettings) -> Loaded:
@@ -49,7 +49,7 @@ def kept_path() -> Path:
 def last_kept() -> tuple[Conversation, str]:
     """What was kept, as `load` gives it. Raises NGramSpecError if there is none, or it cannot be read."""
     if not kept_path().exists():
-        raise NGramSpecError("no conversation is kept; ngramspec chat --keep keeps one")
+        raise NGramSpecError("there is no saved conversation; ngramspec chat --keep saves one")
     return load(kept_path())
 
 
@@ -154,7 +154,7 @@ class Session:
                 kept_path().unlink(missing_ok=True)
         except (NGramSpecError, OSError) as error:
             self.keep = False
-            complain(f"the conversation is not kept: {in_words(error)}")
+            complain(f"the conversation could not be saved: {in_words(error)}")
 
     def exchange(self, found: ModelSource, settings: LoadSettings) -> None:
         """Go on with another model or other settings; what the memory of the last one was to hear is forgotten.
@@ -173,9 +173,9 @@ class Session:
             try:
                 self._use(*before, open_model(*before))
             except NGramSpecError as gone:
-                fail(f"{found.label} cannot be used ({error}), nor {name} as before: {gone}")
+                fail(f"cannot use {found.label} ({error}), and cannot return to {name}: {gone}")
             why = "" if isinstance(error, typer.Exit) else f": {error or 'out of memory'}"
-            raise NGramSpecError(f"{found.label} cannot be used{why} (going on with {name})") from error
+            raise NGramSpecError(f"cannot use {found.label}{why} (continuing with {name})") from error
 
     def _hear(self, start: int) -> None:
         """Tell the memory of the answers from one on: they leave the context."""
@@ -213,8 +213,8 @@ class Session:
         try:
             prompt, first = conversation.prompt(message, self._encode, self.room())
             if dropped := first - conversation.first:
-                turns = "oldest turn no longer fits" if dropped == 1 else f"{dropped} oldest turns no longer fit"
-                note(f"the {turns} in the context; the model answers without")
+                turns = "oldest turn does not fit" if dropped == 1 else f"{dropped} oldest turns do not fit"
+                note(f"the {turns} in the context; the model answers without {'it' if dropped == 1 else 'them'}")
             with self.stop_key, no_echo(), guarded_stdout():
                 try:
                     self._answer(prompt, steps)
@@ -227,7 +227,7 @@ class Session:
                 finally:
                     self.view.end()
         except NGramSpecError as error:
-            complain(f"{error} (the turn was taken back)")
+            complain(f"{error} (the turn was removed)")
             return False
         finally:
             for step in steps:
@@ -236,7 +236,7 @@ class Session:
         ending = (steps[-1].stop if steps else None) or "stopped"
         text = _text(steps)
         if ending == "stopped" and not text:
-            note("stopped before the answer began; the turn was taken back")
+            note("stopped before the answer began; the turn was removed")
             return True
         conversation.add(message, text, first)
         self.conversation = conversation

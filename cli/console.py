@@ -166,7 +166,7 @@ def _decoded(raw: bytes, name: str) -> str:
     try:
         return utf8(raw)
     except UnicodeError as error:
-        raise NGramSpecError(f"{name} is {error}; convert it first") from error
+        raise NGramSpecError(f"{name} is {error}; convert it to UTF-8") from error
 
 
 def leave(ended: Outcome) -> None:

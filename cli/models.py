@@ -37,7 +37,7 @@ def models() -> None:
 
     found = list(names())
     if not found:
-        note("no models of Hugging Face, ollama or LM Studio are on this disk; a .gguf file goes by its path")
+        note("no models from Hugging Face, Ollama or LM Studio found on this machine; pass the path of a .gguf file")
     headings = ("name", "size", "quantisation", "architecture", "T(4)/T(1)")
     table = Table(*headings, box=None, pad_edge=False, header_style="bold")
     for name, path in found:

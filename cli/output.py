@@ -22,16 +22,16 @@ from .console import fail, guarded_stdout, usage_error, write_stdout
 
 def json_option(what: str) -> Any:
     """The option that names the file, of a command that writes `what` to it."""
-    return option(None, "--json", metavar="FILE|-", help=f"Write {what} as JSON; -: to stdout, and no table.")
+    return option(None, "--json", metavar="FILE|-", help=f"Write {what} as JSON; -: to stdout instead of the table.")
 
 
 @dataclass(frozen=True, slots=True)
 class PostOptions:
     """What is made to be posted."""
 
-    markdown: bool = option(False, help="Print a Markdown table with the line that reproduces it, and no more.")
-    svg: str | None = option(None, metavar="FILE|-", help="Draw a chart; -: to stdout.")
-    html: str | None = option(None, metavar="FILE|-", help="Write a page with tables and charts; -: to stdout.")
+    markdown: bool = option(False, help="Print only a Markdown table and the command that reproduces it.")
+    svg: str | None = option(None, metavar="FILE|-", help="Write a chart as SVG; -: to stdout.")
+    html: str | None = option(None, metavar="FILE|-", help="Write an HTML page with tables and charts; -: to stdout.")
 
 
 class Output:

@@ -80,8 +80,8 @@ def fill_in(
     missing = [name for name in ("prefix", "suffix", "middle") if getattr(marks, name) is None]
     if missing:
         raise ModelError(
-            "this model cannot fill in the middle: its vocabulary has no token for"
-            f" {', '.join(missing)}; use one that can, such as Qwen2.5-Coder"
+            "this model does not support fill-in-the-middle: its vocabulary has no token for"
+            f" {', '.join(missing)}; use another one, such as Qwen2.5-Coder"
         )
 
     limits = limits or Limits()

@@ -143,7 +143,10 @@ def test_a_model_that_cannot(word_vocabulary: Vocabulary, tmp_path: Path) -> Non
             (MockTarget(300), "prefix, suffix, middle"),
             (half, "prefix, middle"),
         ):
-            with pytest.raises(ModelError, match=rf"^this model cannot .* no token for {missing}; [^\n]*$"):
+            with pytest.raises(
+                ModelError,
+                match=rf"^this model does not support fill-in-the-middle: .* no token for {missing}; [^\n]*$",
+            ):
                 fill_in(tokenizer, "a", "b")
 
 

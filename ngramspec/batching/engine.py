@@ -338,7 +338,7 @@ class Engine:
         if self._crashed is not None:
             self._crashed(error)
         for active in self._working[:]:
-            self._end(active, TargetError(f"the request failed inside ngramspec ({type(error).__name__})"))
+            self._end(active, TargetError(f"internal error in ngramspec ({type(error).__name__})"))
         for sequence in self._model.sequences:
             # The next request tells if they are of no more use.
             with suppress(Exception):

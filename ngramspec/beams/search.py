@@ -71,12 +71,12 @@ class BeamSearch:
     ) -> None:
         if not target.can_branch:
             raise ModelError(
-                "this model's memory is recurrent or read in blocks, and cannot hold several texts; leave out --beams"
+                "beam search does not support this model: its memory is recurrent or read in blocks; remove --beams"
             )
         if not 1 <= beams < target.n_seq:
-            raise ValueError(f"beams is {beams}, but must be 1 to {target.n_seq - 1}")
+            raise ValueError(f"beams must be 1 to {target.n_seq - 1}, got {beams}")
         if draft_max < 1:
-            raise ValueError(f"draft_max is {draft_max}, but must be at least 1")
+            raise ValueError(f"draft_max must be at least 1, got {draft_max}")
         self.target, self.beams, self.drafter = target, beams, drafter
         self.calibration, self.draft_max = calibration, draft_max
         self.stats = Stats()
@@ -108,9 +108,9 @@ class BeamSearch:
         """
         # Checked here, not at the first `next`: a wrong call must fail where it is made.
         if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
+            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
         if not prompt:
-            raise PromptError("the prompt is empty: there is nothing to continue")
+            raise PromptError("the prompt is empty")
         room = (self.target.n_ctx - len(prompt)) // self.beams
         # A single text ends where the context does, as in plain decoding.
         if room < (1 if self.beams == 1 else max_tokens or 1):
@@ -131,7 +131,7 @@ class BeamSearch:
         changes = [f"-c {needed}"] + [f"-n {room}"] * (room > 0) + ["fewer beams"] * (self.beams > 1)
         texts = f"{self.beams} beams of {max_tokens} tokens" if self.beams > 1 else "an answer"
         return (
-            f"{texts} after a prompt of {prompt_tokens} tokens can take {needed} tokens of context, which holds"
+            f"{texts} after a prompt of {prompt_tokens} tokens can need a context of {needed} tokens, but it has"
             f" {self.target.n_ctx}; try {' or '.join(changes)}"
         )
 

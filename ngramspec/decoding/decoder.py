@@ -69,14 +69,14 @@ class SpeculativeDecoder:
         clock: Callable[[], float] | None = None,
     ) -> None:
         if draft_max is not None and not isinstance(policy, str):
-            raise ValueError("draft_max goes with a policy's name; a policy that is passed in has its own")
+            raise ValueError("draft_max requires the name of a policy; a Policy object has its own")
         if curve is not None and calibration is not None:
-            raise ValueError("a curve is all that is known of a target; a calibration that is passed in has its own")
+            raise ValueError("curve cannot be combined with calibration, which has its own curve")
         if exact not in EXACT:
-            raise ValueError(f"exact is {exact!r}, but must be one of: {', '.join(EXACT)}")
+            raise ValueError(f"exact must be one of {', '.join(EXACT)}, got {exact!r}")
         if vocabulary is None:
             if not isinstance(target, Vocabulary):
-                raise ValueError("the target is a model only: pass its vocabulary too")
+                raise ValueError("the target has no vocabulary; pass the argument vocabulary")
             vocabulary = target
         self.target = target
         self.vocabulary = vocabulary
@@ -155,7 +155,7 @@ class SpeculativeDecoder:
         """
         # Checked here, not at the first `next`: a wrong call must fail where it is made.
         if prediction and self.drafter is not None and self.drafter.predicted is None:
-            raise ValueError(f"the drafter {self.drafter.name} cannot draft from a prediction; mixture can")
+            raise ValueError(f"the drafter {self.drafter.name!r} does not support prediction; use 'mixture'")
         generation = Generation(
             prompt,
             self.vocabulary,
@@ -212,7 +212,7 @@ class SpeculativeDecoder:
             texts, make = (generation,), self.speculation.step
             while generation.stop is None:
                 if number != self._generations or len(target.tokens) != generation.settled:
-                    raise RuntimeError("another generation began on this target before this one ended")
+                    raise RuntimeError("another generation was started on this target before this one ended")
                 (step,) = make(texts)
                 if step is not None:
                     before, ended = ended, clock()

@@ -55,13 +55,13 @@ class Generation(Text):
         rules: TextRules = NO_RULES,
     ) -> None:
         if max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
+            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
         if not prompt:
-            raise PromptError("the prompt is empty: there is nothing to continue")
+            raise PromptError("the prompt is empty")
         room = n_ctx - len(prompt)
         if room < 1:
             raise PromptError(
-                f"the prompt has {len(prompt)} tokens, but the context holds {n_ctx} and needs room for an answer"
+                f"the prompt has {len(prompt)} tokens and leaves no room for an answer in the context of {n_ctx}"
             )
         self._out_of: StopReason = "length" if max_tokens <= room else "context"
         own, ends = vocabulary.is_eog, rules.ends
@@ -69,7 +69,7 @@ class Generation(Text):
         self._piece = piece or vocabulary.piece
         self._stream = TextStream(stop, rules.least)
         if logprobs is not None and not 0 <= logprobs <= n_vocab:
-            raise ValueError(f"logprobs is {logprobs}, but must be 0 to {n_vocab}, the vocabulary's size")
+            raise ValueError(f"logprobs must be 0 to {n_vocab}, the size of the vocabulary, got {logprobs}")
         self._top = logprobs
         judgements: list[TokenDecision] = []
         self._judgements = judgements if detail else None
@@ -86,7 +86,7 @@ class Generation(Text):
             if sampler.grammar is not None:
                 self._guide = GrammarGuide(sampler.grammar)
         elif sampling is not None or detail:
-            raise ValueError("sampling and detail go with a method's name; a verifier that is passed in has its own")
+            raise ValueError("sampling and detail cannot be combined with a verifier, which has its own")
         self.prompt = list(prompt)
         self._sampling = sampling
         self.verifier = verify

@@ -79,7 +79,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         if isinstance(draft_model, LlamaCpp):
-            raise TypeError("draft_model is a Llama, whose context is its own; give the path of its file, or a Target")
+            raise TypeError("draft_model must be the path of a file or a Target, not a Llama")
         self.exact, self.keep, self.prediction = exact, keep, prediction
         self._lock = threading.RLock()
         self._small = draft_model if isinstance(draft_model, str | os.PathLike | Target) else None
@@ -105,7 +105,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
                 self._asked = as_drafter(Vocabulary.borrowed(self.model_path, self.model), small)
         if self.draft_model is not None:
             warnings.warn(
-                "ngramspec.Llama drafts by itself, but leaves it to a draft_model that is given: drop that argument",
+                "ngramspec.Llama does not draft if a LlamaDraftModel is passed as draft_model; remove that argument",
                 stacklevel=2,
             )
 
@@ -185,7 +185,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
                 idx = (self.n_tokens - 1 if idx is None else idx) - look.behind
             # Without this, llama.cpp ends the process.
             if not self._ctx.get_logits_ith(-1 if idx is None else idx - self.n_tokens):
-                raise RuntimeError("there are no logits to sample from: another generation has begun on this model")
+                raise RuntimeError("no logits to sample from: another generation was started on this model")
             token: int = super().sample(*args, idx=idx, **settings)
             if look is not None:
                 look.sampled(token)

@@ -194,11 +194,13 @@ def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | Br
             item = _parse(line)
         except (ValueError, RecursionError) as error:
             if not begun:
-                raise NGramSpecError(f"this is not a trace: line {number} is not the header of one") from error
+                raise NGramSpecError(f"this is not a trace: line {number} is not a header") from error
             yield number, str(error), not line.endswith(b"\n")
             continue
         if not begun and isinstance(item, TracedPass):
-            raise NGramSpecError("the header is missing: a trace begins with a line that says its format and settings")
+            raise NGramSpecError(
+                "the header is missing: the first line of a trace must contain its format and settings"
+            )
         begun = True
         yield item
     if not begun:
@@ -209,7 +211,7 @@ def _parse(line: bytes) -> TraceHeader | TracedPass:
     try:
         data = json.loads(line)
     except ValueError as error:  # bytes that are not UTF-8 included
-        raise ValueError("it is not JSON") from error
+        raise ValueError("it is not valid JSON") from error
     version = data.get(_MARK) if isinstance(data, dict) else None
     if version is None:
         step = decode(Step, data)
@@ -217,9 +219,9 @@ def _parse(line: bytes) -> TraceHeader | TracedPass:
         if not isinstance(context, list) or not all(type(token) is int for token in context):
             raise ValueError("'context' is not a list of tokens")
         if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-            raise ValueError("'texts' is not the texts of tokens")
+            raise ValueError("'texts' is not a mapping of tokens to their text")
         raw = {int(token): text.encode("utf-8", "surrogateescape") for token, text in texts.items()}
         return TracedPass(step, tuple(context), raw)
     if version != VERSION:
-        raise NGramSpecError(f"the trace has format {version}, and this ngramspec reads format {VERSION}")
+        raise NGramSpecError(f"the trace has format {version}, but this version of ngramspec reads format {VERSION}")
     return decode(TraceHeader, data)

@@ -24,8 +24,8 @@ from ngramspec.llama import bindings, crash_check
 from ngramspec.models.find import demo_model
 
 NOTE = (
-    "this build's AMX kernels are broken by an older gcc, such as 12.2, and left out; built with gcc 14, passes of many"
-    " tokens are up to twice as fast (cli/guide/first-gain.md: Build flags)"
+    "warning: this build's AMX kernels are broken (miscompiled by an older gcc, such as 12.2) and not used; built with"
+    " gcc 14, passes of many tokens are up to twice as fast (cli/guide/first-gain.md: Build flags)"
 )
 
 TOLERANCE = 0.1

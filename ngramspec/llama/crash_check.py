@@ -118,7 +118,7 @@ def check(path: Path, build: str) -> GGUFHeader | None:
     about = f"{stat.st_size} {stat.st_mtime_ns} {build}".encode() + edges(path, stat.st_size)
     found = verdict("trial", about, [__name__, str(path)], _PATIENCE, _judge)
     if found not in ("", _GOOD):
-        raise ModelError(f"{path} is damaged: llama.cpp ends the process over it ({found}); get it again")
+        raise ModelError(f"{path} is damaged: llama.cpp crashes when loading it ({found}); download it again")
     return header
 
 

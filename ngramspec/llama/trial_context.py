@@ -60,7 +60,7 @@ class TrialContext:
     def _open(self, params: Any) -> tuple[Any, Passes, CacheSequence]:
         context = open_context(self._model, params, self._adapters)
         if not context:
-            raise TargetError("there is no memory for a second context to measure in")
+            raise TargetError("not enough memory for a second context to measure in")
         cache = Cache(context, recurrent=self._recurrent, window=0)
         passes = Passes(context, [cache], self, n_batch=params.n_batch)
         return context, passes, CacheSequence(passes, cache, n_ctx=params.n_ctx)
@@ -174,7 +174,7 @@ class TrialContext:
     def back(self) -> None:
         self._sequence.rollback(self._kept)
         if self._sequence.owed:
-            raise TargetError("llama.cpp did not take tokens back")
+            raise TargetError("llama.cpp did not roll back tokens")
 
     def read(self, tokens: Sequence[int], chunk: int) -> None:
         """Append tokens, so many in a pass."""

@@ -78,7 +78,7 @@ class Watchdog:
             self._await(call)
         except BaseException:
             if not call.ended:
-                self._lose("a call of llama.cpp was given up; start again")
+                self._lose("a call of llama.cpp was abandoned; restart the program")
             raise
         finally:
             self._waiting.discard(call)

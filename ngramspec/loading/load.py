@@ -31,7 +31,7 @@ from ngramspec.loading.settings import ALONE, LoadSettings, LoadSettingsError
 from ngramspec.machine import flags, path_of, recalled
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
-from ngramspec.memory.memory import memory_folder, remembers
+from ngramspec.memory.memory import memory_folder, saves_answers
 from ngramspec.models.find import ModelSource, resolve
 from ngramspec.models.hub import PREFIX, Progress
 from ngramspec.shared_model import SharedModel
@@ -97,7 +97,7 @@ def find(model: str | os.PathLike[str] | None, settings: LoadSettings, progress:
     name = None if model is None else os.fspath(model)
     if settings.hf_repo is not None:
         if name is not None:
-            raise LoadSettingsError(f"two models are named: {name} and, with {{hf_repo}}, {settings.hf_repo}; give one")
+            raise LoadSettingsError(f"two models were given: {name} and {{hf_repo}} {settings.hf_repo}; remove one")
         name = f"{PREFIX}{settings.hf_repo}"
     found = resolve(name, progress=progress)
     if settings.draft_model is not None:
@@ -132,7 +132,7 @@ def open_found(
         target, drafter=drafter, policy=settings.policy, draft_max=settings.draft_max, exact=target.exact
     )
     if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.can_rollback:
-        tell("comparing batch sizes bit by bit for --exact on; this happens once per model and machine")
+        tell("comparing the logits of batch sizes for --exact on; this happens once per model and machine")
     return Loaded(target, decoder, memory, settings, changes, small)
 
 
@@ -164,7 +164,7 @@ _TUNED = {
 
 def tuned(path: Path, settings: LoadSettings, tell: Tell) -> tuple[LoadSettings, dict[str, Any]]:
     """The settings with those that `tune --apply` keeps for the model, where they say nothing else; and these alone."""
-    if settings.no_tuned:
+    if settings.ignore_tuned:
         return settings, {}
     kept, plain = recalled(tuned_file(path, settings)), LoadSettings()
     said = {name for name, field in _TUNED.items() if getattr(settings, field) != getattr(plain, field)}
@@ -175,11 +175,11 @@ def tuned(path: Path, settings: LoadSettings, tell: Tell) -> tuple[LoadSettings,
     applied = kept.changes if kept is not None and kept.applied else {}
     changes = {name: value for name, value in applied.items() if name not in said}
     if changes:
-        tell(f"tuned: {flags(changes)} (--no-tuned leaves it out, ngramspec tune --forget takes it away)")
+        tell(f"tuned: {flags(changes)} (--ignore-tuned ignores it, ngramspec tune --reset deletes it)")
     new: dict[str, Any] = {
         _TUNED[name]: not value if isinstance(value, bool) else value for name, value in changes.items()
     }
-    return replace(settings, no_tuned=True, **new), changes
+    return replace(settings, ignore_tuned=True, **new), changes
 
 
 # --------------------------------------------------------------------------- drafts
@@ -192,10 +192,10 @@ def open_drafter(
     if settings.no_draft:
         return None, None, None
     if not target.can_rollback:
-        tell("this model's memory cannot be taken back (recurrent or hybrid), so drafting is off")
+        tell("this model's state cannot be rolled back (recurrent or hybrid), so drafting is off")
         return None, None, None
     if not target.exact_rollback and target.exact == "on":
-        tell("drafting is off with --exact on: taking tokens back may move last bits on this model")
+        tell("drafting is off with --exact on: rollbacks can change the rounding on this model")
     memory = kept = None
     if not settings.no_memory and settings.drafter in REMEMBERING:
         memory = open_memory(settings.memory, target, tell=tell, keep=remember)
@@ -229,7 +229,7 @@ def as_drafter(target: Vocabulary, model: Target) -> AskedModel:
     known = common_tokens(target, model)
     if not model.can_rollback:
         raise ModelError(
-            f"{model.path} cannot draft: what it has evaluated cannot be taken back; take another draft model"
+            f"{model.path} cannot be used as a draft model: its state cannot be rolled back; use another one"
         )
     return AskedModel(model, n_vocab=known, shared=model if model.texts is not None else None)
 
@@ -240,7 +240,7 @@ def open_memory(name: str | None, target: Vocabulary, *, tell: Tell, keep: bool)
     `keep`: answers are kept for later sessions, if the user has switched that on. Raises an NGramSpecError where the
     memory is named, and holds nothing for this tokenizer.
     """
-    keep = keep and remembers()
+    keep = keep and saves_answers()
     folder = memory_folder(name or DEFAULT_MEMORY)
     there = Store.all_in(folder)
     store = Store(folder, target.vocabulary_hash, target.path.name)
@@ -249,12 +249,12 @@ def open_memory(name: str | None, target: Vocabulary, *, tell: Tell, keep: bool)
     try:
         contents = store.read()
     except MemoryFileError as error:
-        tell(f"memory {name or DEFAULT_MEMORY!r} is not used: {error}")
+        tell(f"warning: memory {name or DEFAULT_MEMORY!r} is not used: {error}")
         return Memory()
     if not contents.generation and not keep:
-        missing = f"memory {name or DEFAULT_MEMORY!r} holds nothing for this model's tokenizer"
+        missing = f"memory {name or DEFAULT_MEMORY!r} has no files for this model's tokenizer"
         advice = f"ngramspec memory add --memory {name or DEFAULT_MEMORY} --model {target.path} PATH adds files"
         if name is not None:
             raise NGramSpecError(f"{missing} ({advice})")
-        tell(f"{missing}, only for others' ({advice})")
+        tell(f"{missing}, only for other tokenizers ({advice})")
     return Memory(contents, store=store, keeps=keep)

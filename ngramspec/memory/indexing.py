@@ -64,7 +64,7 @@ def add_files(
         try:
             files, passed_over = find_files(root)
         except FileNotFoundError:
-            raise MemoryFileError(f"{root}: there is no such file or folder") from None
+            raise MemoryFileError(f"{root}: no such file or folder") from None
         except OSError as error:
             raise MemoryFileError(f"cannot read {root}: {error.strerror or error}") from error
         found.update((str(path), times) for path, times in files.items())
@@ -81,7 +81,7 @@ def add_files(
     for root in roots:
         if not may_be_empty and not any(_below(name, root) for name in found.keys() - skipped.keys()):
             reasons = Counter(why for name, why in skipped.items() if _below(name, root))
-            raise MemoryFileError(f"{root}: there is no text to add{list_skipped(reasons)}")
+            raise MemoryFileError(f"{root}: no text files to add{list_skipped(reasons)}")
     dropped = {name for name in known if _is_gone(name, found, skipped, roots)}
     if texts or dropped:
         # The newest come last, where chains begin.
@@ -234,7 +234,7 @@ def watch_folders(
         ):
             for root, identity in zip(roots, began, strict=True):
                 if _identity(root) != identity:
-                    raise MemoryFileError(f"{root} is not the folder any more that was watched; watch it again")
+                    raise MemoryFileError(f"{root} was replaced by another folder; start watching again")
             if first or events:
                 first = False
                 start = time.monotonic()
@@ -256,5 +256,7 @@ def _identity(root: Path) -> tuple[int, int]:
     try:
         found = root.stat()
     except FileNotFoundError:
-        raise MemoryFileError(f"{root} is gone; what the memory has of it stays (ngramspec memory remove)") from None
+        raise MemoryFileError(
+            f"{root} was deleted; its files stay in the memory (ngramspec memory remove deletes them)"
+        ) from None
     return found.st_dev, found.st_ino

@@ -72,7 +72,7 @@ _LARGEST = float(np.finfo(np.float32).max)  # llama.cpp's settings are floats of
 
 def whole(least: int, most: int = 2**31 - 1, words: str | None = None) -> Allowed:
     """Whole numbers from `least` to `most`."""
-    return Allowed(lambda x: isinstance(x, int) and least <= x <= most, words or f"a whole number, at least {least}")
+    return Allowed(lambda x: isinstance(x, int) and least <= x <= most, words or f"a whole number of at least {least}")
 
 
 def between(least: int, most: int) -> Allowed:
@@ -98,5 +98,5 @@ BASE = Allowed(lambda x: 1 <= x <= _LARGEST, "finite and at least 1, in 32 bits"
 SHARE = Allowed(lambda x: 0 <= x <= 1, "between 0 and 1")
 RELATIVE = Allowed(lambda x: 0 <= x <= 1, "between 0 (off) and 1")
 MASS = Allowed(lambda x: 0 < x <= 1, "above 0 and at most 1 (1: off)")
-COUNT = whole(0, words="a whole number, at least 0 (0: off)")
-WINDOW = whole(-1, words="a whole number, at least -1 (0: off, -1: the whole context)")
+COUNT = whole(0, words="a whole number of at least 0 (0: off)")
+WINDOW = whole(-1, words="a whole number of at least -1 (0: off, -1: the whole context)")

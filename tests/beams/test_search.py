@@ -233,7 +233,7 @@ def test_what_the_context_has_no_room_for_is_refused_at_once() -> None:
     with pytest.raises(PromptError) as error:
         BeamSearch(target, 4).run(PROMPT, max_tokens=21)
     assert str(error.value) == (
-        "4 beams of 21 tokens after a prompt of 20 tokens can take 104 tokens of context, which holds 100;"
+        "4 beams of 21 tokens after a prompt of 20 tokens can need a context of 104 tokens, but it has 100;"
         " try -c 104 or -n 20 or fewer beams"
     )
     assert target.tokens == []
@@ -251,7 +251,7 @@ def test_what_the_context_has_no_room_for_is_refused_at_once() -> None:
     [
         ("1 to 63", {"beams": 0}, {}),
         ("1 to 63", {"beams": 64}, {}),
-        ("draft_max is 0", {"draft_max": 0}, {}),
+        ("draft_max must be at least 1", {"draft_max": 0}, {}),
         ("max_tokens", {}, {"max_tokens": 0}),
         ("stop string", {}, {"stop": [""]}),
     ],

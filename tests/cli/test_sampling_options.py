@@ -30,8 +30,8 @@ SCHEMA = {
     [
         ("--grammar root:=x", 1, "the grammar does not parse: expecting ::= in line 1"),
         ("""--grammar 'a::="x"'""", 1, "grammar does not contain a 'root' symbol"),
-        ("--logit-bias 999999+1", 2, "logit bias of token 999999, but the vocabulary has tokens 0 to 4095 only"),
-        ("--logprobs 5000 --json", 2, "the vocabulary has 4096 tokens"),
+        ("--logit-bias 999999+1", 2, "the token of a logit bias must be 0 to 4095, got 999999"),
+        ("--logprobs 5000 --json", 2, "--logprobs must be at most 4096"),
     ],
 )
 def test_what_this_model_cannot_do_is_one_line(env: dict[str, str], arguments: str, code: int, complaint: str) -> None:

@@ -180,17 +180,17 @@ def test_a_second_generation_does_not_disturb_the_first(tmp_path: Path) -> None:
     ("reason", "call"),
     [
         ("prompt is empty", {"prompt": []}),
-        ("context holds 40", {"prompt": [1] * 40}),
-        ("context holds 40", {"prompt": [1] * 41}),
-        ("max_tokens is 0", {"max_tokens": 0}),
-        ("max_tokens is -1", {"max_tokens": -1}),
+        ("context of 40", {"prompt": [1] * 40}),
+        ("context of 40", {"prompt": [1] * 41}),
+        ("max_tokens must be at least 1, got 0", {"max_tokens": 0}),
+        ("max_tokens must be at least 1, got -1", {"max_tokens": -1}),
         ("empty", {"stop": ["a", ""]}),
         ("sequence of strings", {"stop": "END"}),
-        ("verify is 'typical'", {"verify": "typical"}),
+        ("verify must be .*, got 'typical'", {"verify": "typical"}),
         ("logit bias of token 60, but the vocabulary has", {"sampling": Sampling(1.0, logit_bias=((60, 1.0),))}),
         ("DRY needs a vocabulary", {"sampling": Sampling(1.0, dry_multiplier=1.0)}),
-        ("logprobs is -1, but must be 0 to 60", {"logprobs": -1}),
-        ("logprobs is 61, but must be 0 to 60", {"logprobs": 61}),
+        ("logprobs must be 0 to 60", {"logprobs": -1}),
+        ("logprobs must be 0 to 60", {"logprobs": 61}),
     ],
 )
 def test_what_cannot_be_done_fails_at_the_call(reason: str, call: dict[str, Any]) -> None:
@@ -206,10 +206,10 @@ def test_what_cannot_be_done_fails_at_the_call(reason: str, call: dict[str, Any]
     [
         ("unknown drafter", {"drafter": "psychic"}),
         ("unknown policy", {"policy": "bold"}),
-        ("draft_max is 0", {"draft_max": 0}),
-        ("draft_max goes with a policy's name", {"policy": FixedPolicy(4), "draft_max": 8}),  # it would be ignored
-        ("exact is True, but must be one of: auto, on, off", {"exact": True}),
-        ("calibration that is passed in", {"calibration": Calibration()}),
+        ("draft_max must be at least 1", {"draft_max": 0}),
+        ("draft_max requires the name of a policy", {"policy": FixedPolicy(4), "draft_max": 8}),  # it would be ignored
+        ("exact must be one of auto, on, off, got True", {"exact": True}),
+        ("cannot be combined with calibration", {"calibration": Calibration()}),
     ],
 )
 def test_a_decoder_that_cannot_be(reason: str, wrong: dict[str, Any]) -> None:

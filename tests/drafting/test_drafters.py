@@ -80,8 +80,8 @@ def test_drafters_are_made_by_name_and_memory_goes_to_those_that_remember() -> N
     assert [name for name in DRAFTERS if made(name).wants_logits] == ["recycle", "nasd", "lookahead"]
     for name, memory, message in (
         ("psychic", None, r"'psychic'; choose one of: .*mixture.*ngram"),
-        ("ngram", True, r"'ngram' cannot remember.*mixture"),
-        ("memory", None, "there is none"),
+        ("ngram", True, r"'ngram' does not use earlier answers.*mixture"),
+        ("memory", None, "requires a memory"),
     ):
         with pytest.raises(ValueError, match=message):
             make_drafter(name, memory=memory)

@@ -172,7 +172,7 @@ def test_a_drafter_beside_works_in_the_next_sequence_and_knows_what_the_first_le
         first.accept([0])
     drafters[1].begin(prompt)
     unlikely = drafters[1].propose(6).chances[0]
-    with pytest.raises(ValueError, match="no further sequence"):
+    with pytest.raises(ValueError, match="no free sequence"):
         first.beside()
     other = hybrid(MockTarget(N, peak=6.0, clock=CLOCK))
     other.begin(prompt)

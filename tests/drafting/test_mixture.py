@@ -75,7 +75,7 @@ def test_what_a_request_repeats_is_remembered_once() -> None:
     assert tokens.count(NOVEL[30]) == 1
     drafter.begin([4, 5, 6, *NOVEL[20:23]])
     assert drafter.propose(5).tokens == tuple(NOVEL[23:28])
-    with pytest.raises(ValueError, match="one text at a time"):
+    with pytest.raises(ValueError, match="one sequence at a time"):
         drafter.beside()
 
 

@@ -137,7 +137,7 @@ def test_only_tokens_that_the_target_knows_are_drafted() -> None:
 
 
 def test_a_model_that_cannot_go_back_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot draft: what it has evaluated cannot be taken back"):
+    with pytest.raises(ValueError, match="cannot be used as a draft model: its state cannot be rolled back"):
         ModelDrafter(MockTarget(8, fail_rollback=True))
 
 

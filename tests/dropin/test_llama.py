@@ -300,7 +300,7 @@ def test_what_cannot_be_drafted_falls_back(twins: Callable[..., Twins]) -> None:
 
 
 def test_a_draft_model_keeps_its_job(twins: Callable[..., Twins]) -> None:
-    with pytest.warns(UserWarning, match="drafts by itself"):
+    with pytest.warns(UserWarning, match="does not draft if"):
         pair = twins(draft_model=LlamaPromptLookupDecoding(), logits_all=True)
     pair.same(lambda llama: list(islice(llama.generate(prompt(llama), temp=0.0), 40)))
     assert not pair.ours.draft_stats.passes
@@ -340,10 +340,10 @@ def test_an_adapter_is_the_parents_also_in_what_is_measured(twins: Callable[...,
 
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     # Over these llama-cpp-python ends the process.
-    for path, words in ((tmp_path / "a.gguf", "no such adapter file"), (DEMO, "is no LoRA adapter for demo.gguf")):
+    for path, words in ((tmp_path / "a.gguf", "no such adapter file"), (DEMO, "is not a LoRA adapter for demo.gguf")):
         with pytest.raises(ModelError, match=words):
             ngramspec.Llama(str(DEMO), lora_path=str(path), verbose=False)
-    with pytest.raises(ValueError, match="exact is 'yes'"):
+    with pytest.raises(ValueError, match="exact must be one of: auto, on, off, got 'yes'"):
         ngramspec.Llama(str(DEMO), exact="yes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="does not exist"):
         ngramspec.Llama("nowhere.gguf", verbose=False)
@@ -426,7 +426,7 @@ def test_two_threads_at_once_are_told_so(pair: Twins, monkeypatch: pytest.Monkey
 
 def test_sampling_where_another_generation_left_no_logits_does_not_end_the_process(pair: Twins) -> None:
     pair.ours.eval(prompt(pair.ours))
-    with pytest.raises(RuntimeError, match="another generation has begun"):
+    with pytest.raises(RuntimeError, match="another generation was started"):
         pair.ours.sample(idx=0)
 
 

@@ -89,7 +89,7 @@ def test_a_file_says_how_its_vectors_are_pooled(tmp_path: Path) -> None:
     with opened(pooling=3) as target:
         assert target.embedder(None, 64).pooling == "last"
         assert target.embedder("mean", 64).pooling == "mean"
-    with opened(pooling=4) as target, pytest.raises(ModelError, match="ranks documents"):
+    with opened(pooling=4) as target, pytest.raises(ModelError, match="is a ranking model"):
         target.embedder(None, 64)
-    with opened(causal=False) as target, pytest.raises(ModelError, match="attends to what follows"):
+    with opened(causal=False) as target, pytest.raises(ModelError, match="uses bidirectional attention"):
         target.embedder("mean", 64)

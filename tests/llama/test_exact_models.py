@@ -240,4 +240,4 @@ def test_close_calls_are_told_in_a_line() -> None:
     assert rounding(Stats()) is None
     line = rounding(Stats(close_calls=3))
     assert line is not None
-    assert line.startswith("text may differ in rounding from undrafted decoding: 3 times")
+    assert line.startswith("output may differ from decoding without drafts because of rounding: 3 near-ties")

@@ -300,7 +300,7 @@ def test_what_is_missing_is_said(file: Path, tmp_path: Path, monkeypatch: pytest
     llama = write_tiny(tmp_path / "llama.gguf", "llama")
     with Target(llama, n_ctx=64, threads=1, head=True) as plain:
         assert plain.head is None
-        assert "its file holds no NextN layer" in plain.notes[0]
+        assert "its file contains no NextN layer" in plain.notes[0]
     with monkeypatch.context() as patched:
         patched.setattr(weights, "ARCHITECTURES", frozenset())
         assert weights.head_missing(file) == "NextN layers of qwen35 are not supported"

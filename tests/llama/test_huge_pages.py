@@ -101,9 +101,9 @@ def told(given: str | None, sums: str | None, folder: Path, patch: pytest.Monkey
 
 def test_what_the_system_gives_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for given, mapped, words in (
-        ("always [madvise] never\n", False, "94 MiB of this process, given to programs that ask"),
-        ("[always] madvise never\n", True, "94 MiB of this process, given to all; weights in the mapped file"),
-        ("always madvise [never]\n", True, "the system gives none; as root: echo madvise > "),
+        ("always [madvise] never\n", False, "94 MiB of this process, available to programs that request them"),
+        ("[always] madvise never\n", True, "94 MiB of this process, available to all; mapped weights do not use them"),
+        ("always madvise [never]\n", True, "not available; to enable them, run as root: echo madvise > "),
     ):
         line = told(given, SUMS, tmp_path, monkeypatch, mapped=mapped)
         assert line is not None

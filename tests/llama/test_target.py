@@ -349,7 +349,7 @@ def test_a_file_name_that_is_no_unicode(files: dict[str, Path], tmp_path: Path) 
 
 def test_a_context_that_llama_cpp_refuses(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_module.llama, "llama_init_from_model", lambda *_: None)
-    with pytest.raises(ModelError, match=r"no context of 900 tokens could be made .*; try a smaller -c"):
+    with pytest.raises(ModelError, match=r"could not create a context of 900 tokens .*; try a smaller -c"):
         Target(files["llama"], n_ctx=900, threads=1)
 
 

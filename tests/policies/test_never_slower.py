@@ -78,7 +78,7 @@ class Machine:
         believed: what the curve says to begin with; None: the same.
         texts: how many share each pass.
         ask: what asking for drafts takes.
-        replay: what a checkpoint and going back to it take, where a refused draft means evaluating tokens again.
+        replay: what a checkpoint and going back to it take, where a refused draft means tokens are evaluated again.
         switch: what a change of size costs.
         interrupted: the share of passes that the system interrupts, for up to three plain passes.
     """

@@ -69,7 +69,7 @@ class ModelDrafter(Drafter):
         shared: SharedModel | None = None,
     ) -> None:
         if not model.can_rollback:
-            raise ValueError("this model cannot draft: what it has evaluated cannot be taken back")
+            raise ValueError("this model cannot be used as a draft model: its state cannot be rolled back")
         self.model = model
         self.n_vocab = min(model.n_vocab, n_vocab or model.n_vocab)
         self._passes = ModelPasses(clock, shared)
@@ -93,7 +93,7 @@ class ModelDrafter(Drafter):
         What is learnt of the model, its pace and how its guesses fare, is learnt by both.
         """
         if not self._free:
-            raise ValueError("the draft model has no further sequence to draft in")
+            raise ValueError("the draft model has no free sequence")
         other = copy(self)
         other.model = self._free.pop(0)
         other._credit = 0.0

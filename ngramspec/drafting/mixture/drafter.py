@@ -123,7 +123,7 @@ class MixtureDrafter(Drafter):
             ValueError: this one remembers requests by itself, which come one after the other.
         """
         if self._own is not None:
-            raise ValueError("a drafter that remembers requests by itself drafts for one text at a time")
+            raise ValueError("a drafter that stores earlier requests itself can draft for only one sequence at a time")
         other = copy(self)
         other.guesser = Guesser(self.guesser)
         other._asked = other._kept = None

@@ -82,12 +82,12 @@ class Rival:
             except HTTPError as error:
                 if error.code not in (404, 405):
                     body = error.read(2000).decode("utf-8", "replace")
-                    raise NGramSpecError(f"{self.url}{path} refused, with status {error.code}: {body}") from error
+                    raise NGramSpecError(f"{self.url}{path} returned status {error.code}: {body}") from error
                 del self._ways[path]  # it has no such address
             except (OSError, HTTPException) as error:
-                raise NGramSpecError(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from error
+                raise NGramSpecError(f"{self.url} does not respond: {getattr(error, 'reason', error)}") from error
             except (ValueError, KeyError, TypeError) as error:
-                raise NGramSpecError(f"{self.url}{path} answered without text or timings") from error
+                raise NGramSpecError(f"{self.url}{path} returned a response without text or timings") from error
         raise NGramSpecError(f"{self.url} has neither /completion nor /v1/completions")
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
@@ -96,7 +96,7 @@ class Rival:
         try:
             request = Request(self.url + path, json.dumps(body).encode(), headers)
         except ValueError as error:
-            raise NGramSpecError(f"{self.url} is no address: {error}") from error
+            raise NGramSpecError(f"{self.url} is not a valid URL: {error}") from error
         return urlopen(request, timeout=PATIENCE)
 
 

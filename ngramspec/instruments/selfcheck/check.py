@@ -75,7 +75,7 @@ class SelfCheck:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not cases or max_tokens < 2 or not seconds > 0:
-            raise ValueError("a self-check needs a case, 2 tokens per text, and some time")
+            raise ValueError("a self-check requires a case, at least 2 tokens per text, and a time limit above 0")
         if target.n_ctx - max_tokens < LEAST_PROMPT:
             raise ValueError(f"{max_tokens} tokens leave no room for a prompt in a context of {target.n_ctx}")
         self.target, self.cases, self.exact = target, cases, exact

@@ -158,7 +158,7 @@ class TextComparison:
         try:
             text, stats, row = self._generate(self.drafted, case.tokens, setting, len(plain), plain)
         except GrammarError as error:
-            raise RuntimeError(f"a grammar that plain decoding keeps to stops drafting: {error}") from error
+            raise RuntimeError(f"a grammar that works in plain decoding fails with drafts: {error}") from error
         common, difference = common_prefix(plain, text), None
         if row is not None or len(text) < len(plain):
             difference = self._explain(case.tokens, setting, plain, text, row)

@@ -98,6 +98,6 @@ def advice(types: Mapping[int, int], processor: str, steepness: float, *, amx: b
     if not slow:
         return None
     return (
-        f"A batch of 4 costs {steepness:.1f} passes here: {' and '.join(slow)}, which this processor's kernels take row"
-        f" by row. A quantisation that they repack ({', '.join(known)}) would be cheaper to verify drafts with."
+        f"A batch of 4 costs {steepness:.1f} times one token here: {' and '.join(slow)}, for which this processor has"
+        f" no batch kernels. Drafts would be cheaper to verify with a repacked quantisation ({', '.join(known)})."
     )

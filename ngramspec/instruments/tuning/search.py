@@ -28,7 +28,7 @@ TRYING, COMPARING = 0.5, 0.8
 ENOUGH = 30
 """More rounds would say nothing that these do not."""
 
-NO_TIME = "there was no time for it"  # why a candidate was left out that more time would let in
+NO_TIME = "no time left"  # why a candidate was left out that more time would let in
 TOGETHER = "together"  # the name of the winners in the last comparison
 
 WEIGHTS: Mapping[int, float] = {1: 128, 4: 64, 8: 32, LEAST_READ: 1000, 1024: 1000}

@@ -190,9 +190,9 @@ def test_what_is_no_trace() -> None:
     for lines, words in (
         ([], "empty"),
         ([b"\n", b" \n"], "empty"),
-        *(([raw], "line 1 is not the header") for raw in (*NO_HEADERS, b"[" * 100_000)),
+        *(([raw], "line 1 is not a header") for raw in (*NO_HEADERS, b"[" * 100_000)),
         ([json.dumps(PASS).encode()], "the header is missing"),
-        ([HEAD.replace(b'_trace": 2', b'_trace": 1')], "has format 1, and this ngramspec reads format 2"),
+        ([HEAD.replace(b'_trace": 2', b'_trace": 1')], "has format 1, but this version of ngramspec reads format 2"),
     ):
         with pytest.raises(NGramSpecError, match=words):
             list(read_trace(lines))
@@ -297,18 +297,18 @@ def test_a_line_a_pass_with_marks_in_place_of_colours_and_the_numbers_behind_the
     assert columns.split() == ["pos", "batch", "ms", "source", "context", "draft", "and", "own", "token"]
     assert passes == PLAIN.splitlines()
     assert total.startswith("passes: 5, 2 of them without a draft; 9 tokens at ")
-    counts = "44% of 9 drafted accepted; accepted: ngram 2 of 7, ngram+grammar 2 of 2"
+    counts = "44% of 9 draft tokens accepted; accepted: ngram 2 of 7, ngram+grammar 2 of 2"
     assert total.endswith(f"; 1.60 tokens per pass; {counts}")
     lines = run(env, "trace", "--numbers", sample).out.splitlines()[2:-1]
     assert [line for line in lines if not line.startswith(" " * 9)] == passes
     numbers = [line.strip() for line in lines if line.startswith(" " * 9)]
     assert numbers[1:5] == [
-        "entropy 0.5, drafts of at most 4",
+        "entropy 0.5, maximum draft length 4",
         '+ "one"  p 0.25, q 0.375, u 0.125, expected 0.75, match 2',
         '- " two"  p 0.25, q 0.5, u 0.875, expected 0.5, match 3',
         '> "漢字"  p 0.25',
     ]
-    assert numbers.count('- "one"  p 0.25, forbidden by the grammar and not sent') == 1
+    assert numbers.count('- "one"  p 0.25, forbidden by the grammar, not verified') == 1
     assert numbers[-3:] == ['+ " two"  p 0.25, ␛[2J 1', '~ " two"  p 0.25', '~ "one"  p 0.25']
 
 
@@ -379,9 +379,9 @@ def test_broken_lines_are_named_and_the_rest_is_shown(env: dict[str, str], sampl
     assert (done.code, len(shown)) == (0, 2 + 4 + 1)
     assert shown[-1].startswith("passes: 3, ")
     assert done.err.splitlines() == [
-        *(f"{sample}: skipped line {number}: it is not JSON" for number in range(3, 13)),
-        f"{sample}: line 19, the last, is cut short: what wrote it did not get to its end",
-        f"{sample}: skipped 13 broken lines in all",
+        *(f"{sample}: skipped line {number}: it is not valid JSON" for number in range(3, 13)),
+        f"warning: {sample}: line 19, the last one, is incomplete; its writer was interrupted",
+        f"{sample}: skipped 13 broken lines in total",
     ]
 
 
@@ -390,11 +390,11 @@ def test_a_text_without_an_end_and_a_trace_of_the_future(env: dict[str, str], sa
     sample.write_bytes(b"".join(lines[:-1]))
     done = run(env, "trace", sample)
     assert (done.code, len(done.out.splitlines())) == (0, 8)
-    assert done.err == f"{sample}: the last text has no end: its generation was interrupted, or goes on\n"
+    assert done.err == f"{sample}: the last text is incomplete; its generation was interrupted or is still running\n"
     sample.write_bytes(b"".join([*lines, lines[0].replace(b'_trace":2', b'_trace":9')]))
     done = run(env, "trace", sample)
     assert (done.code, len(done.out.splitlines())) == (1, 9)
-    assert done.complaint == f"{sample}: the trace has format 9, and this ngramspec reads format 2"
+    assert done.complaint == f"{sample}: the trace has format 9, but this version of ngramspec reads format 2"
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly(env: dict[str, str], sample: Path) -> None:
