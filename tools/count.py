@@ -68,8 +68,8 @@ def reached(start: str, follow: Callable[[str], bool]) -> set[str]:
 
 
 def reading_path() -> list[Path]:
-    """The files that the map says to read first: those linked below "Read these six files"."""
-    _, _, text = (TREE / "ngramspec" / "README.md").read_text("utf-8").partition("Read these six files")
+    """The files that the map says to read first: those linked below "read these six files"."""
+    _, _, text = (TREE / "ngramspec" / "README.md").read_text("utf-8").partition("read these six files")
     named = re.findall(r"\]\(([\w/]+\.py)\)", text.partition("\n#")[0])
     return [path for name in dict.fromkeys(named) if (path := TREE / "ngramspec" / name).exists()]
 

