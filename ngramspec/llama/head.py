@@ -114,7 +114,7 @@ class Head:
 
     @property
     def conditions(self) -> Conditions:
-        """What the time of a pass depends on at present."""
+        """Conditions that the time of a pass currently depends on."""
         return self._heads.conditions
 
     def checkpoint(self) -> None:
@@ -319,7 +319,7 @@ class Heads:
 
     @property
     def conditions(self) -> Conditions:
-        """What the time of a pass depends on at present."""
+        """Conditions that the time of a pass currently depends on."""
         return self._calls.conditions
 
     def check(self) -> None:

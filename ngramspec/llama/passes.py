@@ -194,7 +194,7 @@ class Passes:
 
     @property
     def conditions(self) -> Conditions:
-        """What the time of a pass depends on at present."""
+        """Conditions that the time of a pass currently depends on."""
         return self._calls.conditions
 
     def _refused(self, status: int, feeds: Sequence[Feed]) -> NoReturn:
