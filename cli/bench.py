@@ -20,7 +20,7 @@ from ngramspec.instruments.benchmark.report import benchmark_report, text_sectio
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.prompts import Case, Prompt, load_prompts, prepare
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import Loaded, tuned_file
+from ngramspec.loading.load import LoadedModel, tuned_file
 from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
 from ngramspec.machine import recalled
 from ngramspec.memory.memory import DEFAULT
@@ -47,7 +47,7 @@ GAMMA = 4
 """Tokens of a draft for --alpha, where --draft-max says nothing."""
 
 
-def _unlearnt(opened: Loaded, policy: str) -> tuple[Drafter | None, Policy]:
+def _unlearnt(opened: LoadedModel, policy: str) -> tuple[Drafter | None, Policy]:
     """A drafter like that of what was opened, and a policy, which have learnt nothing."""
     drafter = opened.decoder.drafter
     if isinstance(drafter, ModelDrafter | HybridDrafter):
@@ -68,7 +68,7 @@ def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[
         return replace(load, policy=first), others
 
 
-def _open(found: ModelSource, load: LoadSettings, sampling: Sampling) -> Loaded:
+def _open(found: ModelSource, load: LoadSettings, sampling: Sampling) -> LoadedModel:
     opened = open_found(found, load, learn=False)
     check_sampling(opened.target, sampling)
     if opened.memory is not None and opened.memory.stored:

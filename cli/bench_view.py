@@ -117,7 +117,7 @@ def document(
             "max_tokens": benchmark.max_tokens,
             "repeat": benchmark.repeat,
             "sampling": encode(asdict(sampling)),
-            "verify": benchmark.acceptance.rule(sampling),
+            "acceptance": benchmark.acceptance.rule(sampling),
             "lossy": benchmark.acceptance.lossy,
             "drafter": decoder.drafter.name if decoder.drafter else None,
             "policies": list(benchmark.policies),

@@ -148,7 +148,7 @@ def _prediction(session: Session, name: str) -> None:
         note("removed the prediction for the next answer")
         return
     drafter = session.decoder.drafter
-    if drafter is None or drafter.predicted is None:
+    if drafter is None or drafter.prediction is None:
         raise NGramSpecError("/prediction has no effect here: it requires drafting with the drafter 'mixture'")
     session.predicted = _text_of(name)
     note(f"the next answer is also drafted from {name}, which is not part of your message")

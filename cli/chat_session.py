@@ -16,7 +16,7 @@ from ngramspec.conversation import Conversation, Message, Turn, answer_room, loa
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.json_data import encode
-from ngramspec.loading.load import Loaded
+from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
@@ -33,7 +33,7 @@ from .view import remarks, summary
 _CUT = {"length": "stopped at the token limit (-n/--predict)", "context": "stopped: the context is full"}
 
 
-def open_model(found: ModelSource, settings: LoadSettings) -> Loaded:
+def open_model(found: ModelSource, settings: LoadSettings) -> LoadedModel:
     """Load a model, and measure what exact answers need before the first one. Raises NGramSpecError."""
     loaded = open_found(found, settings, remember=True)
     if loaded.target.exact == "on" and loaded.target.can_rollback:
@@ -60,7 +60,7 @@ class Session:
         self,
         found: ModelSource,
         settings: LoadSettings,
-        loaded: Loaded,
+        loaded: LoadedModel,
         sampling: Sampling,
         acceptance: Acceptance,
         *,
@@ -88,7 +88,7 @@ class Session:
         self.editing = False  # whether the user's next message takes the place of the last one
         self._opening = ""  # what the last prompt begins the answer with
 
-    def _use(self, found: ModelSource, settings: LoadSettings, loaded: Loaded) -> None:
+    def _use(self, found: ModelSource, settings: LoadSettings, loaded: LoadedModel) -> None:
         self.found, self.load, self._loaded = found, settings, loaded
         self.target, self.decoder, self.memory = loaded.target, loaded.decoder, loaded.memory
         # Answers of the last turns; the memory hears of them when they leave the context.
@@ -283,9 +283,9 @@ class Session:
                 prompt,
                 max_tokens=self.limit,
                 sampling=self.sampling,
-                verify=self.acceptance,
+                acceptance=self.acceptance,
                 stop=self.stop,
-                detail=self.trace is not None,
+                return_decisions=self.trace is not None,
                 prediction=self.target.tokenize(self.predicted, add_bos=False) if self.predicted else (),
                 progress=progress,
             )

@@ -139,17 +139,17 @@ def complete(
                 prompt,
                 max_tokens=limit,
                 sampling=chosen,
-                verify=acceptance,
+                acceptance=acceptance,
                 stop=stops,
                 logprobs=logprobs,
-                detail=writer is not None,
+                return_decisions=writer is not None,
                 prediction=target.tokenize(predicted, add_bos=False) if predicted else (),
                 progress=progress,
             ):
                 if writer is not None:
                     writer.add(step)
                 # A long text's judgements take room, and are in the trace.
-                steps.append(step if writer is None else replace(step, judged=NO_DRAFT, detail=()))
+                steps.append(step if writer is None else replace(step, verified_draft=NO_DRAFT, decisions=()))
                 stats.add(step)
                 if not as_json:
                     write_stdout(step.text)
@@ -213,10 +213,10 @@ def _figures(steps: Sequence[Step], stats: Stats, piece: Callable[[int], bytes])
         "target_passes": stats.passes,
         **{name: getattr(stats, name) for name in (*names, "acceptance_rate", "estimated_gain", "close_calls")},
     }
-    explained = [step for step in steps if step.explained]
+    explained = [step for step in steps if step.policy_details]
     if explained:
         document["steps"] = [
-            {**step.explained, "drafted": len(step.drafted), "accepted": step.accepted} for step in explained
+            {**step.policy_details, "drafted": len(step.drafted), "accepted": step.accepted} for step in explained
         ]
     if told := [one for step in steps for one in step.logprobs]:
         document["logprobs"] = [

@@ -227,7 +227,7 @@ def stats(
         lines.append(f"draft statistics: {held} ({learnt.folder()})")
         names = memory_names()
         lines.append(f"memories: {', '.join(names) or 'none'}")
-        data |= {"learnt": {"vocabularies": len(files), "size_bytes": size}, "memories": names}
+        data |= {"draft_statistics": {"vocabularies": len(files), "size_bytes": size}, "memories": names}
         for store in _stores(memory) if memory in names or memory != DEFAULT else ():
             with _told(errors):
                 found.append(statistics(store))

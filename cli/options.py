@@ -19,7 +19,7 @@ import typer
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load as loading
-from ngramspec.loading.load import Loaded
+from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings, LoadSettingsError
 from ngramspec.memory import Memory, MemoryFileError
 from ngramspec.models.check import check_whole
@@ -79,10 +79,12 @@ def find(model: str | None, settings: LoadSettings) -> ModelSource:
     return found
 
 
-def open_found(found: ModelSource, settings: LoadSettings, *, learn: bool = True, remember: bool = False) -> Loaded:
+def open_found(
+    found: ModelSource, settings: LoadSettings, *, learn: bool = True, remember: bool = False
+) -> LoadedModel:
     """See `ngramspec.loading.load.open_found`; what the user should know goes to stderr."""
     with signals_deferred():
-        return loading.open_found(found, settings, tell=note, learn=learn, remember=remember)
+        return loading.open_found(found, settings, on_note=note, learn=learn, remember=remember)
 
 
 def open_target(model: ModelSource, settings: LoadSettings, *, n_seq: int | None = None, head: bool = False) -> Target:

@@ -95,7 +95,7 @@ def open_served(
     path = found.path
     note(f"loading {path.name}" + ("" if found.draft is None else f" and the draft model {found.draft.path.name}"))
     with signals_deferred():
-        opening = executor.submit(open_found, found, load, tell=note, texts=options.parallel)
+        opening = executor.submit(open_found, found, load, on_note=note, texts=options.parallel)
         loaded = opening.result()
     target, drafter = loaded.target, loaded.decoder.drafter
     if (template := options.template) is not None:

@@ -116,7 +116,7 @@ class TraceView:
 
     def header(self, header: TraceHeader) -> None:
         """Show what holds for the passes to come."""
-        facts = [header.model, _settings(header.sampling), f"acceptance {header.verify}"]
+        facts = [header.model, _settings(header.sampling), f"acceptance {header.acceptance}"]
         facts += [f"CHANGES THE OUTPUT: {header.lossy}"] if header.lossy else []
         facts += [f"drafter {header.drafter}, policy {header.policy}" if header.drafter else "plain decoding"]
         facts += [*(["exact"] if header.exact else []), header.date, header.program]
@@ -164,8 +164,8 @@ class TraceView:
 
     def _show_numbers(self, done: TracedPass) -> None:
         indent = " " * 9
-        told = ((_WORDS.get(name, name), value) for name, value in done.step.explained.items())
-        if done.step.explained:
+        told = ((_WORDS.get(name, name), value) for name, value in done.step.policy_details.items())
+        if done.step.policy_details:
             self._line(Text(indent + _one_line(", ".join(f"{words} {value:.4g}" for words, value in told)), "dim"))
         for mark, token, numbers in _marked(done.step):
             if numbers:
@@ -188,22 +188,22 @@ def _columns(position: str, batch: str, ms: str, source: str) -> str:
 def _marked(step: Step) -> Iterator[tuple[str, int, str]]:
     """The draft and the own token of a pass, as far as there are any: mark (see `TraceView`), token, and the numbers
     that decided on it, "" where it was not reached."""
-    decided = [one for one in step.detail if one.accepted is not None]
+    decided = [one for one in step.decisions if one.accepted is not None]
     ended = step.accepted == len(step.tokens)
-    for i, (token, one) in enumerate(zip_longest(step.judged.tokens, decided[: len(step.judged)])):
+    for i, (token, one) in enumerate(zip_longest(step.verified_draft.tokens, decided[: len(step.verified_draft)])):
         late = "~" if ended else "-" if one is not None and not one.accepted else "."
         yield "+" if i < step.accepted else late, token, "" if one is None else _numbers(step, i, one)
-    for one in step.detail[len(decided) :] if not ended else ():
+    for one in step.decisions[len(decided) :] if not ended else ():
         yield ">", one.token, f"p {one.p:.4g}"
 
 
 def _numbers(step: Step, i: int, one: TokenDecision) -> str:
-    draft = step.judged
+    draft = step.verified_draft
     parts = [f"p {one.p:.4g}"]
     parts += [f"q {q[one.token]:.4g}" for q in draft.q[i : i + 1] if one.token in q]
     parts += [f"{name} {value:.4g}" for name, value in one.why.items() if name != "q"]
-    parts += [f"expected {chance:.4g}" for chance in draft.chances[i : i + 1]]
-    parts += [f"match {length}" for length in draft.match[i : i + 1]]
+    parts += [f"expected {chance:.4g}" for chance in draft.acceptance_probs[i : i + 1]]
+    parts += [f"match {length}" for length in draft.match_lengths[i : i + 1]]
     parts += ["forbidden by the grammar, not verified"] if i >= len(step.drafted) else []
     return _one_line(", ".join(parts))
 

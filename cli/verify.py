@@ -67,7 +67,7 @@ def verify(
     try:
         strict = target.exact == "on" or target.exactness.same
         with signals_deferred():
-            drafter, _, _ = open_drafter(target, files, load, tell=note, learn=False)
+            drafter, _, _ = open_drafter(target, files, load, on_note=note, learn=False)
         found = SelfCheck(
             target, cases, drafter=drafter or DEFAULT, max_tokens=predict, seconds=time_limit, seed=seed, exact=strict
         )

@@ -51,7 +51,7 @@ class Acceptance:
 
     def __post_init__(self) -> None:
         if self.method is not None and self.method not in METHODS:
-            raise ValueError(f"verify must be one of {', '.join(METHODS)}, got {self.method!r}")
+            raise ValueError(f"acceptance must be one of {', '.join(METHODS)}, got {self.method!r}")
         if not 0 < self.lenience <= 1:
             raise ValueError(f"lenience must be above 0 and at most 1 (1: off), got {self.lenience}")
         if self.lenience < 1 and self.method in ("coupled", "match"):
@@ -74,7 +74,7 @@ class Acceptance:
         Raises ValueError: it contradicts the sampling.
         """
         if self.method == "greedy" and not sampling.greedy:
-            raise ValueError(f"verify 'greedy' requires temperature 0, got {sampling.temperature}")
+            raise ValueError(f"acceptance 'greedy' requires temperature 0, got {sampling.temperature}")
         if sampling.selects and (self.method == "rejection" or self.lossy):
             raise ValueError(
                 f"mirostat cannot be combined with {self.lossy or 'rejection sampling'}: it samples by itself"
@@ -96,7 +96,7 @@ class Acceptance:
 class Verifier(Protocol):
     """What decides on the tokens of a text; `RuleVerifier` does so by a model's logits."""
 
-    blind: bool  # whether a draft's length must be settled before its tokens are drawn; see `Drafter.propose`
+    fixed_length: bool  # whether a draft's length must be settled before its tokens are drawn; see `Drafter.propose`
 
     def choose(self, position: int) -> Chooser | None: ...
 
@@ -117,7 +117,7 @@ class RuleVerifier:
     ) -> None:
         how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
         self.rule, self._lenience = how.rule(sampler.sampling), how.lenience
-        self.blind = self.rule == "rejection"
+        self.fixed_length = self.rule == "rejection"
         self.sampler = sampler
         self._watch = watch
 

@@ -192,7 +192,7 @@ class Engine:
                 told.set_exception(ClosedError(CLOSED))
         self._calibration.save()
         if self._drafter is not None:
-            self._drafter.keep()
+            self._drafter.save_state()
         self._ended.set_result(None)
 
     def _drop_cancelled(self) -> None:
@@ -328,7 +328,7 @@ class Engine:
         if sequence is not None:
             self._slots.give_back(sequence)
         if self._drafter is not None and self._clock() - self._kept > KEPT_SECONDS:
-            self._drafter.keep()
+            self._drafter.save_state()
             self._kept = self._clock()
         if self._memory is not None:
             self._memory.hear([token for token in active.answer if not self._vocabulary.is_eog(token)])

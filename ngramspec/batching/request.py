@@ -167,7 +167,7 @@ class ActiveRequest:
         self.tell(Started(sequence.number, self.cached, len(self.request.prompt)))
         if self.generation is not None:
             if drafts.drafter is not None:
-                drafts.drafter.predicted = self.request.prediction
+                drafts.drafter.prediction = self.request.prediction
             self.generation.begin(drafts, sequence)
 
     def _scoring(self, sequence: SequenceModel) -> Generator[int, None, Logits]:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.chances import FadingRate
-from ngramspec.drafting.draft import TokenPrice
+from ngramspec.drafting.draft import MarginalCost
 from ngramspec.tokens import Likely, Node
 
 ORDERS = 3  # most tokens of context that a row is remembered by
@@ -208,7 +208,7 @@ class BeamPlan:
             if room < 0:
                 break
             layers.append((nodes, unknown, covered))
-            if price is not None and not price.pays(chance, size - room - 1):
+            if price is not None and not price.worth_extending(chance, size - room - 1):
                 break
         return layers
 
@@ -252,13 +252,13 @@ class BeamPlan:
         switch = curve.switch if size != curve.last else 0.0
         return self._scale * (curve.seconds(size) + switch) + self._per_token * size
 
-    def _price(self) -> TokenPrice | None:
+    def _price(self) -> MarginalCost | None:
         """Seconds that one more token costs a pass: a step ahead must be reached often enough to be worth it."""
         curve = self._curve
         if curve is None:
             return None
         slopes = [slope * curve.level * self._scale + self._per_token for slope in curve.slopes(SIZES)]
-        return TokenPrice(self._rate(curve), slopes)
+        return MarginalCost(self._rate(curve), slopes)
 
     def learn(self, size: int, seconds: float, besides: float, taken: Sequence[Sequence[Node]]) -> None:
         """Learn how the last planned pass went: `size` tokens in `seconds`, and `besides` for all other work; and the

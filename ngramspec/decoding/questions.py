@@ -24,7 +24,7 @@ from ngramspec.decoding.drafts import Batch, Plan, Text
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.step import Speculation
 from ngramspec.drafting.chances import FadingRate
-from ngramspec.drafting.draft import TokenPrice
+from ngramspec.drafting.draft import MarginalCost
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import CHEAP, HOPELESS, MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
@@ -77,7 +77,7 @@ class AskingSpeculation(Speculation):
             self._finder = QuestionFinder(drafter.guesser)
         sent, largest = len(plan.sent), self.sizes[len(self.sizes) - 1]
         # Behind the text's end nobody asks.
-        found = self._finder.find(proposal.chances, sent - plan.ends, largest - 1 - sent, leaves, price)
+        found = self._finder.find(proposal.acceptance_probs, sent - plan.ends, largest - 1 - sent, leaves, price)
         count, size = worth_asking(found, sent, plan.size, price, curve, self.sizes)
         self._questions = found[:count]
         return [plan._replace(size=size)]
@@ -142,7 +142,7 @@ class AskingSpeculation(Speculation):
 
 
 def worth_asking(
-    questions: Sequence[Question], length: int, size: int, price: TokenPrice, curve: CostCurve, sizes: Sequence[int]
+    questions: Sequence[Question], length: int, size: int, price: MarginalCost, curve: CostCurve, sizes: Sequence[int]
 ) -> tuple[int, int]:
     """How many of the questions, the first ones, pay beside a draft, and in a batch of what size then.
 
@@ -201,7 +201,7 @@ class QuestionFinder:
         sent: cython.int,
         limit: cython.int,
         leaves: cython.int,
-        price: TokenPrice,
+        price: MarginalCost,
     ) -> list[Question]:
         """What to ask beside the chain, likeliest first, each after those that begin its path.
 
@@ -241,7 +241,7 @@ class QuestionFinder:
                 if self._offer[node] > reach:
                     reach = self._offer[node]
                     best = node
-            if best == NOBODY or reach < HOPELESS or not price.pays(share * reach, sent + n - start):
+            if best == NOBODY or reach < HOPELESS or not price.worth_extending(share * reach, sent + n - start):
                 break
             # The first row after a side node goes on with its branch; any other is a branch more.
             if best < start or self._goes_on[best]:

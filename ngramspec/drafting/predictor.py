@@ -142,7 +142,7 @@ class NGramPredictor:
     >>> predictor = NGramPredictor()
     >>> predictor.update_batch([5, 6, 7, 5, 6, 8, 5, 6])
     >>> draft = predictor.predict()
-    >>> draft.tokens, draft.match, draft.support
+    >>> draft.tokens, draft.match_lengths, draft.context_counts
     ((8, 5, 6, 8), (2, 3, 3, 2), (2, 1, 1, 2))
     >>> dict(draft.q[0])
     {7: 0.5, 8: 0.5}
@@ -230,7 +230,7 @@ class NGramPredictor:
             go_on: asked after each token (length of its context, its count, the context's total) whether to go on.
 
         Returns:
-            The draft, without `chances`; shorter than `limit`, or empty, if no table knows the context.
+            The draft, without `acceptance_probs`; shorter than `limit`, or empty, if no table knows the context.
 
         Raises:
             ValueError: `limit` is negative, or `choose` returned a token it was not offered.

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting import DEFAULT, make_drafter
-from ngramspec.drafting.draft import TokenPrice
-from ngramspec.dropin.look_ahead import LookAhead
+from ngramspec.drafting.draft import MarginalCost
+from ngramspec.dropin.look_ahead import SpeculativeEvaluator
 from ngramspec.exactness.decision import Exact
 from ngramspec.llama import bindings
 from ngramspec.llama.llama_class import DraftModel, LlamaCpp, adapted, obstacle, prepare
@@ -42,7 +42,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         exact: "auto": batches of those sizes alone whose logits are bit for bit those of single tokens, if such sizes
             are enough for drafts under the settings given; else of all sizes, and rounding may then decide between two
             tokens. "on": never others. "off": all sizes, and nothing is measured.
-        keep: take up and keep, from one process to the next, how drafts about single tokens fared.
+        persist_stats: load and save, from one process to the next, how drafts about single tokens fared.
         draft_model: a GGUF file of the same vocabulary, or a name as `ngramspec` takes it, that drafts too where that
             pays, on the GPU unless `n_gpu_layers` is 0; or a `Target`, which is then this object's alone. A
             `LlamaDraftModel` drafts in the parent's way, and nothing else does.
@@ -54,7 +54,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
 
     Attributes:
         prediction: as above; it may be set anew before each call.
-        no_drafts: why nothing is drafted for this model under these settings; None where something is.
+        drafting_disabled_reason: why nothing is drafted for this model under these settings; None where something is.
 
     Raises:
         ValueError: an unknown `exact`, a list of machines that is none, or no layer for them; and as the parent.
@@ -65,14 +65,14 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         RuntimeError: of all that evaluates or samples, while another thread does with this object.
     """
 
-    _look: LookAhead | None = None
+    _look: SpeculativeEvaluator | None = None
 
     def __init__(
         self,
         model_path: str,
         *,
         exact: Exact = "auto",
-        keep: bool = True,
+        persist_stats: bool = True,
         draft_model: str | os.PathLike[str] | Target | DraftModel | None = None,
         rpc_servers: str | None = None,
         prediction: str = "",
@@ -80,7 +80,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
     ) -> None:
         if isinstance(draft_model, LlamaCpp):
             raise TypeError("draft_model must be the path of a file or a Target, not a Llama")
-        self.exact, self.keep, self.prediction = exact, keep, prediction
+        self.exact, self.persist_stats, self.prediction = exact, persist_stats, prediction
         self._lock = threading.RLock()
         self._small = draft_model if isinstance(draft_model, str | os.PathLike | Target) else None
         self._rpc_servers = rpc_servers
@@ -94,9 +94,9 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         adapted(model_path, settings.get("lora_path"), settings.get("lora_scale", 1.0))
         prepare(layers, rpc_servers)
         super().__init__(model_path, draft_model=draft_model if self._small is None else None, **settings)
-        self.no_drafts = obstacle(self)
+        self.drafting_disabled_reason = obstacle(self)
         self._asked = None
-        if self._small is not None and self.no_drafts is None:
+        if self._small is not None and self.drafting_disabled_reason is None:
             with bindings.log_given_back():
                 small = self._small
                 if not isinstance(small, Target):
@@ -147,11 +147,11 @@ class Llama(LlamaCpp):  # type: ignore[misc]
                     self._look.end(mine)
 
     def _begin(self, grammar: Any) -> object:
-        """A generation begins; returns what `LookAhead.end` is to be told."""
-        if self.draft_model is not None or self.no_drafts is not None:
+        """A generation begins; returns what `SpeculativeEvaluator.end` is to be told."""
+        if self.draft_model is not None or self.drafting_disabled_reason is not None:
             return None
         if self._look is None:
-            self._look = LookAhead(self, self.exact, keep=self.keep, model=self._asked)
+            self._look = SpeculativeEvaluator(self, self.exact, persist_stats=self.persist_stats, model=self._asked)
         prediction = self.tokenize(self.prediction.encode(), add_bos=False) if self.prediction else ()
         rules = grammar._grammar if grammar is not None and grammar._root == "root" else None
         return self._look.begin(rules, prediction)
@@ -223,7 +223,12 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "exact": self.exact, "keep": self.keep, "rpc_servers": self._rpc_servers}
+        state = {
+            **super().__getstate__(),
+            "exact": self.exact,
+            "persist_stats": self.persist_stats,
+            "rpc_servers": self._rpc_servers,
+        }
         return state if self._small is None else state | {"draft_model": self._small}
 
 
@@ -237,12 +242,12 @@ class LlamaDraftModel(DraftModel):  # type: ignore[misc]
 
     Args:
         num_pred_tokens: most tokens in a draft.
-        least: a draft ends when the estimated probability that all of it is accepted falls below this.
+        min_probability: a draft ends when the estimated probability that all of it is accepted falls below this.
     """
 
-    def __init__(self, num_pred_tokens: int = 10, least: float = 0.3) -> None:
+    def __init__(self, num_pred_tokens: int = 10, min_probability: float = 0.3) -> None:
         self._most = num_pred_tokens
-        self._price = TokenPrice(1.0, [least] * (num_pred_tokens + 1))
+        self._price = MarginalCost(1.0, [min_probability] * (num_pred_tokens + 1))
         self._drafter = make_drafter(DEFAULT)
         self._text: list[int] = []
 

@@ -1,4 +1,4 @@
-"""`LookAhead`: evaluates tokens that may come next together with one that has come.
+"""`SpeculativeEvaluator`: evaluates tokens that may come next together with one that has come.
 
     row = look.next(token, text)    # the logits after `token`: of a new pass, or of an earlier one that guessed right
 
@@ -23,7 +23,7 @@ from ngramspec.decoding.drafts import Drafts, Text
 from ngramspec.decoding.step import Sent, Speculation
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.drafting.mixture.learnt import file_of
@@ -50,12 +50,12 @@ def _sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
     return tuple(size for size in agreeing if size <= sequence.max_batch)
 
 
-class LookAhead(Text):
+class SpeculativeEvaluator(Text):
     """Drafts for the texts of a `Llama`, one after the other.
 
     Args:
         owner: it has no `obstacle`.
-        exact, keep: see `ngramspec.dropin.llama.Llama`.
+        exact, persist_stats: see `ngramspec.dropin.llama.Llama`.
         model: drafts too, where that pays.
 
     Attributes:
@@ -64,10 +64,10 @@ class LookAhead(Text):
         behind: how many rows of logits stand behind the last token's in llama.cpp's buffer.
     """
 
-    def __init__(self, owner: LlamaCpp, exact: Exact, *, keep: bool, model: AskedModel | None = None) -> None:
+    def __init__(self, owner: LlamaCpp, exact: Exact, *, persist_stats: bool, model: DraftModel | None = None) -> None:
         self._sequence = sequence = BorrowedSequence(owner)
         self._vocabulary = Vocabulary.borrowed(owner.model_path, owner.model)
-        kept = file_of(self._vocabulary.vocabulary_hash) if keep else None
+        kept = file_of(self._vocabulary.vocabulary_hash) if persist_stats else None
         drafter = make_drafter(DEFAULT, kept=kept) if model is None else HybridDrafter(model, kept=kept)
         super().__init__(Drafts(drafter), sequence)
         self._drafter = drafter
@@ -101,7 +101,7 @@ class LookAhead(Text):
         Returns what `end` is to be told.
         """
         self.drop()
-        self._drafter.predicted = prediction
+        self._drafter.prediction = prediction
         self.active = self._able
         self._sampled = self._guide = None
         if grammar is not None and self.active:
@@ -251,4 +251,4 @@ def _save(calibration: Calibration, drafter: Drafter, stats: Stats) -> None:
     """Write to disk what was learnt, if there was anything to learn from."""
     if stats.passes:
         calibration.save()
-        drafter.keep()
+        drafter.save_state()

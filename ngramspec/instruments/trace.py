@@ -2,10 +2,10 @@
 
 with TraceWriter(path) as trace:
     trace.begin(prompt, target.piece, TraceHeader.of(decoder, "my model", sampling, Acceptance()))
-    for step in decoder.generate(prompt, max_tokens=200, sampling=sampling, detail=True):
+    for step in decoder.generate(prompt, max_tokens=200, sampling=sampling, return_decisions=True):
         trace.add(step)
 
-The lines are JSON objects in ASCII. The first is a header, {"ngramspec_trace": 2, ...}: the format's version, and the
+The lines are JSON objects in ASCII. The first is a header, {"ngramspec_trace": 3, ...}: the format's version, and the
 attributes of `TraceHeader`, which hold for all passes up to the next header. All others are passes: the attributes of
 `Step`, then the last tokens before it ("context") and the texts of all tokens in the line ("texts"), in which a byte
 that is no whole character of UTF-8 is the half surrogate U+DC00 + byte. How attributes become JSON: see
@@ -13,8 +13,8 @@ that is no whole character of UTF-8 is the half surrogate U+DC00 + byte. How att
 with a change that would make existing programs misread a trace; new keys leave it.
 
     {"position": 9, "batch": 3, "seconds": 0.012, "tokens": [7, 3], "pieces": [" cat", " ran"], "drafted": [7, 4],
-     "accepted": 1, "detail": [{"token": 7, "accepted": true, "p": 0.8, "why": {"margin": 0.0}}, ...],
-     "judged": {"tokens": [7, 4], "chances": [0.7, 0.6], "source": "mixture"},
+     "accepted": 1, "decisions": [{"token": 7, "accepted": true, "p": 0.8, "why": {"margin": 0.0}}, ...],
+     "verified_draft": {"tokens": [7, 4], "acceptance_probs": [0.7, 0.6], "source": "mixture"},
      "context": [5], "texts": {"3": " ran", "4": " sat", "5": " a", "7": " cat"}}
 """
 
@@ -39,7 +39,7 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 from ngramspec.version import __version__
 
-VERSION = 2
+VERSION = 3
 
 TOP = 5
 """How many entries of a q are written: the likeliest ones, and the drafted token's."""
@@ -57,7 +57,7 @@ class TraceHeader:
 
     model: str
     sampling: Mapping[str, Any]  # all settings by name, as JSON has them
-    verify: str  # see `Acceptance.rule`
+    acceptance: str  # see `Acceptance.rule`
     lossy: str | None = None  # what changes the output, None if nothing does
     # drafter, policy: their names; the drafter's is "" in plain decoding.
     drafter: str
@@ -72,7 +72,7 @@ class TraceHeader:
         return cls(
             model=model,
             sampling=encode(asdict(sampling)),
-            verify=acceptance.rule(sampling),
+            acceptance=acceptance.rule(sampling),
             lossy=acceptance.lossy,
             drafter=decoder.drafter.name if decoder.drafter is not None else "",
             policy=decoder.policy.name,
@@ -125,11 +125,13 @@ class TraceWriter:
         """Write a step of the generation that began.
 
         Raises:
-            ValueError: none began, or the step was generated without `detail=True`.
+            ValueError: none began, or the step was generated without `return_decisions=True`.
             NGramSpecError: the file cannot be written.
         """
-        if self._piece is None or not step.detail:
-            raise ValueError("a trace needs begin() before add(), and steps that were generated with detail=True")
+        if self._piece is None or not step.decisions:
+            raise ValueError(
+                "a trace needs begin() before add(), and steps that were generated with return_decisions=True"
+            )
         step = _brief(step)
         tokens = sorted({*self._context, *_tokens_of(step)})
         texts = {str(token): self._piece(token).decode("utf-8", "surrogateescape") for token in tokens}
@@ -168,16 +170,16 @@ class TraceWriter:
 def _brief(step: Step) -> Step:
     """The step without what would fill the file: of each q the likeliest tokens."""
     laws = []
-    for token, q in zip(step.judged.tokens, step.judged.q, strict=False):
+    for token, q in zip(step.verified_draft.tokens, step.verified_draft.q, strict=False):
         top = nsmallest(TOP, q, key=lambda other, q=q: (-q[other], other))  # type: ignore[misc]
         laws.append({one: q[one] for one in dict.fromkeys((*top, token)) if one in q})
-    return replace(step, judged=replace(step.judged, q=tuple(laws), entropy=None))
+    return replace(step, verified_draft=replace(step.verified_draft, q=tuple(laws), entropy=None))
 
 
 def _tokens_of(step: Step) -> set[int]:
-    found = {*step.tokens, *step.drafted, *step.judged.tokens, *(one.token for one in step.detail)}
+    found = {*step.tokens, *step.drafted, *step.verified_draft.tokens, *(one.token for one in step.decisions)}
     found |= {entry.token for entry in step.logprobs}
-    return found.union(*step.judged.q, *(dict(entry.top) for entry in step.logprobs))
+    return found.union(*step.verified_draft.q, *(dict(entry.top) for entry in step.logprobs))
 
 
 def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | BrokenLine]:

@@ -18,7 +18,7 @@ from ngramspec.errors import NGramSpecError, PromptError
 if TYPE_CHECKING:
     from llm.parts import StreamEvent
 
-    from ngramspec.loading.load import Loaded
+    from ngramspec.loading.load import LoadedModel
     from ngramspec.loading.settings import LoadSettings
 
 ALIAS = "ngramspec"  # what the default model is called too, and what all names begin with
@@ -55,7 +55,7 @@ class NGramSpec(llm.Model):
     def __init__(self, name: str | None) -> None:
         self.model_id = f"{ALIAS}/{name or 'default'}"
         self._name = name
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedModel | None = None
         self._asked: LoadSettings | None = None
 
     @property

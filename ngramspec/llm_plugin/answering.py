@@ -18,7 +18,7 @@ from llm.parts import Message, ReasoningPart, StreamEvent, TextPart, ToolCallPar
 from pydantic import AfterValidator, Field, create_model
 
 from ngramspec.llama.json_schema import schema_rules
-from ngramspec.loading.load import Loaded
+from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
@@ -80,7 +80,7 @@ def sampling_of(given: llm.Options, grammar: str | None) -> Sampling:
 # --------------------------------------------------------------------------- answers
 
 
-def answer(loaded: Loaded, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
+def answer(loaded: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
     """Answer a prompt: events as text comes, calls of tools when they are whole.
 
     The response is told the tokens it took, and what was measured. Where the answer stops early, the model is left

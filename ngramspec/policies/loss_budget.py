@@ -52,7 +52,7 @@ class LossBudget:
 
     def book(self, done: Step, drafting: bool) -> None:
         """Book a pass; `drafting`: it has a draft, or keeps to a size for the sake of drafts (see `RecurringSizes`)."""
-        passed = done.seconds - done.disturbed
+        passed = done.seconds - done.interruption_seconds
         seconds = passed + done.draft_seconds
         self._spent = self._spent * self.FADE + seconds
         self._saved *= self.FADE

@@ -21,7 +21,7 @@ class Allowed(NamedTuple):
     """The values that a setting may have."""
 
     holds: Callable[[Any], bool]  # whether a value is one of them
-    words: str  # which they are, to stand after "but must be"
+    words: str  # their description, to follow "must be"
     least: float | None = None  # the range that the command line's help shows; None: it shows none
     most: float | None = None
 

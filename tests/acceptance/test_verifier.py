@@ -49,7 +49,7 @@ def verifier(sampling: Sampling, how: Acceptance | str | None = None) -> RuleVer
 def test_the_rule_by_method_and_sampling(sampling: Sampling, how: Any, name: str) -> None:
     made = verifier(sampling, how)
     assert made.rule == name
-    assert made.blind == (name == "rejection")
+    assert made.fixed_length == (name == "rejection")
     assert (made.choose(3) is None) == (name not in ("coupled", "rejection"))
 
 
@@ -77,7 +77,7 @@ def test_contradictions(sampling: Sampling, how: Any, reason: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"method": "bold"}, "verify must be one of greedy, coupled, match, rejection, got 'bold'"),
+        ({"method": "bold"}, "acceptance must be one of greedy, coupled, match, rejection, got 'bold'"),
         ({"lenience": 0.0}, "lenience must be above 0 and at most 1"),
         *(({"lenience": wrong}, f"lenience must be .*, got {wrong}") for wrong in (1.1, -1.0, float("nan"))),
         ({"lenience": 0.5, "method": "coupled"}, "lenience has no effect with acceptance 'coupled'"),

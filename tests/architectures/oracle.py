@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 
 KNOWN = 10
 """Token ids from here on are no control tokens."""
@@ -38,15 +38,20 @@ class Oracle(Drafter):
         self._left, self._drafted = list(self._text(prompt)), ()
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
         """Always `limit` tokens."""
-        del choose, blind, price
+        del choose, fixed_length, price
         right = self._left[: int(self._rng.integers(0, limit + 1))]
         known = [*self._left[len(right) : limit], *[KNOWN] * limit][: limit - len(right)]
         wrong = [KNOWN + (token + 1) % (self._n_vocab - KNOWN) for token in known]
         self._drafted = (*right, *wrong)
-        return Draft(self._drafted, chances=(0.98,) * limit, source=self.name)
+        return Draft(self._drafted, acceptance_probs=(0.98,) * limit, source=self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         """Go on behind these."""

@@ -19,7 +19,7 @@ from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event, Request
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.errors import TargetError
@@ -61,7 +61,7 @@ class Drafted:
             )
             for sequence in self.small.sequences:
                 self._slow_and_blurred(sequence, blur)
-            model = AskedModel(self.small.sequences[0], clock=clock.perf_counter, shared=self.small)
+            model = DraftModel(self.small.sequences[0], clock=clock.perf_counter, shared=self.small)
             drafter = HybridDrafter(model, Recall())
         curve = CostCurve({1: PASS, 64: seconds(64)})
         self.engine = Engine(

@@ -19,7 +19,7 @@ from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Request
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import given_curve
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.llama.head import Heads
@@ -61,7 +61,7 @@ class Timed:
         if (heads := self.target.heads) is not None and cost is not None:
             self._charge(heads, cost, slope, monkeypatch)
             shared = cast(SharedModel, heads)
-            drafter = HybridDrafter(AskedModel(heads.sequences[0], clock=clock.perf_counter, shared=shared))
+            drafter = HybridDrafter(DraftModel(heads.sequences[0], clock=clock.perf_counter, shared=shared))
         self.engine = Engine(
             self.target,
             self.target,

@@ -371,14 +371,14 @@ def test_an_answer_is_drafted_from_a_file(session: Session, tmp_path: Path, caps
     assert session.ask("hello")
     drafter = session.decoder.drafter
     assert drafter is not None
-    assert drafter.predicted == session.target.tokenize("It was a fine day.", add_bos=False)
+    assert drafter.prediction == session.target.tokenize("It was a fine day.", add_bos=False)
     assert session.predicted == ""  # of the next answer alone
     assert session.ask("hello again")
-    assert not drafter.predicted
+    assert not drafter.prediction
     assert run(session, "prediction", str(file))
     assert run(session, "prediction", "-")
     assert session.predicted == ""
     assert not run(session, "prediction", str(tmp_path / "none"))
-    session.decoder.draft_with(None, session.decoder.policy)
+    session.decoder.set_drafter(None, session.decoder.policy)
     assert not run(session, "prediction", str(file))
     assert "/prediction has no effect here" in capsys.readouterr().err

@@ -134,7 +134,7 @@ def test_markdown_is_shown_as_what_it_means_where_the_terminal_can(
 def test_what_fails_takes_the_turn_back(
     session: Session, capsys: Captured, name: str, error: Exception, told: str
 ) -> None:
-    session.decoder.draft_with(None, session.decoder.policy)
+    session.decoder.set_drafter(None, session.decoder.policy)
     with mock.patch.object(session.target, name, side_effect=error):
         assert not session.ask("hello")
     assert session.conversation.turns == []

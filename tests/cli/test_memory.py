@@ -240,7 +240,7 @@ Open = Callable[..., Memory]
 
 @pytest.fixture
 def opened(home: dict[str, str], demo_vocabulary: Vocabulary) -> Open:
-    return lambda name=None: open_memory(name, demo_vocabulary, tell=note, keep=True)
+    return lambda name=None: open_memory(name, demo_vocabulary, on_note=note, keep=True)
 
 
 Fill = Callable[..., Store]

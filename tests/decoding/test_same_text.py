@@ -29,7 +29,7 @@ from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding.generation import TextStream
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.memory import Memory
@@ -111,7 +111,7 @@ def made(name: str, small: Callable[[], MockTarget], known: Sequence[int] = ()) 
     if name == "model":
         return ModelDrafter(small(), clock=milliseconds)
     if name == "hybrid":
-        return HybridDrafter(AskedModel(small(), clock=milliseconds))
+        return HybridDrafter(DraftModel(small(), clock=milliseconds))
     if name not in REMEMBERING:
         return make_drafter(name)
     memory = Memory()
@@ -192,7 +192,7 @@ def check_same_text(
     stats = Stats()
     for _ in range(2):  # the second time with what the first left in the cache, and taught
         decoder.target.batches.clear()
-        emitted, steps = drive(decoder, prompt, verify=rule, **asked)
+        emitted, steps = drive(decoder, prompt, acceptance=rule, **asked)
         assert decoder.target.batches == [step.batch for step in steps[1:]]
         text, end = "".join(step.text for step in steps), steps[-1]
         assert (emitted, text, end.stop, end.stop_string) == expected
@@ -243,7 +243,7 @@ def test_every_setting_with_drafts_that_are_right_and_wrong(name: str, word_voca
     plain = plain_generate(mock(), prompt, 40, sampling)
     for draft_max, wrong in ((7, 0), (7, 3), (1, 0)):
         decoder = unmeasured(mock(), drafter=Oracle(plain, wrong), policy="fixed", draft_max=draft_max)
-        emitted, steps = drive(decoder, prompt, max_tokens=40, sampling=sampling, verify="match")
+        emitted, steps = drive(decoder, prompt, max_tokens=40, sampling=sampling, acceptance="match")
         assert emitted == plain
         if not sampling.grammar:  # which puts forced text in place of a wrong token
             assert max(step.accepted for step in steps) == (min(draft_max, 2) if wrong else draft_max)
@@ -279,10 +279,10 @@ def texts_of(
     texts: list[Text] = []
     stats = Stats()
     for seed in range(count):
-        decoder.draft_with(drafter or make_drafter("mixture"), decoder.policy)
+        decoder.set_drafter(drafter or make_drafter("mixture"), decoder.policy)
         tokens: list[int] = []
         for step in decoder.generate(
-            prompt, max_tokens=length, sampling=replace(sampling, seed=seed), verify="rejection"
+            prompt, max_tokens=length, sampling=replace(sampling, seed=seed), acceptance="rejection"
         ):
             stats.add(step)
             tokens += step.tokens

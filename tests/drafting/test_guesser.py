@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.uncompiled import plain_modules
 
-from ngramspec.drafting.draft import TokenPrice
+from ngramspec.drafting.draft import MarginalCost
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.history import History
 from ngramspec.drafting.mixture.pointers import Pointers
@@ -50,7 +50,7 @@ def test_constants_that_stand_in_several_modules_agree() -> None:
 
 
 def guess(g: Any, limit: int, worth: float = 0.0, slopes: array[float] = FREE) -> tuple[int, ...]:
-    g.guess(limit, 0.0, TokenPrice(worth, slopes))
+    g.guess(limit, 0.0, MarginalCost(worth, slopes))
     tokens: tuple[int, ...] = g.chain()[0]
     return tokens
 
@@ -131,7 +131,7 @@ def test_a_chain_ends_with_the_guess_that_makes_it_hopeless() -> None:
     guess(g, 40)
     reach = np.cumprod(g.chain()[2])
     for least in (0.3, 0.1, 0.01):
-        assert g.guess(40, least, TokenPrice(0.0, FREE)) == next(i for i, r in enumerate(reach, 1) if r < least)
+        assert g.guess(40, least, MarginalCost(0.0, FREE)) == next(i for i, r in enumerate(reach, 1) if r < least)
 
 
 # --------------------------------------------------------------------------- memory
@@ -163,7 +163,7 @@ def recalled(truth: Callable[[int], int]) -> tuple[float, float]:
         g.accept(chain[:5])
         tokens = guess(g, 1)
         assert tokens == (chain[5],)
-        chances.append(g.chances[0])
+        chances.append(g.acceptance_probs[0])
         g.accept([truth(chain[5])])
     return chances[0], chances[-1]
 
@@ -252,7 +252,7 @@ def test_a_chain_goes_on_behind_a_token_of_another() -> None:
     for at, token in enumerate([3, 5]):  # the text went on with 3 4 there, and with 6 7 8 behind 5
         g.look(at)
         g.put(at, token)
-    assert g.guess(6, 0.0, TokenPrice(0.0, FREE), 2) == 6
+    assert g.guess(6, 0.0, MarginalCost(0.0, FREE), 2) == 6
     tokens, _, chances = g.chain()
     assert tokens[:5] == (3, 5, 6, 7, 8)
     assert chances[0] > 0.0 == chances[1]
@@ -400,5 +400,5 @@ def test_a_guesser_takes_them_as_candidates_and_the_start_that_is_shipped_knows_
     guesser.accept([3, 4])
     guesser.look(0)
     guesser.accept([77])
-    guesser.guess(1, 0.0, TokenPrice(1.0, FREE))
+    guesser.guess(1, 0.0, MarginalCost(1.0, FREE))
     assert 6 in guesser.distribution(0)

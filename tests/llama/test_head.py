@@ -276,12 +276,12 @@ def decoded(decoder: SpeculativeDecoder, prompt: list[int] = PROMPT, **options: 
 def test_texts_are_those_of_plain_decoding(drafting: Target, plain: SpeculativeDecoder) -> None:
     for sampling in (None, Sampling(0.4, seed=3), Sampling(0.4, top_k=3, seed=5)):
         method = None if sampling is None else "coupled"
-        text, steps = decoded(on_head(drafting), sampling=sampling, verify=method)
+        text, steps = decoded(on_head(drafting), sampling=sampling, acceptance=method)
         assert text == decoded(plain, sampling=sampling)[0]
         # Drafts fail at their first token, at their second, and later.
         assert {min(step.accepted, 2) for step in steps if step.drafted} == {0, 1, 2}
     # With rejection it is the law that stays.
-    text, steps = decoded(on_head(drafting), sampling=Sampling(0.7, seed=2), verify="rejection")
+    text, steps = decoded(on_head(drafting), sampling=Sampling(0.7, seed=2), acceptance="rejection")
     assert len(text) == 50
     assert any(step.accepted for step in steps)
 

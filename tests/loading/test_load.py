@@ -43,7 +43,7 @@ def test_the_readmes_example(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_opened_is_what_the_command_opens(env: dict[str, str]) -> None:
     told: list[str] = []
     keep(tuned_file(DEMO, LoadSettings()), Tuned({"mmap": False}, 0.8, "2026-11-22", applied=True))
-    with ngramspec.load(DEMO, tell=told.append, draft_model=str(DEMO), **SMALL) as model:
+    with ngramspec.load(DEMO, on_note=told.append, draft_model=str(DEMO), **SMALL) as model:
         store = Store(memory_folder(), model.target.vocabulary_hash, "demo")
         assert (model.tuned, model.settings.no_mmap) == ({"mmap": False}, True)
         assert model.decoder.drafter is not None

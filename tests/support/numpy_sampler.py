@@ -33,7 +33,7 @@ class NumpySampler:
     def __init__(self, sampling: Sampling, n_vocab: int, n_ctx: int = 0) -> None:
         for token, _ in sampling.logit_bias:
             if not 0 <= token < n_vocab:
-                raise ValueError(f"logit bias of token {token} must be 0 to {n_vocab - 1} only")
+                raise ValueError(f"the token of a logit bias must be 0 to {n_vocab - 1}, got {token}")
         if sampling.dry_multiplier > 0:
             raise ValueError("DRY needs a vocabulary, for the texts that break a sequence")
         self.sampling = sampling

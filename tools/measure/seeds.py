@@ -30,7 +30,7 @@ from ngramspec.cost.given import CURVES, LARGEST, find_curves
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DRAFTERS, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import Recall
@@ -166,7 +166,7 @@ def rows(draft: Counted | None, clock: Callable[[], float], corpus: Recall | Non
         ]
     found.append(Row("ngramspec", "", of("mixture")))
     if draft is not None:
-        found.append(Row("ngramspec and a model", "-md SMALL", lambda: HybridDrafter(model(AskedModel))))  # type: ignore[arg-type]
+        found.append(Row("ngramspec and a model", "-md SMALL", lambda: HybridDrafter(model(DraftModel))))  # type: ignore[arg-type]
     return found
 
 

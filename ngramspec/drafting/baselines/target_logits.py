@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting.chances import HOPELESS, ChanceEstimator, pick
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.sampling.distribution import largest
 
@@ -39,7 +39,7 @@ class SuccessorDrafter(Drafter):
         self._estimator = ChanceEstimator()
         self.begin(())
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         if rows.shape[1] != self._n_vocab:
             # Another model: its tokens have other meanings, and some of these may not be among them.
             self._pool.clear()
@@ -59,21 +59,26 @@ class SuccessorDrafter(Drafter):
         """
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
         estimator = self._estimator
         estimator.open(price, self.hopeless)
         tokens: list[int] = []
         q: list[Mapping[int, float]] = []
         match: list[int] = []
-        chances: Sequence[float] = estimator.chances
+        chances: Sequence[float] = estimator.acceptance_probs
         while len(tokens) < min(limit, self.longest) and (guess := self._guess(tokens)) is not None:
             (likely, run), length, sureness = guess
             token = next(iter(likely))
             if choose is not None:
                 token = pick(choose, len(tokens), likely)
                 q.append(likely)
-                if blind and not tokens:
+                if fixed_length and not tokens:
                     chances = [estimator.blind(sureness, likely, run)] * limit
             tokens.append(token)
             match.append(length)
@@ -115,8 +120,8 @@ class RecycleDrafter(SuccessorDrafter):
         self._last = prompt[-1:]
         self._estimator.begin()
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
-        super().see(tokens, rows)
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+        super().observe_logits(tokens, rows)
         for token, row in zip(tokens, rows, strict=True):
             likely = top_two(row)
             if likely:
@@ -168,8 +173,8 @@ class LookaheadDrafter(SuccessorDrafter):
         self._trajectory: list[Successors | None] = []
         self._estimator.begin()
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
-        super().see(tokens, rows)
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+        super().observe_logits(tokens, rows)
         prompt, self._unread = self._unread, []
         for end, token in enumerate(prompt):
             self._pool_in(prompt[max(0, end - LONGEST) : end], {token: 1.0})
@@ -224,7 +229,7 @@ class NasdDrafter(NGramDrafter):
         super().begin(prompt)
         self._rows: list[NDArray[np.intp]] = []
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         self._rows = [largest(row, FILLER) for row in rows]
 
     def accept(self, tokens: Sequence[int]) -> int:

@@ -4,8 +4,8 @@ guesses that come of them gain (`Payoff`).
 A drafter asks for a pass by yielding a `PassRequest`, and goes on when it is sent the logits. Several texts are drafted
 for side by side, and what they ask for at a time goes through the model together, where that pays:
 
-    draft = draft_alone(drafter.drafting(8, price=price))
-    drafts = draft_together([drafter.drafting(8, price=price) for drafter in drafters], price)
+    draft = draft_alone(drafter.propose_stepwise(8, price=price))
+    drafts = draft_together([drafter.propose_stepwise(8, price=price) for drafter in drafters], price)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from ngramspec.backend import Logits, Model
 from ngramspec.drafting.chances import HOPELESS, FadingRate
-from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafting, TokenPrice
+from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafting, MarginalCost
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
 
 RECENT = 15
@@ -54,7 +54,7 @@ class Payoff:
         """How often guesses at a position lately were right, where all before them were."""
         return self._rates[min(at, POSITIONS - 1)].value
 
-    def gain(self, limit: int, price: TokenPrice) -> float:
+    def gain(self, limit: int, price: MarginalCost) -> float:
         """What a draft is expected to gain, in tokens, where a price in seconds is known.
 
         With p_j the share of guesses at position j that lately were right, s_j the least that a drafted token costs the
@@ -71,7 +71,7 @@ class Payoff:
             gain += more
         return gain
 
-    def goes_on(self, reach: float, length: int, price: TokenPrice | None) -> bool:
+    def goes_on(self, reach: float, length: int, price: MarginalCost | None) -> bool:
         """Whether to make one more guess, after `length` that are all accepted with probability `reach`.
 
         It must pay for its time and for its place in the target's pass, and all may not take more than may be lost.
@@ -79,7 +79,7 @@ class Payoff:
         if reach < HOPELESS or price is None:
             return reach >= HOPELESS
         if not price.seconds:
-            return bool(price.pays(reach, length))
+            return bool(price.worth_extending(reach, length))
         time_of = self._passes.token / price.seconds
         if time_of * (length + 1) > price.loss_budget:
             return False
@@ -174,7 +174,7 @@ class ModelPasses:
         self.texts = len(requests)
         return rows
 
-    def worthwhile(self, requests: Mapping[int, PassRequest], price: TokenPrice | None) -> list[int]:
+    def worthwhile(self, requests: Mapping[int, PassRequest], price: MarginalCost | None) -> list[int]:
         """Whose requests are worth a pass together: those that bring most beyond its time, about a + b n for n tokens.
 
         They compete by what they bring beyond b for each of their tokens, and enough of them have to share a.
@@ -220,7 +220,7 @@ def draft_alone(drafting: Drafting) -> Draft:
         rows = request.passes.evaluate([request])[0] if request.tokens else GRANTED
 
 
-def draft_together(draftings: Sequence[Drafting], price: TokenPrice | None) -> list[Draft]:
+def draft_together(draftings: Sequence[Drafting], price: MarginalCost | None) -> list[Draft]:
     """The drafts of several texts, all at the same price, none of them begun."""
     if len(draftings) == 1:
         return [draft_alone(draftings[0])]

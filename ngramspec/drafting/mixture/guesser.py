@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import cython
 
-from ngramspec.drafting.draft import TokenPrice
+from ngramspec.drafting.draft import MarginalCost
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.answers import Answers
 from ngramspec.drafting.mixture.chance_mixer import ChanceMixer, Correction
@@ -121,7 +121,7 @@ class Guesser:
         self._pointed = array("i", bytes(4 * POSITIONS))
         self.guesses = array("i", bytes(4 * POSITIONS))  # token ids of the chain
         # For each guess, the probability that it is right if all before it are.
-        self.chances = array("d", bytes(8 * POSITIONS))
+        self.acceptance_probs = array("d", bytes(8 * POSITIONS))
         self.lengths = array("i", bytes(4 * POSITIONS))  # for each guess, the length of the match behind it
         self._best = array("i", bytes(4 * POSITIONS))
         self.pending = 0  # length of the chain that waits for its outcome, at most 64
@@ -323,7 +323,7 @@ class Guesser:
 
     def _go_on(self, at: cython.Py_ssize_t, token: cython.int, chance: cython.double) -> None:
         self.guesses[at] = token
-        self.chances[at] = chance
+        self.acceptance_probs[at] = chance
         self.history.tokens[self.history.size + at] = token
         self.pending = at + 1
         self.pointers.take(token)
@@ -348,7 +348,7 @@ class Guesser:
         self,
         limit: cython.int,
         least: cython.double,
-        price: TokenPrice,
+        price: MarginalCost,
         start: cython.int = 0,
         reach: cython.double = 1.0,
     ) -> int:
@@ -367,8 +367,8 @@ class Guesser:
             if c < 0:
                 break
             self.take(at, c)
-            reach *= self.chances[at]
-            if reach < least or not price.pays(reach, at + 1):
+            reach *= self.acceptance_probs[at]
+            if reach < least or not price.worth_extending(reach, at + 1):
                 break
         return self.pending
 
@@ -379,7 +379,7 @@ class Guesser:
         return (
             tuple([self.guesses[i] for i in range(n)]),
             tuple([self.lengths[i] for i in range(n)]),
-            tuple([self.chances[i] for i in range(n)]),
+            tuple([self.acceptance_probs[i] for i in range(n)]),
         )
 
     def distribution(self, at: cython.int) -> dict[int, float]:
@@ -420,7 +420,7 @@ class Guesser:
             if self.counts.found[at] > 0:
                 self.correction.learn(at, self.counts.tokens[at * CANDIDATES + self._best[at]] == token)
             right = self.guesses[at] == token
-            if right and self.chances[at] > 0.0:
+            if right and self.acceptance_probs[at] > 0.0:
                 self._recent = self._recent * 0.85 + 0.15
                 self._streak += 1
             else:

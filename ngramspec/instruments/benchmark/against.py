@@ -136,7 +136,7 @@ def compare(
     for number, case in enumerate(cases):
         before = rival.ask(case.tokens, max_tokens, sampling) if number % 2 else None
         decoder.target.clear()
-        steps = list(decoder.generate(case.tokens, max_tokens=max_tokens, sampling=sampling, verify=acceptance))
+        steps = list(decoder.generate(case.tokens, max_tokens=max_tokens, sampling=sampling, acceptance=acceptance))
         text, tokens = "".join(step.text for step in steps), sum(len(step.tokens) for step in steps)
         ours = text, tokens, sum(step.elapsed for step in steps)
         yield pair(case, ours, before or rival.ask(case.tokens, max_tokens, sampling))

@@ -17,7 +17,7 @@ from typing import Any
 from ngramspec.backend import Runner
 from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.exactness.decision import Exact
 from ngramspec.instruments.benchmark.figures import alpha
 from ngramspec.instruments.reports.report import Section, Table, figure
@@ -45,7 +45,12 @@ class OrderDrafter(Drafter):
         self._count(prompt)
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
         tokens: list[int] = []
         laws: list[dict[int, float]] = []
@@ -82,7 +87,7 @@ class AlphaOfOrder:
 
     def __init__(self, order: int, target: Runner, sampling: Sampling, gamma: int, *, exact: Exact = "off") -> None:
         self.order, self.gamma = order, gamma
-        self.stats, self.judged, self.overlap = Stats(), 0, 0.0
+        self.stats, self.verified_draft, self.overlap = Stats(), 0, 0.0
         self._sampling = sampling
         curve = None if exact == "on" else given_curve({1: 1.0})  # nothing here is timed
         options: dict[str, Any] = {"policy": FixedPolicy(gamma), "exact": exact, "curve": curve}
@@ -90,19 +95,19 @@ class AlphaOfOrder:
 
     def run(self, prompt: Sequence[int], max_tokens: int) -> None:
         """Continue a prompt, and count."""
-        verify = None if self._sampling.greedy else "rejection"
-        settings: dict[str, Any] = {"sampling": self._sampling, "verify": verify, "detail": True}
+        acceptance = None if self._sampling.greedy else "rejection"
+        settings: dict[str, Any] = {"sampling": self._sampling, "acceptance": acceptance, "return_decisions": True}
         for step in self._decoder.generate(prompt, max_tokens=max_tokens, **settings):
             self.stats.add(step)
-            for one in step.detail:
+            for one in step.decisions:
                 if one.accepted is not None:
-                    self.judged += 1
+                    self.verified_draft += 1
                     self.overlap += one.why.get("overlap", float(one.accepted))
 
     @property
     def measured(self) -> float | None:
         """Alpha by its definition; None if nothing was drafted."""
-        return self.overlap / self.judged if self.judged else None
+        return self.overlap / self.verified_draft if self.verified_draft else None
 
     @property
     def inferred(self) -> float | None:
@@ -116,7 +121,7 @@ class AlphaOfOrder:
             "gamma": self.gamma,
             "measured": self.measured,
             "inferred": self.inferred,
-            "judged": self.judged,
+            "judged": self.verified_draft,
             **{name: getattr(self.stats, name) for name in counted},
         }
 
@@ -128,7 +133,7 @@ def alpha_section(orders: Sequence[AlphaOfOrder], *, greedy: bool) -> Section:
             {1: "1 (unigram)", 2: "2 (bigram)"}.get(one.order, str(one.order)),
             figure(one.measured, ".3f"),
             figure(one.inferred, ".3f"),
-            str(one.judged),
+            str(one.verified_draft),
             f"{1 - one.stats.passes_without_draft / one.stats.passes if one.stats.passes else 0.0:.0%}",
             f"{one.stats.tokens_per_pass:.2f}",
         ]
