@@ -155,10 +155,10 @@ BAD = {
     "message 2 requires": messages(("user", "a"), ("assistant", None)),
     "message 1 requires": {"messages": ["user"]},
     'message 1 requires "role"': messages((["user"], "a")),
-    "message 1 .* text": messages(("user", "\ud800"), ("assistant", "")),
-    "message 1 is from 'assistant', but must be from 'user'": messages(("assistant", "a")),
-    "message 3 is from 'user', but must be from 'assistant'": messages(("system", "s"), ("user", "a"), ("user", "b")),
-    "message 3 is from 'system'": messages(("user", "a"), ("assistant", "b"), ("system", "s")),
+    "message 1 requires .* strings": messages(("user", "\ud800"), ("assistant", "")),
+    "message 1 must have the role 'user', got 'assistant'": messages(("assistant", "a")),
+    "message 3 must have the role 'assistant', got 'user'": messages(("system", "s"), ("user", "a"), ("user", "b")),
+    "message 3 must have .*, got 'system'": messages(("user", "a"), ("assistant", "b"), ("system", "s")),
     "last message has no answer": messages(("user", "a")),
 }
 

@@ -10,8 +10,8 @@ class LossBudget:
 
     - Saved are the seconds that the tokens of drafted passes would have taken one by one, less those they took. The
       past fades. What is left to lose is this, plus ALLOWANCE of the time spent, plus CREDIT plain passes.
-    - A new text may lose at most START plain passes of what earlier texts left. It takes over at most DEBT plain passes
-      of what they lost.
+    - A new text may lose at most START plain passes of what earlier texts left, and takes over at most DEBT plain
+      passes of what they lost.
     - Asking the drafter without sending its draft takes less than OVERHEAD of the time, a credit of ASKING_CREDIT plain
       passes, and what drafts saved: asking continues as long as drafting as a whole pays.
     - What asking takes beyond CHEAP plain passes, as a draft model does, is booked too, and once nothing is left to

@@ -157,7 +157,7 @@ def unnamed(names: set[str], named: set[str]) -> set[str]:
 
 def test_every_file_is_named_and_every_name_is_a_file(homes: tuple[Path, Path], unseen: set[str]) -> None:
     kept_no_text, kept_text = (set(files(home)) for home in homes)
-    without = patterns("No texts") | patterns("About your texts")
+    without = patterns("No texts") | patterns("Statistics about your texts")
     assert not unnamed(kept_no_text, without)
     assert not unnamed(kept_text, without | patterns("Your texts"))
     expected = (without | patterns("Your texts")) - unseen

@@ -116,7 +116,7 @@ def test_a_trace_of_a_completion(env: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     done = run(env, *DRAFTED, "-n", "16", "--trace", file, stdin=TEXT)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert lines[0]["ngramspec_trace"] == 2
+    assert lines[0]["ngramspec_trace"] == 3
     assert "".join(piece for line in lines[1:] for piece in line["pieces"]) == done.out
     shown = run(env, "trace", file).ok()
     assert len(shown.out.splitlines()) >= len(lines)
