@@ -82,7 +82,7 @@ def test_extras_and_addresses_that_are_not_tried_exist(page: Path) -> None:
 
 def test_each_line_that_is_explained_is_said_somewhere() -> None:
     page = (ROOT / "cli" / "guide" / "not-faster.md").read_text("utf-8")
-    rows = re.findall(r"^\| (`.*?`) \|", page.split("## What the lines on stderr say")[1], re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?`) \|", page.split("## Notes on stderr")[1], re.MULTILINE)
     source = "\n".join(f.read_text("utf-8") for room in ("cli", "ngramspec") for f in (ROOT / room).rglob("*.py"))
     lines = re.findall("`(.*?)`", " ".join(rows))
     assert len(lines) > 10
