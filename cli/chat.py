@@ -62,7 +62,7 @@ def chat(
 
     The chat uses the model's own chat template and reuses the KV cache between turns. Input lines can be edited and are
     saved in a history. Ctrl-C stops an answer and keeps the session. When the context is full, the oldest turns are
-    dropped, and a note says so. Control tokens in messages, such as <|im_end|>, are treated as text.
+    dropped, with a note. Control tokens in messages, such as <|im_end|>, are treated as text.
 
     In a terminal, Markdown is rendered and reasoning is dimmed. Plain text is shown if the terminal is dumb or narrower
     than 20 columns, or if NO_COLOR is set. Code can be copied unchanged. The conversation is not saved at the end,
@@ -172,7 +172,7 @@ def _answer_all(session: Session, first: str | None) -> bool:
     with suppress(EOFError):
         for line in piped_lines() if first is None else [first]:
             if line is None:
-                complain("skipped a line of standard input that is not UTF-8 text")
+                complain("skipped input that is not UTF-8 text")
             well = line is not None and (session.ask(line) if line is first else _handle(session, line)) and well
             if session.stop_key.pressed:
                 raise KeyboardInterrupt

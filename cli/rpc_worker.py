@@ -25,8 +25,8 @@ def rpc_worker(
 ) -> None:
     """Make this machine available to a model on another one: ngramspec rpc-worker --host 10.0.0.2
 
-    On the other machine, run ngramspec chat model.gguf --rpc 10.0.0.2:50052. The worker offers its GPUs, or the CPU if
-    there are none, to one process at a time. It is llama.cpp's RPC server; ggml-rpc-server of the same llama.cpp
+    On the other machine, run ngramspec chat model.gguf --rpc 10.0.0.2:50052. The worker offers its GPUs to one
+    process at a time, or the CPU if it has no GPU. It is llama.cpp's RPC server; ggml-rpc-server of the same llama.cpp
     release works too.
 
     llama.cpp calls this server a proof of concept, fragile and insecure, and warns against running it on an open

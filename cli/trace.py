@@ -39,7 +39,7 @@ def trace(
 ) -> None:
     """Show a trace, one line per pass: ngramspec trace run.jsonl
 
-    chat and complete record a trace with --trace. Each pass (one decode call) is a line of JSON: position, context,
+    chat and complete record a trace with --trace. Each pass (one decode call) is one JSON object: position, context,
     draft with q and source, p of each token, the accepted and rejected tokens with the reasons, batch size and seconds.
     The format is documented in ngramspec/instruments/trace.py.
 

@@ -435,7 +435,7 @@ class Target(Weights, CacheSequence):
                 # Most passes of a server: between them caches are cold, and every line costs microseconds.
                 return [sequence.evaluate(tokens)]
         if not parts or len({part.sequence.number for part in parts if part.sequence in own}) < len(parts):
-            raise ValueError("a pass takes one part or more, and one of each sequence of its own model at most")
+            raise ValueError("a pass requires at least one part, and at most one for each sequence of this model")
         if any(not part.tokens or not 0 <= part.rows <= len(part.tokens) for part in parts):
             raise ValueError("a part of a pass has tokens, and rows of logits for as many at most")
         size, total = sum(len(part.tokens) for part in parts), sum(part.rows for part in parts)
