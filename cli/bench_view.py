@@ -1,4 +1,4 @@
-"""What a benchmark shows when it is done, and writes as JSON: tables, a verdict, every run."""
+"""The report of a benchmark and its JSON: tables, a verdict, every run."""
 
 from __future__ import annotations
 

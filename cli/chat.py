@@ -214,7 +214,7 @@ class ChatCompleter(Completer):
     _commands = _one_of(chat_commands.NAMES)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """What the text before the cursor may become."""
+        """Yield the completions for the text before the cursor."""
         text = document.text_before_cursor
         found = _ARGUMENT.fullmatch(text)
         if found is None:

@@ -82,7 +82,7 @@ def no_echo() -> Iterator[None]:
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
 
     def end(number: int, _frame: FrameType | None) -> None:
-        """What ends a program without unwinding it must not leave the terminal so."""
+        """Restore the terminal before a signal ends the program without unwinding."""
         termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
@@ -186,7 +186,7 @@ def clean(text: str) -> str:
 
 
 def unquoted(text: str) -> str:
-    """What stands between three quotes and three quotes, if the text is that: a message, or that of /system."""
+    """Return the text between triple quotes, if the input is a quoted message or a quoted /system argument."""
     found = _QUOTED.fullmatch(text)
     return f"{found[1] or ''}{found[2]}" if found else text
 

@@ -47,7 +47,7 @@ def kept_path() -> Path:
 
 
 def last_kept() -> tuple[Conversation, str]:
-    """What was kept, as `load` gives it. Raises NGramSpecError if there is none, or it cannot be read."""
+    """Load the saved conversation, as `load` does. Raises NGramSpecError if there is none, or it cannot be read."""
     if not kept_path().exists():
         raise NGramSpecError("there is no saved conversation; ngramspec chat --keep saves one")
     return load(kept_path())
@@ -69,7 +69,7 @@ class Session:
     ) -> None:
         self._use(found, settings, loaded)
         self.sampling, self.acceptance = sampling, acceptance
-        self.random_seed = False  # whether the seed is drawn anew with each conversation
+        self.random_seed = False  # whether the seed is drawn again with each conversation
         self.limit = limit  # most tokens of an answer
         self.stop: Sequence[str] = ()  # texts that end an answer
         self.conversation = Conversation()
@@ -79,7 +79,7 @@ class Session:
         self.stop_key = StopKey(keep_session=interactive)
         self.totals = Stats()  # counters over all answers, those before a /reset included
         self.answers = 0  # how many there were
-        # Whether the conversation is kept on disk, as it is: what is taken back or forgotten goes there too, and of
+        # Whether the conversation is kept on disk, as it is: what is rolled back or forgotten goes there too, and of
         # several chats that keep theirs, the last one to get an answer has the file.
         self.keep = False
         self.attached: list[str] = []  # texts that go in front of the next message
@@ -106,13 +106,13 @@ class Session:
         return self._used
 
     def thoughts(self) -> AnswerParser:
-        """What tells the thoughts of an answer to the last prompt from what it says."""
+        """Return a parser that separates reasoning from the answer to the last prompt."""
         return thoughts_parser(self.target.chat_template, opening=self._opening)
 
     # ------------------------------------------------------------------ what is said so far
 
     def reset(self) -> None:
-        """Forget the turns. A random seed is drawn anew, or the same question would get the same answer again."""
+        """Forget the turns. A random seed is drawn again, or the same question would get the same answer again."""
         self.go_on_with(Conversation(self.conversation.system))
         if self.random_seed:
             self.draw_seed()
@@ -157,10 +157,10 @@ class Session:
             complain(f"the conversation could not be saved: {in_words(error)}")
 
     def exchange(self, found: ModelSource, settings: LoadSettings) -> None:
-        """Go on with another model or other settings; what the memory of the last one was to hear is forgotten.
+        """Continue with another model or other settings; what the memory of the last one was to hear is forgotten.
 
         Raises:
-            NGramSpecError: they cannot be used; the session goes on as before. Ends the program where it cannot.
+            NGramSpecError: they cannot be used; the session continues as before. Ends the program where it cannot.
         """
         before = self.found, self.load
         # Two models may not fit beside each other.

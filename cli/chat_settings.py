@@ -1,4 +1,4 @@
-"""What `/set` changes: every sampling option by its name on the command line, and what else a chat can change."""
+"""Settings of `/set`: every sampling option by its name on the command line, and further settings of a chat."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .options import NO_LIMIT
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions
 
 DEFAULT = "default"
-"""The value that takes back what was set."""
+"""The value that rolls back what was set."""
 
 LOADED = ("threads", "threads_batch", "ctx_size", "no_draft", "drafter", "policy", "draft_max", "memory", "no_memory")
-"""Settings of `LoadSettings` that a chat can change; the model is loaded anew."""
+"""Settings of `LoadSettings` that a chat can change; the model is loaded again."""
 
 _HINTS, _LOADING = get_type_hints(Sampling), get_type_hints(LoadSettings)
 _CHAT = SamplingOptions().settings({"temperature": CHAT_TEMPERATURE, "seed": 0})  # the usual values

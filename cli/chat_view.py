@@ -1,4 +1,4 @@
-"""What chat shows: answers as they come, drafts in colour, and the session's statistics."""
+"""Output of a chat: answers as they arrive, drafts in colour, and the statistics of the session."""
 
 from __future__ import annotations
 

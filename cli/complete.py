@@ -176,7 +176,7 @@ def complete(
 
 
 def _read_prediction(file: str, load: LoadSettings, beams: int | None) -> str:
-    """What --prediction names; ends the program where it would have to be ignored, or is empty."""
+    """Read the --prediction file; exits if it is empty or cannot be used."""
     if beams is not None or load.no_draft:
         usage_error(f"--prediction cannot be combined with {'--no-draft' if load.no_draft else '--beams'}")
     if load.drafter not in REMEMBERING:
@@ -206,7 +206,7 @@ def _names_model(argument: str, *, text_given: bool) -> bool:
 
 
 def _figures(steps: Sequence[Step], stats: Stats, piece: Callable[[int], bytes]) -> dict[str, Any]:
-    """What all steps tell, and their counters; `piece`: the bytes of a token."""
+    """Return the JSON fields of all steps and their sums; `piece` returns the bytes of a token."""
     names = ("drafted", "accepted", "prefill_seconds", "decode_seconds", "tokens_per_second", "tokens_per_pass")
     document: dict[str, Any] = {
         "tokens": stats.generated,

@@ -1,4 +1,4 @@
-"""`ngramspec complete --beams W`: the likeliest of the texts that beam search finds."""
+"""`ngramspec complete --beams W`: the most likely of the texts that beam search finds."""
 
 from __future__ import annotations
 

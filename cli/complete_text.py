@@ -1,4 +1,4 @@
-"""What `ngramspec complete` goes on with: a text, or two texts with a gap between them."""
+"""The text to continue in `ngramspec complete`: one text, or the texts before and after a gap."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LARGE = 1 << 20
 
 
 def read_texts(source: str, suffix: str | None) -> tuple[str, str | None]:
-    """The text to continue, and what stands behind the gap; None: there is none, the text goes on at its end.
+    """The text to continue, and what stands behind the gap; None: there is none, the text continues at its end.
 
     Reads what is named, "-" being stdin; ends the program if it is not UTF-8, or there is nothing to go by.
     """
@@ -63,7 +63,7 @@ def prompt_of(target: Target, before: str, after: str | None, limit: int, trunca
     keep = target.n_ctx - min(limit, target.n_ctx // 2)
     if after is None:
         note(f"warning: the text has {size} tokens; only the last {keep} are used")
-        # What the model wants at the start of every text is not the text's.
+        # Keep the token that the model requires at the start of every text.
         bos = target.tokenize("")[:1]
         bos = bos if bos == prompt[:1] else []
         return bos + prompt[len(bos) - keep :]

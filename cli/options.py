@@ -129,7 +129,7 @@ _TYPERS: dict[str, dict[str, Any]] = {
     "model_file": {"autocompletion": complete_model},
     "api_key": {"envvar": "NGRAMSPEC_API_KEY"},
 }
-"""What typer is told of some options that others do not have, by their names."""
+"""Arguments for typer that only some options have, by option name."""
 
 
 @contextmanager

@@ -220,7 +220,7 @@ def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None)
 
 
 def _measured_curve(target: Target) -> CostCurve:
-    """What passes of a model cost here and now."""
+    """Measure the cost curve of a model on this machine."""
     front = np.random.default_rng(0).integers(0, target.n_vocab, min(FRONT, target.n_ctx // 2))
     target.prefill(front.tolist())
     calibration = Calibration.load(target)

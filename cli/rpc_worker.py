@@ -43,7 +43,7 @@ def rpc_worker(
             "warning: anyone who can reach this address can use it, and llama.cpp calls its RPC server fragile and"
             " insecure; use it in trusted networks only"
         )
-    # What llama.cpp prints is no answer.
+    # Output of llama.cpp must not go to stdout.
     sys.stdout.flush()
     os.dup2(2, 1)
     ended = threading.Event()

@@ -84,7 +84,7 @@ class SamplingOptions:
             usage_error(str(error))
 
     def settings(self, given: Mapping[str, Any]) -> Sampling:
-        """The settings, but for those in `given`. Raises ValueError."""
+        """The settings, except for those in `given`. Raises ValueError."""
         found = dict(given)
         for name, known in _OPTIONS.items():
             if name not in found and (value := getattr(self, name)) is not None:

@@ -39,7 +39,7 @@ from .options import find
 from .serve_options import LONGEST_DRAFT, MOST_EMBEDDED, ServeOptions
 
 DRAIN_SECONDS = 8.0
-"""How long running requests may go on after a signal: less than the 10 s after which docker kills."""
+"""How long running requests may continue after a signal: less than the 10 s after which docker kills."""
 
 HEADER_SECONDS = 20.0
 """How long the headers of a request may take."""
@@ -75,7 +75,7 @@ def run(
             try:
                 lost = _wait(served, options)
                 server.draining = True
-                # Running requests may go on; where a worker is lost they end at their next pass.
+                # Running requests may continue; where a worker is lost they end at their next pass.
                 served.service.stop(DRAIN_SECONDS)
             except (KeyboardInterrupt, Terminated):
                 os._exit(INTERRUPTED)  # the engine's thread is in the middle of a pass, and would be waited for
@@ -104,7 +104,7 @@ def open_served(
     if grammar is not None:
         target.grammar(grammar)  # one that cannot be used ends the start, not every request
     embedder = executor.submit(_open_embedder, target, options).result()
-    # What is not known of the model's costs is measured first.
+    # Measure unknown costs of the model first.
     new = Calibration.load(target.sequences[0]).curve is None
     if new:
         note("measuring the cost of batches; this happens once per model and machine")
@@ -143,7 +143,7 @@ def open_served(
 
 
 def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:
-    """What makes vectors of texts, if that is wanted."""
+    """Return the embedder, if embeddings are enabled."""
     if not options.embeddings:
         return None
     embedder = target.embedder(options.pooling, min(target.n_ctx, MOST_EMBEDDED))
@@ -154,7 +154,7 @@ def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:
 
 
 def _wait(model: ServedModel, options: ServeOptions) -> str | None:
-    """Say that the model is ready, and wait; why it cannot go on, None for a signal."""
+    """Say that the model is ready, and wait; why it cannot continue, None for a signal."""
     try:
         note(f"drafts: {model.drafter or 'off'}")
         room = f"{options.parallel} requests at once, {model.n_ctx} tokens each"

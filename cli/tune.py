@@ -38,7 +38,7 @@ CONTEXT = 256
 """Tokens of the context that the model is opened with; what is timed has contexts of its own."""
 
 BUSY = 0.1
-"""What other programs may take of the cores without a word."""
+"""Share of the cores that other programs may use without a warning."""
 
 
 def tune(

@@ -26,7 +26,7 @@ ROUTES = ("server.openai_chat", "server.chat_completions")
 """The module of the route for chat completions, by its names in newer and older trees."""
 
 PATH = ("server", "batching", "decoding", "tool_calls", "chat_prompt", "conversation", "sampling", "acceptance")
-"""The rooms that a request passes from HTTP to text, but for the model runner and what drafts."""
+"""The rooms that a request passes from HTTP to text, except for the model runner and what drafts."""
 
 SETTING = r"\bflash_attn\b"
 """A setting of loading: what names it changes with it."""
@@ -40,7 +40,7 @@ def lines(paths: Iterator[Path] | list[Path]) -> int:
 
 
 def imported(name: str) -> set[str]:
-    """The modules of the tree that a module imports, wherever in it, but for type checking."""
+    """The modules of the tree that a module imports, wherever in it, except for type checking."""
     found = set[str]()
     checks = [n for n in ast.walk(PARSED[name]) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)]
     left_out = {id(inner) for check in checks for inner in ast.walk(check)}
@@ -75,7 +75,7 @@ def reading_path() -> list[Path]:
 
 
 def opening() -> list[str]:
-    """Calls that load a model: of Target and its older kinds, but for the child that tries AMX."""
+    """Calls that load a model: of Target and its older kinds, except for the child that tries AMX."""
     found = []
     for name, tree in PARSED.items():
         if name == "ngramspec.llama.amx":

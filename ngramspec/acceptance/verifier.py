@@ -63,7 +63,7 @@ class Acceptance:
 
     @property
     def lossy(self) -> str | None:
-        """What changes the output, if anything does."""
+        """Description of the setting that changes the output, if any."""
         if self.typical:
             return "typical acceptance"
         return f"lenience {self.lenience:g}" if self.lenience < 1 else None
@@ -94,7 +94,7 @@ class Acceptance:
 
 
 class Verifier(Protocol):
-    """What decides on the tokens of a text; `RuleVerifier` does so by a model's logits."""
+    """Interface that decides on the tokens of a sequence; `RuleVerifier` uses a model's logits."""
 
     fixed_length: bool  # whether a draft's length must be settled before its tokens are drawn; see `Drafter.propose`
 
@@ -122,7 +122,7 @@ class RuleVerifier:
         self._watch = watch
 
     def choose(self, position: int) -> Chooser | None:
-        """What the drafter is to pick with, for a draft whose first token has index `position`."""
+        """Return the chooser for a draft whose first token has index `position`."""
         if self.rule == "coupled":
             return coupled_choice(self.sampler.sampling, position)
         return rejection_choice(self.sampler.sampling, position) if self.rule == "rejection" else None
@@ -267,7 +267,7 @@ def _draw(ids: NDArray[np.int32], weights: NDArray[np.float64], u: float) -> int
 def verify_lenient_greedy(
     rows: Rows, draft: Sequence[int], sampler: Sampler, position: int, watch: Watch | None = None, *, lenience: float
 ) -> Verdict:
-    """Keep each drafted token with p(x) >= L max p; the target's own token is the likeliest."""
+    """Keep each drafted token with p(x) >= L max p; the target's own token is the most likely."""
     slack = -math.log(lenience)
 
     def decide(_offset: int, row: Row, guess: int | None) -> tuple[int, bool]:

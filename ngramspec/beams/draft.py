@@ -2,9 +2,9 @@
 
 A guess is several tokens with their probabilities, from one of two sources; the one with the longer context counts:
 
-    rows    the likeliest tokens that the target gave the last time after the same 1 to 3 tokens, with their
+    rows    the most likely tokens that the target gave the last time after the same 1 to 3 tokens, with their
             probabilities (as in Token Recycling, Luo et al. 2024, arXiv 2408.08696): beams differ in a token and then
-            go on alike.
+            continue alike.
     copies  what followed the same 1 to 8 tokens, the most that were seen, in the prompt or in what all beams agree on.
 
 The draft is itself a beam search (Leviathan et al. 2023, appendix A.4): each step takes the best `width` results, by
@@ -73,7 +73,7 @@ class BeamDrafter:
             trust.add(sum(math.exp(logprob) for token, logprob in likely if token == copy))
 
     def guess(self, node: Node) -> tuple[Likely, int]:
-        """What may follow `node`, and how many tokens of context that rests on, at most LONGEST; 0: not known."""
+        """Return likely successors of `node` and the length of their context, at most LONGEST; 0: unknown."""
         tail = self._tail(node)
         contexts = [tail[start:] for start in range(len(tail))]
         known = next((context for context in contexts[-ORDERS:] if context in self._rows), ())

@@ -1,10 +1,10 @@
 """`BeamSearch`: beam search with drafts. Beams and scores are those of beam search without drafts, in fewer passes.
 
-Beam search keeps the `beams` likeliest texts. A text scores the sum of the logarithms of its tokens' probabilities
+Beam search keeps the `beams` most likely texts. A text scores the sum of the logarithms of its tokens' probabilities
 under the softmax of the target's raw logits; there is no length penalty. A step expands each live text by every
 token and keeps the best `beams` of all the results; equal scores go to the text that ranked higher, then to the
 larger logit, then to the lower token id. A result that ends (its last token ends generations, or completes a stop
-string) is finished and takes no part in later steps. The search goes on for at most `max_tokens` steps; as scores
+string) is finished and takes no part in later steps. The search continues for at most `max_tokens` steps; as scores
 only fall, it is over as soon as `beams` texts are finished and none alive scores more than the last of those.
 
 Without drafts every step costs a pass. Leviathan, Kalman, Matias (2023, arXiv 2211.17192, appendix A.4) let a cheap
@@ -226,7 +226,7 @@ class BeamSearch:
     # ------------------------------------------------------------------ rows
 
     def _read(self, node: Node) -> Likely | None:
-        """What the target says after a node; None if it was not evaluated."""
+        """Return the target's prediction after a node; None if it was not evaluated."""
         if node.likely is None:
             row = self._rows.get(node)
             if row is None:

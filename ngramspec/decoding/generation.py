@@ -147,7 +147,7 @@ class Generation(Text):
         return step
 
     def _step(self, verdict: Verdict, rows: Logits, plan: Plan, position: int) -> Step:
-        """What a verdict on a pass emits, up to the end of the text; `position`: index of its first token."""
+        """Emit the tokens of a verdict, up to the end of the text; `position`: index of its first token."""
         pieces = self._pieces(verdict.tokens)
         tokens, drafted = verdict.tokens[: len(pieces)], plan.sent.tokens
         step = Step(
@@ -194,7 +194,7 @@ _PREFILL = no_draft(0)
 class TextStream:
     """Turns the byte pieces of successive tokens into text that ends before the first stop string.
 
-    What comes out is final: no broken character is released and taken back, no part of a stop string is shown.
+    What comes out is final: no broken character is released and rolled back, no part of a stop string is shown.
     Bytes that can never become valid UTF-8 read U+FFFD. A character still incomplete when the text ends is dropped: it
     was cut off by the end (of the token budget, say), not wrong.
 

@@ -58,7 +58,7 @@ def make_drafter(name: str, *, memory: Recall | bool | None = None, kept: Path |
 def uncompiled() -> tuple[str, ...]:
     """Names of the core's modules that run as plain Python; empty where all were compiled at install.
 
-    Drafts are the same then, and take some 40 times as long to find.
+    Drafts are the same then, and take about 40 times as long to find.
     """
     folder = Path(__file__).parent
     # Each module of the core, and no other, has a declaration for the compiler beside it.

@@ -47,7 +47,7 @@ class FadingRate:
         return (self._hits + strength * rate) / (self._tries + strength)
 
     def carry(self, tries: float) -> None:
-        """What was counted counts as so many outcomes from now on."""
+        """Make the outcomes so far count as `tries` outcomes, with the same rate."""
         self._hits, self._tries = tries * self.value, tries
 
 
@@ -87,7 +87,7 @@ def length_class(match: int) -> int:
 
 
 def pick(choose: Chooser, offset: int, weights: Mapping[int, float]) -> int:
-    """What `choose` picks; ValueError for a token that it was not offered."""
+    """Return the choice of `choose`; ValueError for a token that was not offered."""
     token = choose(offset, weights)
     if token not in weights:
         raise ValueError(f"choose returned {token}, which is not among the counts")
@@ -208,7 +208,7 @@ class OutcomeMap:
         self._points = [1.0 / (1.0 + math.exp(-i / 2)) for i in range(-2 * REACH, 2 * REACH + 1)]
 
     def estimate(self, p: float) -> float:
-        """What `p`, between 0 and 1 exclusive, turned out to mean."""
+        """Return the calibrated value of `p`, between 0 and 1 exclusive."""
         i, share = self._place(p)
         return self._points[i] * (1.0 - share) + self._points[i + 1] * share
 

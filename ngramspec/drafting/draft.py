@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Chooser = Callable[[int, Mapping[int, float]], int]
 """How a drafter picks among the continuations of a context: (offset in the draft, weights) -> token id.
 
-The weights are counts or probabilities, all positive. Greedy decoding passes none and gets the likeliest continuation;
+The weights are counts or probabilities, all positive. Greedy decoding passes none and gets the most likely one;
 sampled decoding adds the target's own noise (coupled) or draws from the weights (rejection): `ngramspec.acceptance`.
 """
 

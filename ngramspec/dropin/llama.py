@@ -53,7 +53,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         settings: what the parent takes.
 
     Attributes:
-        prediction: as above; it may be set anew before each call.
+        prediction: as above; it may be set again before each call.
         drafting_disabled_reason: why nothing is drafted for this model under these settings; None where something is.
 
     Raises:
@@ -116,7 +116,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """What one thread does, within which it may do more; UsedAtOnceError for another one."""
+        """Guard against concurrent use: raises UsedAtOnceError for a call from another thread."""
         if not self._lock.acquire(False):
             raise UsedAtOnceError
         try:
@@ -142,7 +142,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             return
         finally:
             if self._look is not None:
-                # If it is another's turn, that takes back what is ahead here.
+                # If it is another's turn, that rolls back what is ahead here.
                 with suppress(UsedAtOnceError), self._turn():
                     self._look.end(mine)
 

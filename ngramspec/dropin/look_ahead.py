@@ -3,7 +3,7 @@
     row = look.next(token, text)    # the logits after `token`: of a new pass, or of an earlier one that guessed right
 
 The owner asks for one token after the other and gets what evaluating them one by one would give. What was evaluated in
-vain is taken back when another token comes, and by `drop`, after which the cache holds what was asked for and no more.
+vain is rolled back when another token comes, and by `drop`, after which the cache holds what was asked for and no more.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class SpeculativeEvaluator(Text):
         return self._generation
 
     def end(self, generation: object) -> None:
-        """A generation has ended, wherever it was; if another has begun since, that one goes on."""
+        """A generation has ended, wherever it was; if another has begun since, that one continues."""
         # A stream that is open when the interpreter ends comes here after all that can still be done.
         if generation is not self._generation or sys.is_finalizing():
             return

@@ -41,7 +41,7 @@ def statistics(store: Store) -> Statistics:
 
 
 def bytes_per_token(one: Statistics) -> float:
-    """What a token takes on the disk."""
+    """Bytes on the disk per token."""
     held: float = one["size_bytes"] / max(1, one["file_tokens"] + one["answer_tokens"])
     return held
 

@@ -9,7 +9,7 @@ The lines are JSON objects in ASCII. The first is a header, {"ngramspec_trace": 
 attributes of `TraceHeader`, which hold for all passes up to the next header. All others are passes: the attributes of
 `Step`, then the last tokens before it ("context") and the texts of all tokens in the line ("texts"), in which a byte
 that is no whole character of UTF-8 is the half surrogate U+DC00 + byte. How attributes become JSON: see
-`ngramspec.json_data`; those with a default are left out where they have it, but for the first five. The version rises
+`ngramspec.json_data`; those with a default are left out if they have it, except for the first five. The version rises
 with a change that would make existing programs misread a trace; new keys leave it.
 
     {"position": 9, "batch": 3, "seconds": 0.012, "tokens": [7, 3], "pieces": [" cat", " ran"], "drafted": [7, 4],
@@ -42,7 +42,7 @@ from ngramspec.version import __version__
 VERSION = 3
 
 TOP = 5
-"""How many entries of a q are written: the likeliest ones, and the drafted token's."""
+"""How many entries of a q are written: the most likely ones, and the drafted token's."""
 
 CONTEXT = 12
 """Tokens of context that are written with a pass."""
@@ -53,7 +53,7 @@ _ALWAYS = ("position", "batch", "seconds", "tokens", "pieces")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceHeader:
-    """What holds for the passes that follow it."""
+    """Header of a trace: settings that apply to the following passes."""
 
     model: str
     sampling: Mapping[str, Any]  # all settings by name, as JSON has them
@@ -148,7 +148,7 @@ class TraceWriter:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # What went wrong first is what counts.
+        # The first error is reported.
         with nullcontext() if error is None else suppress(NGramSpecError):
             self.close()
 
@@ -168,7 +168,7 @@ class TraceWriter:
 
 
 def _brief(step: Step) -> Step:
-    """The step without what would fill the file: of each q the likeliest tokens."""
+    """The step without what would fill the file: of each q the most likely tokens."""
     laws = []
     for token, q in zip(step.verified_draft.tokens, step.verified_draft.q, strict=False):
         top = nsmallest(TOP, q, key=lambda other, q=q: (-q[other], other))  # type: ignore[misc]

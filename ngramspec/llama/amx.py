@@ -1,7 +1,7 @@
 """AMX: find out whether this build's kernels for Intel's matrix unit work, before they run in this process.
 
 Older gcc, such as 12.2, believes that `_tile_loadconfig` reads 8 bytes where it reads 64, and drops the rest of the
-tile configuration as never used (gcc's bug 114098, mended in 14). A llama.cpp built with it dies (SIGSEGV, SIGILL) in
+tile configuration as never used (gcc's bug 114098, fixed in 14). A llama.cpp built with it dies (SIGSEGV, SIGILL) in
 every pass of two and more tokens. So a child process tries the kernels on the demo model. If they are broken, "AMX" is
 taken out of the list of buffer types that llama.cpp looks through when it places weights: it then takes the next one.
 """

@@ -141,7 +141,7 @@ def _judge(ended: Ended) -> str | None:
 
 
 def attempt(path: Path) -> None:
-    """What the child does: every step that may crash, cheapest first. If llama.cpp refuses to load, all is well."""
+    """Run every step that may crash, cheapest first, in the child. If llama.cpp reports an error, all is well."""
     bindings.init_backend()
     params = llama.llama_model_default_params()
     params.vocab_only = True

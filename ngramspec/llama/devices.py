@@ -1,4 +1,4 @@
-"""What the llama.cpp build is and can use: its version, its devices and their memory, and huge pages (Linux)."""
+"""Properties of the llama.cpp build: its version, its devices and their memory, and huge pages (Linux)."""
 
 from __future__ import annotations
 

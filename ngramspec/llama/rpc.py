@@ -221,7 +221,7 @@ def _stranger(said: str | None) -> str:
 
 
 def _loss(names: Sequence[str], said: str | None, patience: float) -> str:
-    """Which worker was lost and how, as far as can be told; `said` as above."""
+    """Describe the lost worker and the cause, as far as known; `said` as above."""
     time.sleep(0.2)  # a process that ends closes what it has open one by one
     gone = []
     for name in names:

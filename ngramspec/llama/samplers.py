@@ -28,7 +28,7 @@ from ngramspec.sampling.settings import Sampling
 
 _LEAST_TEMPERATURE = 1e-20  # below it the scaled logits leave float32; nothing but the best has a chance long before
 _MOVING = ("penalties", "dry")
-_DECIDING = (*_MOVING, "infill")  # after which another token may be the likeliest
+_DECIDING = (*_MOVING, "infill")  # after which another token may be the most likely
 _MIROSTAT_M = 100  # tokens that mirostat 1 fits Zipf's law to; llama.cpp's constant
 
 

@@ -55,7 +55,7 @@ class CacheSequence:
         self.fingerprint = ""
 
     def goes_back(self) -> bool:
-        """Whether what is evaluated behind these tokens, one or more, can be taken back."""
+        """Whether what is evaluated behind these tokens, one or more, can be rolled back."""
         if not self.replays:
             return True
         self.checkpoint()
@@ -171,7 +171,7 @@ class CacheSequence:
             self._aligned = min(other._aligned, len(self.tokens))
 
     def saved(self) -> bytes:
-        """What the sequence holds, its checkpoints included. What it owes is evaluated first."""
+        """Return the state of the sequence, including checkpoints. Pending tokens are evaluated first."""
         self.settle()
         if not self.tokens:
             return b""
@@ -206,7 +206,7 @@ class CacheSequence:
 
 
 Piece = tuple[CacheSequence, Sequence[int], int]
-"""What a pass appends to a sequence, and for how many of the last tokens logits are wanted."""
+"""Tokens that a pass appends to a sequence, and the number of the last ones that need logits."""
 
 
 def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> None:

@@ -200,7 +200,7 @@ class Vocabulary:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """What the tokens that begin and end a text look like; "" for one that the vocabulary lacks."""
+        """Return the text of the start and end tokens; "" for one that the vocabulary lacks."""
         self._check_open()
         return (
             self._special_text(llama.llama_vocab_bos(self._vocab)),
@@ -214,7 +214,7 @@ class Vocabulary:
 
     @cached_property
     def template_capabilities(self) -> Mapping[str, bool]:
-        """What the chat template can say, by llama-server's names."""
+        """Return the features of the chat template, by llama-server's names."""
         return capabilities(self._render)
 
     @cached_property

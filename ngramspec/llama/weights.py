@@ -77,7 +77,7 @@ class Weights(Vocabulary):
         self._load(n_gpu_layers)
         self._adapters = _load_adapters(lora, self._model)
         self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)  # whether a GPU holds any of it
-        # A build whose kernels get mended keeps its name, and its passes then cost half.
+        # A build whose kernels get fixed keeps its name, and its passes then cost half.
         marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (not present.repack)
         marks += [" mmap=off"] * (not present.mmap) + [" head"] * self.has_head
         self._loaded_as = f"{_placed(n_gpu_layers)}{''.join(marks)}{adapted}"
@@ -213,7 +213,7 @@ def machine_key(path: Path, settings: str) -> str:
 
 
 def model_key(path: Path) -> str:
-    """What these names of a model file begin with; it changes with file, build and machine. Raises OSError."""
+    """Return the prefix of the keys for a model file; it changes with file, build and machine. Raises OSError."""
     bindings.init_backend()
     size = path.stat().st_size
     named = f"{size} {build()} {machine.name()}".encode()

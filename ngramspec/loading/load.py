@@ -118,7 +118,7 @@ def open_found(
 
     Args:
         texts: as of `Target`: how many are generated at once, by an engine.
-        learn: the drafter goes on from what earlier sessions learnt, and leaves what it learns to later ones.
+        learn: the drafter continues from what earlier sessions learnt, and leaves what it learns to later ones.
         remember: answers that the memory is told to keep are kept, if the user has switched that on.
     """
     settings, changes = tuned(found.path, settings, on_note)
@@ -190,7 +190,7 @@ def tuned(path: Path, settings: LoadSettings, on_note: Tell) -> tuple[LoadSettin
 def open_drafter(
     target: Target, found: ModelSource, settings: LoadSettings, *, on_note: Tell, learn: bool, remember: bool = False
 ) -> tuple[Drafter | None, Memory | None, Target | None]:
-    """What drafts for a target, None for plain decoding; its memory; and the second model. See `open_found`."""
+    """Open the drafter (None for plain decoding), its memory and the draft model. See `open_found`."""
     if settings.no_draft:
         return None, None, None
     if not target.can_rollback:
@@ -204,7 +204,7 @@ def open_drafter(
         kept = file_of(target.vocabulary_hash) if learn and settings.drafter == DEFAULT else None
     asked = small = None
     if target.heads is not None:
-        # A draft model is evaluated and taken back, never copied.
+        # A draft model is evaluated and rolled back, never copied.
         shared = cast(SharedModel, target.heads) if target.texts is not None else None
         asked = DraftModel(target.heads.sequences[0], n_vocab=target.n_vocab, shared=shared)
     elif found.draft is not None:
@@ -226,7 +226,7 @@ def open_drafter(
 def as_drafter(target: Vocabulary, model: Target) -> DraftModel:
     """A loaded model as what drafts for a target; one with several texts drafts for as many, by `DraftModel.beside`.
 
-    Raises a ModelError where it has another vocabulary, or cannot take back what it has evaluated.
+    Raises a ModelError where it has another vocabulary, or cannot roll back what it has evaluated.
     """
     known = common_tokens(target, model)
     if not model.can_rollback:

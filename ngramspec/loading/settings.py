@@ -26,7 +26,7 @@ from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.option import FINITE, Allowed, between, option, options, within
 
 ALONE = "model"
-"""What `drafter` calls a draft model that drafts alone."""
+"""Value of `drafter` for a draft model without n-grams."""
 
 LEAST_CONTEXT = 16
 CONTEXT = Allowed(
@@ -57,7 +57,7 @@ class LoadSettingsError(ValueError):
         return self.worded({})
 
     def worded(self, names: Mapping[str, str]) -> str:
-        """What is wrong, with the settings called by these names, by their fields'; those left out keep theirs."""
+        """Format the message, replacing field names by the given display names (such as command-line flags)."""
         return re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], found[1]), self.args[0])
 
 
@@ -206,7 +206,7 @@ class LoadSettings:
             raise LoadSettingsError(wrong)
 
     def _contradictions(self) -> Iterator[str]:
-        """What is wrong with settings that are right by themselves."""
+        """Yield messages about settings that contradict each other."""
         if self.flash_attn == "off" and self.cache_type_v not in UNQUANTISED:
             yield f"{{cache_type_v}} {self.cache_type_v} requires flash attention; remove {{flash_attn}} off"
         if self.rpc is None and self.rpc_timeout is not None:

@@ -26,7 +26,7 @@ PIECE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What came of adding."""
+    """Result of adding files."""
 
     # new, changed, unchanged, gone: files, by what they were to the memory.
     new: int
@@ -221,7 +221,7 @@ def watch_folders(
 
     roots = [folder.resolve() for folder in folders]
     began = [_identity(root) for root in roots]
-    # What changed before the watcher was at work is found when it first reports, if only that nothing happened.
+    # The first report finds changes made before the watcher started, even if nothing changed since.
     first = True
     try:
         for events in watch(
@@ -252,7 +252,7 @@ def _of_the_user(_: Any, name: str) -> bool:
 
 
 def _identity(root: Path) -> tuple[int, int]:
-    """What tells a folder from another one that has its name."""
+    """Return the identity of a folder, which differs for another folder with the same name."""
     try:
         found = root.stat()
     except FileNotFoundError:

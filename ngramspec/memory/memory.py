@@ -42,7 +42,7 @@ class Memory(Recall):
                 return
             self._contents = self._store.read()
             if self._keeps:
-                # What was heard here is in the file by now.
+                # The file now contains the texts added in this process.
                 self._heard = [TokenIndex()]
             self.indexes[:] = [*_indexes(self._contents), *self._heard]
 

@@ -46,7 +46,7 @@ LONG_JOURNAL = 1 << 17
 """Tokens of answers after which they go into the index file: indexing them takes each process some milliseconds."""
 
 MOST_ANSWERS = 1 << 24
-"""Tokens of remembered answers that are kept, some 200 MB with their index; beyond it the oldest are dropped."""
+"""Tokens of remembered answers that are kept, about 200 MB with their index; beyond it the oldest are dropped."""
 
 _NAME = re.compile(r"[0-9a-f]{32}\.memory")
 _TABLES = (
@@ -81,7 +81,7 @@ def total(documents: Iterable[Document]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a store holds."""
+    """Contents of a store."""
 
     generation: str = ""  # changes with whatever is in `index`; "": there is no file yet
     model: str = ""  # whose tokenizer made the tokens
@@ -114,7 +114,7 @@ class Store:
         return [cls(folder, bytes.fromhex(name)) for name in names]
 
     def read(self) -> Contents:
-        """What is there now."""
+        """Read the current contents."""
         with self._reading() as db:
             if db is None:
                 return NOTHING
@@ -218,7 +218,7 @@ class Store:
 
     @contextmanager
     def _refusing(self, what: Literal["read", "write"]) -> Iterator[None]:
-        """What goes wrong in the block, as a MemoryFileError."""
+        """Raise errors of the block as MemoryFileError."""
         path = self.path
         kept = "; the memory is unchanged" if what == "write" else ""
         try:

@@ -168,7 +168,7 @@ def check_whole(path: Path, what: str = "model") -> GGUFHeader:
 
 
 def _looks_like(start: bytes) -> str:
-    """What a file that begins with `start` seems to be, worded to follow "it"."""
+    """Describe a file that begins with `start`, as a phrase that follows "it"."""
     for signature, meaning in _SIGNATURES.items():
         if start.startswith(signature):
             return meaning

@@ -192,7 +192,7 @@ def find_lm_studio(name: str) -> Path:
     models = _lm_studio_models()
     if model not in models:
         has = difflib.get_close_matches(model, models, n=3) or sorted(models)[:12]
-        known = f"it has {', '.join(has)}" if has else f"no models found in {' or '.join(map(str, _lm_studio_folders()))}"
+        known = f"it has {', '.join(has)}" if has else f"no models in {' or '.join(map(str, _lm_studio_folders()))}"
         raise ModelError(f"{name}: LM Studio has no model with this name; {known}")
     files = {path.name: path for path in models[model]}
     try:

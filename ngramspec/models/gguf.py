@@ -78,7 +78,7 @@ _DEFAULT_ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What the header says."""
+    """Contents of the header."""
 
     tensors: int  # how many tensors the file holds
     metadata: Mapping[str, Scalar]  # the values that are strings, numbers or booleans; no arrays (vocabulary, merges)

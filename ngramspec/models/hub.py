@@ -30,7 +30,7 @@ _LIST_TIMEOUT = 10.0  # seconds, huggingface_hub's own default for other request
 _KEPT = "models--"  # what a repository's folder in the cache begins with
 
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-"""What is in the names of files beside a model, there: images and audio, statistics, and heads that draft."""
+"""Parts of the names of files that accompany a model: images and audio, statistics, and draft heads."""
 
 _QUANT = re.compile(
     r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])", re.IGNORECASE

@@ -1,6 +1,6 @@
 """`Option`: all that is known of a setting beside its type and default; the command line is made of it.
 
-top_k: int = option(40, help="Keep the k likeliest tokens; 0: off.", allowed=whole(0))
+top_k: int = option(40, help="Keep the k most likely tokens; 0: off.", allowed=whole(0))
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Allowed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a setting is, beside its type and default."""
+    """Description of a setting, except its type and default."""
 
     flags: tuple[str, ...]  # its names on the command line; none: the field's own, as --no-mmap
     help: str  # a line on it, which says what value turns it off
@@ -39,7 +39,7 @@ class Option:
     parse: Callable[[Any], Any] | None = None
     repeatable: bool = False  # whether the flag may be given more than once
     sampler: str | None = None  # the sampler that this setting turns on, and that does nothing without it
-    moves: bool = False  # whether it can change which token is the likeliest
+    moves: bool = False  # whether it can change which token is the most likely
     draws: bool = False  # whether it chooses among tokens, and so contradicts temperature 0
 
     def read(self, given: Any) -> Any:

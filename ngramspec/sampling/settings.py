@@ -254,12 +254,12 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken (after penalties, biases and grammar)."""
+        """Whether the most likely token is always taken (after penalties, biases and grammar)."""
         return self.temperature == 0 and self.dynatemp_range == 0
 
     @property
     def moves_logits(self) -> bool:
-        """Whether penalties, biases, a grammar or infill change which token is the likeliest."""
+        """Whether penalties, biases, a grammar or infill change which token is the most likely."""
         return "infill" in self.samplers or bool(self._changed(lambda known: known.moves))
 
     @property

@@ -74,7 +74,7 @@ class Endpoint:
         counters: Counters = scope[_COUNTERS]
         try:
             query = Fields({**QueryParams(scope["query_string"]), **scope.get("path_params", {})})
-            # Whoever erases a slot need not send anything.
+            # The body may be empty: POST /slots/N?action=erase needs none.
             fields = Fields(_read_json(raw or b"{}")) if self.method == "POST" else query
             response = await self.handler(Call(server, fields, counters, query, Headers(scope=scope)))
         except (ApiError, NGramSpecError) as error:

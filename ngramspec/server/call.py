@@ -2,7 +2,7 @@
 `ApiError`: what is wrong with it, as a client is told.
 
 Null means what a field's absence means. Whatever is not asked for is not looked at, since clients send much that other
-servers know. A client retries what is answered with 5xx, at the cost of another generation: what a retry cannot mend is
+servers know. A client retries what is answered with 5xx, at the cost of another generation: what a retry cannot fix is
 a 400.
 """
 
@@ -36,7 +36,7 @@ _TYPES = {
 }
 
 _FIELDS = {GrammarError: "grammar", PromptError: "prompt", ModelError: "messages"}
-"""What is wrong with a request, by the error that tells."""
+"""Field of a request that an error refers to, by the type of the error."""
 
 dumped = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode
 """An object as JSON in one line, which never holds a nan or an infinity: these are no JSON."""
@@ -306,7 +306,7 @@ class ServedModel:
 
 @dataclass(slots=True)
 class Server:
-    """What all requests share."""
+    """State shared by all requests."""
 
     # How tokens are chosen where a request does not say so; seed None: a random one for each request.
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=DEFAULT_TEMPERATURE))
@@ -332,7 +332,7 @@ class Server:
 
 @dataclass(slots=True)
 class Counters:
-    """What one HTTP request was and cost, for the log; nothing in it was written by a user or a model."""
+    """Log entry of one HTTP request; it contains no text of a user or a model."""
 
     method: str = ""
     path: str = "?"  # so where there is no such address

@@ -19,7 +19,7 @@ Vectors = NDArray[np.float32]
 """Of one text; shape (1, width), or (tokens, width) where none are pooled."""
 
 LARGEST = 32760.0
-"""What the largest number of a vector becomes that is to fit into 16 bits."""
+"""Value that the largest element of a vector gets when it is scaled to 16 bits."""
 
 
 async def embeddings(call: Call) -> Response:

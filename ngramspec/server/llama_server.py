@@ -245,7 +245,7 @@ class LineLimits:
         self._held = ""
 
     def push(self, text: str) -> list[Delta]:
-        """What can be shown, now that `text` was generated; call it for tokens without text as well."""
+        """Return the text that can be shown after `text` was generated; call it for tokens without text too."""
         if self.ended:
             return []
         now = self._clock()
@@ -259,7 +259,7 @@ class LineLimits:
         return [Delta("text", text)] if text else []
 
     def finish(self, cut: bool = False) -> list[Delta]:
-        """What was held back of a text that has ended in another way."""
+        """Return the held-back text at the end of the response."""
         rest, self._held = self._held, ""
         return [Delta("text", rest)] if rest and not self.ended else []
 

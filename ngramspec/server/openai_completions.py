@@ -157,7 +157,7 @@ class CompletionReply(Reply):
         return {"index": number, "text": text, "finish_reason": reason, "logprobs": table}
 
     def _table(self, number: int, rows: Sequence[tuple[int, Logprobs | None]]) -> dict[str, Any]:
-        """OpenAI's table of logprobs: columns, with the likeliest tokens by their text; a first token has none."""
+        """OpenAI's table of logprobs: columns, with the most likely tokens by their text; a first token has none."""
         table: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, one in rows:
             top: dict[str, float] = {}

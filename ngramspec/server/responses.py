@@ -377,7 +377,7 @@ class ResponseReply(Reply):
 
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
-"""What the ids of items begin with."""
+"""Prefixes of the ids of items."""
 
 
 def _place(item: str, block: Block, content: int | None = None) -> dict[str, Any]:

@@ -92,7 +92,7 @@ async def lora_adapters(call: Call) -> Response:
 
 
 async def slots(call: Call) -> Response:
-    """What each slot does. With `fail_on_no_slot` the answer is 503 while none is free."""
+    """Return the state of each slot. With `fail_on_no_slot` the status is 503 while none is free."""
     model = call.model
     found = model.service.report().slots
     if call.given.data.get("fail_on_no_slot") == "1" and all(slot.request for slot in found):
@@ -281,7 +281,7 @@ async def _on_slot(call: Call, number: int, work: Callable[[SequenceModel], Any]
 
 
 def _key(sequence: SequenceModel) -> bytes:
-    """What the model and its settings are known by."""
+    """Return the fingerprint of the model and its settings."""
     return sha256(sequence.fingerprint.encode()).digest()
 
 

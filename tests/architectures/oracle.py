@@ -1,6 +1,6 @@
 """`Oracle`: a drafter that knows the text, and is right for a random while and then wrong.
 
-What a refusal takes back is then of every length, from all of a batch but its first token to nothing.
+What a refusal rolls back is then of every length, from all of a batch but its first token to nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Oracle(Drafter):
         return Draft(self._drafted, acceptance_probs=(0.98,) * limit, source=self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        """Go on behind these."""
+        """Continue behind these."""
         pairs = zip(self._drafted, tokens, strict=False)
         equal = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._drafted), len(tokens)))
         self._left, self._drafted = self._left[len(tokens) :], ()

@@ -182,7 +182,7 @@ def test_a_cheap_model_makes_texts_faster(n: int, gain: float) -> None:
 
 @grid(slow=((0.5, 0.0), (1.0, 30.0), (0.1, 4.0), (0.3, 2.0)), n=(1, 4))
 def test_a_dear_model_makes_none_slower(slow: tuple[float, float], n: int) -> None:
-    """By 1 % and some three plain passes of the 250."""
+    """By 1 % and about three plain passes of the 250."""
     cost, blur = slow
     assert rate(n, cost=cost, blur=blur)[0] > 0.978 * plain_rate(n)
 

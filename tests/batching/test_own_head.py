@@ -129,7 +129,7 @@ def test_texts_are_those_of_plain_decoding(
 def test_a_head_that_does_not_pay_is_no_longer_asked(
     files: dict[str, Path], name: str, clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts take at most 3 % and some three passes longer."""
+    """Texts take at most 3 % and about three passes longer."""
     with (
         Timed(files[name], clients, None, monkeypatch, 0.1) as plain,
         Timed(files[name], clients, 1.0, monkeypatch, 0.1) as own,

@@ -212,7 +212,7 @@ def changed(path: Path, old: bytes, new: bytes) -> Path:
 
 
 def test_models_that_cannot_be_used(env: dict[str, str], file: Path, tmp_path: Path) -> None:
-    """What `check_model_file` sees is in tests/models; here is what llama.cpp says."""
+    """Errors of llama.cpp; those of `check_model_file` are in tests/models."""
     key, odd = b"general.architecture", tmp_path / "[red]odd:bug:.txt"
     odd.write_bytes(TEXT)
     for model, word in (

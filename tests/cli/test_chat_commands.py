@@ -157,7 +157,7 @@ def test_an_option_is_set_shown_and_taken_back(
     shown = chat_settings.find(name).show(session)
     assert run(session, "set", f"{name} default")
     assert getattr(session.sampling, field) == before
-    # What is shown can be typed.
+    # Shown values can be typed.
     assert run(session, "set", f"{name} {shown}")
     assert getattr(session.sampling, field) == value
 

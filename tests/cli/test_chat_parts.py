@@ -70,7 +70,7 @@ def test_a_draft_is_shown_with_what_became_of_it() -> None:
     whole = Step((1, 4), ("one ", "[bold]four"), drafted=(1,), accepted=1, batch=2)
     assert spans(whole) == [("one ", "green")]
     assert marked(whole, PIECES.__getitem__).plain == "one [bold]four"
-    # What comes behind the end of the text was not refused.
+    # Tokens after the end of the text were not rejected.
     assert spans(Step((1, 5), ("one ", ""), drafted=(1, 5, 4, 4), accepted=2, batch=5, stop="eog")) == [
         ("one ", "green")
     ]

@@ -68,7 +68,7 @@ def chat(env: dict[str, str], tmp_path: Path) -> Iterator[Chat]:
 
 
 def answer_in(shown: str, question: str = "hello") -> str:
-    """What stands between the last question and the statistics, without trailing spaces, of which tmux adds some."""
+    """Return the text between the last question and the statistics, without the trailing spaces that tmux adds."""
     told = re.split(rf"^> {question} *\n", shown, flags=re.MULTILINE)[-1]
     told = re.split(STATUS, told, flags=re.MULTILINE)[0]
     return "".join(f"{line.rstrip()}\n" for line in told.splitlines())
@@ -96,7 +96,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(chat: Chat, tmp_path: Pat
     terminal.wait(PROMPT)
     terminal.type("/quit")
     terminal.wait("exit code 0")
-    # What is typed from now on is shown again.
+    # Text typed from now on is echoed again.
     assert "-" not in terminal.wait(r"^(?:.* )?-?echo .*$").split("exit code 0")[1].split("echo ")[0][-1:]
 
 

@@ -2,7 +2,7 @@
 
 A block of a page that begins with ```sh is run; one that begins with ```sh by-hand needs a network, a second terminal
 or another program, and of its commands the options are looked up. The blocks of a page are run in their order, in one
-folder and one home, both empty at first but for the `examples` of the project.
+folder and one home, both empty at first except for the `examples` of the project.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What drafts learn, kept from one run to the next: who writes it, who reads it, and how it is switched off."""
+"""Draft statistics between runs: writing, reading and disabling them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made to be posted, as a user makes it: of bench, replay and memory stats, equal to what --json says."""
+"""Results for sharing, of bench, replay and memory stats, equal to those of --json."""
 
 from __future__ import annotations
 

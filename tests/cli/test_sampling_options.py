@@ -90,7 +90,7 @@ def test_logprobs_are_told_of_every_token(env: dict[str, str]) -> None:
     for one in found["logprobs"]:
         assert bytes(one["bytes"]).decode("utf-8", "replace") == one["token"]
         assert len(one["top_logprobs"]) == 3
-        # Greedy: the token itself is the likeliest.
+        # Greedy: the token itself is the most likely.
         assert one["top_logprobs"][0]["logprob"] == one["logprob"]
         assert sum(math.exp(top["logprob"]) for top in one["top_logprobs"]) <= 1
     assert found["text"] == "".join(one["token"] for one in found["logprobs"])

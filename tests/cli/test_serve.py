@@ -79,7 +79,7 @@ def test_a_suffix_that_stands_first_is_found_in_the_cache(env: dict[str, str]) -
     cached = []
 
     def client(http: httpx.Client) -> None:
-        # What stands first in the prompt is what a second gap with the same suffix finds in the cache.
+        # A second gap with the same suffix finds the start of the prompt in the cache.
         for prefix in ("def f(x):\n", "class Other:\n"):
             gap = {"input_prefix": prefix, "input_suffix": "    return x\n\n\nprint(f(1))\n" * 3, "n_predict": 1}
             cached.append(http.post("/infill", json=gap).json()["timings"]["cache_n"])
@@ -107,7 +107,7 @@ def test_embeddings_beside_a_text_that_is_written(env: dict[str, str]) -> None:
     assert "POST /v1/embeddings 200" in done.err
     first, second = [one["embedding"] for one in found[0]["data"]]
     assert sum(x * x for x in first) == pytest.approx(1) == sum(x * x for x in second)
-    assert texts[0].endswith(texts[1])  # but for the first piece
+    assert texts[0].endswith(texts[1])  # except for the first piece
     assert len(texts[1]) > len(texts[0]) // 2
 
 
@@ -269,7 +269,7 @@ app.main()
 
 @pytest.mark.exhaustive
 def test_under_clients_that_come_and_go_until_a_second_interrupt(env: dict[str, str]) -> None:
-    """What `tools/measure/soak.py` does for minutes, in short; with an end that takes a process."""
+    """A short version of `tools/measure/soak.py`, with an end that takes a process."""
     options = ("0", "-c", "768", "-np", "3", "--exact", "on", "--cache-ram", "4")
     with subprocess.Popen(
         [*COMMAND, "serve", str(DEMO), *SMALL, *options], env=env, stderr=subprocess.PIPE, text=True

@@ -114,7 +114,7 @@ BENCH = ["bench", *PLAIN, "--category", "chat", "--limit", "1", "--repeat", "1",
     "command",
     [
         pytest.param(["chat", *PLAIN, "-n", "4"], id="chat"),
-        # Loads its server's libraries where no test did before: some 2 s of processor time.
+        # Loads its server's libraries where no test did before: about 2 s of processor time.
         pytest.param(SERVE, id="serve", marks=pytest.mark.exhaustive),
         pytest.param(BENCH, id="bench"),
     ],
@@ -156,7 +156,7 @@ def test_options_come_first(home: dict[str, str]) -> None:
     said = using(threads=2, flash_attn="auto")
     assert (said.threads, said.threads_batch, said.flash_attn) == (2, None, "auto")
     assert len(told) == 2
-    # What was told of once is not told of again.
+    # The note appears only once.
     assert tuned(DEMO, plain, told.append) == (plain, {})
     apply(Tuned({"micro_batch": 1024, "repack": False}, 0.8, "2026-11-22", applied=True))
     assert using() == LoadSettings(ubatch_size=1024, no_repack=True, ignore_tuned=True)

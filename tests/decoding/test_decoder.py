@@ -164,7 +164,7 @@ def test_a_drafter_that_fails_once(method: str, tmp_path: Path) -> None:
 
 
 def test_a_second_generation_does_not_disturb_the_first(tmp_path: Path) -> None:
-    # One cache cannot hold two texts: the first generator must say so, never go on with wrong text.
+    # One cache cannot hold two texts: the first generator must say so, never continue with wrong text.
     mock, prompt, text = looping()
     decoder = SpeculativeDecoder(mock, calibration_folder=tmp_path)
     other = [3] * 100

@@ -28,7 +28,7 @@ NOTHING = MarginalCost(0.0, [0.0] * 65)
 
 
 def taught() -> MixtureDrafter:
-    """A drafter of a text in which 1 2 goes on with 3 or 4, each followed by tokens of its own; it ends with 1 2."""
+    """A drafter of a text in which 1 2 continues with 3 or 4, each followed by tokens of its own; it ends with 1 2."""
     rng = random.Random(1)
     drafter = MixtureDrafter()
     drafter.begin([1, 2])
@@ -175,7 +175,7 @@ def test_an_answer_is_what_would_be_emitted_and_emits_nothing() -> None:
             fresh.sampler.begin([int(row.argmax())])
             assert fresh.verify([row], NO_DRAFT, position).tokens == (answers[position],)
     assert len(set(answers)) == 1 != len({answer(text(Sampling(0.9)), row, position) for position in range(20)})
-    # Rejection draws anew at every judgement: the likeliest.
+    # Rejection draws again at every judgement: the most likely.
     assert answer(text(Sampling(0.9), "rejection"), row, 4) == row.argmax()
     assert answer(text(Sampling(0.9, xtc_probability=0.5)), row, 4) is None
     assert answer(text(Sampling()), np.full(6, np.nan, np.float32), 4) is None

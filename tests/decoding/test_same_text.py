@@ -59,7 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "backwards": {"samplers": tuple(reversed(SAMPLERS)), "repeat_penalty": 1.2, "xtc_probability": 0.3},
     "no samplers": {"samplers": (), "temperature": 1.0},
 }
-"""What the sampler in numpy knows; beside temperature 0.8."""
+"""Settings that the sampler in numpy supports, in addition to temperature 0.8."""
 
 WITH_WORDS: dict[str, dict[str, Any]] = {
     "dynatemp": {"dynatemp_range": 0.5, "dynatemp_exponent": 1.5},
@@ -87,7 +87,7 @@ WITH_WORDS: dict[str, dict[str, Any]] = {
 }
 
 SPOKEN = (*range(FIRST_WORD, FIRST_WORD + len(WORDS)), *(3 + byte for byte in {*"".join(WORDS).encode(), *b",23"}))
-"""What the mock that speaks a vocabulary says; the end of the text is added where it may end."""
+"""Output of the mock that speaks a vocabulary; the end of the text is added where it may end."""
 
 ALL_DRAFTERS = (*DRAFTERS, "model", "hybrid")
 
@@ -138,7 +138,7 @@ def check_logprobs(mock: MockTarget, prompt: Sequence[int], tokens: Sequence[int
 def plain_text(
     mock: MockTarget, prompt: Sequence[int], sampling: Sampling, most: int, stops: Sequence[str]
 ) -> tuple[list[int], str, str, str | None]:
-    """What plain decoding says: tokens, text, and why it ends, with the stop string if one ended it."""
+    """Return the result of plain decoding: tokens, text, and the reason for the end, with the stop string if any."""
     room = mock.n_ctx - len(prompt)
     tokens = plain_generate(mock, prompt, min(most, room), sampling)
     stream, text = TextStream(stops), ""
@@ -168,7 +168,7 @@ def check_same_text(
     options = {"peak": draw(st.sampled_from([4.0, 8.0, 1.0])), "seed": draw(st.integers(0, 6))}
     options["eog"] = draw(st.sampled_from([(), (5,)]))
     prompt = draw(st.lists(st.sampled_from(some), min_size=4, max_size=8))
-    # What the model would say after it belongs to the prompt, so that something can be guessed.
+    # The prompt contains the model's continuation, so that something can be guessed.
     if not sampling.grammar:
         prompt += plain_generate(speak(**options), prompt, draw(st.sampled_from([30, 10, 1])), sampling)
         prompt += prompt[: draw(st.integers(0, 3))]

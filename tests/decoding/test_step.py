@@ -253,7 +253,7 @@ class Watcher(FixedPolicy):
 
 
 def explained(speculation: Alone) -> Mapping[str, float]:
-    """What the record of a pass tells."""
+    """Return the record of a pass."""
     done = Step((1, 5), accepted=1, batch=3, seconds=1.0)
     speculation.learn(done)
     return done.policy_details

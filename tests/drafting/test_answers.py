@@ -1,4 +1,4 @@
-"""What the target says behind refused tokens: where it is found again."""
+"""Predictions after rejected tokens: where they are found again."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_without_answers_nothing_changes() -> None:
 
 @pytest.mark.parametrize("beside_a_model", [False, True])
 def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault(beside_a_model: bool) -> None:
-    """Whoever guessed what was refused."""
+    """The source of a rejected guess does not matter."""
     drafter = HybridDrafter(DraftModel(MockTarget(100, words=[50]))) if beside_a_model else MixtureDrafter()
     drafter.begin([1, 2, 3, 4, 5, 1])
     assert not drafter.wants_logits

@@ -1,4 +1,4 @@
-"""What a token costs, how likely a guess is taken to be, and how right such estimates were."""
+"""The cost of a token, the estimates of acceptance, and their calibration."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_a_blind_estimate_does_not_look_at_the_draw(
     choosers = [likeliest, lambda _, w: min(w, key=lambda token: w[token]), *[picker(random.Random(seed))] * 8]
     drafts = [drafter.propose(limit, choose, fixed_length=True, price=price) for choose in choosers]
     assert len({(draft.source, draft.acceptance_probs) for draft in drafts}) == 1
-    if name not in ("mixture", "memory", "hybrid"):  # whose chain of the likeliest says how long a draft may get
+    if name not in ("mixture", "memory", "hybrid"):  # whose chain of the most likely says how long a draft may get
         assert all(len(draft.acceptance_probs) == (limit if draft else 0) for draft in drafts)
 
 

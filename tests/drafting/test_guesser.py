@@ -1,4 +1,4 @@
-"""`Guesser`: what it copies, how it goes on after an edit, and what it makes of memory.
+"""`Guesser`: what it copies, how it continues after an edit, and what it makes of memory.
 
 Texts are random with fixed seeds: what one test finds, it finds in every run.
 """
@@ -28,7 +28,7 @@ PLAIN = plain_modules()
 
 POSITIONS, CANDIDATES = 64, 10
 FREE = array("d", bytes(8 * (POSITIONS + 1)))
-"""What a token costs where none costs anything."""
+"""Price of a token if tokens are free."""
 
 
 def test_constants_that_stand_in_several_modules_agree() -> None:
@@ -93,7 +93,7 @@ def test_it_copies_a_repeated_span() -> None:
 
 
 def test_the_longer_match_and_the_latest_one_win() -> None:
-    # After 1 2 3: once 4, and thrice 5 after a mere 2 3; after 6 7: first 8, lately 9.
+    # After 1 2 3: once 4, and thrice 5 after a mere 2 3; after 6 7: first 8, recently 9.
     g = begun([1, 2, 3, 4, 10, 2, 3, 5, 11, 2, 3, 5, 12, 2, 3, 5, 13, 1, 2, 3])
     assert guess(g, 1) == (4,)
     g = begun([6, 7, 8, 10, 6, 7, 9, 11, 6, 7])
@@ -102,7 +102,7 @@ def test_the_longer_match_and_the_latest_one_win() -> None:
 
 @pytest.mark.parametrize("edit", ["substitution", "insertion", "deletion"])
 def test_a_copy_goes_on_after_an_edit(edit: str) -> None:
-    # Of 30 symbols at random, the one token of the copy that is known after an edit had some 26 others after it:
+    # Of 30 symbols at random, the one token of the copy that is known after an edit had about 26 others after it:
     # only who remembers the place knows what comes next.
     rng = random.Random(1)
     source = noise(800, 9, 30)
@@ -249,7 +249,7 @@ def test_a_chain_goes_on_behind_a_token_of_another() -> None:
     g = begun([1, 2, 3, 4, 9, 5, 6, 7, 8, 9, 1, 2])
     assert guess(g, 2)[0] == 3
     g.pending = 0
-    for at, token in enumerate([3, 5]):  # the text went on with 3 4 there, and with 6 7 8 behind 5
+    for at, token in enumerate([3, 5]):  # the text continued with 3 4 there, and with 6 7 8 behind 5
         g.look(at)
         g.put(at, token)
     assert g.guess(6, 0.0, MarginalCost(0.0, FREE), 2) == 6
@@ -340,7 +340,7 @@ def walk(pointers: Pointers, history: History, *tokens: int) -> None:
 
 
 def said(pointers: Pointers, history: History) -> list[int]:
-    """What the places say comes next, the strongest first."""
+    """Predictions of the places, the strongest first."""
     spoken = pointers.look(history, history.size, 0)
     tokens = [token for token in pointers.tokens if token >= 0]
     assert bool(tokens) == spoken

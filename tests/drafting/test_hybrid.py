@@ -93,8 +93,8 @@ class Scripted(MockTarget):
 
 
 def test_each_continues_the_chain_of_the_other() -> None:
-    # After 5 the prompt goes on with 6 7 8, and behind that each time with another token; the model knows that 20 21
-    # come now; and behind 21 the prompt goes on with 22 23 24, which the model does not know.
+    # After 5 the prompt continues with 6 7 8, and behind that each time with another token; the model knows that 20 21
+    # come now; and behind 21 the prompt continues with 22 23 24, which the model does not know.
     prompt = [token for other in range(9, 17) for token in (5, 6, 7, 8, other, other + 10, 22, 23, 24)] + [30, 31, 5]
     drafter = hybrid(Scripted(N))
     drafter.begin(prompt)

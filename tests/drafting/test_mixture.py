@@ -158,7 +158,7 @@ def test_every_text_starts_from_what_the_package_ships() -> None:
         for name in ("rate", "first_weights", "last_weights", "blend", "bias", "correction_height"):
             assert not np.array_equal(guesser.shared()[name], shipped[name]), name
         drafter.begin([])
-    # A first request knows what to make of a copy: 20 tokens that stood there before are likely to go on.
+    # A first request knows what to make of a copy: 20 tokens that stood there before are likely to continue.
     first = MixtureDrafter()
     first.begin([*range(100, 160), 7, *range(100, 120)])
     draft = first.propose(8)

@@ -280,7 +280,7 @@ def test_a_fast_model_that_is_right_pays() -> None:
     [(1.0, 0.0, 0.0), (0.9, 0.0, 0.3), (0.05, 60.0, 0.05), (0.4, 60.0, 0.2), (0.5, 3.0, 0.4), (0.2, 3.0, 0.2)],
 )
 def test_a_model_that_does_not_pay_is_soon_left_alone(token: float, blur: float, slope: float) -> None:
-    """As slow as the target, or nearly always wrong: what it costs is some three passes and 1 %, at any length."""
+    """As slow as the target, or nearly always wrong: what it costs is about three passes and 1 %, at any length."""
     for length in (50, 400):
         _, _, seconds = run_timed(token, blur=blur, slope=slope, max_tokens=length)
         assert seconds < length + 3 + 0.01 * length

@@ -87,7 +87,7 @@ def test_a_full_context_drops_its_stalest_token_but_not_its_best(monkeypatch: py
 
 
 def counted(events: Sequence[tuple[Sequence[int], int]], text: Sequence[int], max_order: int, limit: int) -> Draft:
-    """What counts of (context, what followed it) events draft after a text, by the rule."""
+    """Return the draft that counts of (context, what followed it) give after a text, by the rule."""
     text = list(text)
     tokens, q, match, support = [], [], [], []
     for _ in range(limit):
@@ -109,7 +109,7 @@ def counted(events: Sequence[tuple[Sequence[int], int]], text: Sequence[int], ma
 
 
 def reference(seen: Sequence[int], max_order: int, limit: int) -> Draft:
-    """What a predictor whose tables cover exactly `seen` has to draft."""
+    """Return the expected draft of a predictor whose tables cover exactly `seen`."""
     return counted([(seen[:i], token) for i, token in enumerate(seen)], seen, max_order, limit)
 
 

@@ -116,8 +116,8 @@ def expected_window(
     """By the rule: the latest of what followed the longest context, else the trajectory, else the last token again.
 
     Args:
-        evaluated: (text, what was likeliest or came after it), the latest last.
-        trajectory: what was likeliest in the pass before, at the positions to come.
+        evaluated: (text, what was most likely or came after it), the latest last.
+        trajectory: what was most likely in the pass before, at the positions to come.
         text: so far.
         limit: of the draft.
     """

@@ -19,7 +19,7 @@ SETTINGS: tuple[dict[str, Any], ...] = ({"temp": 0.0}, {"temp": 1.0, "repeat_pen
 
 
 def tiny(name: str, folder: Path, **settings: Any) -> Twins:
-    """In single precision: what is evaluated again in another batch then gives the same but for the last bits."""
+    """In single precision: what is evaluated again in another batch then gives the same except for the last bits."""
     return Twins(write_model(folder / f"{name}.gguf", name, half=False), **settings)
 
 

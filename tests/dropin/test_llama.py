@@ -72,7 +72,7 @@ def pair(opened: dict[bool, Twins]) -> Twins:
 
 @pytest.fixture
 def logged(opened: dict[bool, Twins]) -> Twins:
-    """Which keeps the logits of all tokens."""
+    """Model that stores the logits of all tokens."""
     return opened[True].begun()
 
 

@@ -44,7 +44,7 @@ def lora(model: Path) -> Lora:
 
 
 def said(model: Path, **settings: Any) -> list[Any]:
-    """What all contexts on a model's weights say, but those of its own head."""
+    """Logits of all contexts on a model's weights, except those of its head."""
     with Target(model, texts=2, **SMALL, **settings) as target:
         found = [target.prefill(TEXT).copy(), target.sequences[1].prefill(TEXT[::-1]).copy()]
         parts = [Part(target.sequences[0], [5, 6], 2), Part(target.sequences[1], [7], 1)]
@@ -52,7 +52,7 @@ def said(model: Path, **settings: Any) -> list[Any]:
         found.append(embedded(target.embedder("mean", 128), TEXT))
         for trial in (target.trial("fast"), target.trial_of(target.present, 256)):
             with trial:
-                # What they begin with is made of a second context.
+                # Trials start from the state of a second context.
                 trial.start(128)
                 found.append(trial.evaluate(TEXT, 8))
     return found

@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(path: Path, build: str = "a build") -> str | None:
-    """What is said of a file, if it is refused."""
+    """Return the error message for a file, if it is rejected."""
     try:
         crash_check.check(path, build)
     except ModelError as error:

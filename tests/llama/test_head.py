@@ -1,4 +1,4 @@
-"""The NextN layer of a model as a model: its logits are those of fresh contexts, whatever was taken back before."""
+"""The NextN layer of a model as a model: its logits are those of fresh contexts, whatever was rolled back before."""
 
 from __future__ import annotations
 

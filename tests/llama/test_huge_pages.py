@@ -90,7 +90,7 @@ SUMS = "55d0-7ffd ---p 00000000 00:00 0 [rollup]\nRss: 9000 kB\nAnonHugePages:  
 
 
 def told(given: str | None, sums: str | None, folder: Path, patch: pytest.MonkeyPatch, *, mapped: bool) -> str | None:
-    """What is said where the kernel's files hold these texts; None: there is no such file."""
+    """Return the message for these contents of the kernel's files; None: there is no such file."""
     for name, text in (("_GIVEN_TO", given), ("_SUMS", sums)):
         (folder / name).unlink(missing_ok=True)
         if text is not None:

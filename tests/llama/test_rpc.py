@@ -1,4 +1,4 @@
-"""Which machines are named, how they enter the keys of measurements, and that every call that may wait is guarded."""
+"""Names of workers, their part in the keys of measurements, and guards of every call that may wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which vocabularies a draft model may have."""
+"""Vocabularies that a draft model may have."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_ties_keep_the_lowest_ids() -> None:
 
 @pytest.mark.parametrize("name", ["defaults", "penalties", "top-p", "typical", "all of it", "backwards"])
 def test_probabilities_with_ties_are_llama_cpps(name: str, word_vocabulary: Vocabulary) -> None:
-    """Which of equal tokens comes through may differ, how likely each is may not."""
+    """The choice among equal tokens may differ, but not its probability."""
     rng = np.random.default_rng(10)
     s = Sampling(**{"temperature": 0.8, "seed": 5} | SETTINGS[name])
     ours, theirs = chains(word_vocabulary, s, 400)

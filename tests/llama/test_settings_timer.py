@@ -44,7 +44,7 @@ class LoadedModel:
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
     found = LoadedModel(write_model(tmp_path_factory.mktemp("models") / "m.gguf", request.param))
     yield found
-    # What the bench loaded is closed with it, and its target is not.
+    # The models loaded by the bench are closed with it, and its target is not.
     found.bench.close()
     for again in found.again:
         with pytest.raises(ValueError, match="closed"):

@@ -238,7 +238,7 @@ def test_sequences_with_caches_of_their_own_change_no_bit(demo: Target) -> None:
     for part, rows in zip(parts, demo.evaluate_together(parts), strict=True):
         assert np.array_equal(rows, alone[part.sequence.number][1 : 1 + part.rows])
         part.sequence.rollback(len(part.sequence.tokens) - part.rows + 1)
-    # What another sequence holds, and what was saved, has the same bits too.
+    # Copies of another sequence, and saved states, have the same bits too.
     demo.sequences[0].adopt(demo.sequences[1], len(demo.sequences[1].tokens))
     assert np.array_equal(demo.sequences[0].evaluate(more[1][2:]), alone[1][2:])
     state, held = demo.sequences[2].saved(), list(demo.sequences[2].tokens)

@@ -155,7 +155,7 @@ def test_folders_of_settings_and_of_older_versions(home: Path) -> None:
 
 
 def test_a_name_that_lm_studio_does_not_have(home: Path) -> None:
-    with pytest.raises(ModelError, match="lmstudio:me/toy: LM Studio has no model with this name; no models found in"):
+    with pytest.raises(ModelError, match="lmstudio:me/toy: LM Studio has no model with this name; no models in"):
         find_lm_studio("lmstudio:me/toy")
     link(home / ".lmstudio" / "models", "me/toy-GGUF/toy-Q8_0.gguf", "me/toy-GGUF/toy-F16.gguf")
     with pytest.raises(ModelError, match="it has me/toy-GGUF"):

@@ -163,7 +163,7 @@ def test_mistakes_are_told_by_field(coder: Vocabulary) -> None:
 def test_a_model_that_cannot(word_vocabulary: Vocabulary) -> None:
     for path, fields in (("/infill", ASKED), ("/v1/completions", {"prompt": "a", "suffix": "b"})):
         error = refused(word_vocabulary, path, fields)
-        assert (error["type"], error["code"]) == ("not_supported_error", 400)  # a retry mends nothing
+        assert (error["type"], error["code"]) == ("not_supported_error", 400)  # a retry fixes nothing
         assert error["message"].startswith(
             "this model does not support fill-in-the-middle: its vocabulary has no token for pre"
         )

@@ -115,7 +115,7 @@ def visit(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Visit]:
     server, service = scripted(n_ctx=4096)
     with (
         listening(server, keys=getattr(request, "param", ())) as address,
-        browser.new_context(viewport={"width": 900, "height": 700}) as context,  # streams go on until it is closed
+        browser.new_context(viewport={"width": 900, "height": 700}) as context,  # streams continue until it is closed
     ):
         found = Visit(context.new_page(), service, f"{address}/")
         yield found

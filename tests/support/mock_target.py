@@ -296,7 +296,7 @@ class MockTarget:
 
 
 class Blurred(MockTarget):
-    """A draft model of a mock target: right but for a blur. Reading a text takes it time, too.
+    """A draft model of a mock target: right except for a blur. Reading a text takes it time, too.
 
     Args:
         blur: scale of what moves the target's logits, by each token in the cache.

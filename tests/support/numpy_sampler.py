@@ -64,7 +64,7 @@ class NumpySampler:
         if s.selects:
             return point_mass(self._mirostat(scores / s.temperature))
         for name in s.samplers:
-            # Nothing behind the temperature moves logits, but for penalties, and those are behind greedy's choice.
+            # Nothing behind the temperature moves logits, except for penalties, and those are behind greedy's choice.
             if s.greedy and name == "temperature":
                 break
             if step := getattr(self, f"_{name}", None):

@@ -5,7 +5,7 @@
                                                                             those of the draft model a tenth of that
     python tools/measure/seeds.py TARGET --draft SMALL --clock              each beside a plain run of the same prompt
 
-Every prompt is continued greedily by each of them in turn; they write the same text but for rounding, and how many
+Every prompt is continued greedily by each of them in turn; they write the same text except for rounding, and how many
 texts differ is told. `tokens/pass` counts the token of the target's own, `alpha` is accepted / judged, `formula` what
 Leviathan et al. 2023, equation (1), gives for that alpha and the drafts' lengths, `calls` the draft model's passes.
 `gain` is the speed over plain decoding of the same prompts in this run, drafting included, prefill not; with `--clock`

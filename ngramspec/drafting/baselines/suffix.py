@@ -137,7 +137,7 @@ class SuffixDrafter(Drafter):
     At each position the longest suffix of text and draft that has a continuation offers two: the most recent one and
     the most frequent one. Where they differ, the frequent one is taken if it was seen at least `CLEARLY` times as
     often as the other. The match grows by the guess, and the next position follows; a copy that runs into the end of
-    the text goes on with the longest suffix seen elsewhere, so that what loops is drafted for as long as it pays.
+    the text continues with the longest suffix seen elsewhere, so that what loops is drafted for as long as it pays.
 
     >>> drafter = SuffixDrafter()
     >>> drafter.begin([5, 6, 7, 5, 6, 8, 5, 6])

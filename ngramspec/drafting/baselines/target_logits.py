@@ -22,12 +22,12 @@ STEADY = 7  # runs are counted up to this length
 
 
 Successors = tuple[Mapping[int, float], int]
-"""What the target lately held likeliest after a context: the probabilities of the best two, as if there were no others,
+"""Recent predictions of the target after a context: the probabilities of the best two, as if there were no others,
 the best first; and how often in a row that was the best."""
 
 
 class SuccessorDrafter(Drafter):
-    """Drafts a chain of likeliest successors, and learns from every proposal, sent or not."""
+    """Drafts a chain of most likely successors, and learns from every proposal, sent or not."""
 
     wants_logits = True
     longest: float = math.inf  # most tokens in a draft, whatever is asked for
@@ -46,7 +46,7 @@ class SuccessorDrafter(Drafter):
             self._n_vocab = rows.shape[1]
 
     def _learn(self, context: tuple[int, ...], likely: Mapping[int, float]) -> None:
-        """Note what is likeliest after a context now."""
+        """Note what is most likely after a context now."""
         before, run = self._pool.pop(context, ({}, 0))
         same = next(iter(before), None) == next(iter(likely))
         self._pool[context] = likely, min(STEADY, run + 1) if same else 1
@@ -153,8 +153,8 @@ class LookaheadDrafter(SuccessorDrafter):
     beside it. Here all is one chain: its beginning is the n-gram to verify, its end the window. The prompt's n-grams
     are pooled too, an option of the authors' code (POOL_FROM_PROMPT).
 
-    A guess is the first that there is of these: what followed the last 3, 2 or 1 tokens in the prompt, or was likeliest
-    when the target last evaluated them (the pool); what it held likeliest at this position in the pass before, given
+    A guess is the first of these that exists: what followed the last 3, 2 or 1 tokens in the prompt, or was most likely
+    when the target last evaluated them (the pool); what it held most likely at this position in the pass before, given
     that pass's draft (the trajectory); the token before once more. Only a price ends a draft before the window does.
 
     Complexity: O(n_vocab) per position verified, O(1) per token drafted or of the prompt.
@@ -210,14 +210,14 @@ class LookaheadDrafter(SuccessorDrafter):
         return self._estimator.settle(tokens)
 
 
-FILLER = 3  # likeliest tokens that are counted at each position
+FILLER = 3  # most likely tokens that are counted at each position
 
 
 class NasdDrafter(NGramDrafter):
     """An `NGramDrafter` that also counts what the target would have said instead.
 
     NASD, "n-gram assisted speculative decoding" (romsto/Speculative-Decoding on GitHub): the counts behind a context
-    are those of the tokens that followed, and, as filler, those of the three likeliest tokens of the target at each
+    are those of the tokens that followed, and, as filler, those of the three most likely tokens of the target at each
     position. Acceptance here is this package's, so sampling stays exact; there a refused position is sampled twice.
     Without logits it is an `NGramDrafter`. Complexity: O(n_vocab) per position emitted.
     """

@@ -83,7 +83,7 @@ class DraftModel(ModelDrafter):
         return reading / price.seconds / passes if passes else math.inf
 
     def promises(self, limit: int, price: MarginalCost) -> float:
-        """What a draft that the model makes alone is expected to gain, in tokens."""
+        """Return the expected gain, in tokens, of a draft that the model makes alone."""
         return self._payoff.gain(limit, price) - price.rate * self.entry(price) if price.seconds else math.inf
 
     def reads(
@@ -111,7 +111,7 @@ class DraftModel(ModelDrafter):
             gain = math.inf
         held = self._held if first else len(self._text) + known
         text = self._text[held:] if first else []
-        # Where taking back needs a copy of a state, it is that behind the text.
+        # Where rolling back needs a copy of a state, it is that behind the text.
         copies = first and self.model.replays
         along = () if copies else guesses
         rows = yield self._request(held, [*text, *along], first + len(along), gain)

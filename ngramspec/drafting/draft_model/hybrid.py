@@ -2,8 +2,8 @@
 
 Copying is free, a model is not. So n-grams guess first, as far as a guess may pay. The model is asked where what it is
 expected to add is worth more than its time. It then reads the n-grams' guesses in one pass, as far as that pays, and
-says of each what it would have guessed: where both agree the guess is surer, where they differ the likelier one stands.
-After it the n-grams go on, free again, and the model may be asked anew, so that either continues the other's chain.
+says of each what it would have guessed: if both agree, the guess is more certain; if not, the more likely one is used.
+After it the n-grams continue, free again, and the model may be asked again, so that either continues the other's chain.
 
 Asking is worth, over all answers that may come, what the chain that is then best gains by the cost of its pass. The
 first token of a draft may cost more than the next ten: a likely guess is then worth nothing unless others follow it.
@@ -58,7 +58,7 @@ class ChainValue(NamedTuple):
         return ChainValue(tokens, reach, max(self.most, tokens - price.rate * price.costs[length]), length)
 
     def along(self, chances: Sequence[float], price: MarginalCost) -> float:
-        """What it gains with these guesses more."""
+        """Return the gain with these further guesses."""
         tokens, reach, most, worth, costs = self.tokens, self.reach, self.most, price.rate, price.costs
         for length, chance in enumerate(chances, self.length + 1):
             reach *= chance
@@ -182,7 +182,7 @@ class HybridDrafter(MixtureDrafter):
         return Draft(tuple(guess.token for guess in chain), q, (), (), chances, self.name)
 
     def _guess(self, settled: int, limit: int, choose: Chooser | None, price: MarginalCost, reach: float) -> int:
-        """Let the n-grams go on after the first `settled` guesses, and one further than pays; the length without it."""
+        """Let the n-grams continue after `settled` guesses, one further than pays; returns the length without it."""
         guesser = self.guesser
         chain = self._chain = self._chain[:settled]
         if guesser.pending != settled:
@@ -234,7 +234,7 @@ class HybridDrafter(MixtureDrafter):
         return along, gain
 
     def _further(self, price: MarginalCost, limit: int) -> Callable[[ChainValue], float]:
-        """What a chain is worth if the model may be asked behind it, guess by guess, while its guesses are good."""
+        """Return the value of a chain if the model may be called after it, while its guesses are good."""
         prospects = self.opinion.expected()
         agrees = prospects.agrees.value
         outcomes = [((1.0 - agrees) * share, chance) for share, chance in prospects.others]

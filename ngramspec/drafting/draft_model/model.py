@@ -28,7 +28,7 @@ from ngramspec.tokens import common_prefix
 
 FIRST_READ = 8  # tokens of the first pass over several, which tells what reading takes
 PROBES = 0.004  # part of the time that may go into asking a model that does not pay, to see whether that is still so
-RARE = 0.01  # tokens less likely than this part of the likeliest are not drafted when a draft is drawn
+RARE = 0.01  # tokens less likely than this part of the most likely are not drafted when a draft is drawn
 WIDEST = 32  # most tokens that one is drawn from
 TEXTS = 8  # latest texts that tell how long the next one is expected to be
 ModelGuess = tuple[int, float, Mapping[int, float]]  # see `model_guess`
@@ -75,7 +75,7 @@ class ModelDrafter(Drafter):
         self._passes = ModelPasses(clock, shared)
         self._payoff = Payoff(self._passes)
         self._free = list(shared.sequences[1:]) if shared is not None else []
-        # What probabilities mean: of the likeliest token, of one drawn, of the likeliest where one is yet to be drawn.
+        # Calibration of the most likely token, of a sampled one, and of the most likely one before sampling.
         self._likeliest, self._drawn, self._undrawn = OutcomeMap(), OutcomeMap(), OutcomeMap()
         self._credit = 0.0
         self._lengths: deque[int] = deque(maxlen=TEXTS)

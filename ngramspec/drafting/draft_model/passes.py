@@ -1,7 +1,7 @@
 """Passes of a draft model: who asks for them (`PassRequest`), who makes and times them (`ModelPasses`), and what the
 guesses that come of them gain (`Payoff`).
 
-A drafter asks for a pass by yielding a `PassRequest`, and goes on when it is sent the logits. Several texts are drafted
+A drafter requests a pass by yielding a `PassRequest`, and continues when it gets the logits. Several texts are drafted
 for side by side, and what they ask for at a time goes through the model together, where that pays:
 
     draft = draft_alone(drafter.propose_stepwise(8, price=price))
@@ -40,7 +40,7 @@ model that was chosen for its target is right at 50 to 90 % of the positions (Le
 
 
 class Payoff:
-    """What a draft model's guesses are expected to gain beyond their time, by how those at the same place fared."""
+    """Expected gain of a draft model's guesses beyond their time, by the outcome of earlier ones at the same place."""
 
     def __init__(self, passes: ModelPasses) -> None:
         self._passes = passes
@@ -51,13 +51,13 @@ class Payoff:
         self._rates[min(at, POSITIONS - 1)].add(right)
 
     def rate(self, at: int) -> float:
-        """How often guesses at a position lately were right, where all before them were."""
+        """How often guesses at a position recently were right, where all before them were."""
         return self._rates[min(at, POSITIONS - 1)].value
 
     def gain(self, limit: int, price: MarginalCost) -> float:
         """What a draft is expected to gain, in tokens, where a price in seconds is known.
 
-        With p_j the share of guesses at position j that lately were right, s_j the least that a drafted token costs the
+        With p_j the share of recent guesses at position j that were right, s_j the least that a drafted token costs the
         target, and t the model's time for a token, that is
 
             max over k <= limit of  sum over j <= k of (p_1 * ... * p_j - worth * (s_j + t))
@@ -127,7 +127,7 @@ class ModelPasses:
         self._shared = shared
         sequences = shared.sequences if shared is not None else ()
         # Whether a pass may be over several texts: where each has a cache of its own, those that append more than
-        # others go on in batches of their own.
+        # others continue in batches of their own.
         self.joint = (
             shared is not None
             and len(sequences) > 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MOST = 1 << 22  # tokens of answers to remember, at some 12 bytes each: when there are more, the older half is forgotten
+MOST = 1 << 22  # tokens of answers to remember, at about 12 bytes each; beyond that, the older half is dropped
 
 
 class Recall:
@@ -76,7 +76,7 @@ FREE = MarginalCost(0.0, [0.0] * (LONGEST + 1))  # the price for callers that di
 
 
 class MixtureDrafter(Drafter):
-    """Drafts from the context, from what it remembers, and from how well each of them lately did.
+    """Drafts from the context, from what it remembers, and from how well each of them recently did.
 
     Args:
         memory: texts to look up beside the context, kept up by its owner; True remembers earlier requests and
@@ -132,7 +132,7 @@ class MixtureDrafter(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         if self._own is not None:
             before = self.guesser.text()
-            # What requests have in common from their start enters the memory once.
+            # Add the common start of requests to the memory only once.
             self._own.hear(before[self._remembered :])
             self._remembered = common_prefix(before, prompt)
         self._asked, self.known = None, ()
@@ -163,7 +163,7 @@ class MixtureDrafter(Drafter):
             self._asked = None
             return Draft(tokens, (), match, (), (*sure, *chances[start:]), self.name)
         if fixed_length:
-            # The likeliest chain is not drawn, so its chances may decide on the length of the one that is.
+            # The most likely chain is not drawn, so its chances may decide on the length of the one that is.
             limit = guesser.guess(limit, HOPELESS, price, start, reach)
             likeliest = guesser.chain()[2]
             self._stand(known)

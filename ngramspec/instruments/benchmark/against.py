@@ -30,7 +30,7 @@ PATIENCE = 3600.0
 """Seconds to wait for an answer."""
 
 Answer = tuple[str, int, float]
-"""What one side made of a prompt: its text, how many tokens it was, and the seconds from the first to the last."""
+"""Answer of one side to a prompt: its text, number of tokens, and seconds from the first to the last."""
 
 Pair = dict[str, Any]
 """Both answers to one prompt, as JSON: "category", "prompt", "ratio" (our tokens per second over theirs; None where a

@@ -4,7 +4,7 @@
                context, normalised: what alpha is (Leviathan, Kalman, Matias 2023, definition 3.1 and corollary 3.6)
     inferred   accepted over tested positions of the same drafts; one is tested if all before it were accepted
 
-At temperature 0 both laws are sure of one token, q of its likeliest, and the two agree (section 2.2: the standardised
+At temperature 0 both laws are sure of one token, q of its most likely, and the two agree (section 2.2: the standardised
 p and q). Orders 1 and 2 are the unigrams and bigrams of the paper's table 3, here counted in the context alone.
 """
 

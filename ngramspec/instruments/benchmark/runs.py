@@ -31,7 +31,7 @@ Kind = Literal["plain", "drafted", "default"]
 price of exactness is measured against it."""
 
 Contender = tuple[Kind, str | None]
-"""Whose runs they are: their kind, and the policy of drafted ones."""
+"""Kind of runs, and the policy of those with drafts."""
 
 WARM_UP_TOKENS = 16
 

@@ -32,7 +32,7 @@ AVERAGED = (
 
 
 def figures(tally: ReplayCounts, curves: Mapping[str, CostCurve]) -> Figures:
-    """What was counted, as JSON.
+    """Counted results, as JSON.
 
     `acceptance` is accepted / drafted. `accept_by_position` is the same for each position in the draft, among the
     drafts that reach so far (`drafts_reaching_position`). Places that only pad a batch are not drafts. Microseconds are

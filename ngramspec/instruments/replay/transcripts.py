@@ -49,7 +49,7 @@ class Transcript:
 
 @dataclass(slots=True)
 class Transcripts:
-    """What was found in files."""
+    """Conversations found in files."""
 
     usable: list[Transcript] = field(default_factory=list)  # in the order of the files, and within a file as written
     broken: list[str] = field(default_factory=list)  # what is no transcript, a line for each: where, and what is wrong

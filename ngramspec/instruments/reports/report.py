@@ -169,7 +169,7 @@ def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, total
 
 
 def costs(curves: Mapping[str, Mapping[int, float]], switch: float | None = None) -> Section:
-    """What passes cost: the seconds by size of each curve, and what a change of size costs beside."""
+    """Cost curves: the seconds by size, and the cost of a change of size."""
     series = {
         name: [(size, value / seconds[1]) for size, value in sorted(seconds.items())]
         for name, seconds in curves.items()

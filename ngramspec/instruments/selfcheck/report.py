@@ -1,4 +1,4 @@
-"""What a `SelfCheck` found, as one `Check` for each thing that must hold, and the verdict."""
+"""Results of a `SelfCheck`: one `Check` for each requirement, and the verdict."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _judge_texts(check: Check, found: SelfCheck, pairs: Sequence[TextPair]) -> N
 
 
 def _missing(found: SelfCheck, name: Name, pairs: Sequence[TextPair]) -> str:
-    """What a check leaves out: categories and ways of sampling for lack of time, and what cannot be done."""
+    """Return the parts that a check skipped, for lack of time or of support."""
     if name == "greedy":
         wanted, seen = [case.category for case in found.cases], {pair.category for pair in pairs}
     else:

@@ -131,7 +131,7 @@ class Tuning:
 
     timer: Timer  # takes the times of settings
     present: Settings  # the settings that are to be beaten
-    candidates: Mapping[str, Candidate]  # what may beat them, by name, the likeliest first
+    candidates: Mapping[str, Candidate]  # what may beat them, by name, the most likely first
     seconds: float = 60.0  # for all of it, about
     clock: Callable[[], float] = time.monotonic  # tells the time in seconds
     left_out: dict[str, str] = field(default_factory=dict)  # candidates that were not compared, and why

@@ -29,7 +29,7 @@ def test_q_is_what_followed_the_last_tokens_before() -> None:
         draft = drafter.propose(1, lambda _offset, weights: min(weights))
         assert draft.q == (({x: n / followers.total() for x, n in followers.items()},) if followers else ())
         assert draft.tokens == ((min(followers),) if followers else ())
-    # A greedy draft is the likeliest chain.
+    # A greedy draft is the most likely chain.
     drafter = OrderDrafter(2)
     drafter.begin([*TEXT, 2])
     assert drafter.propose(3).tokens == (3, 1, 2)

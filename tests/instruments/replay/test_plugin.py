@@ -25,7 +25,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def drive(drafter: Any, recording: Recording) -> tuple[int, int, int, Counter[int]]:
-    """What a harness does: (tokens, passes, accepted, passes by batch size)."""
+    """Return the results of a harness: (tokens, passes, accepted, passes by batch size)."""
     response = list(recording.response)
     drafter.start(list(recording.prompt))
     drafter.accept(response[:1])

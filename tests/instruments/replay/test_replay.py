@@ -100,7 +100,7 @@ def test_a_change_of_size_costs_what_the_curve_says() -> None:
 
 
 def test_it_drafts_as_real_decoding_does() -> None:
-    """What a target decodes greedily, replayed at the same costs, takes the same passes."""
+    """Greedy decoding by a target, replayed at the same costs, takes the same passes."""
     drafter = "ngram"  # which looks at no logits: a record has none
     points = {1: 1.0, 2: 1.2, 4: 1.3, 8: 2.0, 64: 12.0}
     clock = Clock(0.0)

@@ -27,7 +27,7 @@ EXHAUSTIVE = pytest.mark.exhaustive
 VOCAB = 16
 CATEGORIES = ("code", "json", "prose", "qa", "chat")
 TICK = 5e-4
-"""What a look at the clock takes: time passes as the self-check looks at it, and tests do not depend on the machine."""
+"""Clock that advances with each reading, so that tests do not depend on the machine."""
 
 
 def cases(length: int = 40, prompts: int = 1) -> list[Case]:
@@ -331,7 +331,7 @@ def test_a_slow_model_is_checked_in_about_the_time_given(
             return row
 
     target = mock(Slow, seconds=lambda n: seconds_per_pass * (0.8 + 0.2 * n), clock=clock, n_batch=128)
-    # What exact mode costs is settled once per model and machine.
+    # The cost of exact mode is measured once per model and machine.
     make(target, exact=exact).drafted.calibration.ensure_exact(target)
     options = {"cases": cases(300, 4), "max_tokens": 64, "seconds": 50.0, "clock": clock.perf_counter}
     found = make(target, exact=exact, **options)
