@@ -79,7 +79,7 @@ class Session:
         self.stop_key = StopKey(keep_session=interactive)
         self.totals = Stats()  # counters over all answers, those before a /reset included
         self.answers = 0  # how many there were
-        # Whether the conversation is kept on disk, as it is: what is rolled back or forgotten goes there too, and of
+        # Whether the conversation is kept on disk, as it is: what is undone or forgotten goes there too, and of
         # several chats that keep theirs, the last one to get an answer has the file.
         self.keep = False
         self.attached: list[str] = []  # texts that go in front of the next message

@@ -18,7 +18,7 @@ from .options import NO_LIMIT
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions
 
 DEFAULT = "default"
-"""The value that rolls back what was set."""
+"""The value that resets a setting."""
 
 LOADED = ("threads", "threads_batch", "ctx_size", "no_draft", "drafter", "policy", "draft_max", "memory", "no_memory")
 """Settings of `LoadSettings` that a chat can change; the model is loaded again."""

@@ -72,7 +72,7 @@ class Memory:
 class Remembered(ModelBase):
     """A model that answers from a memory.
 
-    An answer is a row of logits in which the most likely token has its probability and the others share the rest: greedy
+    An answer is a row of logits in which the most likely token has its probability; the others share the rest: greedy
     decoding and greedy drafts see no more of a row.
 
     Args:
