@@ -346,7 +346,7 @@ def test_wrong_calls_change_nothing(shared: Target, demo: Target) -> None:
     one.prefill([1, 5, 6])
     wrong: list[tuple[list[Part], str]] = [
         ([], "one part"),
-        ([Part(one, [5], 1), Part(one, [6], 1)], "one of each"),
+        ([Part(one, [5], 1), Part(one, [6], 1)], "one for each"),
         ([Part(one, [], 0)], "has tokens"),
         ([Part(one, [5], 2)], "for as many at most"),
         ([Part(one, [5] * (shared.max_tokens + 1), 1)], f"than the {shared.max_tokens}"),
