@@ -351,7 +351,7 @@ def test_wrong_calls_change_nothing(shared: Target, demo: Target) -> None:
         ([Part(one, [5], 2)], "for as many at most"),
         ([Part(one, [5] * (shared.max_tokens + 1), 1)], f"than the {shared.max_tokens}"),
         ([Part(one, [5] * 40, 40), Part(two, [5] * 40, 40)], f"and {shared.max_rows}"),
-        ([Part(demo.sequences[0], [5], 1)], "its own model"),
+        ([Part(demo.sequences[0], [5], 1)], "of this model"),
     ]
     for parts, message in wrong:
         with pytest.raises(ValueError, match=message):
