@@ -112,7 +112,7 @@ def test_a_session_is_shown_and_gone_on_with(chat: Chat, tmp_path: Path) -> None
     terminal.ask("/drafts", "drafts are shown: accepted, rejected")
     assert "**bold**" in answer_in(terminal.ask("shown", STATUS, 2), "shown")
     terminal.ask("/drafts", "drafts are hidden")
-    terminal.ask("/undo", "took back: shown")
+    terminal.ask("/undo", "removed: shown")
 
     terminal.paste("pasted\nlines")
     terminal.wait(r"^> pasted\n *lines")

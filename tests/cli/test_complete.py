@@ -22,7 +22,10 @@ TEXT = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i i
 SMALL = ["complete", "-t", "1", "-c", "512"]
 PLAIN = [*SMALL, "--no-draft", "--exact", "off"]
 TOKENS = 16
-SUMMARY = re.compile(r"^\d+ tokens at .*; (length|eog|stop|context)(; seed \d+)?(; warning: drafting is slow.*)?(; other programs .*)?$", re.MULTILINE)
+SUMMARY = re.compile(
+    r"^\d+ tokens at .*; (length|eog|stop|context)(; seed \d+)?(; warning: drafting is slow.*)?(; other programs .*)?$",
+    re.MULTILINE,
+)
 
 
 @pytest.fixture

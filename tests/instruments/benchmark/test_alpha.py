@@ -47,7 +47,7 @@ def measured(mock: MockTarget, sampling: Sampling, gamma: int, prompts: list[lis
 def test_alpha_on_a_known_law() -> None:
     """p uniform over 8 tokens, q of 4 or 5 different ones, none rarer than 1/5: sum min(p, q) is their number / 8."""
     unigram = measured(MockTarget(8, peak=0.0), replace(HOT, seed=4), 1, [[0, 1, 2, 3]], 3)[0]
-    assert unigram.verified_draft == 1
+    assert unigram.n_verified == 1
     assert unigram.measured in (pytest.approx(4 / 8), pytest.approx(5 / 8))  # the prefill's token is counted too
 
 
@@ -58,7 +58,7 @@ def test_alpha_on_a_known_law() -> None:
 def test_the_two_alphas_agree(prompts: int, judged: int, off: float) -> None:
     starts = [[start, 1, 2] for start in range(prompts)]
     for one in measured(MockTarget(8, peak=1.5, seed=2), HOT, 3, starts, 400)[:3]:
-        assert one.verified_draft > judged
+        assert one.n_verified > judged
         assert one.measured is not None
         assert one.inferred == pytest.approx(one.measured, abs=off)
 
