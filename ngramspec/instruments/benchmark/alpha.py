@@ -81,7 +81,7 @@ class OrderDrafter(Drafter):
 class AlphaOfOrder:
     """Alpha of the drafts of one order, with up to `gamma` tokens, on the prompts that it is run on.
 
-    Above temperature 0 drafts are verified by rejection. For the `n_verified` verified positions, `overlap` is the sum of
+    Above temperature 0 drafts are verified by rejection. Over the `n_verified` positions, `overlap` is the sum of
     their sum_x min(p(x), q(x)).
     """
 

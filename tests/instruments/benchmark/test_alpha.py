@@ -78,4 +78,4 @@ def test_the_command_line(env: dict[str, str], tmp_path: Path) -> None:
     rows = json.loads(report.read_text())["alpha"]
     assert [row["order"] for row in rows] == [1, 2, 3, 4]
     assert all(row["accepted"] <= row["drafted"] for row in rows)
-    assert rows[0]["judged"] > 0
+    assert rows[0]["verified"] > 0
