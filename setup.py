@@ -27,7 +27,7 @@ for extension in extensions:
     # Only now: cythonize makes new extensions, which do not inherit it.
     extension.optional = True
     if os.name == "posix":
-        # What a debugger reads was a third of the wheel, and of the time to build it.
+        # Debug information was a third of the wheel's size and of the build time.
         extension.extra_compile_args = ["-g0"]
 
 setup(ext_modules=extensions)

@@ -21,17 +21,17 @@ from .console import FAILED, INTERRUPTED, TERMINATED, USAGE, Terminated, fail, p
 
 COMMANDS = {
     "chat": "Chat with a model.",
-    "complete": "Continue a text from a file or a pipe.",
-    "serve": "Answer OpenAI's, Anthropic's and llama-server's clients over HTTP.",
-    "bench": "Compare drafted with plain decoding, by kind of text.",
-    "replay": "Replay recorded conversations: what would drafting have gained?",
-    "trace": "Show a trace, one line a pass.",
-    "verify": "Check on your model and machine that drafts change nothing.",
-    "models": "List the models on this disk.",
-    "info": "Show build, model, cost of a batch, and sizes that agree bit for bit.",
-    "tune": "Find the settings that are fastest on this machine.",
-    "memory": "Texts of yours to draft from.",
-    "rpc-worker": "Lend this machine to a model run elsewhere.",
+    "complete": "Continue a text from a file or from stdin.",
+    "serve": "Serve a model over HTTP: OpenAI, Anthropic and llama-server APIs, chat page.",
+    "bench": "Measure the speed-up from drafting, by category of text.",
+    "replay": "Estimate the speed-up on recorded conversations, without a model.",
+    "trace": "Show a trace: every draft, and which tokens were accepted.",
+    "verify": "Check that drafting does not change the output of a model on this machine.",
+    "models": "List the models on this machine.",
+    "info": "Show the build, the model, the cost of a batch and the bit-identical batch sizes.",
+    "tune": "Find the fastest settings for a model on this machine.",
+    "memory": "Manage the files and answers to draft from.",
+    "rpc-worker": "Make this machine available to a model that runs on another one.",
 }
 
 
@@ -69,7 +69,7 @@ def imported(name: str) -> Any:
 app = typer.Typer(
     cls=Subcommands,
     name="ngramspec",
-    help="Faster local GGUF generation without a draft model and without changing the output.",
+    help="Faster text generation from local GGUF models, without a draft model and without changing the output.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -120,7 +120,7 @@ def run(arguments: list[str]) -> int:
                 raise
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "ngramspec"
-            fail(f"{_worded(error)} (see {command} --help)", USAGE)
+            fail(f"{_format_usage_error(error)} (see {command} --help)", USAGE)
     except typer.Exit as exit_:
         return exit_.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -130,8 +130,8 @@ def run(arguments: list[str]) -> int:
     return FAILED
 
 
-def _worded(error: Any) -> str:
-    """What is wrong with the command line. Newer versions of typer check values by pydantic, and hand on its words."""
+def _format_usage_error(error: Any) -> str:
+    """Format an error in the command line. Newer versions of typer pass on pydantic's messages, which are replaced."""
     message: str = error.format_message()
     cause = error.__cause__
     if not hasattr(cause, "errors"):
@@ -140,13 +140,13 @@ def _worded(error: Any) -> str:
     value, bounds = found["input"], found.get("ctx", {})
     match found["type"]:
         case "int_parsing" | "int_from_float" | "int_parsing_size":
-            plain = f"{value!r} is no whole number"
+            plain = f"{value!r} is not a whole number"
         case "float_parsing" | "finite_number":
-            plain = f"{value!r} is no number"
+            plain = f"{value!r} is not a number"
         case "greater_than_equal":
-            plain = f"{value} is less than {bounds['ge']:g}"
+            plain = f"{value} is below the minimum of {bounds['ge']:g}"
         case "less_than_equal":
-            plain = f"{value} is more than {bounds['le']:g}"
+            plain = f"{value} is above the maximum of {bounds['le']:g}"
         case _:
             plain = found["msg"].removeprefix("Value error, ").rstrip(".")
     return message.replace(error.message, plain)

@@ -20,7 +20,7 @@ from ngramspec.instruments.benchmark.report import benchmark_report, text_sectio
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.prompts import Case, Prompt, load_prompts, prepare
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import Loaded, tuned_file
+from ngramspec.loading.load import LoadedModel, tuned_file
 from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
 from ngramspec.machine import recalled
 from ngramspec.memory.memory import DEFAULT
@@ -48,7 +48,7 @@ GAMMA = 4
 """Tokens of a draft for --alpha, where --draft-max says nothing."""
 
 
-def _unlearnt(opened: Loaded, policy: str) -> tuple[Drafter | None, Policy]:
+def _unlearnt(opened: LoadedModel, policy: str) -> tuple[Drafter | None, Policy]:
     """A drafter like that of what was opened, and a policy, which have learnt nothing."""
     drafter = opened.decoder.drafter
     if isinstance(drafter, ModelDrafter | HybridDrafter):
@@ -64,16 +64,16 @@ def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[
         usage_error(f"unknown policy {policy!r}; choose one of: {', '.join(POLICIES)}, {ALL}")
     first, *others = POLICIES if policy == ALL else [policy]
     if others and load.no_draft:
-        usage_error("--policy all compares drafts; leave out --no-draft")
+        usage_error("--policy all cannot be combined with --no-draft")
     with flags_in_errors():
         return replace(load, policy=first), others
 
 
-def _open(found: ModelSource, load: LoadSettings, sampling: Sampling) -> Loaded:
+def _open(found: ModelSource, load: LoadSettings, sampling: Sampling) -> LoadedModel:
     opened = open_found(found, load, learn=False)
     check_sampling(opened.target, sampling)
     if opened.memory is not None and opened.memory.stored:
-        note(f"drafting from a memory of {opened.memory.stored} tokens too; --no-memory leaves it out")
+        note(f"also drafting from a memory of {opened.memory.stored} tokens; --no-memory disables it")
     return opened
 
 
@@ -82,43 +82,47 @@ def bench(
     sampling: SamplingOptions,
     post: PostOptions,
     model: Model = None,
-    policy: str = option("cost", help=f"How much to draft: {', '.join(POLICIES)}; {ALL}: compare."),
+    policy: str = option("cost", help=f"Policy for the draft length: {', '.join(POLICIES)}, or {ALL} to compare them."),
     prompts: Path | None = PROMPTS,
-    category: list[str] | None = option(None, help="Only this category; may be repeated."),
-    limit: int | None = option(None, help="Most prompts per category; default: all.", allowed=within(1)),
-    repeat: int | None = option(None, help="Runs of each kind per prompt; default: 3.", allowed=within(1)),
-    predict: int = option(128, "-n", "--predict", help="Most tokens per run.", allowed=within(2)),
-    alpha: bool = option(False, help="Measure alpha of n-gram counts too, by order; two ways, untimed."),
+    category: list[str] | None = option(None, help="Run only this category; repeatable."),
+    limit: int | None = option(None, help="Maximum number of prompts per category; default: all.", allowed=within(1)),
+    repeat: int | None = option(
+        None, help="Number of runs with and without drafts per prompt; default: 3.", allowed=within(1)
+    ),
+    predict: int = option(128, "-n", "--predict", help="Maximum number of tokens per run.", allowed=within(2)),
+    alpha: bool = option(False, help="Also measure alpha of n-gram counts by order, in two ways, untimed."),
     against: str | None = option(
         None,
         metavar="URL",
-        help="Compare with a running server of the same model: llama-server, or any that speaks OpenAI's API.",
+        help="Compare with a running server of the same model (llama-server or an OpenAI-compatible one).",
     ),
     as_json: str | None = json_option("every run"),
 ) -> None:
-    """Measure plain against drafted decoding, interleaved, on the same prompts.
+    """Measure decoding with and without drafts, interleaved, on the same prompts.
 
-    Shown per category: tokens/s of both, their ratio (median, least, most), tokens per pass, acceptance rate,
-    acceptance by position in the draft, passes without a draft, and whether the texts are identical (and how close
-    the two tokens were where they are not). --json writes every run with machine, model and build.
+    The report shows for each category: tokens per second with and without drafts, their ratio (median, minimum and
+    maximum), tokens per pass, the acceptance rate, acceptance by position in the draft, passes without a draft, and
+    whether the texts are identical (if not, how close the two tokens were). A pass is one decode call of the model.
+    --json writes every run with machine, model and build.
 
-    To post: --markdown prints a table in llama-bench's style, --svg draws the gains, --html writes one page with the
-    gains, acceptance by position, the cost of a pass, how right the drafts' odds were, and a text of each kind with its
-    drafts in colour. All of them tell the line that reproduces it.
+    To share the results, --markdown prints a table in llama-bench's style, --svg draws the gains, and --html writes a
+    page with the gains, acceptance by position, the cost of a pass, the calibration of the acceptance estimates, and
+    one text per category with its drafts in colour. All three include the command that reproduces the results.
 
-    A ratio of 1.20x means that drafting emits 1.2 times as many tokens per second. "theory" is what Leviathan et
-    al.'s formula expects from the measured acceptance and cost of a pass, drafts being free.
+    A ratio of 1.20x means that drafting produces 1.2 times as many tokens per second. "theory" is the ratio expected
+    by the formula of Leviathan et al. from the measured acceptance and cost of a pass, if drafts take no time.
 
-    --against URL asks a running server for the same prompts, in turns with us, each once, and shows tokens per second
-    of both and whether the texts are the same. A key for it is read from OPENAI_API_KEY.
+    --against URL sends the same prompts to a running server, once each, alternating with ngramspec. It shows the tokens
+    per second of both and whether the texts are the same. The API key is read from OPENAI_API_KEY.
 
-    --policy all runs every prompt with every policy, beside plain decoding, in rotating order.
+    --policy all runs every prompt with every policy and without drafts, in rotating order.
 
     --alpha decodes every prompt once more per n-gram order, with the counts of the context as q and drafts of
-    --draft-max (4): alpha by its definition, the mean of sum min(p, q), and as inferred from what was accepted.
+    --draft-max (4) tokens. It reports alpha by its definition, the mean of sum min(p, q), and as inferred from the
+    accepted tokens.
 
-    With --exact on both sides run in exact mode, and its price against ordinary plain decoding is measured too.
-    --no-draft compares plain decoding with itself: how far the machine's own noise moves the ratios.
+    With --exact on, all runs use exact mode, and its cost relative to ordinary decoding is measured too. --no-draft
+    compares plain decoding with itself, which shows how much noise there is in the ratios on this machine.
     """
     chosen = sampling.sampling()
     acceptance = sampling.acceptance(chosen, load)
@@ -128,7 +132,7 @@ def bench(
     selected = _select(load_prompts(prompts), category or [], limit)
     output = Output(as_json, post)
     found = find(model, load)
-    tuned = tuned_line(recalled(tuned_file(found.path, load)), left_out=load.no_tuned)
+    tuned = tuned_line(recalled(tuned_file(found.path, load)), left_out=load.ignore_tuned)
     opened = _open(found, load, chosen)
     load, target, memory, decoder = opened.settings, opened.target, opened.memory, opened.decoder
     cases, skipped = prepare(target, selected, predict, target.n_ctx)
@@ -150,7 +154,7 @@ def bench(
     orders = None
     if alpha and ended.error is None:
         if not target.can_rollback:
-            usage_error("--alpha needs drafts, and this model's state cannot be taken back")
+            usage_error("--alpha requires drafts, and this model's state cannot be rolled back")
         gamma = load.draft_max or GAMMA
         orders = [AlphaOfOrder(order, target, chosen, gamma, exact=target.exact) for order in ORDERS]
         ended = run_counted(_alphas(orders, cases, predict), len(cases) * len(ORDERS), "warming up")
@@ -158,8 +162,8 @@ def bench(
         policy: summarise(benchmark.runs_of(policy), drafted.calibration.curve)
         for policy, drafted in benchmark.policies.items()
     }
-    order = "in rotating order; no text is drafted by what has seen it"
-    heading += [f"{benchmark.repeat} runs of each kind per prompt, {order}", f"tuned: {tuned}"]
+    order = "in rotating order; every repeat begins with a fresh drafter"
+    heading += [f"{benchmark.repeat} runs with and without drafts per prompt, {order}", f"tuned: {tuned}"]
     more = [] if orders is None else [alpha_section(orders, greedy=chosen.greedy)]
     more += text_sections(benchmark) if post.html else ()
     inputs = {
@@ -199,7 +203,7 @@ def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | N
     known = list(dict.fromkeys(p.category for p in prompts))
     for category in categories:
         if category not in known:
-            usage_error(f"no category {category!r}; there are: {', '.join(known)}")
+            usage_error(f"unknown category {category!r}; choose from: {', '.join(known)}")
     wanted = [c for c in known if not categories or c in categories]
     return [p for c in wanted for p in [p for p in prompts if p.category == c][:limit]]
 
@@ -239,9 +243,9 @@ def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[s
 def _check_against(sampling: Sampling, ours_alone: Mapping[str, object]) -> None:
     """End the program where a server cannot be asked for the same, or an option is for our own runs only."""
     if given := [f"--{name}" for name, value in ours_alone.items() if value]:
-        usage_error(f"--against asks each prompt once, and compares one thing: leave out {', '.join(given)}")
+        usage_error(f"--against cannot be combined with {', '.join(given)}")
     if sampling != Sampling(**{name: getattr(sampling, name) for name in SENT}):
-        usage_error("--against: a server is sent --temp, --top-k, --top-p, --min-p and -s; leave out other settings")
+        usage_error("--against supports only the sampling options --temp, --top-k, --top-p, --min-p and -s")
 
 
 def _run_against(rival: Rival, target: Target, benchmark: Benchmark, heading: Sequence[str], output: Output) -> Outcome:

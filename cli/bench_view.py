@@ -1,4 +1,4 @@
-"""What a benchmark shows when it is done, and writes as JSON: tables, a verdict, every run."""
+"""The report of a benchmark and its JSON: tables, a verdict, every run."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def _differences(benchmark: Benchmark) -> list[str]:
         if d["margin"] is not None:
             line += f", where the logits of both tokens are {d['margin']:.3g} apart"
         lines.append(line)
-    lines = listed(lines, f"{'outputs' if several else 'prompts'} differ in all")
+    lines = listed(lines, f"{'outputs' if several else 'prompts'} differ in total")
     if differences and benchmark.drafted.exactness.same:
-        lines.append("exact mode was to rule this out: please report it as a defect")
+        lines.append("exact mode should rule this out; please report it as a bug")
     elif differences and probe:
         largest = probe.max_difference
         lines.append(
-            f"(batch sizes alone change a logit by up to {largest:.3g} here, so two by up to {2 * largest:.3g};"
-            " --exact on rules that out)"
+            f"(the batch size alone changes a logit by up to {largest:.3g} here, so two by up to {2 * largest:.3g};"
+            " --exact on rules this out)"
         )
     return lines
 
@@ -69,7 +69,7 @@ def _close_calls(benchmark: Benchmark) -> list[str]:
     if not calls:
         return []
     tokens = sum(stats.generated for stats in drafted)
-    return [f"{calls} of {tokens} tokens with drafts were so close that rounding could have decided otherwise"]
+    return [f"{calls} of {tokens} tokens with drafts were near-ties that rounding could have decided differently"]
 
 
 def show_against(rival: Rival, pairs: Sequence[Pair], heading: Sequence[str], total: int) -> None:
@@ -79,7 +79,7 @@ def show_against(rival: Rival, pairs: Sequence[Pair], heading: Sequence[str], to
         groups.setdefault(pair["category"], []).append(pair)
     rows = [_against_row(name, group) for name, group in [*groups.items(), (OVERALL, pairs)]]
     headings = ["category", "prompts", "theirs", "ours", "ratio", "from-to", "same text"]
-    parts = [*heading, f"against {rival.url}, in turns, each prompt asked once"]
+    parts = [*heading, f"compared with {rival.url}, alternating, each prompt once"]
     if len(pairs) < total:
         parts.append(f"INCOMPLETE: stopped after {len(pairs)} of {total} prompts")
     table = figures_table(Table(headings, rows, totals=1))
@@ -118,14 +118,14 @@ def document(
             "max_tokens": benchmark.max_tokens,
             "repeat": benchmark.repeat,
             "sampling": encode(asdict(sampling)),
-            "verify": benchmark.acceptance.rule(sampling),
+            "acceptance": benchmark.acceptance.rule(sampling),
             "lossy": benchmark.acceptance.lossy,
             "drafter": decoder.drafter.name if decoder.drafter else None,
             "policies": list(benchmark.policies),
             "exact": decoder.exact,
             "exact_sizes": calibration.exact_sizes,
             **load_settings(target),
-            "decoder": "one of each kind for all prompts, in order; at each repeat it has learnt nothing",
+            "decoder": "one with and one without drafts for all prompts, in order; each repeat starts untrained",
         },
         "cost_curve_seconds": {
             policy: drafted.calibration.curve.to_json() if drafted.calibration.curve else None

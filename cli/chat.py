@@ -44,32 +44,32 @@ def chat(
     load: LoadSettings,
     sampling: Annotated[SamplingOptions, {"temperature": setting("temperature", CHAT_TEMPERATURE)}],
     model: Model = None,
-    predict: int = option(-1, "-n", "--predict", help="Most tokens of an answer; -1: until the context is full."),
-    system: str | None = option(None, "-sys", "--system", help="System message."),
-    file: str | None = option(
-        None, "-f", "--file", help="First user message, from a file; -: from the whole of stdin."
+    predict: int = option(
+        -1, "-n", "--predict", help="Maximum number of tokens per answer; -1: until the context is full."
     ),
+    system: str | None = option(None, "-sys", "--system", help="System message."),
+    file: str | None = option(None, "-f", "--file", help="File with the first user message; -: all of stdin."),
     stop: list[str] | None = STOP,
     show_drafts: bool = option(
-        False, help="Show accepted draft tokens in green, refused ones struck through in red, corrections in blue."
+        False, help="Show accepted draft tokens in green, rejected ones in red, corrections in blue."
     ),
-    no_markdown: bool = option(False, help="Show answers as they are written, Markdown and all."),
-    keep: bool = option(False, help="Keep the conversation on this disk, for --resume."),
-    resume: bool = option(False, help="Go on with the conversation that was kept last, and keep it."),
+    no_markdown: bool = option(False, help="Show answers as plain text instead of rendering Markdown."),
+    keep: bool = option(False, help="Save the conversation on this machine, for --resume."),
+    resume: bool = option(False, help="Continue the last saved conversation and keep saving it."),
     trace: Path | None = TRACE,
 ) -> None:
     """Chat with a model: ngramspec chat model.gguf (/help lists the commands)
 
-    The model's own chat template is used, the KV cache is reused over turns, and lines are edited and kept in a
-    history. Ctrl-C stops the answer and keeps the session. When the context is full the oldest turns are left out,
-    and a line says so. Only the template writes control tokens: <|im_end|> in a message is text.
+    The chat uses the model's own chat template and reuses the KV cache between turns. Input lines can be edited and are
+    saved in a history. Ctrl-C stops an answer and keeps the session. When the context is full, the oldest turns are
+    dropped, with a note. Control tokens in messages, such as <|im_end|>, are treated as text.
 
-    A terminal shows Markdown as what it means, and thoughts dim; one that is dumb, narrower than 20 columns or asked
-    for NO_COLOR shows the text. Code can be copied as it stands. The conversation is forgotten at the end, unless
-    --keep, --resume or /set keep on says otherwise: then it is in one file, readable by you alone, until the next one
-    that is kept takes its place or /set keep off deletes it.
+    In a terminal, Markdown is rendered and reasoning is dimmed. Plain text is shown if the terminal is dumb or narrower
+    than 20 columns, or if NO_COLOR is set. Code can be copied unchanged. The conversation is not saved at the end,
+    unless --keep, --resume or /set keep on is used. Then it is in one file, readable only by you, until the next saved
+    conversation replaces it or /set keep off deletes it.
 
-    Without a terminal on stdin, each of its lines is a turn, and stdout gets the answers alone.
+    If stdin is not a terminal, each of its lines is a turn, and stdout contains only the answers.
     """
     limit = check_predict(predict)
     chosen = sampling.sampling()
@@ -106,16 +106,16 @@ def chat(
 
 def _read(source: str) -> str:
     """The first message; ends the program if there is none or it is not UTF-8."""
-    text = read_source(source, "no message on standard input: pipe one in, or name a file with -f/--file")
+    text = read_source(source, "no message on standard input; pipe one in or set -f/--file")
     text = text.rstrip("\r\n")
     if not text.strip():
-        fail(f"{'standard input' if source == '-' else source} is empty: there is nothing to answer")
+        fail(f"{'standard input' if source == '-' else source} is empty")
     return text
 
 
 def _talk(session: Session, first: str | None) -> None:
     """At a terminal, until the user leaves."""
-    note(f"{session.target.name}, context of {session.target.n_ctx} tokens. /help lists commands, Ctrl-D leaves.")
+    note(f"{session.target.name}, context of {session.target.n_ctx} tokens. /help lists commands, Ctrl-D exits.")
     if session.memory is not None:
         _suggest_remembering()
     if first is not None:
@@ -130,19 +130,19 @@ def _talk(session: Session, first: str | None) -> None:
 
 
 def _suggest_remembering() -> None:
-    """Say what remembering answers would bring: once per user, and never to one who has decided on it."""
+    """Suggest saving answers: once per user, and never after the user has decided on it."""
     if settings_path().exists():
         return
-    told = state_folder() / "told-of-remembering"
+    marker = state_folder() / "memory-tip-shown"
     try:
-        told.parent.mkdir(parents=True, exist_ok=True)
-        told.touch(exist_ok=False)
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch(exist_ok=False)
     except OSError:
-        # Told before; or it cannot be noted down, and would be told again and again.
+        # Already shown, or the marker file cannot be written: skip the tip rather than repeat it on every start.
         return
     note(
-        "tip: ngramspec memory remember on keeps answers, on this machine, and drafts later ones from them, which made"
-        " recorded ones 2 to 8 % faster"
+        "tip: 'ngramspec memory save-answers on' saves answers on this machine and drafts later ones from them, which"
+        " made recorded conversations 2 to 8 % faster"
     )
 
 
@@ -154,7 +154,7 @@ def _toolbar(session: Session) -> str:
     if session.attached:
         parts.append(f"{counted(len(session.attached), 'file')} attached")
     if session.keep:
-        parts.append("kept")
+        parts.append("saved")
     return printable(" · ".join(parts))
 
 
@@ -172,7 +172,7 @@ def _answer_all(session: Session, first: str | None) -> bool:
     with suppress(EOFError):
         for line in piped_lines() if first is None else [first]:
             if line is None:
-                complain("a line of standard input is not UTF-8 text; it is left out")
+                complain("skipped input that is not UTF-8 text")
             well = line is not None and (session.ask(line) if line is first else _handle(session, line)) and well
             if session.stop_key.pressed:
                 raise KeyboardInterrupt
@@ -205,16 +205,16 @@ _ARGUMENTS = {
     "set": _one_of(list(SETTINGS)),
     "model": merge_completers([_one_of(lambda: [model for model, _ in names()]), _PATHS]),
 }
-"""What completes that which stands behind a command."""
+"""Completers for the arguments of commands."""
 
 
 class ChatCompleter(Completer):
-    """Completes a command, or what stands behind one."""
+    """Completer for commands and their arguments."""
 
     _commands = _one_of(chat_commands.NAMES)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """What the text before the cursor may become."""
+        """Yield the completions for the text before the cursor."""
         text = document.text_before_cursor
         found = _ARGUMENT.fullmatch(text)
         if found is None:

@@ -52,12 +52,14 @@ def run(session: Session, name: str, argument: str) -> bool:
     """Carry out a command; False if it failed, after one line that says why. Raises EOFError if the user leaves."""
     try:
         if name not in COMMANDS:
-            raise NGramSpecError(f"unknown command /{name}; /help lists them, // or a space in front sends it as text")
+            raise NGramSpecError(
+                f"unknown command /{name}; /help lists the commands; to send it as text, begin with // or a space"
+            )
         takes, act = COMMANDS[name]
         if argument and not takes:
-            raise NGramSpecError(f"/{name} takes nothing after it")
+            raise NGramSpecError(f"/{name} does not accept an argument")
         if not argument and takes == "FILE":
-            raise NGramSpecError(f"/{name} FILE: a file is needed")
+            raise NGramSpecError(f"/{name} requires a file name")
         return act(session, argument) is not False
     except (NGramSpecError, OSError, ValueError) as error:
         complain(error)
@@ -65,12 +67,12 @@ def run(session: Session, name: str, argument: str) -> bool:
 
 
 def _help(_session: Session, _argument: str) -> None:
-    """Show this."""
+    """Show this list."""
     _list(described())
     note(
         'Enter sends; Alt-Enter or Ctrl-J starts a new line, and so does Enter between """ and """.'
-        " Ctrl-X Ctrl-E opens your editor, Tab completes. Ctrl-C stops an answer; at an empty prompt, twice, it leaves."
-        " To send a text that looks like a command, put a space or a second / in front."
+        " Ctrl-X Ctrl-E opens your editor, Tab completes. Ctrl-C stops an answer; twice at an empty prompt, it exits."
+        " To send text that looks like a command, begin with a space or a second /."
     )
 
 
@@ -94,62 +96,62 @@ def _list(rows: Iterable[Sequence[str]], *middle: Column) -> None:
 
 def _last(session: Session) -> Turn:
     if not session.conversation.turns:
-        raise NGramSpecError("nothing was said yet")
+        raise NGramSpecError("the conversation is empty")
     return session.conversation.turns[-1]
 
 
 def _retry(session: Session, _argument: str) -> bool:
-    """Have the last message answered again, with another seed."""
+    """Regenerate the last answer with another seed."""
     _last(session)
     if session.sampling.greedy:
-        note("at temperature 0 the answer stays the same; /set temp 0.8 makes it vary")
+        note("the answer does not change at temperature 0; use /set temp 0.8 for variation")
     return session.ask_again()
 
 
 def _edit(session: Session, text: str) -> bool | None:
-    """Change the last message and have it answered again."""
+    """Edit the last message and regenerate the answer."""
     _last(session)
     if text:
         return session.ask_again(text)
     if not session.interactive:
-        raise NGramSpecError("/edit needs the new message behind it: there is no terminal to change the old one at")
+        raise NGramSpecError("/edit requires the new message as its argument if input is not a terminal")
     session.editing = True
     return None
 
 
 def _undo(session: Session, _argument: str) -> None:
-    """Take the last message and its answer back."""
+    """Remove the last message and its answer."""
     _last(session)
     message = " ".join(session.undo().user.split())
-    note(f"took back: {message if len(message) <= 60 else message[:57] + '...'}")
+    note(f"removed: {message if len(message) <= 60 else message[:57] + '...'}")
 
 
 def _file(session: Session, name: str) -> None:
-    """Put a text file in front of the next message; /file - takes files back."""
+    """Attach a text file to the next message; /file - removes all attached files."""
     if name == "-":
         session.attached.clear()
-        note("your next message goes without files")
+        note("removed all attached files")
         return
     message = _as_message(name)
     tokens = len(session.target.tokenize(message, add_bos=False))
     if tokens > session.room():
-        raise NGramSpecError(f"{name} has {tokens} tokens, but the context has room for {session.room()}")
+        raise NGramSpecError(f"{name} has {tokens} tokens, but only {session.room()} fit in the context")
     session.attached.append(message)
     lines = message.count("\n") - 3
-    note(f"{name} ({lines} lines, {tokens} tokens) goes in front of your next message")
+    note(f"{name} ({lines} lines, {tokens} tokens) is attached to your next message")
 
 
-def _predict(session: Session, name: str) -> None:
-    """Draft the next answer from FILE first, where it changes that; /predict - takes it back."""
+def _prediction(session: Session, name: str) -> None:
+    """Draft the next answer from FILE, if it is likely to repeat that text; /prediction - removes it."""
     if name == "-":
         session.predicted = ""
-        note("nothing is predicted of your next answer")
+        note("removed the prediction for the next answer")
         return
     drafter = session.decoder.drafter
-    if drafter is None or drafter.predicted is None:
-        raise NGramSpecError("nothing drafts from a prediction here: that takes drafts, by mixture")
+    if drafter is None or drafter.prediction is None:
+        raise NGramSpecError("/prediction has no effect here: it requires drafting with the drafter 'mixture'")
     session.predicted = _text_of(name)
-    note(f"the next answer is drafted from {name} first; it is no part of your message")
+    note(f"the next answer is also drafted from {name}, which is not part of your message")
 
 
 def _as_message(name: str) -> str:
@@ -165,7 +167,7 @@ def _text_of(name: str) -> str:
     """The text of a file, which is not empty. Raises NGramSpecError and OSError."""
     path = Path(name).expanduser()
     if path.stat().st_size > LARGEST:
-        raise NGramSpecError(f"{name} has more than {LARGEST // 2**20} MiB")
+        raise NGramSpecError(f"{name} is larger than {LARGEST // 2**20} MiB")
     text = read_text(path).removeprefix("\ufeff")
     if not text.strip():
         raise NGramSpecError(f"{name} is empty")
@@ -173,28 +175,28 @@ def _text_of(name: str) -> str:
 
 
 def _copy(session: Session, number: str) -> None:
-    """Put the last answer, or its Nth block of code, on the clipboard, if the terminal can (OSC 52)."""
+    """Copy the last answer, or its Nth code block, to the clipboard (if the terminal supports OSC 52)."""
     if not sys.stdout.isatty():
-        raise NGramSpecError("/copy needs a terminal")
+        raise NGramSpecError("/copy requires a terminal")
     text = without_thoughts(session.thoughts(), _last(session).assistant)
     what = "the answer"
     if number:
         blocks = code_blocks(text)
         if not number.isdecimal() or not 0 < int(number) <= len(blocks):
-            raise NGramSpecError(f"the last answer has {len(blocks)} blocks of code; /copy {number} is none of them")
+            raise NGramSpecError(f"the last answer has {len(blocks)} code blocks; {number!r} is not the number of one")
         text, what = blocks[int(number) - 1], f"block {number}"
     if not text:
-        raise NGramSpecError(f"there is nothing in {what}")
+        raise NGramSpecError(f"{what} is empty")
     raw = base64.b64encode(text.encode("utf-8", "replace")).decode()
     print(f"\x1b]52;c;{raw}\x07", end="", flush=True)  # shows nothing
-    note(f"{what} went to the terminal for its clipboard: {len(text)} characters")
+    note(f"copied {what}: {len(text)} characters")
 
 
 # ---------------------------------------------------------------------- settings, model, memory
 
 
 def _set(session: Session, argument: str) -> None:
-    """Show the settings, or change one: /set temp 0.7; /set NAME default takes it back."""
+    """Show the settings, or change one: /set temp 0.7; /set NAME default resets it."""
     name, _, value = argument.partition(" ")
     if not name:
         settings = chat_settings.SETTINGS.items()
@@ -214,52 +216,52 @@ def _set(session: Session, argument: str) -> None:
 
 
 def _model(session: Session, name: str) -> None:
-    """Show the model, or go on with another one."""
+    """Show the current model, or switch to another one."""
     if not name:
-        note(f"{session.target.name} ({session.target.path}); ngramspec models lists what is on this disk")
+        note(f"{session.target.name} ({session.target.path}); ngramspec models lists the models on this machine")
         return
     session.exchange(find(name, session.load), session.load)
-    note(f"{session.target.name}, context of {session.target.n_ctx} tokens, goes on with the conversation")
+    note(f"{session.target.name}, context of {session.target.n_ctx} tokens, continues the conversation")
 
 
 def _memory(session: Session, _argument: str) -> None:
-    """Show what is drafted from beside this conversation, and what is kept."""
+    """Show the texts used for drafting and what is saved."""
     memory = session.memory
     if memory is None:
-        note("drafts come from this conversation alone")
+        note("drafts come only from this conversation")
     elif not memory.stored:
         note(
-            "drafts come from this conversation, and what was said before /reset; ngramspec memory add adds your files"
+            "drafts come from this conversation and earlier ones of this session; ngramspec memory add adds your files"
         )
     else:
-        note(f"drafts come from this conversation and {memory.stored} tokens of yours (ngramspec memory list)")
-    answers = "are kept for later drafts" if memory is not None and memory.keeps else "are not kept for later drafts"
-    conversation = f"is kept in {kept_path()}" if session.keep else "is not kept"
+        note(f"drafts come from this conversation and {memory.stored} tokens of your memory (ngramspec memory list)")
+    answers = "are saved for later drafts" if memory is not None and memory.keeps else "are not saved for later drafts"
+    conversation = f"is saved in {kept_path()}" if session.keep else "is not saved"
     note(f"answers {answers}; the conversation {conversation}")
 
 
 def _reset(session: Session, _argument: str) -> None:
-    """Forget the turns so far, keep the system message; /clear does too."""
+    """Start a new conversation with the same system message; also /clear."""
     session.reset()
-    note("the conversation starts afresh")
+    note("started a new conversation")
 
 
 def _system(session: Session, text: str) -> None:
-    """Show the system message, or set it from the next turn on; /system - removes it."""
+    """Show the system message, or set it for the following turns; /system - removes it."""
     conversation = session.conversation
     if not text:
         note(conversation.system if conversation.system is not None else "there is no system message")
     elif text == "-":
         session.set_system(None)
-        note("from the next turn on there is no system message")
+        note("removed the system message for the following turns")
     else:
         session.set_system(text)
-        kept = "; /reset forgets the turns so far" if conversation.turns else ""
-        note(f"the system message applies from the next turn on{kept}")
+        kept = "; /reset starts a new conversation" if conversation.turns else ""
+        note(f"the system message applies to the following turns{kept}")
 
 
 def _stats(session: Session, _argument: str) -> None:
-    """Show the session's speed and what became of its drafts."""
+    """Show the speed and the draft statistics of this session."""
     target, decoder, sampling = session.target, session.decoder, session.sampling
     drafts = "off" if decoder.drafter is None else f"{decoder.drafter.name}, policy {decoder.policy.name}"
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}, seed {sampling.seed}"
@@ -275,7 +277,7 @@ def _stats(session: Session, _argument: str) -> None:
 
 
 def _drafts(session: Session, _argument: str) -> None:
-    """Turn the display of drafts on or off."""
+    """Show or hide the drafts in answers."""
     set_drafts(session, not session.view.drafts)
 
 
@@ -283,12 +285,12 @@ def set_drafts(session: Session, on: bool) -> None:
     """Turn the display of drafts on or off. Raises NGramSpecError where it cannot be shown."""
     view = session.view
     if on and not view.can_show_drafts:
-        raise NGramSpecError("drafts can be shown on a terminal only")
+        raise NGramSpecError("drafts can only be shown in a terminal")
     view.drafts = on
     if not on:
-        note("drafts are not shown")
+        note("drafts are hidden")
         return
-    parts = {ACCEPTED: "accepted", REFUSED: "refused", CORRECTION: "the model's own token instead"}
+    parts = {ACCEPTED: "accepted", REFUSED: "rejected", CORRECTION: "the model's own token instead"}
     told = "[dim], [/]".join(f"[{style}]{text}[/]" for style, text in parts.items())
     stderr.print(f"[dim]drafts are shown: [/]{told}")
 
@@ -301,7 +303,7 @@ def _save(session: Session, argument: str) -> None:
 
 
 def _load(session: Session, argument: str) -> None:
-    """Go on with the conversation in FILE instead of this one."""
+    """Load a conversation from FILE and continue it."""
     path = Path(argument).expanduser()
     conversation, model = load(path)
     session.go_on_with(conversation)
@@ -310,7 +312,7 @@ def _load(session: Session, argument: str) -> None:
 
 def tell_resumed(session: Session, model: str) -> None:
     """Say what a resumed conversation is, and show its last turn to a user at a terminal."""
-    note(f"going on with {_turns(session)}{_had_with(session, model)}")
+    note(f"continuing a conversation of {_turns(session)}{_had_with(session, model)}")
     if session.interactive and session.conversation.turns:
         turn = session.conversation.turns[-1]
         note(f"> {turn.user}")
@@ -325,11 +327,11 @@ def _turns(session: Session) -> str:
 
 def _had_with(session: Session, model: str) -> str:
     """Names the model of a conversation, if it is another one; the file may name none."""
-    return f", had with {model}" if model not in ("", session.target.name) else ""
+    return f", recorded with {model}" if model not in ("", session.target.name) else ""
 
 
 def _quit(_session: Session, _argument: str) -> None:
-    """Leave, as do /exit, /bye and Ctrl-D."""
+    """Exit; also /exit, /bye and Ctrl-D."""
     raise EOFError
 
 
@@ -339,7 +341,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Session, str], bool | None]]] = {
     "edit": ("[TEXT]", _edit),
     "undo": ("", _undo),
     "file": ("FILE", _file),
-    "predict": ("FILE", _predict),
+    "prediction": ("FILE", _prediction),
     "copy": ("[N]", _copy),
     "set": ("[NAME [VALUE]]", _set),
     "system": ("[TEXT]", _system),

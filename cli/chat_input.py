@@ -82,7 +82,7 @@ def no_echo() -> Iterator[None]:
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
 
     def end(number: int, _frame: FrameType | None) -> None:
-        """What ends a program without unwinding it must not leave the terminal so."""
+        """Restore the terminal before a signal ends the program without unwinding."""
         termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
@@ -161,7 +161,7 @@ class Terminal:
             elif self._warned:
                 event.app.exit(exception=EOFError, style="class:exiting")
             else:
-                run_in_terminal(lambda: note("Ctrl-C again, Ctrl-D or /quit leaves"))
+                run_in_terminal(lambda: note("press Ctrl-C again, or use Ctrl-D or /quit, to exit"))
                 self._warned = True
 
         @bindings.add("escape", "enter")
@@ -186,7 +186,7 @@ def clean(text: str) -> str:
 
 
 def unquoted(text: str) -> str:
-    """What stands between three quotes and three quotes, if the text is that: a message, or that of /system."""
+    """Return the text between triple quotes, if the input is a quoted message or a quoted /system argument."""
     found = _QUOTED.fullmatch(text)
     return f"{found[1] or ''}{found[2]}" if found else text
 
@@ -199,7 +199,7 @@ def _history() -> History:
         path.open("ab").close()
         path.open("rb").close()
     except OSError as error:
-        note(f"the history is not kept: {path}: {error.strerror}")
+        note(f"warning: the input history is not saved: {path}: {error.strerror}")
         return InMemoryHistory()
     return _CleanHistory(path)
 

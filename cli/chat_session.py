@@ -16,7 +16,7 @@ from ngramspec.conversation import Conversation, Message, Turn, answer_room, loa
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.json_data import encode
-from ngramspec.loading.load import Loaded
+from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
@@ -30,10 +30,10 @@ from .console import Terminated, complain, fail, guarded_stdout, in_words, note,
 from .options import keep, open_found
 from .view import remarks, summary
 
-_CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
+_CUT = {"length": "stopped at the token limit (-n/--predict)", "context": "stopped: the context is full"}
 
 
-def open_model(found: ModelSource, settings: LoadSettings) -> Loaded:
+def open_model(found: ModelSource, settings: LoadSettings) -> LoadedModel:
     """Load a model, and measure what exact answers need before the first one. Raises NGramSpecError."""
     loaded = open_found(found, settings, remember=True)
     if loaded.target.exact == "on" and loaded.target.can_rollback:
@@ -47,9 +47,9 @@ def kept_path() -> Path:
 
 
 def last_kept() -> tuple[Conversation, str]:
-    """What was kept, as `load` gives it. Raises NGramSpecError if there is none, or it cannot be read."""
+    """Load the saved conversation, as `load` does. Raises NGramSpecError if there is none, or it cannot be read."""
     if not kept_path().exists():
-        raise NGramSpecError("no conversation is kept; ngramspec chat --keep keeps one")
+        raise NGramSpecError("there is no saved conversation; ngramspec chat --keep saves one")
     return load(kept_path())
 
 
@@ -60,7 +60,7 @@ class Session:
         self,
         found: ModelSource,
         settings: LoadSettings,
-        loaded: Loaded,
+        loaded: LoadedModel,
         sampling: Sampling,
         acceptance: Acceptance,
         *,
@@ -69,7 +69,7 @@ class Session:
     ) -> None:
         self._use(found, settings, loaded)
         self.sampling, self.acceptance = sampling, acceptance
-        self.random_seed = False  # whether the seed is drawn anew with each conversation
+        self.random_seed = False  # whether the seed is drawn again with each conversation
         self.limit = limit  # most tokens of an answer
         self.stop: Sequence[str] = ()  # texts that end an answer
         self.conversation = Conversation()
@@ -79,7 +79,7 @@ class Session:
         self.stop_key = StopKey(keep_session=interactive)
         self.totals = Stats()  # counters over all answers, those before a /reset included
         self.answers = 0  # how many there were
-        # Whether the conversation is kept on disk, as it is: what is taken back or forgotten goes there too, and of
+        # Whether the conversation is kept on disk, as it is: what is undone or forgotten goes there too, and of
         # several chats that keep theirs, the last one to get an answer has the file.
         self.keep = False
         self.attached: list[str] = []  # texts that go in front of the next message
@@ -88,7 +88,7 @@ class Session:
         self.editing = False  # whether the user's next message takes the place of the last one
         self._opening = ""  # what the last prompt begins the answer with
 
-    def _use(self, found: ModelSource, settings: LoadSettings, loaded: Loaded) -> None:
+    def _use(self, found: ModelSource, settings: LoadSettings, loaded: LoadedModel) -> None:
         self.found, self.load, self._loaded = found, settings, loaded
         self.target, self.decoder, self.memory = loaded.target, loaded.decoder, loaded.memory
         # Answers of the last turns; the memory hears of them when they leave the context.
@@ -106,13 +106,13 @@ class Session:
         return self._used
 
     def thoughts(self) -> AnswerParser:
-        """What tells the thoughts of an answer to the last prompt from what it says."""
+        """Return a parser that separates reasoning from the answer to the last prompt."""
         return thoughts_parser(self.target.chat_template, opening=self._opening)
 
     # ------------------------------------------------------------------ what is said so far
 
     def reset(self) -> None:
-        """Forget the turns. A random seed is drawn anew, or the same question would get the same answer again."""
+        """Forget the turns. A random seed is drawn again, or the same question would get the same answer again."""
         self.go_on_with(Conversation(self.conversation.system))
         if self.random_seed:
             self.draw_seed()
@@ -154,13 +154,13 @@ class Session:
                 kept_path().unlink(missing_ok=True)
         except (NGramSpecError, OSError) as error:
             self.keep = False
-            complain(f"the conversation is not kept: {in_words(error)}")
+            complain(f"the conversation could not be saved: {in_words(error)}")
 
     def exchange(self, found: ModelSource, settings: LoadSettings) -> None:
-        """Go on with another model or other settings; what the memory of the last one was to hear is forgotten.
+        """Continue with another model or other settings; what the memory of the last one was to hear is forgotten.
 
         Raises:
-            NGramSpecError: they cannot be used; the session goes on as before. Ends the program where it cannot.
+            NGramSpecError: they cannot be used; the session continues as before. Ends the program where it cannot.
         """
         before = self.found, self.load
         # Two models may not fit beside each other.
@@ -173,9 +173,9 @@ class Session:
             try:
                 self._use(*before, open_model(*before))
             except NGramSpecError as gone:
-                fail(f"{found.label} cannot be used ({error}), nor {name} as before: {gone}")
+                fail(f"cannot use {found.label} ({error}), and cannot return to {name}: {gone}")
             why = "" if isinstance(error, typer.Exit) else f": {error or 'out of memory'}"
-            raise NGramSpecError(f"{found.label} cannot be used{why} (going on with {name})") from error
+            raise NGramSpecError(f"cannot use {found.label}{why} (continuing with {name})") from error
 
     def _hear(self, start: int) -> None:
         """Tell the memory of the answers from one on: they leave the context."""
@@ -213,8 +213,8 @@ class Session:
         try:
             prompt, first = conversation.prompt(message, self._encode, self.room())
             if dropped := first - conversation.first:
-                turns = "oldest turn no longer fits" if dropped == 1 else f"{dropped} oldest turns no longer fit"
-                note(f"the {turns} in the context; the model answers without")
+                turns = "oldest turn does not fit" if dropped == 1 else f"{dropped} oldest turns do not fit"
+                note(f"the {turns} in the context; the model answers without {'it' if dropped == 1 else 'them'}")
             with self.stop_key, no_echo(), guarded_stdout():
                 try:
                     self._answer(prompt, steps)
@@ -227,7 +227,7 @@ class Session:
                 finally:
                     self.view.end()
         except NGramSpecError as error:
-            complain(f"{error} (the turn was taken back)")
+            complain(f"{error} (the turn was removed)")
             return False
         finally:
             for step in steps:
@@ -236,7 +236,7 @@ class Session:
         ending = (steps[-1].stop if steps else None) or "stopped"
         text = _text(steps)
         if ending == "stopped" and not text:
-            note("stopped before the answer began; the turn was taken back")
+            note("stopped before the answer began; the turn was removed")
             return True
         conversation.add(message, text, first)
         self.conversation = conversation
@@ -283,9 +283,9 @@ class Session:
                 prompt,
                 max_tokens=self.limit,
                 sampling=self.sampling,
-                verify=self.acceptance,
+                acceptance=self.acceptance,
                 stop=self.stop,
-                detail=self.trace is not None,
+                return_decisions=self.trace is not None,
                 prediction=self.target.tokenize(self.predicted, add_bos=False) if self.predicted else (),
                 progress=progress,
             )

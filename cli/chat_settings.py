@@ -1,4 +1,4 @@
-"""What `/set` changes: every sampling option by its name on the command line, and what else a chat can change."""
+"""Settings of `/set`: every sampling option by its name on the command line, and further settings of a chat."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .options import AUTO, NO_LIMIT
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions
 
 DEFAULT = "default"
-"""The value that takes back what was set."""
+"""The value that resets a setting."""
 
 LOADED = ("threads", "threads_batch", "ctx_size", "no_draft", "drafter", "policy", "draft_max", "memory", "no_memory")
-"""Settings of `LoadSettings` that a chat can change; the model is loaded anew."""
+"""Settings of `LoadSettings` that a chat can change; the model is loaded again."""
 
 _HINTS, _LOADING = get_type_hints(Sampling), get_type_hints(LoadSettings)
 _CHAT = SamplingOptions().settings({"temperature": CHAT_TEMPERATURE, "seed": 0})  # the usual values
@@ -50,7 +50,7 @@ def find(name: str) -> Setting:
     """A setting by its name, or a flag of it. Raises NGramSpecError, which lists them."""
     found = _ALIASES.get(_plain(name))
     if found is None:
-        raise NGramSpecError(f"there is no setting {name!r}; there are: {', '.join(SETTINGS)}")
+        raise NGramSpecError(f"unknown setting {name!r}; choose from: {', '.join(SETTINGS)}")
     return SETTINGS[found]
 
 
@@ -77,12 +77,12 @@ def _parsed(known: Option, kind: Any, value: str) -> Any:
     try:
         return kind(value)
     except ValueError:
-        raise NGramSpecError(f"{value!r} is no {'whole ' if kind is int else ''}number") from None
+        raise NGramSpecError(f"{value!r} is not a {'whole ' if kind is int else ''}number") from None
 
 
 def _on(value: str) -> bool:
     if value not in ("on", "off"):
-        raise NGramSpecError(f"{value!r} must be on or off")
+        raise NGramSpecError(f"must be on or off, got {value!r}")
     return value == "on"
 
 
@@ -133,13 +133,13 @@ def _set_limit(session: Session, value: str | None) -> None:
     elif value.isdecimal() and int(value) > 0:
         session.limit = int(value)
     else:
-        raise NGramSpecError(f"{value!r} must be a whole number of at least 1, or -1: until the context is full")
+        raise NGramSpecError(f"must be a whole number of at least 1, or -1 (until the context is full), got {value!r}")
 
 
 def _set_stop(session: Session, value: str | None) -> None:
     stop = _texts(value or "")
     if not all(stop):
-        raise NGramSpecError("a text that ends answers must not be empty")
+        raise NGramSpecError("a stop string must not be empty")
     session.stop = tuple(stop)
 
 
@@ -149,7 +149,7 @@ def _set_think(session: Session, value: str | None) -> None:
         return
     on = _on(value)
     if _THINK not in (session.target.chat_template or ""):
-        raise NGramSpecError(f"this model's chat template does not ask whether to think ({_THINK})")
+        raise NGramSpecError(f"this model's chat template has no variable for reasoning ({_THINK})")
     session.variables[_THINK] = on
 
 
@@ -163,7 +163,7 @@ def _set_keep(session: Session, value: str | None) -> None:
 
 def _set_markdown(session: Session, value: str | None) -> None:
     if value == "on" and not session.view.can_render:
-        raise NGramSpecError("it can be shown on a terminal with styles and some room only")
+        raise NGramSpecError("Markdown can only be rendered in a terminal with styles and at least 20 columns")
     session.view.markdown = _on(value or "on")
 
 
@@ -192,23 +192,21 @@ _OPTIONS = options(Sampling) | {name: known for name, known in options(LoadSetti
 SETTINGS = {
     _flag_name(known): (_sampling if field in _HINTS else _loading)(field, known) for field, known in _OPTIONS.items()
 } | {
-    "json-schema": Setting(
-        "JSON schema of the answers, in the place of a grammar.", lambda _: "see grammar", _set_schema
-    ),
+    "json-schema": Setting("JSON schema for the answers, instead of a grammar.", lambda _: "see grammar", _set_schema),
     "predict": Setting(
-        "Most tokens of an answer; -1: until the context is full.",
+        "Maximum number of tokens per answer; -1: until the context is full.",
         lambda session: "-1" if session.limit == NO_LIMIT else str(session.limit),
         _set_limit,
     ),
-    "stop": Setting("Texts that end an answer, quoted as in a shell.", lambda s: _words(tuple(s.stop)), _set_stop),
+    "stop": Setting("Stop strings, quoted as in a shell.", lambda s: _words(tuple(s.stop)), _set_stop),
     "think": Setting(
-        "Whether the model thinks first, where its chat template asks: on or off.",
+        "Reasoning before the answer (if the chat template supports it): on or off.",
         lambda s: _words(s.variables[_THINK]) if _THINK in s.variables else "as the model does",
         _set_think,
     ),
-    "markdown": Setting("Show Markdown as what it means, on or off.", lambda s: _words(s.view.markdown), _set_markdown),
+    "markdown": Setting("Render Markdown: on or off.", lambda s: _words(s.view.markdown), _set_markdown),
     "keep": Setting(
-        "Keep this conversation for chat --resume: on, or off, which deletes what is kept.",
+        "Save this conversation for chat --resume: on, or off (which deletes the saved one).",
         lambda s: _words(s.keep),
         _set_keep,
     ),

@@ -1,4 +1,4 @@
-"""What chat shows: answers as they come, drafts in colour, and the session's statistics."""
+"""Output of a chat: answers as they arrive, drafts in colour, and the statistics of the session."""
 
 from __future__ import annotations
 
@@ -139,16 +139,16 @@ def _size() -> os.terminal_size:
 def totals(stats: Stats, facts: dict[str, str]) -> list[Table]:
     """The session's statistics: `facts` and the counters, then acceptance by position in the draft."""
     rows = dict(facts)
-    rows["tokens"] = f"{stats.generated} generated, prompts read in {stats.prefill_seconds:.1f} s"
+    rows["tokens"] = f"{stats.generated} generated, prompts processed in {stats.prefill_seconds:.1f} s"
     if stats.tokens_per_second is not None:
-        rows["speed"] = f"{stats.tokens_per_second:.1f} tokens/s, {stats.tokens_per_pass:.2f} tokens per target pass"
+        rows["speed"] = f"{stats.tokens_per_second:.1f} tokens/s, {stats.tokens_per_pass:.2f} tokens per pass"
     if stats.passes:
         share = stats.passes_without_draft / stats.passes
         rows["passes"] = f"{stats.passes}, {share:.0%} of them without a draft"
     if stats.acceptance_rate is not None:
         rows["drafts"] = f"{stats.accepted} of {stats.drafted} drafted tokens accepted ({stats.acceptance_rate:.0%})"
     if stats.estimated_gain is not None:
-        rows["gain"] = f"about {stats.estimated_gain:.2f}x plain decoding, by this machine's measured costs"
+        rows["gain"] = f"about {stats.estimated_gain:.2f}x plain decoding (estimated from this machine's cost curve)"
     table = facts_table(rows)
     tested = [(i, n) for i, n in enumerate(stats.tested_at) if n]
     if not tested:

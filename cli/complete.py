@@ -38,64 +38,75 @@ def complete(
         typer.Argument(
             metavar="MODEL",
             autocompletion=complete_model,
-            help="GGUF file or the name of a model, as in ngramspec chat; may be left out.",
+            help="GGUF file or model name, as for ngramspec chat; optional.",
         ),
     ] = None,
     file: Annotated[
-        str | None, typer.Argument(metavar="FILE|-", help="Text to continue; -, or nothing: stdin.")
+        str | None, typer.Argument(metavar="FILE|-", help="File with the text to continue; - or no argument: stdin.")
     ] = None,
-    text_file: str | None = option(None, "-f", "--file", help="Text to continue, as an option."),
-    predict: int = option(256, "-n", "--predict", help="Most tokens; -1: until the context is full."),
-    stop: list[str] | None = STOP,
-    suffix: str | None = option(None, metavar="FILE|-", help="Fill a gap: the text behind it. For models that can."),
-    prediction: str | None = option(
-        None, metavar="FILE", help="Text that the continuation is likely to copy: drafted from first."
+    text_file: str | None = option(
+        None, "-f", "--file", help="File with the text to continue, instead of the argument."
     ),
-    truncate: bool = option(False, help="Keep the tail of a text that is too long, instead of refusing it."),
-    echo: bool = option(False, help="Print the text before its continuation, and what --suffix names after it."),
-    as_json: bool = option(False, "--json", help="Print one JSON object instead of the text."),
+    predict: int = option(
+        256, "-n", "--predict", help="Maximum number of tokens to generate; -1: until the context is full."
+    ),
+    stop: list[str] | None = STOP,
+    suffix: str | None = option(
+        None, metavar="FILE|-", help="Fill in the middle: file with the text after the gap; needs a model with support."
+    ),
+    prediction: str | None = option(
+        None, metavar="FILE", help="File that the continuation is likely to repeat, used for drafting."
+    ),
+    truncate: bool = option(False, help="If the text is too long, keep its end instead of failing."),
+    echo: bool = option(
+        False, help="Also print the text itself before its continuation, and that of --suffix after it."
+    ),
+    as_json: bool = option(False, "--json", help="Print a JSON object instead of the text."),
     logprobs: int | None = option(
-        None, metavar="N", help="With --json: logprobs of each token and of the N likeliest.", allowed=within(0)
+        None,
+        metavar="N",
+        help="With --json: log-probabilities of each token and the N most likely ones.",
+        allowed=within(0),
     ),
     trace: Path | None = TRACE,
     beams: int | None = option(
         None,
         metavar="W",
-        help="Beam search: the likeliest text of W kept at each step.",
+        help="Beam search with W beams.",
         allowed=between(1, SEQUENCES - 1),
     ),
 ) -> None:
     """Continue a text: cat app.py | ngramspec complete model.gguf -n 200 > rest.py
 
-    One argument is the model if it is a GGUF file, an hf: name or smollm2, else the text file. Only the continuation
-    goes to stdout; statistics go to stderr.
+    A single argument is the model if it is a GGUF file, an hf: name or smollm2; otherwise it is the text file. Only the
+    continuation goes to stdout; statistics go to stderr.
 
-    --json prints one object with text, tokens, prompt_tokens, target_passes, drafted, accepted, seconds,
-    tokens_per_second, stop_reason, seed and more: lossy names what changed the output, exact says whether the text is
-    the same bit for bit without drafts, close_calls how many tokens rounding could have decided; with --policy
-    entropy, steps has entropy and gamma of each pass. --logprobs N adds the log-probability of each token and of the
-    N likeliest ones, before any sampling setting.
+    --json prints an object with text, tokens, prompt_tokens, target_passes, drafted, accepted, seconds,
+    tokens_per_second, stop_reason, seed and more. lossy names the option that changed the output, exact is true if the
+    text is bit-identical with and without drafts, and close_calls counts the tokens that rounding could have decided.
+    With --policy entropy, steps has the entropy and gamma of each pass. --logprobs N adds the log-probabilities of
+    each token and of the N most likely ones, before any sampling setting.
 
-    --suffix FILE fills a gap: the text is what stands before it, FILE what stands behind it, and only what belongs in
-    between is printed. This takes a model with tokens for it, such as Qwen2.5-Coder; others are refused. Where both
-    texts do not fit, --truncate keeps what is next to the gap, three quarters of it before. Editors also choose with
-    --samplers "top_k;top_p;infill;temperature": infill ends the text as soon as that is likely.
+    --suffix FILE fills in the middle: the text comes before the gap, FILE comes after it, and only the text in between
+    is printed. This requires a model with tokens for it, such as Qwen2.5-Coder. If both texts do not fit, --truncate
+    keeps the parts next to the gap, three quarters of them before it. Editors also use
+    --samplers "top_k;top_p;infill;temperature", which ends the text as soon as that is likely.
 
-    --prediction FILE names a text that the continuation is likely to repeat in large part, such as the file that it is
-    to change, where the text to continue does not hold it. A wrong one changes nothing but the speed.
+    --prediction FILE names a text that the continuation is likely to repeat, such as the file to edit, if the prompt
+    does not contain it. A wrong prediction affects only the speed.
 
-    --beams W looks for the likeliest text by beam search instead of taking the likeliest token each time (no length
-    penalty; --json tells all W texts with their scores). Drafts of its own, up to --draft-max (16) steps ahead, then
-    save passes where they pay here. W texts of -n tokens must fit in the context beside the prompt. It goes with
-    neither sampling, penalties, grammars nor --exact on: where beams lie in the cache moves last bits. Recurrent
-    models are refused.
+    --beams W searches for the most likely text with beam search, without a length penalty; --json lists all W texts
+    with their scores. Drafts of up to --draft-max (16) steps save passes if that pays on this machine. W texts of -n
+    tokens must fit in the context together with the prompt. Beam search cannot be combined with sampling, penalties,
+    grammars or --exact on (the position of a beam in the cache affects the rounding), and does not support recurrent
+    models.
     """
     limit = check_predict(predict)
     chosen = sampling.sampling()
     acceptance = sampling.acceptance(chosen, load)
     stops = check_stop(stop)
     if logprobs is not None and not as_json:
-        usage_error("--logprobs are part of the JSON object; add --json")
+        usage_error("--logprobs requires --json")
     if beams is not None:
         others = {"--logprobs": logprobs, "--trace": trace}
         check_beams(chosen, acceptance, load, others)
@@ -128,17 +139,17 @@ def complete(
                 prompt,
                 max_tokens=limit,
                 sampling=chosen,
-                verify=acceptance,
+                acceptance=acceptance,
                 stop=stops,
                 logprobs=logprobs,
-                detail=writer is not None,
+                return_decisions=writer is not None,
                 prediction=target.tokenize(predicted, add_bos=False) if predicted else (),
                 progress=progress,
             ):
                 if writer is not None:
                     writer.add(step)
                 # A long text's judgements take room, and are in the trace.
-                steps.append(step if writer is None else replace(step, judged=NO_DRAFT, detail=()))
+                steps.append(step if writer is None else replace(step, verified_draft=NO_DRAFT, decisions=()))
                 stats.add(step)
                 if not as_json:
                     write_stdout(step.text)
@@ -165,13 +176,13 @@ def complete(
 
 
 def _read_prediction(file: str, load: LoadSettings, beams: int | None) -> str:
-    """What --prediction names; ends the program where it would have to be ignored, or is empty."""
+    """Read the --prediction file; exits if it is empty or cannot be used."""
     if beams is not None or load.no_draft:
-        usage_error(f"--prediction is for drafts of one text; leave out {'--no-draft' if load.no_draft else '--beams'}")
+        usage_error(f"--prediction cannot be combined with {'--no-draft' if load.no_draft else '--beams'}")
     if load.drafter not in REMEMBERING:
-        usage_error(f"--drafter {load.drafter} cannot draft from a prediction; {' and '.join(sorted(REMEMBERING))} can")
+        usage_error(f"--drafter {load.drafter} does not support --prediction; use {' or '.join(sorted(REMEMBERING))}")
     if not (text := read_text(Path(file))):
-        fail(f"{file} is empty: nothing can be drafted from it")
+        fail(f"the prediction {file} is empty")
     return text
 
 
@@ -181,10 +192,10 @@ def _arguments(model: str | None, file: str | None, text_file: str | None, *, na
     if model is not None and file is None and not _names_model(model, text_given=text_given):
         model, file = None, model
     if file is not None and text_file is not None:
-        usage_error(f"two texts are named: {file} and, with -f/--file, {text_file}; give one")
+        usage_error(f"two texts were given: {file} and -f/--file {text_file}; remove one")
     source = text_file if file is None else file
     if source == "":
-        usage_error("the name of the text file is empty")
+        usage_error("the name of the text file must not be empty")
     return model, "-" if source is None else source
 
 
@@ -195,17 +206,17 @@ def _names_model(argument: str, *, text_given: bool) -> bool:
 
 
 def _figures(steps: Sequence[Step], stats: Stats, piece: Callable[[int], bytes]) -> dict[str, Any]:
-    """What all steps tell, and their counters; `piece`: the bytes of a token."""
+    """Return the JSON fields of all steps and their sums; `piece` returns the bytes of a token."""
     names = ("drafted", "accepted", "prefill_seconds", "decode_seconds", "tokens_per_second", "tokens_per_pass")
     document: dict[str, Any] = {
         "tokens": stats.generated,
         "target_passes": stats.passes,
         **{name: getattr(stats, name) for name in (*names, "acceptance_rate", "estimated_gain", "close_calls")},
     }
-    explained = [step for step in steps if step.explained]
+    explained = [step for step in steps if step.policy_details]
     if explained:
         document["steps"] = [
-            {**step.explained, "drafted": len(step.drafted), "accepted": step.accepted} for step in explained
+            {**step.policy_details, "drafted": len(step.drafted), "accepted": step.accepted} for step in explained
         ]
     if told := [one for step in steps for one in step.logprobs]:
         document["logprobs"] = [

@@ -1,4 +1,4 @@
-"""`ngramspec complete --beams W`: the likeliest of the texts that beam search finds."""
+"""`ngramspec complete --beams W`: the most likely of the texts that beam search finds."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def check_beams(
 ) -> None:
     """End the program for an option that beam search would have to ignore; `others`: by their flags."""
     if load.exact == "on":
-        usage_error("--exact on is for one text at a time: where beams lie in the cache moves last bits; drop it")
-    if not sampling.greedy:
-        usage_error("--beams looks for the likeliest text and samples none; leave out --temp")
-    if sampling.moves_logits:
-        usage_error("--beams scores texts by the model alone; leave out penalties, biases, grammars and infill")
-    if acceptance != Acceptance():
         usage_error(
-            "--beams accepts drafts in one way only; leave out --acceptance, --lenience and --typical-acceptance"
+            "--beams cannot be combined with --exact on: the position of a beam in the cache affects the rounding"
         )
+    if not sampling.greedy:
+        usage_error("--beams cannot be combined with --temp: it searches for the most likely text")
+    if sampling.moves_logits:
+        usage_error("--beams cannot be combined with penalties, logit biases, grammars or infill")
+    if acceptance != Acceptance():
+        usage_error("--beams cannot be combined with --acceptance, --lenience or --typical-acceptance")
     plain = LoadSettings()
     for name in ("drafter", "policy", "memory", "draft_model", "mtp"):
         if getattr(load, name) != getattr(plain, name):
-            usage_error(f"--beams drafts in a way of its own; leave out --{name.replace('_', '-')}")
+            usage_error(f"--beams cannot be combined with --{name.replace('_', '-')}")
     for name, value in others.items():
         if value is not None:
-            usage_error(f"--beams has no {name.removeprefix('--')} to tell; leave out {name}")
+            usage_error(f"--beams cannot be combined with {name}")
 
 
 def complete_with_beams(
@@ -120,8 +120,8 @@ def _document(search: BeamSearch, text: str, prompt_tokens: int, seconds: float,
 
 def _summary(search: BeamSearch, ending: str) -> str:
     stats, found = search.stats, search.hypotheses()
-    parts = [f"{len(found[0].tokens) if found else 0} tokens, the likeliest of {search.beams} beams"]
+    parts = [f"{len(found[0].tokens) if found else 0} tokens, best of {search.beams} beams"]
     if stats.tokens_per_second is not None:
         parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
-        parts.append(f"{stats.passes} passes for the {stats.tokens} of plain beam search")
+        parts.append(f"{stats.passes} passes instead of {stats.tokens} without drafts")
     return ", ".join(parts) + f"; {ending}"

@@ -1,4 +1,4 @@
-"""What `ngramspec complete` goes on with: a text, or two texts with a gap between them."""
+"""The text to continue in `ngramspec complete`: one text, or the texts before and after a gap."""
 
 from __future__ import annotations
 
@@ -12,21 +12,27 @@ LARGE = 1 << 20
 
 
 def read_texts(source: str, suffix: str | None) -> tuple[str, str | None]:
-    """The text to continue, and what stands behind the gap; None: there is none, the text goes on at its end.
+    """The text to continue, and what stands behind the gap; None: there is none, the text continues at its end.
 
     Reads what is named, "-" being stdin; ends the program if it is not UTF-8, or there is nothing to go by.
     """
     if suffix is not None and suffix == source:
-        usage_error(f"the texts before and after the gap are the same: {'stdin' if source == '-' else source}")
+        usage_error(
+            f"the text and --suffix must be different files, got {'stdin' if source == '-' else source} for both"
+        )
     if suffix == "":
-        usage_error("the name of the --suffix file is empty")
-    before = read_source(source, "no text to continue: name a file, or pipe one in (see ngramspec complete --help)")
+        usage_error("the name of the --suffix file must not be empty")
+    before = read_source(source, "no text to continue; name a file or pipe one in (see ngramspec complete --help)")
     after = None
     if suffix is not None:
-        after = read_source(suffix, "nothing stands behind the gap: pipe it in, or name its file")
+        after = read_source(suffix, "no text after the gap; name a file or pipe one in")
     if not before and not after:
         name = "standard input" if source == "-" else source
-        fail(f"{name} is empty: there is nothing to continue" if after is None else "nothing stands round the gap")
+        fail(
+            f"{name} is empty: there is no text to continue"
+            if after is None
+            else "the texts before and after the gap are empty"
+        )
     return before, after
 
 
@@ -49,15 +55,15 @@ def prompt_of(target: Target, before: str, after: str | None, limit: int, trunca
         return prompt
     size = f"more than {target.n_ctx}" if left_out else str(len(prompt))
     if not truncate:
-        kept = "the text's tail" if after is None else "what is next to the gap"
+        kept = "its end" if after is None else "the parts next to the gap"
         fail(
-            f"the text has {size} tokens, but the context holds {target.n_ctx} and needs room for an answer;"
+            f"the text has {size} tokens and leaves no room for an answer in the context of {target.n_ctx};"
             f" raise -c/--ctx-size, or keep only {kept} with --truncate"
         )
     keep = target.n_ctx - min(limit, target.n_ctx // 2)
     if after is None:
-        note(f"the text has {size} tokens; its last {keep} are used")
-        # What the model wants at the start of every text is not the text's.
+        note(f"warning: the text has {size} tokens; only the last {keep} are used")
+        # Keep the token that the model requires at the start of every text.
         bos = target.tokenize("")[:1]
         bos = bos if bos == prompt[:1] else []
         return bos + prompt[len(bos) - keep :]
@@ -69,5 +75,8 @@ def _cut_round_gap(target: Target, before: str, after: str, keep: int) -> list[i
     room = keep - len(fill_in(target, "", ""))
     sizes = [len(target.tokenize(text, add_bos=False)) for text in (before, after)]
     behind = min(sizes[1], max(room // 4, room - sizes[0]))
-    note(f"the texts have {sum(sizes)} tokens; the {room - behind} before the gap and the {behind} after it are used")
+    note(
+        f"warning: the texts have {sum(sizes)} tokens; only {room - behind} before the gap and {behind} after it"
+        " are used"
+    )
     return fill_in(target, before, after, limits=Limits(room - behind, behind))

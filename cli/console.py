@@ -121,7 +121,7 @@ def raise_on_signals() -> None:
             threading.Timer(0.01, signal.raise_signal, [number]).start()
 
     for number in ENDING:
-        # What is started by nohup ignores SIGHUP, and is to go on.
+        # Programs started by nohup ignore SIGHUP and must continue.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, terminate)
     sys.unraisablehook = dropped
@@ -140,7 +140,7 @@ class Outcome:
 
 @contextmanager
 def outcome() -> Iterator[Outcome]:
-    """Run a block that may be interrupted or fail, and go on to report; the yielded `Outcome` says how it ended."""
+    """Run a block that may be interrupted or fail, and continue to report; the yielded `Outcome` says how it ended."""
     ended = Outcome()
     try:
         yield ended
@@ -166,7 +166,7 @@ def _decoded(raw: bytes, name: str) -> str:
     try:
         return utf8(raw)
     except UnicodeError as error:
-        raise NGramSpecError(f"{name} is {error}; convert it first") from error
+        raise NGramSpecError(f"{name} is {error}; convert it to UTF-8") from error
 
 
 def leave(ended: Outcome) -> None:

@@ -36,31 +36,31 @@ from .view import facts_table, report_console, tuned_line
 def info(
     load: Annotated[LoadSettings, LOADING],
     model: Model = None,
-    fresh: bool = option(False, help="Measure again instead of showing what is cached."),
+    remeasure: bool = option(False, help="Measure again instead of showing cached results."),
 ) -> None:
     """Show the build, the model, its cost curve and its bit-identical batch sizes.
 
-    The build and its devices; the model's architecture, size, context and vocabulary, and whether its KV cache can roll
-    back; the cost of a pass by batch size, and of a change of size; which sizes agree bit for bit; and what --exact
-    auto chooses.
+    The output contains the build and its devices; the model's architecture, size, context and vocabulary, and whether
+    its KV cache can be rolled back; the cost of a pass by batch size, and of a change of size; the batch sizes with
+    bit-identical logits; and the choice of --exact auto. A pass is one decode call of the model.
     """
     source = find(model, load)
     kept = recalled(tuned_file(source.path, load))
     target = open_target(source, load)
     calibration = Calibration.load(target)
     auto = ExactAuto(target) if target.exact == "auto" and target.exact_rollback else None
-    if fresh:
+    if remeasure:
         calibration.forget()
         if auto is not None:
             auto.forget()
     console = report_console()
     with guarded_stdout():
         pages = {"huge pages": target.huge_pages} if target.huge_pages else {}
-        _show(console, _facts(target) | pages | {"tuned": tuned_line(kept, left_out=load.no_tuned)})
+        _show(console, _facts(target) | pages | {"tuned": tuned_line(kept, left_out=load.ignore_tuned)})
         if not target.can_rollback:
             return
         if calibration.probe is None:
-            note("comparing batch sizes bit by bit; this takes a few seconds, once per model and machine")
+            note("comparing the logits of batch sizes; this takes a few seconds, once per model and machine")
         sizes = calibration.ensure_exact(target)
         report, curve = calibration.probe, calibration.ensure_curve(target)
         calibration.save()
@@ -73,7 +73,7 @@ def info(
             same = " ".join(str(n) for n in report.class_of(size))
             table.add_row(str(size), f"{curve.seconds(size) * 1e3:.2f}", f"{ratio:.2f}", f"{ratio / size:.2f}", same)
         console.print(table)
-        change = f"{curve.switch * 1e3:.2f} ms" if curve.switch else "nothing that is certain"
+        change = f"{curve.switch * 1e3:.2f} ms" if curve.switch else "nothing measurable"
         console.print(f"A change of batch size from one pass to the next costs {change}.")
         depths = " and ".join(str(d) for d in report.depths)
         console.print(
@@ -124,19 +124,19 @@ def _core() -> str:
     if not uncompiled():
         return "compiled core"
     return (
-        "core in plain Python, some 40 times slower than compiled: install a C compiler, then ngramspec again"
+        "core in plain Python, about 40 times slower than compiled: install a C compiler, then reinstall ngramspec"
         " with pip install --force-reinstall --no-deps --no-cache-dir"
     )
 
 
 def _rollback(target: Target) -> str:
     if not target.can_rollback:
-        return "recurrent state that cannot be taken back: drafting is off"
+        return "recurrent state without rollback: drafting is off"
     if target.replays:
-        return "recurrent state without snapshots: a refused draft costs evaluating tokens again"
+        return "recurrent state without snapshots: tokens are evaluated again after a rejected draft"
     if target.max_batch < MAX_EVALUATE:
-        return f"recurrent state with snapshots: drafts of up to {target.max_batch - 1} tokens can be taken back"
-    return "drafts of any length can be taken back"
+        return f"recurrent state with snapshots: drafts of up to {target.max_batch - 1} tokens can be rolled back"
+    return "drafts of any length can be rolled back"
 
 
 def _show(console: Console, facts: dict[str, str]) -> None:
@@ -150,24 +150,24 @@ def _show(console: Console, facts: dict[str, str]) -> None:
 def _choice(auto: ExactAuto) -> str:
     """What --exact auto chooses."""
     same = auto.exactness.same
-    line = "--exact auto: " + ("the same text with and without drafts" if same else "the fastest settings")
+    line = "--exact auto: " + ("bit-identical output with and without drafts" if same else "the fastest settings")
     prices = [price for way in ("exact", "padded") if (price := auto.known.relative_time(way)) is not None]
     if not prices:
         return line
     cost = f"{min(prices):.2f} times as long with drafts, for {ANSWER} tokens after {DEPTHS[-1]}"
-    return f"{line} (the same text takes {cost})"
+    return f"{line} (bit-identical output takes {cost})"
 
 
 def _advice(target: Target, classes: int) -> str:
     """What would make more batch sizes agree on this build."""
     if classes == 1:
-        return "All sizes agree: drafts cannot change this model's text here, exact mode or not."
+        return "All batch sizes agree: drafts cannot change the output of this model here, with or without exact mode."
     if any(d.is_gpu for d in target.devices):
-        return "On a GPU --exact on pads every pass to one class of sizes; the table shows what they cost here."
+        return "On a GPU, --exact on pads every pass to one class of sizes; the table shows their cost."
     if target.exact == "off":
-        return "--exact on takes flash attention off, and more sizes agree: ngramspec info --exact on shows it."
+        return "--exact on turns flash attention off, and more sizes agree; see ngramspec info --exact on."
     return (
-        "A CPU build without llamafile's kernels agrees at more sizes:"
+        "In a CPU build without llamafile's kernels, more sizes agree:"
         ' CMAKE_ARGS="-DGGML_LLAMAFILE=off" pip install --force-reinstall --no-cache-dir llama-cpp-python'
     )
 

@@ -77,7 +77,7 @@ def parse(source: str) -> list[SyntaxTreeNode]:
 
 
 def code_blocks(source: str) -> list[str]:
-    """What stands in the blocks of code of a text, wherever they are."""
+    """Return the contents of all code blocks of a text."""
     return [token.content for token in _PARSER.parse(source) if token.type in ("fence", "code_block")]
 
 

@@ -170,7 +170,7 @@ class LiveRows:
                 same = max(same - 1, 0)
             up = len(shown) - 1 - same
         else:
-            # A terminal that became narrower has broken the rows anew.
+            # A terminal that became narrower has broken the rows again.
             same, up = 0, sum(max(1, -(-cells // columns)) for cells in self._cells) - 1
         self._cells, self._columns = [row.cell_len for row in rows], columns
         out = "\n".join(new[same:])

@@ -21,7 +21,14 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.files import SECRET
 from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files, watch_folders
-from ngramspec.memory.memory import DEFAULT, memory_folder, memory_names, remembers, settings_path, write_remember
+from ngramspec.memory.memory import (
+    DEFAULT,
+    memory_folder,
+    memory_names,
+    saves_answers,
+    settings_path,
+    write_save_answers,
+)
 from ngramspec.memory.store import total
 from ngramspec.models.check import has_gguf_magic
 
@@ -42,16 +49,18 @@ from .console import (
 from .options import grouped, open_vocabulary
 from .output import Output, PostOptions, command_line, json_option
 
-Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Which memory.")]
+Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Name of the memory.")]
 ModelName = Annotated[
     str | None,
-    typer.Option(metavar="MODEL", help="Whose tokenizer; the file needs no weights. Default: the default model."),
+    typer.Option(
+        metavar="MODEL", help="Model whose tokenizer is used; the file needs no weights. Default: the default model."
+    ),
 ]
 
 app = typer.Typer(
     name="memory",
     add_completion=False,
-    help="Texts of yours to draft from: files and folders you add, and answers, if you switch that on.",
+    help="Manage the files and answers to draft from: files and folders that you add, and saved answers.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     invoke_without_command=True,
@@ -67,14 +76,16 @@ def _options(context: typer.Context) -> None:
 
 @app.command("add")
 def add(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, and folders with all below them.")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Files and folders; folders are added recursively.")
+    ],
     memory: Name = DEFAULT,
     model: ModelName = None,
 ) -> None:
     """Add files and folders: ngramspec memory add --model model.gguf ~/src/project
 
-    Of a folder everything below it that is text, that no .gitignore names and whose name tells of no secret, as .env
-    and id_rsa do. Adding again takes in what has changed and drops what is gone.
+    Folders are added recursively. Binary files, files listed in a .gitignore and files that look like secrets (.env,
+    id_rsa) are skipped. Running the command again updates changed files and removes deleted ones.
     """
     _add(_paths(paths), memory, model)
 
@@ -99,39 +110,39 @@ def _add(
             )
     except (KeyboardInterrupt, Terminated):
         if store.generation() == before:
-            note("interrupted; the memory is as it was")
+            note("interrupted; the memory is unchanged")
         raise
     note(f"memory {memory!r} for {vocabulary.path.name}: {_in_words(added)}")
     if SECRET in added.skipped:
-        note("what is probably secret by its name (.env, keys, passwords) is added only if you name the file itself")
+        note("files that look like secrets (.env, keys, passwords) are added only if you name the file itself")
     return vocabulary, store
 
 
 @app.command("watch")
 def watch(
-    folders: Annotated[list[str], typer.Argument(metavar="FOLDER...", help="Folders, with all below them.")],
+    folders: Annotated[list[str], typer.Argument(metavar="FOLDER...", help="Folders; added recursively.")],
     memory: Name = DEFAULT,
     model: ModelName = None,
 ) -> None:
-    """Add folders, and again whenever files in them change, until Ctrl-C: ngramspec memory watch ~/src/project
+    """Add folders and follow their changes until Ctrl-C: ngramspec memory watch ~/src/project
 
-    What is taken is what `memory add` takes; changed files are replaced, deleted ones dropped. Whatever drafts from the
-    memory meanwhile takes up the changes with its next request.
+    The command adds the same files as `memory add`. Changed files are updated and deleted ones removed. Running
+    processes that draft from this memory load the changes before their next request.
     """
     if find_spec("watchfiles") is None:
-        fail("memory watch needs a package that is not installed: pip install 'ngramspec[watch]'")
+        fail("memory watch requires a package that is not installed: pip install 'ngramspec[watch]'")
     chosen = _paths(folders)
     for path in chosen:
         if path.exists() and not path.is_dir():
-            usage_error(f"{path} is not a folder; watch the folder that it is in")
+            usage_error(f"{path} is not a folder; pass the folder that contains it")
     vocabulary, store = _add(chosen, memory, model, may_be_empty=True)
-    note(f"watching {', '.join(map(str, chosen))}; Ctrl-C ends it")
+    note(f"watching {', '.join(map(str, chosen))}; press Ctrl-C to stop")
     updates = 0
     with suppress(KeyboardInterrupt, Terminated):
         for added in watch_folders(store, vocabulary, chosen, threads=usable_cores()):
             updates += 1
             note(f"{datetime.now():%H:%M:%S} {_in_words(replace(added, unchanged=0, skipped={}))}")
-    note(f"watching ended after {counted(updates, 'update')}; the memory keeps what it has")
+    note(f"stopped watching after {counted(updates, 'update')}")
 
 
 @app.command("list")
@@ -148,7 +159,7 @@ def list_(memory: Name = DEFAULT) -> None:
                         write_stdout(f"{len(document.tokens):>12,}  {printable(document.name)}\n")
                 answers = [d for d in documents if d.kind == "answer"]
                 if answers:
-                    number = counted(len(answers), "answer that was remembered", "answers that were remembered")
+                    number = counted(len(answers), "saved answer")
                     write_stdout(f"{total(answers):>12,}  in {number}\n")
     if errors:
         raise typer.Exit(FAILED)
@@ -157,38 +168,38 @@ def list_(memory: Name = DEFAULT) -> None:
 @app.command("remove")
 def remove(
     paths: Annotated[
-        list[str] | None, typer.Argument(metavar="PATH...", help="Files, and folders with all below them.")
+        list[str] | None, typer.Argument(metavar="PATH...", help="Files and folders; folders are added recursively.")
     ] = None,
-    answers: Annotated[bool, typer.Option("--answers", help="Remove the answers that were remembered.")] = False,
+    answers: Annotated[bool, typer.Option("--answers", help="Remove the saved answers.")] = False,
     memory: Name = DEFAULT,
 ) -> None:
     """Remove files, folders or answers from a memory, whether the files still exist or not."""
     if not paths and not answers:
-        usage_error("name what to remove: files, folders, or --answers")
+        usage_error("pass files or folders to remove, or --answers")
     chosen, stores = _paths(paths or ()), _stores(memory)
     for path in chosen:
         count = sum(remove_files(store, path) for store in stores)
         if not count:
-            fail(f"memory {memory!r} has no file {path}, nor any below it (ngramspec memory list shows what it has)")
-        note(f"{path}: {counted(count, 'file')} removed")
+            fail(f"memory {memory!r} does not contain {path} (ngramspec memory list shows its files)")
+        note(f"removed {counted(count, 'file')}: {path}")
     if answers:
         for store in stores:
             store.update(lambda before: [d for d in before if d.kind != "answer"])
-        note("the answers are removed")
+        note("removed the saved answers")
 
 
 @app.command("clear")
 def clear(memory: Name = DEFAULT) -> None:
-    """Delete a memory with all that is in it, damaged or not; with the default one, what drafts have learnt too."""
+    """Delete a memory with all its contents; for the default memory, also delete the draft statistics."""
     stores = Store.all_in(memory_folder(memory))
     for store in stores:
         store.clear()
-    note(f"memory {memory!r} is {'deleted' if stores else 'empty already'}")
+    note(f"deleted memory {memory!r}" if stores else f"memory {memory!r} is already empty")
     if memory == DEFAULT:
         for file in (files := learnt.files()):
             file.unlink(missing_ok=True)
         if files:
-            note("what drafts have learnt is forgotten")
+            note("deleted the draft statistics")
 
 
 def stats(
@@ -196,10 +207,10 @@ def stats(
     memory: Name = DEFAULT,
     as_json: str | None = json_option("all figures"),
 ) -> None:
-    """Show what a memory holds and takes, and whether answers are remembered.
+    """Show the contents and size of a memory, and whether answers are saved.
 
-    To post: --markdown prints a table, --svg draws how much there is of each kind of file, --html writes one page. No
-    names of files and no texts are in them.
+    To share the results, --markdown prints a table, --svg draws the amount of each file type, and --html writes a page.
+    They contain no file names and no text.
     """
     errors: list[MemoryFileError] = []
     output = Output(as_json, post)
@@ -208,15 +219,15 @@ def stats(
         found: list[Statistics] = []
         data: dict[str, Any] = {"memory": memory}
         with _told(errors):
-            data["remember"] = remembers()
-            lines.append(f"remembering answers: {'on' if data['remember'] else 'off'} ({settings_path()})")
+            data["save_answers"] = saves_answers()
+            lines.append(f"saving answers: {'on' if data['save_answers'] else 'off'} ({settings_path()})")
         files = learnt.files()
         size = sum(file.stat().st_size for file in files)
         held = f"{counted(len(files), 'vocabulary', 'vocabularies')}, {size / 2**10:.0f} KiB" if files else "nothing"
-        lines.append(f"learnt by drafts: {held} ({learnt.folder()})")
+        lines.append(f"draft statistics: {held} ({learnt.folder()})")
         names = memory_names()
         lines.append(f"memories: {', '.join(names) or 'none'}")
-        data |= {"learnt": {"vocabularies": len(files), "size_bytes": size}, "memories": names}
+        data |= {"draft_statistics": {"vocabularies": len(files), "size_bytes": size}, "memories": names}
         for store in _stores(memory) if memory in names or memory != DEFAULT else ():
             with _told(errors):
                 found.append(statistics(store))
@@ -233,22 +244,22 @@ def stats(
 app.command("stats")(grouped(stats))
 
 
-@app.command("remember")
-def remember(
-    state: Annotated[Literal["on", "off"], typer.Argument(help="Whether later answers are kept for later sessions.")],
+@app.command("save-answers")
+def save_answers(
+    state: Annotated[Literal["on", "off"], typer.Argument(help="Whether to save answers for later sessions.")],
 ) -> None:
-    """Switch the remembering of answers on or off. It is off unless you switch it on."""
-    write_remember(state == "on")
+    """Turn the saving of chat and complete answers on or off; default: off."""
+    write_save_answers(state == "on")
     if state == "on":
-        note("answers of chat and complete are kept from now on, on this machine (ngramspec memory remember off)")
+        note("answers of chat and complete will be saved on this machine (undo: ngramspec memory save-answers off)")
     else:
-        note("answers are no longer kept; those there are stay (ngramspec memory remove --answers removes them)")
+        note("answers will not be saved; ngramspec memory remove --answers removes those already saved")
 
 
 def _stores(memory: str) -> list[Store]:
     stores = Store.all_in(memory_folder(memory))
     if not stores:
-        fail(f"memory {memory!r} is empty (ngramspec memory add PATH adds files)")
+        fail(f"memory {memory!r} is empty; ngramspec memory add PATH adds files")
     return stores
 
 
@@ -257,7 +268,7 @@ def _statistics(one: Statistics, store: Store) -> str:
         f"tokenizer of {_model(one['model'])}: {counted(one['files'], 'file')} with"
         f" {counted(one['file_tokens'], 'token')}, {counted(one['answers'], 'answer')} with"
         f" {counted(one['answer_tokens'], 'token')}\n"
-        f"  {one['size_bytes'] / 2**20:.1f} MiB, {bytes_per_token(one):.1f} bytes a token: {store.path}"
+        f"  {one['size_bytes'] / 2**20:.1f} MiB, {bytes_per_token(one):.1f} bytes per token: {store.path}"
     )
 
 
@@ -279,7 +290,7 @@ def _paths(names: Sequence[str]) -> list[Path]:
     """Paths that were typed; ends the program if one is empty."""
     # An empty name (an unset variable of a script) would be the current folder.
     if not all(names):
-        usage_error("the name of a file or folder is empty")
+        usage_error("the name of a file or folder must not be empty")
     return [Path(name) for name in names]
 
 
@@ -287,10 +298,10 @@ def _vocabulary(model: str | None) -> Vocabulary:
     """The vocabulary of a model as `resolve` finds it, or of a file without weights."""
     path = Path(os.path.expanduser(model)) if model else None
     file = path if path is not None and has_gguf_magic(path) else None
-    return open_vocabulary(file, model, "no --model given: the memory is for")
+    return open_vocabulary(file, model, "no --model given; using the tokenizer of")
 
 
 def _in_words(added: Added) -> str:
-    others = ((added.changed, "replaced"), (added.gone, "gone"), (added.unchanged, "unchanged"))
+    others = ((added.changed, "replaced"), (added.gone, "removed"), (added.unchanged, "unchanged"))
     parts = [f"{counted(added.new, 'file')} added"] + [f"{n:,} {what}" for n, what in others if n]
     return f"{', '.join(parts)}; {counted(added.tokens, 'token')} read{list_skipped(added.skipped)}"

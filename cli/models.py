@@ -20,13 +20,13 @@ from .console import guarded_stdout, note
 
 
 def models() -> None:
-    """List the models on this disk, by the names that every command takes.
+    """List the models on this machine, by the names that every command accepts.
 
-    Those of the Hugging Face cache, which llama.cpp shares, of ollama and of LM Studio, and SmolLM2 where it is
-    installed. Any other GGUF file goes by its path.
+    The list contains the models in the Hugging Face cache, which llama.cpp shares, those of Ollama and LM Studio, and
+    SmolLM2 if it is installed. For any other GGUF file, pass its path.
 
-    T(4)/T(1) is what a pass over four tokens costs here, in passes over one, where the model has run with drafts: the
-    nearer to 1, the more drafts pay; at 4 they never do.
+    T(4)/T(1) is the time of a pass over four tokens on this machine relative to one token, for models that have run
+    with drafts. The closer it is to 1, the more drafts pay; at 4, they never do.
     """
     # All of this takes too long to import for a Tab.
     from ngramspec.cost.calibration import kept_steepness
@@ -37,7 +37,7 @@ def models() -> None:
 
     found = list(names())
     if not found:
-        note("no models of Hugging Face, ollama or LM Studio are on this disk; a .gguf file goes by its path")
+        note("no models from Hugging Face, Ollama or LM Studio found on this machine; pass the path of a .gguf file")
     headings = ("name", "size", "quantisation", "architecture", "T(4)/T(1)")
     table = Table(*headings, box=None, pad_edge=False, header_style="bold")
     for name, path in found:

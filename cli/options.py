@@ -19,7 +19,7 @@ import typer
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load as loading
-from ngramspec.loading.load import Loaded
+from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings, LoadSettingsError
 from ngramspec.memory import Memory, MemoryFileError
 from ngramspec.models.check import check_whole
@@ -36,18 +36,18 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         autocompletion=complete_model,
-        help="GGUF file, hf:owner/repo:file-or-quant, ollama:NAME:TAG, lmstudio:PUBLISHER/MODEL, or smollm2;"
-        " default: $NGRAMSPEC_MODEL, smollm2 if it is installed, the demo model.",
+        help="GGUF file, hf:owner/repo:file-or-quant, ollama:NAME:TAG, lmstudio:PUBLISHER/MODEL or smollm2;"
+        " default: $NGRAMSPEC_MODEL, then smollm2 if installed, then the demo model.",
     ),
 ]
 
 PROMPTS: Path | None = option(
-    None, "--prompts", metavar="DIR|FILE", help="Your own prompts; default: those of ngramspec."
+    None, "--prompts", metavar="DIR|FILE", help="Folder or file with prompts; default: the packaged prompts."
 )
 TRACE: Path | None = option(
-    None, "--trace", metavar="FILE", help="Write every pass to FILE; see ngramspec trace --help."
+    None, "--trace", metavar="FILE", help="Record every decode call in FILE; show it with ngramspec trace."
 )
-STOP: list[str] | None = option(None, "--stop", help="End before this text; may be repeated.")
+STOP: list[str] | None = option(None, "--stop", help="Stop before this text; repeatable.")
 
 NO_LIMIT = 2**31
 """More tokens than any context holds."""
@@ -56,14 +56,14 @@ NO_LIMIT = 2**31
 def check_predict(predict: int) -> int:
     """Most tokens to generate, -1 turned into more than any context holds."""
     if predict != -1 and predict < 1:
-        usage_error(f"-n/--predict is {predict}, but must be at least 1 (or -1: until the context is full)")
+        usage_error(f"-n/--predict must be at least 1, or -1 (until the context is full), got {predict}")
     return predict if predict > 0 else NO_LIMIT
 
 
 def check_stop(stop: list[str] | None) -> tuple[str, ...]:
     """The stop strings; ends the program if one is empty."""
     if any(not text for text in stop or ()):
-        usage_error("--stop needs some text")
+        usage_error("--stop must not be empty")
     return tuple(stop or ())
 
 
@@ -75,14 +75,16 @@ def find(model: str | None, settings: LoadSettings) -> ModelSource:
     with download_bar() as progress, flags_in_errors():
         found = loading.find(model, settings, progress)
     if found.fallback:
-        note(f"no model given: running {found.label}")
+        note(f"no model given; using {found.label}")
     return found
 
 
-def open_found(found: ModelSource, settings: LoadSettings, *, learn: bool = True, remember: bool = False) -> Loaded:
+def open_found(
+    found: ModelSource, settings: LoadSettings, *, learn: bool = True, remember: bool = False
+) -> LoadedModel:
     """See `ngramspec.loading.load.open_found`; what the user should know goes to stderr."""
     with signals_deferred():
-        return loading.open_found(found, settings, tell=note, learn=learn, remember=remember)
+        return loading.open_found(found, settings, on_note=note, learn=learn, remember=remember)
 
 
 def open_target(model: ModelSource, settings: LoadSettings, *, n_seq: int | None = None, head: bool = False) -> Target:
@@ -116,7 +118,7 @@ def keep(memory: Memory | None, tokens: Sequence[int]) -> None:
     try:
         memory.keep(tokens)
     except MemoryFileError as error:
-        note(f"this answer is not kept for later sessions: {error}")
+        note(f"warning: this answer is not saved for later sessions: {error}")
 
 
 # --------------------------------------------------------------------------- groups of options
@@ -139,7 +141,7 @@ _TYPERS: dict[str, dict[str, Any]] = {
     "model_file": {"autocompletion": complete_model},
     "api_key": {"envvar": "NGRAMSPEC_API_KEY"},
 }
-"""What typer is told of some options that others do not have, by their names."""
+"""Arguments for typer that only some options have, by option name."""
 
 
 @contextmanager

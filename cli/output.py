@@ -22,20 +22,20 @@ from .console import fail, guarded_stdout, usage_error, write_stdout
 
 def json_option(what: str) -> Any:
     """The option that names the file, of a command that writes `what` to it."""
-    return option(None, "--json", metavar="FILE|-", help=f"Write {what} as JSON; -: to stdout, and no table.")
+    return option(None, "--json", metavar="FILE|-", help=f"Write {what} as JSON; -: to stdout instead of the table.")
 
 
 @dataclass(frozen=True, slots=True)
 class PostOptions:
-    """What is made to be posted."""
+    """Options for sharing results."""
 
-    markdown: bool = option(False, help="Print a Markdown table with the line that reproduces it, and no more.")
-    svg: str | None = option(None, metavar="FILE|-", help="Draw a chart; -: to stdout.")
-    html: str | None = option(None, metavar="FILE|-", help="Write a page with tables and charts; -: to stdout.")
+    markdown: bool = option(False, help="Print only a Markdown table and the command that reproduces it.")
+    svg: str | None = option(None, metavar="FILE|-", help="Write a chart as SVG; -: to stdout.")
+    html: str | None = option(None, metavar="FILE|-", help="Write an HTML page with tables and charts; -: to stdout.")
 
 
 class Output:
-    """What a command found: shown on stdout, and in the files that are asked for.
+    """Results of a command, shown on stdout and written to the requested files.
 
     The files are known to be writable from the start, and whole at the end. Where one of them takes stdout (`silent`),
     nothing else may be written to it.
@@ -126,7 +126,7 @@ def _write(name: str, text: str) -> None:
 
 
 def command_line(command: str, arguments: Sequence[str | None], told: Mapping[str, Any], *groups: Any) -> str:
-    """What is typed to run a command again. Of files only the names are told, not where they are.
+    """Return the command line that reproduces this run; file arguments are reduced to their base names.
 
     `told` has the values of the command's own options by their flags; of the `groups` of options, those are told that
     are not as by default and do not stand in `told`. None and False: left out.

@@ -36,14 +36,14 @@ FRONT = 512
 
 _CURVES = ", ".join(CURVES)
 
-UNNAMED = "no --vocab or --model: the texts are cut into the tokens of"
+UNNAMED = "no --vocab or --model given; using the tokenizer of"
 
 POLICY, MODEL = ("policy", "draft_max"), ("ctx_size", "gpu_layers", "rpc", "threads")
 """The settings of what decides on drafts, and of --model."""
 
 HELPS = {
-    "ctx_size": "Context of --model in tokens.",
-    "gpu_layers": "Layers of --model on the GPU; -1: all.",
+    "ctx_size": "Context size of --model in tokens.",
+    "gpu_layers": "Number of layers of --model on the GPU; -1: all.",
 }
 
 
@@ -52,58 +52,61 @@ def replay(
     post: PostOptions,
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE...", help="Recorded conversations, JSONL or plain text pairs; -: from stdin."),
+        typer.Argument(metavar="FILE...", help="Recorded conversations, as JSON Lines or plain text pairs; -: stdin."),
     ],
-    drafter: str = option(DEFAULT, help=f"What drafts: {', '.join(DRAFTERS)}."),
-    memory: Literal["on", "off"] = option("off", help="Remember the answers of earlier conversations of the run."),
+    drafter: str = option(DEFAULT, help=f"Drafter: {', '.join(DRAFTERS)}."),
+    memory: Literal["on", "off"] = option(
+        "off", help="Also draft from the answers of earlier conversations of this run."
+    ),
     curve: list[str] | None = option(
         None,
         metavar="NAME|FILE",
-        help="What a batch costs by its size; may be repeated, one replay each. A file with JSON, {size: cost, ...}"
-        f" or {{name: {{...}}, ...}}, in which {SWITCH!r} beside the sizes is the cost of a change of size; or one"
-        f" of: {_CURVES}.",
+        help="Cost of a batch by its size; repeatable, one replay each. A JSON file with {size: cost, ...} or"
+        f" {{name: {{...}}, ...}}, in which {SWITCH!r} is the cost of a change of size; or one of:"
+        f" {_CURVES}.",
     ),
-    model: str | None = option(None, metavar="MODEL", help="Measure the costs of this model."),
+    model: str | None = option(None, metavar="MODEL", help="Measure the costs of this model on this machine."),
     vocab: Path | None = option(
         None,
         metavar="FILE.gguf",
-        help="Whose tokens; weights need not be in it. Default: the model's, or the default model's.",
+        help="Tokenizer to use; the file needs no weights. Default: that of --model or the default model.",
     ),
     limit: int | None = option(
-        None, help="Most conversations per category, drawn at random once; default: all.", allowed=within(1)
+        None, help="Maximum number of conversations per category, chosen at random; default: all.", allowed=within(1)
     ),
-    no_oracle: bool = option(False, help="Leave the copy-oracle out."),
-    strict: bool = option(False, help="Refuse broken entries instead of skipping them."),
-    with_texts: bool = option(False, help="Show in --html what was drafted of the first answer of each category."),
+    no_oracle: bool = option(False, help="Omit the copy-oracle."),
+    strict: bool = option(False, help="Fail on broken entries instead of skipping them."),
+    include_text: bool = option(False, help="Show the first answer of each category with its drafts in --html."),
     as_json: str | None = json_option("all figures"),
 ) -> None:
-    """Replay recorded conversations: what would drafting have gained?
+    """Estimate the speed-up from drafting on recorded conversations.
 
-    The answers are taken to be a model's own greedy output, so it takes no model, only a vocabulary. A pass over n
-    tokens costs what a curve says, and the policy drafts by that curve. The copy-oracle is the most that any drafter
-    could gain that copies one span of the context per pass. Shown per category, overall, and as the mean of the
-    categories (macro): tokens per pass, acceptance rate, passes without a draft, the gain; microseconds of drafting per
-    pass and per token of the prompt; acceptance by position; and how well the predicted acceptance fits the observed.
+    Replay treats the answers as the greedy output of a model. It needs only a tokenizer, not the model itself. The cost
+    of a pass (one decode call) by the number of tokens is given by a curve, and the policy drafts according to it. The
+    copy-oracle is the maximum gain of any drafter that copies one span of the context per pass. The report shows, for
+    each category, overall, and as the mean of the categories (macro): tokens per pass, the acceptance rate, passes
+    without a draft and the gain; the drafting time in microseconds per pass and per prompt token; acceptance by
+    position; and how well the predicted acceptance matches the observed one.
 
-    A file is JSON lines, one JSON array, or one object, of {"messages": [...], "response": "..."}, of conversations
-    that end with the assistant's message, of {"prompt": "...", "response": "..."}, or of OpenAI's requests and
-    responses; or plain text in pairs, after lines "=== prompt" and "=== response".
+    A file contains JSON Lines, a JSON array or a JSON object of one of these forms: {"messages": [...], "response":
+    "..."}, conversations that end with an assistant message, {"prompt": "...", "response": "..."}, or OpenAI requests
+    and responses. It can also be plain text in pairs, after lines "=== prompt" and "=== response".
 
-    Ctrl-C shows what was replayed so far.
+    Ctrl-C ends the replay and shows the results so far.
 
-    To post: --markdown prints a table, --svg draws the gains, --html writes one page with all figures. Nothing that the
-    conversations say is in them, unless --with-texts puts the first answer of each category on the page.
+    To share the results, --markdown prints a table, --svg draws the gains, and --html writes a page with all figures.
+    They contain no text of the conversations, unless --include-text adds the first answer of each category to the page.
     """
-    if with_texts and post.html is None:
-        usage_error("--with-texts is for the page that --html writes")
+    if include_text and post.html is None:
+        usage_error("--include-text requires --html")
     plain = LoadSettings()
     if model is None and any(getattr(load, name) != getattr(plain, name) for name in MODEL):
-        usage_error("-c, -ngl, --rpc and -t load a model: name it with --model")
+        usage_error("-c, -ngl, --rpc and -t require --model")
 
     def replayed(by: CostCurve) -> Replay:
         # Each has a drafter of its own, which has seen nothing yet.
         made = make_drafter(drafter, memory=memory == "on")
-        return Replay(made, load.policy, load.draft_max, curve=by, piece=vocabulary.piece if with_texts else None)
+        return Replay(made, load.policy, load.draft_max, curve=by, piece=vocabulary.piece if include_text else None)
 
     try:
         Replay(make_drafter(drafter), load.policy, load.draft_max, curve=find_curves("flat")["flat"])
@@ -123,7 +126,9 @@ def replay(
         if target is not None:
             curves[MEASURED] = _measured_curve(target)
         if not curves:
-            note("no --curve or --model: a batch is taken to cost what one token costs (flat), more than can be had")
+            note(
+                "no --curve or --model given: assuming that a batch costs the same as one token (flat, the upper bound)"
+            )
             curves = find_curves("flat")
         replays = {name: replayed(by) for name, by in curves.items()}
         comparison = CurveComparison(recordings, drafter, replays, oracle=not no_oracle)
@@ -149,8 +154,8 @@ def replay(
             "--strict": strict,
         }
         typed = command_line("replay", files, own, load)
-        about = f"The first answer of each kind of text, on the curve {next(iter(curves))}."
-        texts = [drafted_texts(about, comparison.texts, vocabulary.piece)] if with_texts else []
+        about = f"The first answer of each category, on the curve {next(iter(curves))}."
+        texts = [drafted_texts(about, comparison.texts, vocabulary.piece)] if include_text else []
         report = replay_report(document, len(recordings), vocabulary.path.name, typed, texts)
         heading = [report.origin, *report.notes, *filter(None, [slow_core()])]
         output.write(
@@ -169,7 +174,7 @@ def _named_curves(names: Sequence[str]) -> dict[str, CostCurve]:
             usage_error(str(error))
         for key, curve in found.items():
             if key in curves or key == MEASURED:
-                usage_error(f"--curve {name}: there is another curve called {key}; give it another name")
+                usage_error(f"--curve {name}: there is already a curve named {key}; use another name")
             curves[key] = curve
     return curves
 
@@ -181,7 +186,7 @@ def _read(files: Sequence[str], *, strict: bool) -> Transcripts:
         if name != "-":
             found.read(name, Path(name).read_bytes(), strict=strict)
         elif sys.stdin is None or sys.stdin.isatty():
-            usage_error("no conversations on standard input: pipe a file in")
+            usage_error("no conversations on standard input; pipe a file in")
         else:
             found.read("stdin", sys.stdin.buffer.read(), strict=strict)
     for problem in found.broken[:LISTED]:
@@ -189,7 +194,7 @@ def _read(files: Sequence[str], *, strict: bool) -> Transcripts:
     skipped = [f"{len(found.broken)} broken"] if found.broken else []
     skipped += [f"{found.empty} without a response"] if found.empty else []
     if not found.usable:
-        fail(f"no conversation to replay in {', '.join(files)}" + (f" ({', '.join(skipped)})" if skipped else ""))
+        fail(f"no conversations to replay in {', '.join(files)}" + (f" ({', '.join(skipped)})" if skipped else ""))
     if skipped:
         note(f"skipped: {', '.join(skipped)}; conversations left: {len(found.usable)}")
     return found
@@ -199,7 +204,7 @@ def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None)
     """The conversations as tokens, category by category."""
     recorder = TranscriptReader(vocabulary)
     if recorder.spelled:
-        note("the vocabulary has no chat template: conversations are laid out as ChatML, in ordinary tokens")
+        note("the vocabulary has no chat template; using ChatML with ordinary tokens")
     chosen = sample(transcripts.usable, limit)
     recordings = []
     with prefill_bar() as progress:
@@ -208,14 +213,14 @@ def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None)
             progress(number, len(chosen))
     usable = [recording for recording in recordings if recording is not None]
     if not usable:
-        fail("no conversation to replay: the chat template refuses them, or they are too short")
+        fail("no conversations to replay: the chat template rejects them, or they are too short")
     if len(usable) < len(recordings):
-        note(f"skipped: {len(recordings) - len(usable)} that the chat template refuses, or that are too short")
+        note(f"skipped: {len(recordings) - len(usable)} that the chat template rejects or that are too short")
     return usable
 
 
 def _measured_curve(target: Target) -> CostCurve:
-    """What passes of a model cost here and now."""
+    """Measure the cost curve of a model on this machine."""
     front = np.random.default_rng(0).integers(0, target.n_vocab, min(FRONT, target.n_ctx // 2))
     target.prefill(front.tolist())
     calibration = Calibration.load(target)

@@ -16,33 +16,34 @@ from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, complain, note
 
 
 def rpc_worker(
-    host: str = option("127.0.0.1", help="IPv4 address to listen on: this machine's, in a network you trust."),
+    host: str = option("127.0.0.1", help="IPv4 address of this machine to listen on, in a trusted network."),
     port: int = option(50052, help="Port.", allowed=between(1, 65535)),
     threads: int | None = option(
-        None, "-t", "--threads", help="CPU threads; default: the physical cores.", allowed=THREADS
+        None, "-t", "--threads", help="Number of CPU threads; default: the number of physical cores.", allowed=THREADS
     ),
-    cache: bool = option(False, help="Keep large tensors on this disk, so that they are sent once."),
+    cache: bool = option(False, help="Cache large tensors on this machine, so that they are sent only once."),
 ) -> None:
-    """Lend this machine to a model run elsewhere: ngramspec rpc-worker --host 10.0.0.2
+    """Make this machine available to a model on another one: ngramspec rpc-worker --host 10.0.0.2
 
-    There: ngramspec chat model.gguf --rpc 10.0.0.2:50052. GPUs are lent if there are any, else the CPU, to one process
-    at a time. It is llama.cpp's RPC server; llama.cpp's own ggml-rpc-server of the same release serves as well.
+    On the other machine, run ngramspec chat model.gguf --rpc 10.0.0.2:50052. The worker offers its GPUs to one
+    process at a time, or the CPU if it has no GPU. It is llama.cpp's RPC server; ggml-rpc-server of the same llama.cpp
+    release works too.
 
-    llama.cpp calls it a proof of concept, fragile and insecure, and says never to run it on an open network or in a
-    sensitive environment: there is no password and no encryption, and whoever connects can use it as they like.
+    llama.cpp calls this server a proof of concept, fragile and insecure, and warns against running it on an open
+    network or in a sensitive environment. It has no password and no encryption, and anyone who can connect can use it.
     """
     address = rpc.listening_address(host, port)
     folder = None
     if cache:
         folder = cache_folder("rpc")
         folder.mkdir(parents=True, exist_ok=True)
-    note(f"lending {', '.join(name for _, name in rpc.lent())} at {address}; Ctrl-C ends it")
+    note(f"offering {', '.join(name for _, name in rpc.lent())} at {address}; press Ctrl-C to stop")
     if not address.startswith("127."):
         note(
-            "anybody who can reach this address can use it, and llama.cpp calls its RPC server fragile and insecure:"
-            " trusted networks only"
+            "warning: anyone who can reach this address can use it, and llama.cpp calls its RPC server fragile and"
+            " insecure; use it in trusted networks only"
         )
-    # What llama.cpp prints is no answer.
+    # Output of llama.cpp must not go to stdout.
     sys.stdout.flush()
     os.dup2(2, 1)
     ended = threading.Event()

@@ -50,22 +50,31 @@ def _with_settings(group: type[T]) -> type[T]:
 
 @_with_settings
 class SamplingOptions:
-    """How a token is chosen, by llama.cpp's own samplers in its order, and how a draft is accepted."""
+    """Sampling with llama.cpp's samplers in its default order, and the acceptance of drafts."""
 
     grammar: str | None = setting("grammar", None)
-    grammar_file: Path | None = option(None, metavar="FILE", help="The same, from a file.")
-    json_schema: str | None = option(None, "-j", "--json-schema", metavar="JSON", help="JSON schema of the text.")
+    grammar_file: Path | None = option(
+        None, metavar="FILE", help="File with a GBNF grammar that constrains the output."
+    )
+    json_schema: str | None = option(
+        None, "-j", "--json-schema", metavar="JSON", help="JSON schema that constrains the output."
+    )
     json_schema_file: Path | None = option(
-        None, "-jf", "--json-schema-file", metavar="FILE", help="The same, from a file."
+        None, "-jf", "--json-schema-file", metavar="FILE", help="File with a JSON schema that constrains the output."
     )
     seed: int = setting("seed", -1)
     rule: Literal["coupled", "match", "rejection"] | None = option(
         None,
         "--acceptance",
-        help="Above temperature 0: coupled (default), match (both keep a seed's text) or rejection.",
+        help="How drafts are accepted when sampling: coupled (default) or match reproduce the text of the"
+        " seed; rejection preserves only the distribution.",
     )
-    lenience: float = option(1.0, metavar="L", help="CHANGES THE OUTPUT: accept drafts 1/L times as readily.")
-    typical_acceptance: bool = option(False, help="CHANGES THE OUTPUT: accept drafts that are plausible enough.")
+    lenience: float = option(
+        1.0, metavar="L", help="CHANGES THE OUTPUT: accept drafts up to 1/L times as readily; 1: off."
+    )
+    typical_acceptance: bool = option(
+        False, help="CHANGES THE OUTPUT: accept drafts that are plausible enough (as in Medusa)."
+    )
 
     def sampling(self) -> Sampling:
         """The sampling asked for; ends the program if a value is out of its range, or two contradict each other."""
@@ -75,7 +84,7 @@ class SamplingOptions:
             usage_error(str(error))
 
     def settings(self, given: Mapping[str, Any]) -> Sampling:
-        """The settings, but for those in `given`. Raises ValueError."""
+        """The settings, except for those in `given`. Raises ValueError."""
         found = dict(given)
         for name, known in _OPTIONS.items():
             if name not in found and (value := getattr(self, name)) is not None:
@@ -90,9 +99,9 @@ class SamplingOptions:
         except ValueError as error:
             usage_error(str(error))
         if acceptance.lossy:
-            note(f"{acceptance.lossy}: drafts change the output")
+            note(f"warning: {acceptance.lossy}: drafts change the output")
             if load.no_draft:
-                usage_error(f"{acceptance.lossy} is for drafts; leave out --no-draft")
+                usage_error(f"{acceptance.lossy} cannot be combined with --no-draft")
         return acceptance
 
     def _seed(self) -> int:
@@ -107,13 +116,13 @@ class SamplingOptions:
         }
         given = [name for name, value in named.items() if value is not None]
         if len(given) > 1:
-            usage_error(f"{' and '.join(given)} exclude each other")
+            usage_error(f"{' and '.join(given)} cannot be combined")
         if not given:
             return None
         value = named[given[0]]
         text = read_text(value) if isinstance(value, Path) else str(value)
         if not text.strip():
-            fail(f"{given[0]}: there is nothing in it")
+            fail(f"{given[0]} is empty")
         return schema_grammar(text) if "schema" in given[0] else text
 
 
@@ -124,4 +133,4 @@ def check_sampling(vocabulary: Vocabulary, sampling: Sampling, logprobs: int | N
     except ValueError as error:
         usage_error(str(error))
     if logprobs is not None and logprobs > vocabulary.n_vocab:
-        usage_error(f"--logprobs is {logprobs}, but the vocabulary has {vocabulary.n_vocab} tokens")
+        usage_error(f"--logprobs must be at most {vocabulary.n_vocab}, the size of the vocabulary, got {logprobs}")

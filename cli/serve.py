@@ -19,11 +19,10 @@ _LOAD = (
         *("draft_model", "gpu_layers_draft", "threads_draft", "mtp", "no_draft", "draft_max", "memory", "no_memory"),
     ),
     {
-        "ctx_size": "Context of each request in tokens (llama-server: of all); default, as 0: the model's, if memory"
-        " allows.",
-        "draft_max": f"Most tokens in a draft; default: {LONGEST_DRAFT}.",
-        "no_memory": "Draft from a request's own context alone, not from other answers, nor from what drafts have"
-        " learnt.",
+        "ctx_size": "Context size of each request in tokens (llama-server: of all together); default or 0: the"
+        " model's own, if memory allows.",
+        "draft_max": f"Maximum draft length in tokens; default: {LONGEST_DRAFT}.",
+        "no_memory": "Draft from a request's own context only, without other responses, a memory or draft statistics.",
     },
 )
 
@@ -31,7 +30,7 @@ _SAMPLING = (
     tuple(options(Sampling)),
     {
         "temperature": setting("temperature", CHAT_TEMPERATURE),
-        "seed": option(-1, "-s", "--seed", help="Seed; -1: a random one for each request.", allowed=within(-1)),
+        "seed": option(-1, "-s", "--seed", help="Random seed; -1: a random one for each request.", allowed=within(-1)),
     },
 )
 
@@ -41,38 +40,42 @@ def serve(
     serving: ServeOptions,
     sampling: Annotated[SamplingOptions, _SAMPLING[0], _SAMPLING[1]],
     model: Model = None,
-    model_file: str | None = option(None, "-m", "--model", metavar="MODEL", help="The same as MODEL."),
-    alias: str | None = option(None, "-a", "--alias", metavar="NAME", help="Name of the model; default: the file's."),
+    model_file: str | None = option(
+        None, "-m", "--model", metavar="MODEL", help="Model, instead of the argument MODEL."
+    ),
+    alias: str | None = option(
+        None, "-a", "--alias", metavar="NAME", help="Model name reported to clients; default: the file name."
+    ),
     open_page: bool = option(False, "--open", help="Open the chat page in a browser."),
     *,
     unneeded: Unneeded,
 ) -> None:
     """Serve a model over HTTP: ngramspec serve model.gguf (then http://127.0.0.1:8080/ shows a chat page)
 
-    OpenAI's chat completions, completions and responses, Anthropic's messages, llama-server's own endpoints, editors'
-    /infill, and a page at /. Several requests share each pass of the model. /health answers 503 while the model loads.
-    The sampling options are what a request gets that does not say otherwise.
+    The server implements OpenAI's chat completions, completions and responses, Anthropic's messages, llama-server's
+    endpoints and /infill for editors, and serves a chat page at /. Requests are batched. /health returns 503 while the
+    model is loading. The sampling options are defaults for requests that do not set them.
 
-    A command line of llama-server's carries over, but for one thing: -c is the context of each request, not of all
-    together; -c 8192 -np 4 there is -c 2048 -np 4 here.
+    Command lines of llama-server work with one difference: -c is the context size of each request, not of all
+    together. llama-server's -c 8192 -np 4 is -c 2048 -np 4 here.
 
-    SIGTERM and Ctrl-C let running requests end for some seconds; a second Ctrl-C ends at once. The log on stderr has
-    a line for each request, and no text of anybody's.
+    After SIGTERM or Ctrl-C, running requests have a few seconds to finish; a second Ctrl-C stops immediately. The log
+    on stderr has one entry per request and contains no text of requests or responses.
     """
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:
-        fail("serve needs packages that are not installed: pip install 'ngramspec[server]'")
+        fail("serve requires packages that are not installed: pip install 'ngramspec[server]'")
     from .serve_run import run
 
     if model is not None and model_file is not None:
-        usage_error(f"two models are named: {model} and, with -m, {model_file}; give one")
+        usage_error(f"two models were given: {model} and -m {model_file}; remove one")
     unneeded.tell()
     if load.ctx_size and serving.parallel > 1:
         shared = max(16, load.ctx_size // serving.parallel)
-        each = f"-c {load.ctx_size} is the context of each of {serving.parallel} requests"
-        note(f"{each}; llama-server shares it among them (-c {shared} is that)")
+        each = f"-c {load.ctx_size} is the context size of each of {serving.parallel} requests"
+        note(f"{each}; llama-server divides it among them (equivalent to -c {shared} here)")
     try:
         defaults = sampling.settings({"seed": max(0, sampling.seed)})
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The options of `ngramspec serve`, and what they are turned into."""
+"""Options of `ngramspec serve`."""
 
 from __future__ import annotations
 
@@ -20,71 +20,78 @@ LONGEST_DRAFT = MAX_EVALUATE - 1
 MOST_EMBEDDED = 8192
 """Most tokens of a text to embed: OpenAI's models take as many, and the cache of more would surprise."""
 
-_CHANGES_NOTHING = "Changes nothing: "
+_CHANGES_NOTHING = "Accepted and ignored: "
 
 
 def _unneeded(*flags: str, help: str) -> bool:
-    """An option of llama-server's that is taken so that its command lines carry over."""
+    """Return an option that is accepted and ignored, so that command lines of llama-server work."""
     return option(False, *flags, help=f"{_CHANGES_NOTHING}{help}.")
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Where the server listens and to whom, how requests share the model, and whether texts are made vectors of."""
+    """Address, access control, parallel requests and embeddings of the server."""
 
-    host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0: all of this machine's.")
-    port: int = option(8080, help="Port; 0: any that is free.", allowed=between(0, 65535))
-    api_key: str | None = option(None, help="Key that requests must show; default: $NGRAMSPEC_API_KEY, or none.")
-    api_key_file: Path | None = option(None, metavar="FILE", help="Keys that requests may show, one a line.")
-    ssl_key_file: Path | None = option(None, metavar="FILE", help="Answer by HTTPS, with this private key.")
-    ssl_cert_file: Path | None = option(None, metavar="FILE", help="The certificate of that key, PEM.")
+    host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0: all addresses of this machine.")
+    port: int = option(8080, help="Port to listen on; 0: any free port.", allowed=between(0, 65535))
+    api_key: str | None = option(None, help="API key that requests must send; default: $NGRAMSPEC_API_KEY, or no key.")
+    api_key_file: Path | None = option(None, metavar="FILE", help="File with accepted API keys, one per line.")
+    ssl_key_file: Path | None = option(None, metavar="FILE", help="Private key for HTTPS (PEM).")
+    ssl_cert_file: Path | None = option(None, metavar="FILE", help="Certificate for HTTPS (PEM).")
     cors: list[str] | None = option(
-        None, metavar="ORIGIN", help="Pages that may ask: https://example.org; *: all; repeatable."
+        None, metavar="ORIGIN", help="Allowed origin of web pages, such as https://example.org; *: all; repeatable."
     )
-    allow_host: list[str] | None = option(None, metavar="NAME", help="A further name of this server; repeatable.")
+    allow_host: list[str] | None = option(
+        None, metavar="NAME", help="Additional accepted host name of this server; repeatable."
+    )
     parallel: int = option(
-        4, "-np", "--parallel", help="Requests at once; others wait.", allowed=between(1, MAX_EVALUATE)
+        4,
+        "-np",
+        "--parallel",
+        help="Maximum number of requests at once; others wait.",
+        allowed=between(1, MAX_EVALUATE),
     )
     cache_ram: int | None = option(
         None,
         metavar="MIB",
-        help="RAM for conversations that left their slot; default: a quarter of what is free.",
+        help="Prompt cache in MiB, for conversations evicted from their slot; default: a quarter of free RAM.",
         allowed=within(0),
     )
     slot_save_path: Path | None = option(
         None,
         metavar="FOLDER",
-        help="POST /slots/N?action=save|restore may write and read files here; default: it may not.",
+        help="Folder for POST /slots/N?action=save|restore; default: saving is disabled.",
     )
-    predict: int = option(-1, "-n", "--predict", help="Most tokens where a request does not say; -1: the context's.")
-    chat_template: str | None = option(
-        None, metavar="JINJA|chatml", help="Lay conversations out by this template, not the model's."
+    predict: int = option(
+        -1, "-n", "--predict", help="Default for max_tokens of requests; -1: until the context is full."
     )
-    chat_template_file: Path | None = option(None, metavar="FILE", help="The same, from a file.")
-    spm_infill: bool = option(False, help="Gaps are shown with what is behind them first, as Codestral wants it.")
+    chat_template: str | None = option(None, metavar="JINJA|chatml", help="Chat template, instead of the model's own.")
+    chat_template_file: Path | None = option(
+        None, metavar="FILE", help="File with a chat template, instead of the model's own."
+    )
+    spm_infill: bool = option(False, help="Use suffix-prefix-middle order for fill-in-the-middle prompts (Codestral).")
     embeddings: bool = option(
         False,
         "--embeddings",
         "--embedding",
-        help="Answer /v1/embeddings too. Takes memory for a context as large as a request's, at most"
-        f" {MOST_EMBEDDED} tokens.",
+        help=f"Enable /v1/embeddings; needs memory for one more context, of at most {MOST_EMBEDDED} tokens.",
     )
     pooling: Pooling | None = option(
         None,
-        help="What a text's vector is made of: its tokens' mean, the first, the last; none: one for each token;"
-        " default: what the file says.",
+        help="Pooling for embeddings: mean, cls (first token), last, or none (one vector per token);"
+        " default: as set in the model file.",
     )
     embd_normalize: int | None = option(
         None,
-        help="How vectors are scaled: -1 not at all, 0 to 16 bits, 2 to length 1, p to p-norm 1; default: 2.",
+        help="Normalization of embeddings: -1: none, 0: 16-bit integers, 2: length 1, p: p-norm 1; default: 2.",
         allowed=within(-1),
     )
 
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():
-            usage_error("--api-key is empty; leave it out, or give some text")
+            usage_error("--api-key must not be empty")
         if (self.ssl_key_file is None) != (self.ssl_cert_file is None):
-            usage_error("--ssl-key-file and --ssl-cert-file need each other")
+            usage_error("--ssl-key-file and --ssl-cert-file must be used together")
         if self.ssl_key_file is not None and self.ssl_cert_file is not None:
             try:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_cert_file, self.ssl_key_file)
@@ -92,28 +99,28 @@ class ServeOptions:
                 fail(f"cannot use the certificate {self.ssl_cert_file}: {error.strerror or error}")
         check_predict(self.predict)
         if self.slot_save_path is not None and not self.slot_save_path.is_dir():
-            fail(f"--slot-save-path: there is no folder {self.slot_save_path}")
+            fail(f"--slot-save-path: no such folder: {self.slot_save_path}")
         if self.chat_template is not None and self.chat_template_file is not None:
-            usage_error("--chat-template and --chat-template-file exclude each other")
+            usage_error("--chat-template cannot be combined with --chat-template-file")
         if self.chat_template not in (None, "chatml") and "{" not in str(self.chat_template):
-            usage_error("--chat-template takes a template of Jinja, or chatml")
+            usage_error("--chat-template must be a Jinja template or chatml")
         if not self.embeddings and (self.pooling is not None or self.embd_normalize is not None):
-            usage_error("--pooling and --embd-normalize are for --embeddings")
+            usage_error("--pooling and --embd-normalize require --embeddings")
 
     @property
     def keys(self) -> list[str]:
-        """Of which requests must show one; none: they need no key. Ends the program if the file cannot be used."""
+        """Accepted API keys; empty means that no key is required. Exits if the file cannot be used."""
         keys = [] if self.api_key is None else [self.api_key]
         if self.api_key_file is not None:
             lines = [line.strip() for line in read_text(self.api_key_file).splitlines()]
             keys += filter(None, lines)
             if not any(lines):
-                fail(f"{self.api_key_file} holds no key")
+                fail(f"{self.api_key_file} contains no key")
         return keys
 
     @property
     def template(self) -> str | None:
-        """The chat template in place of the model's; None: the model's own. Ends the program if it cannot be read."""
+        """Chat template that replaces the model's; `None` means the model's own. Exits if the file cannot be read."""
         if self.chat_template_file is not None:
             return read_text(self.chat_template_file)
         return CHATML if self.chat_template == "chatml" else self.chat_template
@@ -123,17 +130,17 @@ class ServeOptions:
 class Unneeded:
     """Options of llama-server's that change nothing here."""
 
-    jinja: bool = _unneeded(help="chat templates are Jinja")
-    cont_batching: bool = _unneeded("-cb", "--cont-batching", help="requests share passes")
-    metrics: bool = _unneeded(help="/metrics is there")
-    slots: bool = _unneeded(help="/slots is there")
+    jinja: bool = _unneeded(help="chat templates always use Jinja")
+    cont_batching: bool = _unneeded("-cb", "--cont-batching", help="continuous batching is always on")
+    metrics: bool = _unneeded(help="/metrics is always enabled")
+    slots: bool = _unneeded(help="/slots is always enabled")
     reasoning_format: Literal["auto", "deepseek"] | None = option(
-        None, help=f"{_CHANGES_NOTHING}thoughts come as reasoning_content."
+        None, help=f"{_CHANGES_NOTHING}reasoning is always returned as reasoning_content."
     )
-    verbose: bool = _unneeded("-v", "--verbose", help="requests are logged, their texts are not")
+    verbose: bool = _unneeded("-v", "--verbose", help="requests are always logged, without their text")
 
     def tell(self) -> None:
-        """Say on stderr which of them were given."""
+        """Print a note for each of these options that was given."""
         for name, known in options(self).items():
             if getattr(self, name):
-                note(f"{known.flags[0]} {known.help[0].lower()}{known.help[1:].rstrip('.')} anyway")
+                note(f"{known.flags[0]} is {known.help[0].lower()}{known.help[1:].rstrip('.')}")

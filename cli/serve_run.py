@@ -39,7 +39,7 @@ from .options import find
 from .serve_options import LONGEST_DRAFT, MOST_EMBEDDED, ServeOptions
 
 DRAIN_SECONDS = 8.0
-"""How long running requests may go on after a signal: less than the 10 s after which docker kills."""
+"""How long running requests may continue after a signal: less than the 10 s after which docker kills."""
 
 HEADER_SECONDS = 20.0
 """How long the headers of a request may take."""
@@ -68,14 +68,14 @@ def run(
         with _answering(app, listener, options) as stop_answering:
             note(f"listening on {address}")
             if not keys and not options.host.startswith(_LOOPBACK):
-                note("anybody who can reach this address can use the model; --api-key asks for a key")
+                note("warning: anyone who can reach this address can use the model; set --api-key to require a key")
             if open_page:
                 webbrowser.open(address)
             server.model = served = open_served(load, options, found, alias, sampling.grammar)
             try:
                 lost = _wait(served, options)
                 server.draining = True
-                # Running requests may go on; where a worker is lost they end at their next pass.
+                # Running requests may continue; where a worker is lost they end at their next pass.
                 served.service.stop(DRAIN_SECONDS)
             except (KeyboardInterrupt, Terminated):
                 os._exit(INTERRUPTED)  # the engine's thread is in the middle of a pass, and would be waited for
@@ -93,9 +93,9 @@ def open_served(
     """
     executor = ThreadPoolExecutor(1, "engine")
     path = found.path
-    note(f"loading {path.name}" + ("" if found.draft is None else f", and {found.draft.path.name} to draft"))
+    note(f"loading {path.name}" + ("" if found.draft is None else f" and the draft model {found.draft.path.name}"))
     with signals_deferred():
-        opening = executor.submit(open_found, found, load, tell=note, texts=options.parallel)
+        opening = executor.submit(open_found, found, load, on_note=note, texts=options.parallel)
         loaded = opening.result()
     target, drafter = loaded.target, loaded.decoder.drafter
     if (template := options.template) is not None:
@@ -104,10 +104,10 @@ def open_served(
     if grammar is not None:
         target.grammar(grammar)  # one that cannot be used ends the start, not every request
     embedder = executor.submit(_open_embedder, target, options).result()
-    # What is not known of the model's costs is measured first.
+    # Measure unknown costs of the model first.
     new = Calibration.load(target.sequences[0]).curve is None
     if new:
-        note("measuring what passes of this model cost; this happens once per model and machine")
+        note("measuring the cost of batches; this happens once per model and machine")
     began = time.monotonic()
     calibration, exactness = executor.submit(warm_up, target, exact=target.exact == "on").result()
     if new:
@@ -153,25 +153,25 @@ def open_served(
 
 
 def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:
-    """What makes vectors of texts, if that is wanted."""
+    """Return the embedder, if embeddings are enabled."""
     if not options.embeddings:
         return None
     embedder = target.embedder(options.pooling, min(target.n_ctx, MOST_EMBEDDED))
-    note(f"embeddings: pooling {embedder.pooling}, texts of up to {embedder.n_ctx} tokens, in a context of their own")
+    note(f"embeddings: pooling {embedder.pooling}, texts of up to {embedder.n_ctx} tokens, in a separate context")
     if embedder.pooling == "none":
-        note("/v1/embeddings needs vectors of whole texts: --pooling mean makes some; /embedding has those of tokens")
+        note("warning: /v1/embeddings requires pooling; set --pooling mean (/embedding returns one vector per token)")
     return embedder
 
 
 def _wait(model: ServedModel, options: ServeOptions) -> str | None:
-    """Say that the model is ready, and wait; why it cannot go on, None for a signal."""
+    """Say that the model is ready, and wait; why it cannot continue, None for a signal."""
     try:
-        note(f"drafts: {model.drafter or 'none, one token per pass'}")
+        note(f"drafts: {model.drafter or 'off'}")
         room = f"{options.parallel} requests at once, {model.n_ctx} tokens each"
         note(f"{model.name} is ready: {room}, --exact {'on' if model.exact else 'off'}")
         return wait_for_loss()
     except (KeyboardInterrupt, Terminated):
-        note(f"stopping: running requests have {DRAIN_SECONDS:g} s to end; again: at once")
+        note(f"shutting down: waiting up to {DRAIN_SECONDS:g} s for running requests; press Ctrl-C again to stop now")
         return None
 
 

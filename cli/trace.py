@@ -34,19 +34,18 @@ LONGEST = 1 << 26
 
 
 def trace(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="What --trace wrote; -: from stdin.")],
-    numbers: bool = option(False, help="Below each pass: p, q and what else decided on each token."),
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="Trace file written by --trace; -: stdin.")],
+    numbers: bool = option(False, help="Show p, q and the other numbers of each token below each pass."),
 ) -> None:
-    """Show a trace, one line a pass: ngramspec trace run.jsonl
+    """Show a trace, one line per pass: ngramspec trace run.jsonl
 
-    A trace is what chat and complete write with --trace, each pass a line of JSON: position, context, draft with q and
-    source, p of each token, what was accepted or refused and why, batch, seconds. The format is described in
-    ngramspec/instruments/trace.py.
+    chat and complete record a trace with --trace. Each pass (one decode call) is one JSON object: position, context,
+    draft with q and source, p of each token, the accepted and rejected tokens with the reasons, batch size and seconds.
+    The format is documented in ngramspec/instruments/trace.py.
 
-    Drafted tokens are green where they were accepted and struck through in red where they were refused; the model's
-    own token is blue. Without colours (not a terminal, NO_COLOR): [+accepted] [-refused] [.behind a refused one]
-    [>the model's own] [~behind the end of the text]. Broken lines are named and skipped; of a trace that was cut
-    short, what is there is shown.
+    Accepted draft tokens are green, rejected ones are red and struck through, and the model's own token is blue.
+    Without colours (not a terminal, or NO_COLOR): [+accepted] [-rejected] [.after a rejected one] [>the model's own]
+    [~after the end of the text]. Broken lines are reported and skipped. A truncated trace is shown as far as it goes.
     """
     name = "standard input" if file == "-" else file
     broken, cut = 0, False
@@ -63,22 +62,22 @@ def trace(
                     cut |= unended
                     broken += not unended
                     if unended:
-                        note(f"{name}: line {number}, the last, is cut short: what wrote it did not get to its end")
+                        note(f"warning: {name}: line {number}, the last one, is incomplete; its writer was interrupted")
                     elif broken <= LISTED:
                         note(f"{name}: skipped line {number}: {reason}")
         view.total()
     if broken > LISTED:
-        note(f"{name}: skipped {broken} broken lines in all")
+        note(f"{name}: skipped {broken} broken lines in total")
     if isinstance(ended.error, NGramSpecError):
         fail(f"{name}: {ended.error}")
     leave(ended)
     if view.open and not cut:
-        note(f"{name}: the last text has no end: its generation was interrupted, or goes on")
+        note(f"{name}: the last text is incomplete; its generation was interrupted or is still running")
 
 
 def _lines(file: str, name: str) -> Iterator[bytes]:
     if file == "-" and (sys.stdin is None or sys.stdin.isatty()):
-        usage_error("no trace on standard input: pipe a file in")
+        usage_error("no trace on standard input; pipe a file in")
     try:
         with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
             while line := lines.readline(LONGEST):
@@ -94,7 +93,7 @@ SHOWN = 40
 """Characters of a setting that are shown."""
 
 _STYLES = {"+": ACCEPTED, "-": REFUSED, ".": f"dim {REFUSED}", ">": CORRECTION, "~": "dim"}
-_WORDS = {"gamma": "drafts of at most"}  # labels for some numbers of policies; others go by their name
+_WORDS = {"gamma": "maximum draft length"}  # labels for some numbers of policies; others go by their name
 _ONE_LINE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 
 
@@ -117,7 +116,7 @@ class TraceView:
 
     def header(self, header: TraceHeader) -> None:
         """Show what holds for the passes to come."""
-        facts = [header.model, _settings(header.sampling), f"acceptance {header.verify}"]
+        facts = [header.model, _settings(header.sampling), f"acceptance {header.acceptance}"]
         facts += [f"CHANGES THE OUTPUT: {header.lossy}"] if header.lossy else []
         facts += [f"drafter {header.drafter}, policy {header.policy}" if header.drafter else "plain decoding"]
         facts += [*(["exact"] if header.exact else []), header.date, header.program]
@@ -159,14 +158,14 @@ class TraceView:
         parts = [f"passes: {stats.passes}, {stats.passes_without_draft} of them without a draft", summary(stats)]
         parts.append(f"{stats.tokens_per_pass:.2f} tokens per pass")
         if stats.acceptance_rate is not None:
-            parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted} drafted accepted")
+            parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted} draft tokens accepted")
         parts += [f"accepted: {', '.join(by_source)}"] if by_source else []
         self._line(Text("; ".join(parts), "bold"))
 
     def _show_numbers(self, done: TracedPass) -> None:
         indent = " " * 9
-        told = ((_WORDS.get(name, name), value) for name, value in done.step.explained.items())
-        if done.step.explained:
+        told = ((_WORDS.get(name, name), value) for name, value in done.step.policy_details.items())
+        if done.step.policy_details:
             self._line(Text(indent + _one_line(", ".join(f"{words} {value:.4g}" for words, value in told)), "dim"))
         for mark, token, numbers in _marked(done.step):
             if numbers:
@@ -189,23 +188,23 @@ def _columns(position: str, batch: str, ms: str, source: str) -> str:
 def _marked(step: Step) -> Iterator[tuple[str, int, str]]:
     """The draft and the own token of a pass, as far as there are any: mark (see `TraceView`), token, and the numbers
     that decided on it, "" where it was not reached."""
-    decided = [one for one in step.detail if one.accepted is not None]
+    decided = [one for one in step.decisions if one.accepted is not None]
     ended = step.accepted == len(step.tokens)
-    for i, (token, one) in enumerate(zip_longest(step.judged.tokens, decided[: len(step.judged)])):
+    for i, (token, one) in enumerate(zip_longest(step.verified_draft.tokens, decided[: len(step.verified_draft)])):
         late = "~" if ended else "-" if one is not None and not one.accepted else "."
         yield "+" if i < step.accepted else late, token, "" if one is None else _numbers(step, i, one)
-    for one in step.detail[len(decided) :] if not ended else ():
+    for one in step.decisions[len(decided) :] if not ended else ():
         yield ">", one.token, f"p {one.p:.4g}"
 
 
 def _numbers(step: Step, i: int, one: TokenDecision) -> str:
-    draft = step.judged
+    draft = step.verified_draft
     parts = [f"p {one.p:.4g}"]
     parts += [f"q {q[one.token]:.4g}" for q in draft.q[i : i + 1] if one.token in q]
     parts += [f"{name} {value:.4g}" for name, value in one.why.items() if name != "q"]
-    parts += [f"expected {chance:.4g}" for chance in draft.chances[i : i + 1]]
-    parts += [f"match {length}" for length in draft.match[i : i + 1]]
-    parts += ["forbidden by the grammar and not sent"] if i >= len(step.drafted) else []
+    parts += [f"expected {chance:.4g}" for chance in draft.acceptance_probs[i : i + 1]]
+    parts += [f"match {length}" for length in draft.match_lengths[i : i + 1]]
+    parts += ["forbidden by the grammar, not verified"] if i >= len(step.drafted) else []
     return _one_line(", ".join(parts))
 
 

@@ -38,44 +38,47 @@ CONTEXT = 256
 """Tokens of the context that the model is opened with; what is timed has contexts of its own."""
 
 BUSY = 0.1
-"""What other programs may take of the cores without a word."""
+"""Share of the cores that other programs may use without a warning."""
 
 
 def tune(
     load: Annotated[LoadSettings, LOADING],
     model: Model = None,
-    seconds: float = option(60.0, help="Time to measure, once the model is loaded, about.", allowed=within(5, 86400)),
-    depth: int = option(2048, help="Tokens of what counts as a long context.", allowed=between(STRETCH, 2**20)),
-    apply: bool = option(False, help="Keep what is found: the other commands use it for this model here."),
-    forget: bool = option(False, help="Measure nothing; take away what is kept."),
-    as_json: str | None = json_option("all that was found"),
+    time_limit: float = option(
+        60.0, help="Approximate measuring time in seconds, after loading the model.", allowed=within(5, 86400)
+    ),
+    context_depth: int = option(
+        2048, help="Number of tokens in the long context to measure with.", allowed=between(STRETCH, 2**20)
+    ),
+    apply: bool = option(False, help="Save the recommended settings; other commands then use them for this model."),
+    reset: bool = option(False, help="Delete the saved settings without measuring."),
+    as_json: str | None = json_option("all results"),
 ) -> None:
     """Find the settings under which a model is fastest here: ngramspec tune model.gguf --apply
 
-    Tried are, where the machine has them: numbers of threads for single tokens and for batches (prompts, and drafts
-    that are checked), flash attention, how many tokens of a prompt are read at once, weights in the file's order and
-    weights read into memory, and a KV cache of 8 bits, which is only told of, since it changes the text. The settings
-    take turns; in each round each is compared with those that the options say. T(4) is a pass over four tokens.
+    The command tries the following, if the machine supports them: thread counts for single tokens and for batches
+    (prompts and drafts), flash attention, the number of prompt tokens per decode call, weights without rearrangement,
+    weights read into memory, and an 8-bit KV cache, which is only reported because it changes the text. The settings
+    take turns, and each round compares every candidate with the current settings. T(4) is a pass over four tokens.
 
-    A setting is recommended only if it saves 3 % of what it acts on, in so many rounds that equally fast settings would
-    look like that in one run of 20 at most; if it makes nothing else slower; and if what won, all together, wins again
-    on fresh times. After Ctrl-C what was measured so far is shown, and nothing is kept.
+    A setting is recommended only under three conditions. It saves at least 3 % of the time that it affects, in more
+    rounds than chance would explain (at most one false alarm in 20 runs). It makes nothing else slower. All winners
+    together win again in new measurements. Ctrl-C shows the results so far and saves nothing.
 
-    --apply keeps the recommendation for this model, build and machine: chat, complete, serve, bench and the others then
-    use it where their options do not say otherwise, and a line on stderr says so. Without a recommendation it takes an
-    earlier one away. Settings may move the last bits of a text: whether these do is tried, and what is known of which
-    batch sizes agree is kept by settings, so that it is measured anew.
+    --apply saves the recommendation for this model, build and machine. Other commands then use it, unless their options
+    override it, and print a note. If there is no recommendation, --apply deletes an earlier one. Settings can change
+    the rounding of logits: the command tests whether these do, and batch sizes are compared again for new settings.
     """
-    if apply and forget:
-        usage_error("--apply and --forget exclude each other")
-    output = Output(None if forget else as_json)
+    if apply and reset:
+        usage_error("--apply cannot be combined with --reset")
+    output = Output(None if reset else as_json)
     source = find(model, load)
     file = tuned_file(source.path, load)
-    if forget:
-        note("what was kept is taken away" if file.exists() else "nothing is kept for this model and machine")
+    if reset:
+        note("deleted the saved settings" if file.exists() else "no saved settings for this model and machine")
         file.unlink(missing_ok=True)
         return
-    asked = replace(load, no_tuned=True, ctx_size=CONTEXT, exact="off")
+    asked = replace(load, ignore_tuned=True, ctx_size=CONTEXT, exact="off")
 
     def opened(settings: Settings) -> Target:
         otherwise = replace(asked, no_mmap=not settings.mmap, no_repack=not settings.repack)
@@ -86,7 +89,7 @@ def tune(
         target = stack.enter_context(open_target(source, asked))
         heading = _heading(target)
         # The long context: no longer than what the model was trained for, and what it will be run with.
-        deep = min(depth, load.ctx_size or depth, target.n_ctx_train or depth)
+        deep = min(context_depth, load.ctx_size or context_depth, target.n_ctx_train or context_depth)
         deep = max(STRETCH, deep // STRETCH * STRETCH)
         bench = stack.enter_context(closing(SettingsTimer(target, opened, deep)))
         tried = candidates(
@@ -97,13 +100,13 @@ def tune(
             flash_free=asked.cache_type_v in UNQUANTISED,
             quantised_cache=asked.cache_type_k == asked.cache_type_v == "f16" and asked.flash_attn != "off",
         )
-        tuning = Tuning(bench.seconds, target.present, tried, seconds)
-        note(f"timing {len(tuning.candidates)} settings for about {seconds:g} seconds")
+        tuning = Tuning(bench.seconds, target.present, tried, time_limit)
+        note(f"timing {len(tuning.candidates)} settings for about {time_limit:g} seconds")
         with _watched():
-            ended = run_timed((name or "as it is" for name in tuning.run()), tuning.seconds)
+            ended = run_timed((name or "current settings" for name in tuning.run()), tuning.seconds)
         alike = _alike(bench, tuning)
     before = recalled(file)
-    # Who only looks takes nothing away that is in use.
+    # Without --apply, keep settings that are in use.
     if tuning.complete and (apply or before is None or not before.applied):
         today = datetime.now(UTC).date().isoformat()
         changes = tuning.found.changes(tuning.present) if tuning.found else {}
@@ -129,7 +132,7 @@ def _watched() -> Iterator[None]:
         0.001, cores * (time.monotonic() - began)
     )
     if share > BUSY:
-        note(f"other programs took {share:.0%} of this machine's cores meanwhile; measure again when they do not")
+        note(f"warning: other programs used {share:.0%} of this machine's cores; measure again without them")
 
 
 def _heading(target: Target) -> list[str]:
@@ -148,7 +151,7 @@ def _alike(bench: SettingsTimer, tuning: Tuning) -> bool | None:
         try:
             return bench.alike(tuning.present, tuning.found)
         except NGramSpecError as error:
-            note(f"whether the bits stay could not be tried: {error}")
+            note(f"could not test whether the settings change the rounding: {error}")
     return None
 
 
@@ -200,18 +203,16 @@ def _comparison(comparison: Comparison, depth: int) -> dict[str, Any]:
 def _table(document: Mapping[str, Any]) -> list[str | Table]:
     times, compared = document["present_seconds"], document["compared"]
     if not times:
-        return ["Interrupted before the first round: nothing can be said."]
-    rows = [["as it is, ms", *(f"{seconds * 1e3:.2f}" for seconds in times.values()), "", ""]]
-    shown = (
-        compared if document["together"] is None else {**compared, f"{TOGETHER}, fresh rounds": document["together"]}
-    )
+        return ["Interrupted before the end of the first round: no results."]
+    rows = [["current settings, ms", *(f"{seconds * 1e3:.2f}" for seconds in times.values()), "", ""]]
+    shown = compared if document["together"] is None else {**compared, f"{TOGETHER}, new rounds": document["together"]}
     for name, one in shown.items():
         each = [f"{one['each'][measure]:.3f}" if measure in one["each"] else "" for measure in times]
         rows.append([name, *each, f"{one['ratio']:.3f}", f"{one['spread']:.3f}"])
     count = next(iter(compared.values()))["rounds"]
     return [
-        figures_table(Figures(["time of the settings as they are = 1", *times, "in all", "+-"], rows)),
-        f"Medians of {count} rounds; reading is per token, +- between the quartiles.",
+        figures_table(Figures(["time with current settings = 1", *times, "overall", "+-"], rows)),
+        f"Medians of {count} rounds; prefill is per token; +- is the range between the quartiles.",
     ]
 
 
@@ -219,45 +220,45 @@ def _conclusions(tuning: Tuning, document: Mapping[str, Any]) -> list[str]:
     compared, gain, recommended = document["compared"], document["together"], document["recommended"]
     lines: list[str] = []
     if not tuning.complete:
-        lines.append("Interrupted: this is what was measured so far, and nothing is recommended of it.")
+        lines.append("Interrupted: these are the results so far; there is no recommendation.")
     elif recommended is not None:
         lines.append(
-            f"Recommended: {recommended['options']}, {1 / gain['ratio']:.2f} times as fast where it acts, measured"
-            f" again in {gain['rounds']} fresh rounds."
+            f"Recommended: {recommended['options']}, {1 / gain['ratio']:.2f} times as fast where it matters,"
+            f" confirmed in {gain['rounds']} new rounds."
         )
         bits = {
-            True: "On a sample it gave the same bits.",
-            False: "It moves the last bits of logits, so texts may differ where two tokens are that close.",
-            None: "It may move the last bits of logits.",
+            True: "A test gave bit-identical logits.",
+            False: "It changes the rounding of logits, so texts may differ at near-ties between two tokens.",
+            None: "It may change the rounding of logits.",
         }
-        lines.append(f"{bits[recommended['same_bits']]} Which batch sizes agree is probed anew under it.")
+        lines.append(f"{bits[recommended['same_bits']]} Batch sizes are compared again under these settings.")
         lines.append(
-            "Kept: other commands use it for this model here; ngramspec tune --forget takes it away."
+            "Saved: other commands use it for this model; ngramspec tune --reset deletes it."
             if recommended["applied"]
-            else "Not kept: --apply keeps it for this model and machine."
+            else "Not saved: --apply saves it for this model and machine."
         )
     elif tuning.winners:
         lines.append(
-            f"{' and '.join(tuning.winners.values())} looked faster, and was not when measured again; your settings are"
-            " as good as any that were tried."
+            f"{' and '.join(tuning.winners.values())} looked faster at first, but not when measured again. None of the"
+            " settings tried is faster than your current ones."
         )
     elif compared:
         lines.append(
-            f"Your settings are as good as any that were tried: none saves {LEAST_GAIN:.0%} beyond noise and makes"
-            " nothing slower."
+            f"None of the settings tried is faster than your current ones: none saves {LEAST_GAIN:.0%} beyond noise"
+            " without making something else slower."
         )
     else:
-        lines.append("Nothing could be compared.")
+        lines.append("No settings could be compared.")
     for name in document["trades"]:
         each = compared[name]["each"]
         faster, slower = (
             ", ".join(f"{measure} ({each[measure]:.2f})" for measure in compared[name][which])
             for which in ("faster", "slower")
         )
-        lines.append(f"A trade, not recommended: {name} makes {faster} faster and {slower} slower.")
-    lines += [f"{name} would be faster too, but changes the text; it is never kept." for name in tuning.advised]
+        lines.append(f"Trade-off, not recommended: {name} makes {faster} faster and {slower} slower.")
+    lines += [f"{name} would also be faster, but changes the text; it is never saved." for name in tuning.advised]
     left_out = document["left_out"]
     lines += [f"Not compared: {name}: {reason}." for name, reason in left_out.items() if reason != NO_TIME]
     if late := [name for name, reason in left_out.items() if reason == NO_TIME]:
-        lines.append(f"Not compared, as there was no time (--seconds gives more): {', '.join(late)}.")
+        lines.append(f"Not compared for lack of time (raise --time-limit): {', '.join(late)}.")
     return lines

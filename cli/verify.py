@@ -37,24 +37,25 @@ def verify(
     load: Annotated[LoadSettings, (*LOADING, *MODELS)],
     model: Model = None,
     prompts: Path | None = PROMPTS,
-    predict: int = option(64, "-n", "--predict", help="Most tokens per text.", allowed=within(2)),
-    seconds: float = option(50.0, help="Time for the checks, once the model is loaded.", allowed=within(1, 86400)),
-    seed: int = option(0, "-s", "--seed", help="Seed of all sampling.", allowed=between(0, 2**32 - 1)),
-    as_json: str | None = json_option("all that was found"),
+    predict: int = option(64, "-n", "--predict", help="Maximum number of tokens per text.", allowed=within(2)),
+    time_limit: float = option(50.0, help="Time for the checks in seconds, after loading.", allowed=within(1, 86400)),
+    seed: int = option(0, "-s", "--seed", help="Random seed.", allowed=between(0, 2**32 - 1)),
+    as_json: str | None = json_option("all results"),
 ) -> None:
-    """Check on your model and machine that drafts change nothing.
+    """Check that drafting does not change the output of a model on this machine.
 
-    Logits after a rollback must be the same bits as before it. Plain and drafted texts of prompts of every category, at
-    temperature 0 and of one seed at 0.8, with penalties and a grammar among them, must be equal. Drafts of four tokens
-    are sent always, whether they pay or not; they know most of the plain text, so that many are accepted.
+    Logits after a rollback must be bit-identical to those before it. Texts with and without drafts must be equal for
+    prompts of every category, at temperature 0 and at 0.8 with a fixed seed, including penalties and a grammar. Drafts
+    of four tokens are always verified, even if they do not pay. They are made with knowledge of most of the plain text,
+    so that many are accepted.
 
-    Batches of different sizes may give logits that differ in their last bits. With --exact off a text may differ where
-    that explains it: position, tokens, logits and the movement needed are shown; with --exact on everything must be
-    equal bit for bit, and with auto where it has chosen settings for that.
+    Batches of different sizes can round logits differently. With --exact off, a text may differ if rounding explains
+    it; the report shows the position, tokens, logits and the required change. With --exact on, everything must be
+    bit-identical; with auto, only if it has chosen settings for that.
 
-    Ends with exit code 1 if something that must hold does not; the last line says so, and what there was no time for.
+    The exit code is 1 if a check fails. The last line shows the result and lists checks skipped for lack of time.
     """
-    # Texts that one run remembers would make the next one another.
+    # A memory filled by one run would change the next one.
     with flags_in_errors():
         load = replace(load, no_memory=True)
     selected = load_prompts(prompts)
@@ -66,15 +67,15 @@ def verify(
     try:
         strict = target.exact == "on" or target.exactness.same
         with signals_deferred():
-            drafter, _, _ = open_drafter(target, files, load, tell=note, learn=False)
+            drafter, _, _ = open_drafter(target, files, load, on_note=note, learn=False)
         found = SelfCheck(
-            target, cases, drafter=drafter or DEFAULT, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
+            target, cases, drafter=drafter or DEFAULT, max_tokens=predict, seconds=time_limit, seed=seed, exact=strict
         )
     except ValueError as wrong:
         usage_error(f"-n/--predict: {wrong}")
     if strict and found.exact_sizes is None and target.can_rollback:
-        note("comparing batch sizes bit by bit; this happens once per model and machine")
-    note(f"checking for up to {seconds:g} seconds")
+        note("comparing the logits of batch sizes; this happens once per model and machine")
+    note(f"checking for up to {time_limit:g} seconds")
     ended = run_timed(found.run(), found.seconds)
     checks = report(found)
     inputs = {"selection": {"prompts": str(prompts) if prompts else None}, "load": asdict(load)}
@@ -84,12 +85,14 @@ def verify(
     )
     failed = [f"{check.name} ({check.reason})" for check in checks if check.status == "failed"]
     if failed and ended.error is None:
-        fail(f"this must hold and does not: {'; '.join(failed)}")
+        fail(f"check failed: {'; '.join(failed)}")
     leave(ended)
 
 
 def _heading(target: Target, found: SelfCheck) -> list[str]:
-    drafts = f"drafter {found.drafter}, drafts always sent; up to {found.max_tokens} tokens per text, seed {found.seed}"
+    drafts = (
+        f"drafter {found.drafter}, drafts always verified; up to {found.max_tokens} tokens per text, seed {found.seed}"
+    )
     mode = exact_mode(found.exact_sizes) if found.exact else "default mode"
     return [*model_lines(target), f"{mode}; {drafts}"]
 
@@ -138,7 +141,7 @@ def _table(checks: Sequence[Check]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("check", no_wrap=True)
     table.add_column("result", no_wrap=True)
-    table.add_column("what must hold, and what was looked at", overflow="fold")
+    table.add_column("requirement and coverage", overflow="fold")
     table.add_column("seconds", justify="right", no_wrap=True)
     for check in checks:
         lines = [printable(line) for line in (check.claim, check.covered, check.reason, check.missing) if line]
@@ -150,12 +153,12 @@ def _table(checks: Sequence[Check]) -> Table:
 def _differences(found: SelfCheck) -> list[str]:
     pairs = [(pair, pair.difference) for pair in found.pairs if pair.difference is not None]
     lines = [
-        f"{pair.category}/{pair.prompt}, {pair.setting}: after {difference.position} equal tokens plain has"
+        f"{pair.category}/{pair.prompt}, {pair.setting}: after {difference.position} equal tokens, plain decoding has"
         f" {_token(difference.plain, difference.plain_text, difference.plain_logit)}, drafted"
         f" {_token(difference.drafted, difference.drafted_text, difference.drafted_logit)}; {_why(difference)}"
         for pair, difference in pairs
     ]
-    return listed(lines, "texts differ in all")
+    return listed(lines, "texts differ in total")
 
 
 def _token(token: int | None, text: str, logit: float | None) -> str:
@@ -165,7 +168,9 @@ def _token(token: int | None, text: str, logit: float | None) -> str:
 def _why(difference: TextDifference) -> str:
     if difference.needed is not None:
         need = "nothing" if difference.needed == 0 else f"{difference.needed:.2g}"
-        return f"logits moved by {need} explain it, and the batch size moves them by up to {difference.bound:.2g}"
+        return (
+            f"a change of {need} in the logits explains it; the batch size changes them by up to {difference.bound:.2g}"
+        )
     if difference.bound == 0:
         return "no batch size explains it"
-    return f"the batch size moves logits by up to {difference.bound:.2g}, which does not explain it"
+    return f"the batch size changes logits by up to {difference.bound:.2g}, which does not explain it"

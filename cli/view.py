@@ -165,35 +165,37 @@ def no_gain(stats: Stats, curve: CostCurve | None) -> str | None:
     if stats.drafted:
         if stats.estimated_gain is None or round(stats.estimated_gain, 2) > 1:
             return None
-        return f"drafts gained nothing: {stats.accepted} of {stats.drafted} guessed tokens were right"
+        return f"drafts gained nothing: {stats.accepted} of {stats.drafted} draft tokens were accepted"
     if curve is None:
         return "nothing was drafted"
-    return f"nothing was drafted: no guess was worth it, as a pass over 4 tokens costs {curve.ratio(4):.1f} times one"
+    return (
+        f"nothing was drafted: a batch of 4 tokens costs {curve.ratio(4):.1f} times one token, so no draft was worth it"
+    )
 
 
 def rounding(stats: Stats) -> str | None:
     """A note on tokens decided by less than batch sizes move logits; None if there were none."""
     if not stats.close_calls:
         return None
-    times = "once" if stats.close_calls == 1 else f"{stats.close_calls} times"
-    return f"text may differ in rounding from undrafted decoding: {times} two tokens were that close (see --exact)"
+    times = "1 near-tie" if stats.close_calls == 1 else f"{stats.close_calls} near-ties"
+    return f"output may differ from decoding without drafts because of rounding: {times} (see --exact)"
 
 
 def slow_core() -> str | None:
     """A note that drafts come from plain Python, which slows down all that is measured; None if they do not."""
-    return "drafts are slow: their core was not compiled (see ngramspec info)" if uncompiled() else None
+    return "warning: drafting is slow because its core is not compiled (see ngramspec info)" if uncompiled() else None
 
 
 def tuned_line(kept: Tuned | None, *, left_out: bool) -> str:
     """What tuning found and whether it is used."""
     if kept is None:
-        return "no: ngramspec tune finds the settings that are fastest here"
+        return "no; ngramspec tune finds the fastest settings"
     if not kept.changes or kept.ratio is None:
-        return f"nothing was found faster than the settings as they are ({kept.date})"
-    what = f"{flags(kept.changes)}, {1 / kept.ratio:.2f} times as fast where it acts ({kept.date})"
+        return f"no faster settings found ({kept.date})"
+    what = f"{flags(kept.changes)}, {1 / kept.ratio:.2f} times as fast where it matters ({kept.date})"
     if not kept.applied:
-        return f"{what}; not used: ngramspec tune --apply keeps it"
-    return f"{what}{'; left out here' if left_out else ''}"
+        return f"{what}; not used (ngramspec tune --apply saves it)"
+    return f"{what}{'; ignored here' if left_out else ''}"
 
 
 def listed(lines: Sequence[str], rest: str) -> list[str]:
@@ -203,4 +205,4 @@ def listed(lines: Sequence[str], rest: str) -> list[str]:
 
 def skipped_lines(skipped: Sequence[Skipped]) -> list[str]:
     """The prompts that were not run, with the reasons."""
-    return listed([f"skipped {s['category']}/{s['id']}: {s['reason']}" for s in skipped], "prompts skipped in all")
+    return listed([f"skipped {s['category']}/{s['id']}: {s['reason']}" for s in skipped], "prompts skipped in total")

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ngramspec.decoding.decoder import SpeculativeDecoder as SpeculativeDecoder
     from ngramspec.drafting.draft import Draft as Draft
     from ngramspec.drafting.draft import Drafter as Drafter
-    from ngramspec.drafting.draft_model.asked_model import AskedModel as AskedModel
+    from ngramspec.drafting.draft_model.asked_model import DraftModel as DraftModel
     from ngramspec.drafting.draft_model.hybrid import HybridDrafter as HybridDrafter
     from ngramspec.drafting.draft_model.model import ModelDrafter as ModelDrafter
     from ngramspec.drafting.predictor import NGramPredictor as NGramPredictor
     from ngramspec.dropin.llama import Llama as Llama
     from ngramspec.dropin.llama import LlamaDraftModel as LlamaDraftModel
     from ngramspec.llama.target import Target as Target
-    from ngramspec.loading.load import Loaded as Loaded
+    from ngramspec.loading.load import LoadedModel as LoadedModel
     from ngramspec.loading.load import load as load
     from ngramspec.loading.settings import LoadSettings as LoadSettings
     from ngramspec.sampling.settings import Sampling as Sampling
@@ -50,8 +50,8 @@ else:
         "Llama": "dropin.llama",
         "LlamaDraftModel": "dropin.llama",
         "LoadSettings": "loading.settings",
-        "Loaded": "loading.load",
-        "AskedModel": "drafting.draft_model.asked_model",
+        "LoadedModel": "loading.load",
+        "DraftModel": "drafting.draft_model.asked_model",
         "HybridDrafter": "drafting.draft_model.hybrid",
         "ModelDrafter": "drafting.draft_model.model",
         "NGramPredictor": "drafting.predictor",

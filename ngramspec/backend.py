@@ -49,7 +49,7 @@ class Vocabulary(Tokenizer, Protocol):
 
 
 class Conditions(NamedTuple):
-    """What the time of a pass depends on besides the model and the size of the batch."""
+    """Conditions that the time of a pass depends on, besides the model and the batch size."""
 
     threads: int = 0  # CPU threads of a pass over one token
     threads_batch: int = 0  # CPU threads of a pass over more tokens

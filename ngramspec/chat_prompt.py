@@ -123,8 +123,8 @@ class ChatTemplate:
             break
         if theirs:
             raise ModelError(
-                f"a message holds {' '.join(theirs)}, a control token of this model, and its chat template changes"
-                " messages in a way that leaves unclear which are its own; take it out of the message"
+                f"a message contains {' '.join(theirs)}, a control token of this model, and it cannot be told apart"
+                " from those of the chat template; remove it from the message"
             )
         return kept[0], found, kept[1]
 

@@ -66,7 +66,7 @@ class Conversation:
         if len(tokens) > most:
             what = "the message and the system message make" if self.system else "the message makes"
             raise PromptError(
-                f"{what} a prompt of {len(tokens)} tokens, but the context has room for {most} beside an answer;"
+                f"{what} a prompt of {len(tokens)} tokens, but the context has room for {most} and an answer;"
                 " shorten it or raise -c/--ctx-size"
             )
         return tokens, first
@@ -97,7 +97,7 @@ def save(conversation: Conversation, path: Path, *, model: str, sampling: Mappin
     data = {"messages": conversation.messages(), "model": model, "sampling": dict(sampling)}
     try:
         if path.exists() and not _is_saved(path):
-            raise NGramSpecError(f"{path} exists and is not a saved conversation; choose another name")
+            raise NGramSpecError(f"{path} exists and is not a saved conversation; use another name")
         path = path.resolve()  # a link stays a link
         write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
@@ -122,7 +122,7 @@ def load(path: Path) -> tuple[Conversation, str]:
     except OSError as error:
         raise NGramSpecError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise NGramSpecError(f"{path} is not a saved conversation: it holds no JSON") from error
+        raise NGramSpecError(f"{path} is not a saved conversation: it is not valid JSON") from error
     if not isinstance(data, dict) or not isinstance(data.get("messages"), list):
         raise NGramSpecError(f'{path} is not a saved conversation: it has no list "messages"')
     pairs = [_message(path, i, message) for i, message in enumerate(data["messages"], 1)]
@@ -131,7 +131,7 @@ def load(path: Path) -> tuple[Conversation, str]:
     for i, (role, _) in enumerate(pairs):
         expected = ("user", "assistant")[i % 2]
         if role != expected:
-            raise NGramSpecError(f"{path}: message {i + 1 + skipped} is from {role!r}, but must be from {expected!r}")
+            raise NGramSpecError(f"{path}: message {i + 1 + skipped} must have the role {expected!r}, got {role!r}")
     if len(pairs) % 2:
         raise NGramSpecError(f"{path}: the last message has no answer")
     turns = [Turn(pairs[i][1], pairs[i + 1][1]) for i in range(0, len(pairs), 2)]
@@ -146,4 +146,4 @@ def _message(path: Path, number: int, message: object) -> tuple[str, str]:
         # JSON can spell half a surrogate pair, which no text can hold.
         if isinstance(role, str) and isinstance(content, str) and not _SURROGATE.search(content):
             return role, content
-    raise NGramSpecError(f'{path}: message {number} needs a "role" and a "content" that are text')
+    raise NGramSpecError(f'{path}: message {number} requires "role" and "content" strings')

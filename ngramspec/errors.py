@@ -1,4 +1,4 @@
-"""The errors a user can cause and mend. A message is one line: what was wrong, and what to do.
+"""The errors a user can cause and fix. A message is one line: what was wrong, and what to do.
 
 A defect of ngramspec itself is never one of these; it stays an ordinary Python exception with its
 traceback.

@@ -1,13 +1,13 @@
 """A text with a gap in it as a prompt: what stands before and after the gap, and other files of the same project.
 
 Models that fill gaps have tokens that say which part is which (fill in the middle: Bavarian et al. 2022, "Efficient
-training of language models to fill in the middle"). What such a model is shown, and goes on with what belongs in the
+training of language models to fill in the middle"). What such a model is shown, and continues with what belongs in the
 gap:
 
     <bos> <repo>myproject\\n <sep>a.py\\n... <sep>b.py\\n... <sep>filename\\n <pre>before the gap<suf>after it<mid>
 
 This is the layout of llama-server's `/infill`, with its limits and its words for what no client tells (the names of the
-project and of the file), but for `<bos>`: it is the first token, as the model learnt it, while llama-server puts it
+project and of the file), except for `<bos>`: it is the first token, as the model learnt it, while llama-server puts it
 between the other files and `<pre>`. What looks like a control token in a text is no control token.
 """
 
@@ -80,8 +80,8 @@ def fill_in(
     missing = [name for name in ("prefix", "suffix", "middle") if getattr(marks, name) is None]
     if missing:
         raise ModelError(
-            "this model cannot fill in the middle: its vocabulary has no token for"
-            f" {', '.join(missing)}; use one that can, such as Qwen2.5-Coder"
+            "this model does not support fill-in-the-middle: its vocabulary has no token for"
+            f" {', '.join(missing)}; use another one, such as Qwen2.5-Coder"
         )
 
     limits = limits or Limits()

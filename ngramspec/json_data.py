@@ -21,7 +21,7 @@ Data = TypeVar("Data", bound="DataclassInstance")
 
 
 def encode(value: Any) -> Any:
-    """What `json.dumps` takes, for a dataclass, a mapping, a sequence, text, a number, a truth value or None."""
+    """Return the JSON value of a dataclass, a mapping, a sequence, text, a number, a truth value or None."""
     if is_dataclass(value):
         named = ((f, getattr(value, f.name)) for f in fields(value))
         return {f.name: encode(part) for f, part in named if part != _default(f)}
@@ -54,5 +54,5 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _default(field: Field[Any]) -> Any:
-    """What a field has where nothing is said; MISSING if it must be said."""
+    """Return the default of a field; MISSING if it is required."""
     return field.default if field.default_factory is MISSING else field.default_factory()

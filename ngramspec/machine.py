@@ -96,7 +96,7 @@ class Measure(NamedTuple):
 
     def named(self, depth: int) -> str:
         """Its name in a report; `depth`: tokens of the long context."""
-        name = f"reading {self.size}" if self.reads else f"T({self.size})"
+        name = f"prefill {self.size}" if self.reads else f"T({self.size})"
         return f"{name} at {depth}" if self.deep else name
 
 
@@ -145,4 +145,4 @@ def keep(path: Path, kept: Tuned) -> None:
         write_whole(path, json.dumps(asdict(kept)))
     except OSError as error:
         if kept.applied:
-            raise NGramSpecError(f"cannot keep the settings in {path}: {error.strerror or error}") from error
+            raise NGramSpecError(f"cannot save the settings in {path}: {error.strerror or error}") from error

@@ -37,7 +37,7 @@ class SequenceModel(Model, Protocol):
 
 
 class Part(NamedTuple):
-    """What a pass does for one sequence."""
+    """Work of a pass for one sequence."""
 
     sequence: SequenceModel  # whose text grows
     tokens: Sequence[int]  # that are appended to it, at least one
@@ -49,9 +49,9 @@ class SharedModel(Protocol):
 
     Attributes:
         sequences: as many as texts can be held.
-        n_ctx: most tokens of a sequence; one pass may go beyond by `max_rows`, to be taken back after it.
+        n_ctx: most tokens of a sequence; one pass may go beyond by `max_rows`, to be rolled back after it.
         max_tokens, max_rows: most tokens, and most rows of logits, of a pass.
-        drafts_alone: whether a sequence's draft can be taken back only if its pass held no other sequence.
+        drafts_alone: whether a sequence's draft can be rolled back only if its pass held no other sequence.
     """
 
     n_ctx: int
@@ -76,5 +76,5 @@ class SharedModel(Protocol):
         """The sizes of the batches of a pass over parts of at least one token each; each batch reads the weights again.
 
         One batch of their sum, where all sequences share one pool of cells. Where each has a cache of its own, a batch
-        holds equally many tokens of sequences whose numbers follow each other; who has more goes on in further batches.
+        has equally many tokens of sequences with consecutive numbers; longer ones continue in further batches.
         """

@@ -71,7 +71,7 @@ def keep_json(path: Path, data: Any) -> None:
 
 
 def recall(path: Path) -> str | None:
-    """What was kept; None where there is nothing, or nothing that can be read."""
+    """Read a cached text; None if it does not exist or cannot be read."""
     with suppress(OSError, ValueError):
         return utf8(path.read_bytes())
     return None

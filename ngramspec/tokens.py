@@ -65,7 +65,7 @@ class Node:
         self.token = token  # its id; -1 for the root, which stands for the prompt
         self.length = length  # tokens from the start of the prompt to here
         self.children: dict[int, Node] = {}  # nodes that follow it, by token
-        self.likely: Likely | None = None  # the likeliest tokens after it; None until somebody reads the logits
+        self.likely: Likely | None = None  # the most likely tokens after it; None until somebody reads the logits
         self.notes: Any = None  # a drafter's own
         self.holder = 0  # a sequence that holds it, if any does
         self.mark = 0  # the last `keep` that it lived through

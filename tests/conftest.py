@@ -1,4 +1,4 @@
-"""What every test runs under: the option `--exhaustive`, the limit on processor time, and common fixtures."""
+"""Environment of every test: the option `--exhaustive`, the limit on processor time, and common fixtures."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def demo_vocabulary() -> Vocabulary:
 
 @pytest.fixture(scope="session", autouse=True)
 def _undecided() -> Iterator[None]:
-    """What a busy machine measures while a model is loaded must not choose the settings of tests."""
+    """Measurements on a busy machine must not choose the settings of tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decision, "BUDGET", 0.0)
         yield

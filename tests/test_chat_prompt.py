@@ -113,7 +113,7 @@ def test_a_template_that_changes_messages_beyond_recognition() -> None:
     chat, _ = make(LOWER)
     assert controls_in(chat.prompt(talk("Ab", "C"), TOKENIZER).tokens) == [BOS, *[START, END] * 2, START]
     for content, control in (("<|END|>", "<|end|>"), ("A <|end|>", "<|end|>"), ("<|START|>", "<|start|>")):
-        with pytest.raises(ModelError, match=re.escape(f"a message holds {control}, a control")):
+        with pytest.raises(ModelError, match=re.escape(f"a message contains {control}, a control")):
             chat.prompt(talk(content), TOKENIZER)
 
 

@@ -119,7 +119,7 @@ def test_saving_overwrites_its_own_format_only_and_keeps_links(tmp_path: Path) -
     saved(path, Conversation(None, TURNS[:1]))
     assert load(path)[0].turns == TURNS[:1]
     path.write_text('{"name": "package"}')
-    with pytest.raises(NGramSpecError, match="is not a saved conversation; choose another name"):
+    with pytest.raises(NGramSpecError, match="is not a saved conversation; use another name"):
         saved(path, Conversation())
     assert path.read_text() == '{"name": "package"}'
     with pytest.raises(NGramSpecError, match="is not a saved conversation"):
@@ -147,18 +147,18 @@ def messages(*pairs: tuple[object, object]) -> dict[str, object]:
 
 
 BAD = {
-    "holds no JSON": b"hello",
+    "is not valid JSON": b"hello",
     "JSON": b"[" * 100_000,
-    "is not a saved conversation: it holds": b'"\xff"',
+    "is not a saved conversation: it is": b'"\xff"',
     'has no list "messages"': b"[]",
     'no list "messages"$': b'{"messages": 1}',
-    "message 2 needs": messages(("user", "a"), ("assistant", None)),
-    "message 1 needs": {"messages": ["user"]},
-    'message 1 needs a "role"': messages((["user"], "a")),
-    "message 1 .* text": messages(("user", "\ud800"), ("assistant", "")),
-    "message 1 is from 'assistant', but must be from 'user'": messages(("assistant", "a")),
-    "message 3 is from 'user', but must be from 'assistant'": messages(("system", "s"), ("user", "a"), ("user", "b")),
-    "message 3 is from 'system'": messages(("user", "a"), ("assistant", "b"), ("system", "s")),
+    "message 2 requires": messages(("user", "a"), ("assistant", None)),
+    "message 1 requires": {"messages": ["user"]},
+    'message 1 requires "role"': messages((["user"], "a")),
+    "message 1 requires .* strings": messages(("user", "\ud800"), ("assistant", "")),
+    "message 1 must have the role 'user', got 'assistant'": messages(("assistant", "a")),
+    "message 3 must have the role 'assistant', got 'user'": messages(("system", "s"), ("user", "a"), ("user", "b")),
+    "message 3 must have .*, got 'system'": messages(("user", "a"), ("assistant", "b"), ("system", "s")),
     "last message has no answer": messages(("user", "a")),
 }
 

@@ -109,7 +109,7 @@ def test_what_is_nearest_to_the_gap_stays(
 
 
 def test_limits_are_llama_servers() -> None:
-    """Three to one round the gap; the rest of the context, but for twice the answer, for other files."""
+    """Three to one round the gap; the rest of the context, except for twice the answer, for other files."""
     for n_ctx, near, n_predict in itertools.product((64, 1000, 4096, 32768), (32, 512, 2048), (0, 16, 128, 20000)):
         limits = Limits.within(n_ctx, near=near, n_predict=n_predict)
         shown = (limits.before or 0, limits.after or 0, limits.others or 0)
@@ -143,7 +143,10 @@ def test_a_model_that_cannot(word_vocabulary: Vocabulary, tmp_path: Path) -> Non
             (MockTarget(300), "prefix, suffix, middle"),
             (half, "prefix, middle"),
         ):
-            with pytest.raises(ModelError, match=rf"^this model cannot .* no token for {missing}; [^\n]*$"):
+            with pytest.raises(
+                ModelError,
+                match=rf"^this model does not support fill-in-the-middle: .* no token for {missing}; [^\n]*$",
+            ):
                 fill_in(tokenizer, "a", "b")
 
 

@@ -184,7 +184,7 @@ def completed(llama: llama_cpp.Llama, settings: dict[str, Any]) -> str:
 def llama(opened: ExitStack, **more: Any) -> Ask:
     """`ngramspec.Llama`."""
     loaded = ngramspec.Llama(
-        str(DEMO), n_ctx=N_CTX, n_threads=1, n_threads_batch=1, verbose=False, exact="on", keep=False, **more
+        str(DEMO), n_ctx=N_CTX, n_threads=1, n_threads_batch=1, verbose=False, exact="on", persist_stats=False, **more
     )
     opened.callback(loaded.close)
 

@@ -1,6 +1,6 @@
 """The tests see what they are for: each of the faults in `support/mutations.toml` fails a test of the default run.
 
-A fault is made in a copy of the packages, whose files are links to the real ones but for the changed one. Where that is
+A fault is made in a copy of the packages, whose files are links to the real ones except the changed one. Where that is
 one of the compiled core, the copy is without the core, so that plain Python runs.
 """
 

@@ -105,10 +105,10 @@ def test_a_sampling_option_that_was_added(ngramspec_with: Callable[..., Done]) -
     """It is in the help, it is checked, and it reaches llama.cpp."""
     for command in ("complete", "chat", "bench"):
         shown = " ".join(ngramspec_with(command, "--help").out.split())
-        assert re.search(r"--min-keep \S+ Least tokens that top-p and min-p keep. \[default: 0\]", shown)
+        assert re.search(r"--min-keep \S+ Minimum number of tokens that top-p and min-p keep. \[default: 0\]", shown)
     done = ngramspec_with("complete", str(DEMO), "--min-keep", "-3")
     assert done.code == 2
-    assert "min_keep is -3, but must be a whole number, at least 0" in done.complaint
+    assert "min_keep must be a whole number of at least 0, got -3" in done.complaint
     arguments = ["-n", "12", "-t", "1", "-s", "5", "--json", "--temp", "3", "--top-p", "0.001", "--exact", "on"]
     texts = []
     for keep in ("0", "1", "40"):

@@ -67,7 +67,7 @@ def code_stream(count: int) -> list[int]:
 
 
 def passes(drafter: MixtureDrafter, truth: list[int], curve: CostCurve) -> list[float]:
-    """Microseconds of each pass over `truth`; a drafter that is ready to go on."""
+    """Microseconds of each pass over `truth`; a drafter that is ready to continue."""
     text, speculation = Text(Drafts(drafter), RecordedTarget(curve)), Speculation(CostPolicy())
     speculation.prepare(curve, SIZES)
     text.left = 2

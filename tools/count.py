@@ -26,7 +26,7 @@ ROUTES = ("server.openai_chat", "server.chat_completions")
 """The module of the route for chat completions, by its names in newer and older trees."""
 
 PATH = ("server", "batching", "decoding", "tool_calls", "chat_prompt", "conversation", "sampling", "acceptance")
-"""The rooms that a request passes from HTTP to text, but for the model runner and what drafts."""
+"""The rooms that a request passes from HTTP to text, except for the model runner and what drafts."""
 
 SETTING = r"\bflash_attn\b"
 """A setting of loading: what names it changes with it."""
@@ -40,7 +40,7 @@ def lines(paths: Iterator[Path] | list[Path]) -> int:
 
 
 def imported(name: str) -> set[str]:
-    """The modules of the tree that a module imports, wherever in it, but for type checking."""
+    """The modules of the tree that a module imports, wherever in it, except for type checking."""
     found = set[str]()
     checks = [n for n in ast.walk(PARSED[name]) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)]
     left_out = {id(inner) for check in checks for inner in ast.walk(check)}
@@ -68,14 +68,14 @@ def reached(start: str, follow: Callable[[str], bool]) -> set[str]:
 
 
 def reading_path() -> list[Path]:
-    """The files that the map says to read first: those linked below "Read these six files"."""
-    _, _, text = (TREE / "ngramspec" / "README.md").read_text("utf-8").partition("Read these six files")
+    """The files that the map says to read first: those linked below "read these six files"."""
+    _, _, text = (TREE / "ngramspec" / "README.md").read_text("utf-8").partition("read these six files")
     named = re.findall(r"\]\(([\w/]+\.py)\)", text.partition("\n#")[0])
     return [path for name in dict.fromkeys(named) if (path := TREE / "ngramspec" / name).exists()]
 
 
 def opening() -> list[str]:
-    """Calls that load a model: of Target and its older kinds, but for the child that tries AMX."""
+    """Calls that load a model: of Target and its older kinds, except for the child that tries AMX."""
     found = []
     for name, tree in PARSED.items():
         if name == "ngramspec.llama.amx":

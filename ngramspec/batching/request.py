@@ -30,7 +30,7 @@ class Request:
     max_tokens: int  # most tokens to emit; 0 only makes the cache hold the prompt
     sampling: Sampling = field(default_factory=Sampling)  # how tokens are chosen
     stop: tuple[str, ...] = ()  # strings that end the text, which then stops right before them
-    # report the logprobs of each emitted token and of this many of the likeliest; None: no logprobs.
+    # report the logprobs of each emitted token and of this many of the most likely; None: no logprobs.
     logprobs: int | None = None
     # report the logprobs of the prompt's tokens too (`Scored`), which then is read with all of its logits.
     scored: bool = False
@@ -88,7 +88,7 @@ class ClosedError(NGramSpecError):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a slot does now."""
+    """Current state of a slot."""
 
     number: int  # from 0 on
     held: int  # tokens in its cache
@@ -102,7 +102,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the engine does now, and counters since it began."""
+    """Current state of the engine, and counters since its start."""
 
     slots: tuple[Slot, ...]  # one for each
     waiting: int  # requests in the queue
@@ -167,7 +167,7 @@ class ActiveRequest:
         self.tell(Started(sequence.number, self.cached, len(self.request.prompt)))
         if self.generation is not None:
             if drafts.drafter is not None:
-                drafts.drafter.predicted = self.request.prediction
+                drafts.drafter.prediction = self.request.prediction
             self.generation.begin(drafts, sequence)
 
     def _scoring(self, sequence: SequenceModel) -> Generator[int, None, Logits]:

@@ -2,9 +2,9 @@
 
 A guess is several tokens with their probabilities, from one of two sources; the one with the longer context counts:
 
-    rows    the likeliest tokens that the target gave the last time after the same 1 to 3 tokens, with their
+    rows    the most likely tokens that the target gave the last time after the same 1 to 3 tokens, with their
             probabilities (as in Token Recycling, Luo et al. 2024, arXiv 2408.08696): beams differ in a token and then
-            go on alike.
+            continue alike.
     copies  what followed the same 1 to 8 tokens, the most that were seen, in the prompt or in what all beams agree on.
 
 The draft is itself a beam search (Leviathan et al. 2023, appendix A.4): each step takes the best `width` results, by
@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.chances import FadingRate
-from ngramspec.drafting.draft import TokenPrice
+from ngramspec.drafting.draft import MarginalCost
 from ngramspec.tokens import Likely, Node
 
 ORDERS = 3  # most tokens of context that a row is remembered by
@@ -73,7 +73,7 @@ class BeamDrafter:
             trust.add(sum(math.exp(logprob) for token, logprob in likely if token == copy))
 
     def guess(self, node: Node) -> tuple[Likely, int]:
-        """What may follow `node`, and how many tokens of context that rests on, at most LONGEST; 0: not known."""
+        """Return likely successors of `node` and the length of their context, at most LONGEST; 0: unknown."""
         tail = self._tail(node)
         contexts = [tail[start:] for start in range(len(tail))]
         known = next((context for context in contexts[-ORDERS:] if context in self._rows), ())
@@ -208,7 +208,7 @@ class BeamPlan:
             if room < 0:
                 break
             layers.append((nodes, unknown, covered))
-            if price is not None and not price.pays(chance, size - room - 1):
+            if price is not None and not price.worth_extending(chance, size - room - 1):
                 break
         return layers
 
@@ -252,13 +252,13 @@ class BeamPlan:
         switch = curve.switch if size != curve.last else 0.0
         return self._scale * (curve.seconds(size) + switch) + self._per_token * size
 
-    def _price(self) -> TokenPrice | None:
+    def _price(self) -> MarginalCost | None:
         """Seconds that one more token costs a pass: a step ahead must be reached often enough to be worth it."""
         curve = self._curve
         if curve is None:
             return None
         slopes = [slope * curve.level * self._scale + self._per_token for slope in curve.slopes(SIZES)]
-        return TokenPrice(self._rate(curve), slopes)
+        return MarginalCost(self._rate(curve), slopes)
 
     def learn(self, size: int, seconds: float, besides: float, taken: Sequence[Sequence[Node]]) -> None:
         """Learn how the last planned pass went: `size` tokens in `seconds`, and `besides` for all other work; and the

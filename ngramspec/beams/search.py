@@ -1,10 +1,10 @@
 """`BeamSearch`: beam search with drafts. Beams and scores are those of beam search without drafts, in fewer passes.
 
-Beam search keeps the `beams` likeliest texts. A text scores the sum of the logarithms of its tokens' probabilities
+Beam search keeps the `beams` most likely texts. A text scores the sum of the logarithms of its tokens' probabilities
 under the softmax of the target's raw logits; there is no length penalty. A step expands each live text by every
 token and keeps the best `beams` of all the results; equal scores go to the text that ranked higher, then to the
 larger logit, then to the lower token id. A result that ends (its last token ends generations, or completes a stop
-string) is finished and takes no part in later steps. The search goes on for at most `max_tokens` steps; as scores
+string) is finished and takes no part in later steps. The search continues for at most `max_tokens` steps; as scores
 only fall, it is over as soon as `beams` texts are finished and none alive scores more than the last of those.
 
 Without drafts every step costs a pass. Leviathan, Kalman, Matias (2023, arXiv 2211.17192, appendix A.4) let a cheap
@@ -71,12 +71,12 @@ class BeamSearch:
     ) -> None:
         if not target.can_branch:
             raise ModelError(
-                "this model's memory is recurrent or read in blocks, and cannot hold several texts; leave out --beams"
+                "beam search does not support this model: its memory is recurrent or read in blocks; remove --beams"
             )
         if not 1 <= beams < target.n_seq:
-            raise ValueError(f"beams is {beams}, but must be 1 to {target.n_seq - 1}")
+            raise ValueError(f"beams must be 1 to {target.n_seq - 1}, got {beams}")
         if draft_max < 1:
-            raise ValueError(f"draft_max is {draft_max}, but must be at least 1")
+            raise ValueError(f"draft_max must be at least 1, got {draft_max}")
         self.target, self.beams, self.drafter = target, beams, drafter
         self.calibration, self.draft_max = calibration, draft_max
         self.stats = Stats()
@@ -108,9 +108,9 @@ class BeamSearch:
         """
         # Checked here, not at the first `next`: a wrong call must fail where it is made.
         if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
+            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
         if not prompt:
-            raise PromptError("the prompt is empty: there is nothing to continue")
+            raise PromptError("the prompt is empty")
         room = (self.target.n_ctx - len(prompt)) // self.beams
         # A single text ends where the context does, as in plain decoding.
         if room < (1 if self.beams == 1 else max_tokens or 1):
@@ -131,7 +131,7 @@ class BeamSearch:
         changes = [f"-c {needed}"] + [f"-n {room}"] * (room > 0) + ["fewer beams"] * (self.beams > 1)
         texts = f"{self.beams} beams of {max_tokens} tokens" if self.beams > 1 else "an answer"
         return (
-            f"{texts} after a prompt of {prompt_tokens} tokens can take {needed} tokens of context, which holds"
+            f"{texts} after a prompt of {prompt_tokens} tokens can need a context of {needed} tokens, but it has"
             f" {self.target.n_ctx}; try {' or '.join(changes)}"
         )
 
@@ -226,7 +226,7 @@ class BeamSearch:
     # ------------------------------------------------------------------ rows
 
     def _read(self, node: Node) -> Likely | None:
-        """What the target says after a node; None if it was not evaluated."""
+        """Return the target's prediction after a node; None if it was not evaluated."""
         if node.likely is None:
             row = self._rows.get(node)
             if row is None:

@@ -40,7 +40,7 @@ class BeamState:
         self._vocabulary = vocabulary
         self._beams = beams
         self._stop = stop
-        # The texts that go on, the best one first.
+        # The texts that continue, the best one first.
         self.live = [Beam(0.0, root, TextStream(stop) if stop else None)]
         self._finished: list[tuple[Beam, StopReason]] = []
         self.steps = 0
@@ -48,7 +48,7 @@ class BeamState:
     def extensions(self, read: Callable[[Node], Likely | None]) -> list[Extension] | None:
         """The best `beams` results of a step, the best one first; None if rows are missing that it may depend on.
 
-        `read` tells the target's `beams` likeliest tokens, at least, after a node; None if that row is missing.
+        `read` tells the target's `beams` most likely tokens, at least, after a node; None if that row is missing.
         """
         found: list[Extension] = []
         missing = -math.inf
@@ -65,7 +65,7 @@ class BeamState:
         return found if enough or missing == -math.inf else None
 
     def step(self, extensions: Sequence[Extension]) -> list[Node]:
-        """Go on with these texts; returns the last tokens of those that live."""
+        """Continue with these texts; returns the last tokens of those that live."""
         live: list[Beam] = []
         finished = list(self._finished)
         children: dict[Node, dict[int, Node]] = {beam.node: {} for beam in self.live}

@@ -66,9 +66,9 @@ class CostCurve:
         measured: bool = True,
     ) -> None:
         if 1 not in seconds or not all(0 < s < math.inf for s in seconds.values()):
-            raise ValueError("a cost curve needs positive seconds, those of batch size 1 among them")
+            raise ValueError("a cost curve requires positive seconds, including those of batch size 1")
         if not 0 <= switch < math.inf:
-            raise ValueError(f"switch is {switch}, but must be at least 0")
+            raise ValueError(f"switch must be at least 0, got {switch}")
         self.level = float(seconds[1])  # seconds of a one-token pass now
         self.switch = switch
         self.threads = threads

@@ -36,14 +36,16 @@ def given_curve(points: Points, switch: float = 0.0) -> CostCurve:
     if any(not 0 < cost < math.inf for cost in points.values()) or any(size < 1 for size in points):
         raise ValueError("sizes and costs must be positive numbers")
     if 1 not in points:
-        raise ValueError("there is no entry for a batch of 1")
+        raise ValueError("the entry for batch size 1 is missing")
     last = max(points)
     if last < LARGEST:
         before = max((size for size in points if size < last), default=last)
         slope = (points[last] - points[before]) / (last - before) if before < last else 0.0
         points = {**points, LARGEST: points[last] + slope * (LARGEST - last)}
         if points[LARGEST] <= 0:
-            raise ValueError(f"it falls so fast after {before} that a batch of {LARGEST} would cost nothing")
+            raise ValueError(
+                f"the costs decrease so fast after size {before} that a batch of {LARGEST} would cost nothing"
+            )
     scaled = {size: cost / points[1] for size, cost in points.items()}
     return CostCurve(scaled, switch / points[1], measured=False)
 
@@ -70,7 +72,7 @@ def find_curves(name: str) -> dict[str, CostCurve]:
     try:
         text = utf8(path.read_bytes())
     except FileNotFoundError as error:
-        raise NGramSpecError(f"no curve {name!r}: it is no file, and none of {', '.join(CURVES)}") from error
+        raise NGramSpecError(f"unknown curve {name!r}; pass a file or one of {', '.join(CURVES)}") from error
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a null character
         raise NGramSpecError(f"cannot read the curve {name}: {getattr(error, 'strerror', error)}") from error
     try:
@@ -79,7 +81,7 @@ def find_curves(name: str) -> dict[str, CostCurve]:
         raise NGramSpecError(f"{name} is not JSON: {error}") from error
     if not isinstance(data, dict) or not data:
         raise NGramSpecError(
-            f'{name} holds no curve; write {{"1": 1.0, "8": 2.5}} or {{"name": {{"1": 1.0, "8": 2.5}}}}'
+            f'{name} contains no curve; use the form {{"1": 1.0, "8": 2.5}} or {{"name": {{"1": 1.0, "8": 2.5}}}}'
         )
     several = all(isinstance(value, dict) for value in data.values())
     curves = data if several else {path.stem: data}
@@ -94,15 +96,15 @@ def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> CostCurv
     parsed: dict[int, float] = {}
     switch = points.get(SWITCH, 0.0)
     if isinstance(switch, bool) or not isinstance(switch, int | float) or not 0 <= switch < 1e300:
-        raise NGramSpecError(f"{where}: a change of size costs {switch!r}, but must be a number of at least 0")
+        raise NGramSpecError(f"{where}: the cost of a change of size must be a number of at least 0, got {switch!r}")
     for size, cost in points.items():
         if size == SWITCH:
             continue
         is_size = size.isascii() and size.isdecimal() and len(size) < 10
         if not is_size or isinstance(cost, bool) or not isinstance(cost, int | float):
-            raise NGramSpecError(f"{where}: {size!r}: {cost!r} is not the size of a batch and what it costs")
+            raise NGramSpecError(f"{where}: {size!r}: {cost!r} is not a batch size and its cost")
         if not 0 < cost < 1e300:
-            raise NGramSpecError(f"{where}: a batch of {size} costs {cost}, but must be above 0, and finite")
+            raise NGramSpecError(f"{where}: the cost of a batch of {size} must be finite and above 0, got {cost}")
         parsed[int(size)] = float(cost)
     try:
         return given_curve(parsed, float(switch))

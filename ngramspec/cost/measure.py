@@ -140,7 +140,7 @@ def time_restore(target: Model) -> RestoreCost:
 def time_pass(target: Model, size: int) -> float:
     """Seconds of one pass over `size` tokens, which are taken back afterwards."""
     if len(target.tokens) + size > target.n_ctx:
-        raise ValueError(f"no room for {size} tokens in the context to measure in")
+        raise ValueError(f"the context to measure in has no room for {size} tokens")
     # Different tokens: a mixture of experts pays for the experts that a batch touches.
     tokens = [int(t) for t in default_rng(size).integers(0, target.n_vocab, size)]
     start = len(target.tokens)

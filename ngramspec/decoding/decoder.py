@@ -69,21 +69,21 @@ class SpeculativeDecoder:
         clock: Callable[[], float] | None = None,
     ) -> None:
         if draft_max is not None and not isinstance(policy, str):
-            raise ValueError("draft_max goes with a policy's name; a policy that is passed in has its own")
+            raise ValueError("draft_max requires the name of a policy; a Policy object has its own")
         if curve is not None and calibration is not None:
-            raise ValueError("a curve is all that is known of a target; a calibration that is passed in has its own")
+            raise ValueError("curve cannot be combined with calibration, which has its own curve")
         if exact not in EXACT:
-            raise ValueError(f"exact is {exact!r}, but must be one of: {', '.join(EXACT)}")
+            raise ValueError(f"exact must be one of {', '.join(EXACT)}, got {exact!r}")
         if vocabulary is None:
             if not isinstance(target, Vocabulary):
-                raise ValueError("the target is a model only: pass its vocabulary too")
+                raise ValueError("the target has no vocabulary; pass the argument vocabulary")
             vocabulary = target
         self.target = target
         self.vocabulary = vocabulary
         self._clock = clock or time.perf_counter
         if not target.can_rollback or (exact == "on" and not target.exact_rollback):
             drafter = None
-        self.draft_with(
+        self.set_drafter(
             make_drafter(drafter) if isinstance(drafter, str) else drafter,
             make_policy(policy, draft_max) if isinstance(policy, str) else policy,
         )
@@ -96,7 +96,7 @@ class SpeculativeDecoder:
         self.calibration = calibration
         self._generations = 0
 
-    def draft_with(self, drafter: Drafter | None, policy: Policy) -> None:
+    def set_drafter(self, drafter: Drafter | None, policy: Policy) -> None:
         """Draft from here on with a drafter (None: not at all), as much as a policy says."""
         self.speculation = AskingSpeculation(policy, self._clock)
         self.drafts = Drafts(drafter, policy)
@@ -120,10 +120,10 @@ class SpeculativeDecoder:
         *,
         max_tokens: int,
         sampling: Sampling | None = None,
-        verify: str | Acceptance | Verifier | None = None,
+        acceptance: str | Acceptance | Verifier | None = None,
         stop: Sequence[str] = (),
         logprobs: int | None = None,
-        detail: bool = False,
+        return_decisions: bool = False,
         prediction: Sequence[int] = (),
         piece: Callable[[int], bytes] | None = None,
         progress: Progress | None = None,
@@ -134,11 +134,11 @@ class SpeculativeDecoder:
             prompt: token ids, fewer than the context holds.
             max_tokens: most tokens to emit, at least 1; the context's end may come first.
             sampling: how tokens are chosen; None is greedy.
-            verify: how drafts are accepted (see `Acceptance`), or the method's name; or a verifier, which then knows
-                its own sampling.
+            acceptance: How drafts are accepted: an `Acceptance`, the name of a method, or a verifier, which has its
+                own sampling.
             stop: strings that end the text, which then stops right before them.
             logprobs: report the logprobs of each emitted token and of this many of the likeliest; None: no logprobs.
-            detail: report how each token was decided on; not with a verifier that is passed in.
+            return_decisions: report how each token was decided on; not with a verifier that is passed in.
             prediction: token ids of a text that the answer is likely to copy, such as the file that it changes: what it
                 is drafted from first. A wrong one changes no text.
             piece: the bytes that a token is shown as; None: as the vocabulary says.
@@ -154,8 +154,8 @@ class SpeculativeDecoder:
             RuntimeError: another generation began on this decoder before this one ended.
         """
         # Checked here, not at the first `next`: a wrong call must fail where it is made.
-        if prediction and self.drafter is not None and self.drafter.predicted is None:
-            raise ValueError(f"the drafter {self.drafter.name} cannot draft from a prediction; mixture can")
+        if prediction and self.drafter is not None and self.drafter.prediction is None:
+            raise ValueError(f"the drafter {self.drafter.name!r} does not support prediction; use 'mixture'")
         generation = Generation(
             prompt,
             self.vocabulary,
@@ -163,10 +163,10 @@ class SpeculativeDecoder:
             n_vocab=self.target.n_vocab,
             max_tokens=max_tokens,
             sampling=sampling,
-            verify=verify,
+            acceptance=acceptance,
             stop=stop,
             logprobs=logprobs,
-            detail=detail,
+            return_decisions=return_decisions,
             piece=piece,
             # Where nothing is drafted, or all sizes agree, nothing is close.
             counts_calls=self.exactness.bound > 0 and self.drafter is not None,
@@ -198,8 +198,8 @@ class SpeculativeDecoder:
         # The prefill, for the drafter too; the target's logits give the first token.
         began = clock()
         self.speculation.begin()
-        if self.drafter is not None and self.drafter.predicted is not None:
-            self.drafter.predicted = prediction
+        if self.drafter is not None and self.drafter.prediction is not None:
+            self.drafter.prediction = prediction
         generation.begin(self.drafts, target)
         rows = target.prefill(generation.prompt, aligned=exactness.aligned, progress=progress)[np.newaxis]
         try:
@@ -212,7 +212,7 @@ class SpeculativeDecoder:
             texts, make = (generation,), self.speculation.step
             while generation.stop is None:
                 if number != self._generations or len(target.tokens) != generation.settled:
-                    raise RuntimeError("another generation began on this target before this one ended")
+                    raise RuntimeError("another generation was started on this target before this one ended")
                 (step,) = make(texts)
                 if step is not None:
                     before, ended = ended, clock()
@@ -225,7 +225,7 @@ class SpeculativeDecoder:
                 target.rollback(generation.settled)
             self.calibration.save()
             if self.drafter is not None:
-                self.drafter.keep()
+                self.drafter.save_state()
 
     def _prepare(self, exactness: ExactnessMode, generation: Generation) -> None:
         """Ready the drafting side for the passes after the prefill."""

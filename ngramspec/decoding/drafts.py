@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ngramspec.backend import Logits, Model
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.chances import ChanceEstimator
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, TokenPrice
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, MarginalCost
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
@@ -24,7 +24,7 @@ class Plan(NamedTuple):
     sent: Draft  # the draft in its batch; nothing in it is past the end of the text
     # what the verifier judges: `sent`, followed by the forbidden token if a grammar cut a draft that was drawn blindly.
     # That token is refused without being sent; its q says how to draw the one in its place.
-    judged: Draft
+    verified_draft: Draft
     size: int  # of the batch: one token more than the draft, or padded further
     ends: bool  # whether the draft's last token ends the text
 
@@ -63,16 +63,16 @@ class Drafts:
         *,
         guide: GrammarGuide | None = None,
         is_eog: Callable[[int], bool] | None = None,
-        blind: bool = False,
+        fixed_length: bool = False,
     ) -> None:
         """Start a text, whose context so far is `prompt`.
 
         Args:
             guide: what its grammar knows of the next tokens; None: any may follow.
             is_eog: whether a token ends the text; None: none does.
-            blind: as in `Drafter.propose`.
+            fixed_length: as in `Drafter.propose`.
         """
-        self._guide, self._is_eog, self._blind = guide, is_eog, blind
+        self._guide, self._is_eog, self._blind = guide, is_eog, fixed_length
         self.proposal = None
         self._record.begin()
         if self.drafter is not None:
@@ -83,17 +83,17 @@ class Drafts:
         if self.drafter is not None:
             self.drafter.accept((token,))
 
-    def proposing(self, limit: int, price: TokenPrice | None, choose: Chooser | None = None) -> Drafting:
+    def proposing(self, limit: int, price: MarginalCost | None, choose: Chooser | None = None) -> Drafting:
         """What may follow, with estimates, as the grammar allows it; arguments as in `Drafter.propose`.
 
-        It is a generator, like `Drafter.drafting`, so that several texts can be drafted for together.
+        It is a generator, like `Drafter.propose_stepwise`, so that several texts can be drafted for together.
         """
         self.proposal = None
         if self.drafter is None or limit < 1:
             return NO_DRAFT
-        draft = yield from self.drafter.drafting(limit, choose, blind=self._blind, price=price)
-        self.proposal = draft = self._record.estimated(draft, limit, blind=self._blind)
-        return draft if self._guide is None else self._guide.shape(draft, limit, blind=self._blind)
+        draft = yield from self.drafter.propose_stepwise(limit, choose, fixed_length=self._blind, price=price)
+        self.proposal = draft = self._record.estimated(draft, limit, fixed_length=self._blind)
+        return draft if self._guide is None else self._guide.shape(draft, limit, fixed_length=self._blind)
 
     def plan(self, draft: Draft, size: int, sizes: Sequence[int]) -> Plan:
         """The plan to send a draft in a batch of `size`, or of a smaller one of `sizes`, which ascend.
@@ -111,7 +111,7 @@ class Drafts:
         size = size if legal == len(draft) else smallest(1 + legal, sizes)
         return Plan(draft.head(legal), draft.head(judged), size, ends=legal == end)
 
-    def see(self, last: int, draft: Draft, rows: Logits, accepted: int = 0) -> None:
+    def observe_logits(self, last: int, draft: Draft, rows: Logits, accepted: int = 0) -> None:
         """Show the logits of a pass to drafter and policy, if they want them.
 
         Args:
@@ -122,18 +122,18 @@ class Drafts:
         if self.drafter is None:
             return
         if self.drafter.wants_logits:
-            self.drafter.see((last, *draft.tokens), rows[: 1 + len(draft)], accepted)
+            self.drafter.observe_logits((last, *draft.tokens), rows[: 1 + len(draft)], accepted)
         if self._watcher is not None:
-            self._watcher.see(rows[accepted])
+            self._watcher.observe_logits(rows[accepted])
 
     def settle(self, step: Step) -> float:
-        """Learn what came of the proposal, and fill in `Step.guessed`; the proposal's `Drafter.read_seconds`."""
+        """Report the outcome to the drafter, set `Step.correct_guesses` and return `Drafter.prefill_seconds`."""
         assert self.drafter is not None
-        reading = 0.0 if self.proposal is None else self.drafter.read_seconds
+        reading = 0.0 if self.proposal is None else self.drafter.prefill_seconds
         self._record.settle(step.tokens)
         if self._guide is not None:
             self._guide.learn(len(step.drafted), step.accepted, step.tokens)
-        step.guessed = self.drafter.accept(step.tokens)
+        step.correct_guesses = self.drafter.accept(step.tokens)
         return reading
 
 

@@ -46,22 +46,22 @@ class Generation(Text):
         n_vocab: int,
         max_tokens: int,
         sampling: Sampling | None = None,
-        verify: str | Acceptance | Verifier | None = None,
+        acceptance: str | Acceptance | Verifier | None = None,
         stop: Sequence[str] = (),
         logprobs: int | None = None,
-        detail: bool = False,
+        return_decisions: bool = False,
         counts_calls: bool = False,
         piece: Callable[[int], bytes] | None = None,
         rules: TextRules = NO_RULES,
     ) -> None:
         if max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
+            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
         if not prompt:
-            raise PromptError("the prompt is empty: there is nothing to continue")
+            raise PromptError("the prompt is empty")
         room = n_ctx - len(prompt)
         if room < 1:
             raise PromptError(
-                f"the prompt has {len(prompt)} tokens, but the context holds {n_ctx} and needs room for an answer"
+                f"the prompt has {len(prompt)} tokens and leaves no room for an answer in the context of {n_ctx}"
             )
         self._out_of: StopReason = "length" if max_tokens <= room else "context"
         own, ends = vocabulary.is_eog, rules.ends
@@ -69,27 +69,29 @@ class Generation(Text):
         self._piece = piece or vocabulary.piece
         self._stream = TextStream(stop, rules.least)
         if logprobs is not None and not 0 <= logprobs <= n_vocab:
-            raise ValueError(f"logprobs is {logprobs}, but must be 0 to {n_vocab}, the vocabulary's size")
+            raise ValueError(f"logprobs must be 0 to {n_vocab}, the size of the vocabulary, got {logprobs}")
         self._top = logprobs
         judgements: list[TokenDecision] = []
-        self._judgements = judgements if detail else None
+        self._judgements = judgements if return_decisions else None
         self._guide: GrammarGuide | None = None
         self._calls: CloseCalls | None = None
-        if verify is None or isinstance(verify, str | Acceptance):
+        if acceptance is None or isinstance(acceptance, str | Acceptance):
             sampler = vocabulary.sampler(sampling or Sampling())
             if rules.least or rules.words:
                 too_early = {*ending_tokens(vocabulary), *ends} if rules.least else ()
                 sampler = Forbidding(sampler, rules, [token for token in too_early if 0 <= token < n_vocab])
             self._calls = CloseCalls(sampler) if counts_calls else None
-            verify = RuleVerifier(self._calls or sampler, verify, judgements.append if detail else None)
+            acceptance = RuleVerifier(
+                self._calls or sampler, acceptance, judgements.append if return_decisions else None
+            )
             (self._calls or sampler).begin(prompt)
             if sampler.grammar is not None:
                 self._guide = GrammarGuide(sampler.grammar)
-        elif sampling is not None or detail:
-            raise ValueError("sampling and detail go with a method's name; a verifier that is passed in has its own")
+        elif sampling is not None or return_decisions:
+            raise ValueError("sampling and return_decisions cannot be combined with a verifier, which has its own")
         self.prompt = list(prompt)
         self._sampling = sampling
-        self.verifier = verify
+        self.verifier = acceptance
         # tokens of prompt and text, without the last one, which no pass has evaluated yet
         self.settled = len(self.prompt)
         self.last = self.prompt[-1]
@@ -102,8 +104,8 @@ class Generation(Text):
         """Let a text be drafted for; `sequence` holds the prompt before the first step."""
         self.drafts, self.sequence = drafts, sequence
         if drafts.drafter is not None and self._sampling is not None:
-            drafts.drafter.follow(self._sampling)
-        drafts.begin(self.prompt, guide=self._guide, is_eog=self._is_eog, blind=self.verifier.blind)
+            drafts.drafter.set_sampling(self._sampling)
+        drafts.begin(self.prompt, guide=self._guide, is_eog=self._is_eog, fixed_length=self.verifier.fixed_length)
 
     def chooser(self) -> Chooser | None:
         return self.verifier.choose(self.settled + 1)
@@ -111,7 +113,7 @@ class Generation(Text):
     def first(self, rows: Logits) -> Step:
         """The step of the prefill's token; `rows`: the logits after the prompt, shape (1, n_vocab)."""
         verdict = self.verifier.verify(rows, NO_DRAFT, self.settled)
-        self.drafts.see(self.last, NO_DRAFT, rows)
+        self.drafts.observe_logits(self.last, NO_DRAFT, rows)
         step = self._step(verdict, rows, _PREFILL, self.settled)
         self.last = step.tokens[-1]
         return step
@@ -130,11 +132,13 @@ class Generation(Text):
             self._calls.arm(bound)
         try:
             # Plain decoding would not have seen the logits behind the text's end.
-            verdict = self.verifier.verify(rows[: len(plan.sent) + (not plan.ends)], plan.judged, self.settled + 1)
+            verdict = self.verifier.verify(
+                rows[: len(plan.sent) + (not plan.ends)], plan.verified_draft, self.settled + 1
+            )
         except (NGramSpecError, ValueError) as error:
             self.error = error
             return None
-        self.drafts.see(self.last, plan.sent, rows, len(verdict.tokens) - 1)
+        self.drafts.observe_logits(self.last, plan.sent, rows, len(verdict.tokens) - 1)
         step = self._step(verdict, rows, plan, self.settled + 1)
         self.settled += len(step.tokens)
         self.last = step.tokens[-1]
@@ -143,7 +147,7 @@ class Generation(Text):
         return step
 
     def _step(self, verdict: Verdict, rows: Logits, plan: Plan, position: int) -> Step:
-        """What a verdict on a pass emits, up to the end of the text; `position`: index of its first token."""
+        """Emit the tokens of a verdict, up to the end of the text; `position`: index of its first token."""
         pieces = self._pieces(verdict.tokens)
         tokens, drafted = verdict.tokens[: len(pieces)], plan.sent.tokens
         step = Step(
@@ -160,7 +164,7 @@ class Generation(Text):
         if self._top is not None:
             step.logprobs = tuple(logprobs(row, token, self._top) for row, token in zip(rows, tokens, strict=False))
         if self._judgements is not None:
-            step.judged, step.detail = plan.judged, tuple(self._judgements)
+            step.verified_draft, step.decisions = plan.verified_draft, tuple(self._judgements)
             self._judgements.clear()
         return step
 
@@ -190,7 +194,7 @@ _PREFILL = no_draft(0)
 class TextStream:
     """Turns the byte pieces of successive tokens into text that ends before the first stop string.
 
-    What comes out is final: no broken character is released and taken back, no part of a stop string is shown.
+    What comes out is final: no broken character is released and rolled back, no part of a stop string is shown.
     Bytes that can never become valid UTF-8 read U+FFFD. A character still incomplete when the text ends is dropped: it
     was cut off by the end (of the token budget, say), not wrong.
 

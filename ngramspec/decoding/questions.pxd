@@ -1,6 +1,6 @@
 cimport cython
 from ngramspec.drafting.mixture.guesser cimport Guesser
-from ngramspec.drafting.draft cimport TokenPrice
+from ngramspec.drafting.draft cimport MarginalCost
 
 cdef class QuestionFinder:
     cdef Guesser _guesser
@@ -12,7 +12,7 @@ cdef class QuestionFinder:
     cdef int[::1] _offered
     cdef double[::1] _offer
     @cython.locals(node=cython.int, best=cython.int, n=cython.int, cell=cython.int)
-    cpdef find(self, chances, int sent, int limit, int leaves, TokenPrice price)
+    cpdef find(self, chances, int sent, int limit, int leaves, MarginalCost price)
     @cython.locals(c=cython.int)
     cdef _rate(self, int node, double chance, int taken)
     @cython.locals(c=cython.int)

@@ -2,7 +2,7 @@
 """Questions: side branches of a draft, evaluated beside it for what the target says behind them, and never accepted.
 
 Where the text leaves the draft, a row of the same pass can have asked already what the target says there. If the text
-goes on so, the next draft begins with the target's own answer (`MixtureDrafter.known`). That is worth 1.5 to 2.5 %
+continues so, the next draft begins with the target's own answer (`MixtureDrafter.known`). That is worth 1.5 to 2.5 %
 where a drafted token is nearly free, as on some GPUs, and nothing elsewhere; there nobody asks. All of it is in this
 file: `SpeculativeDecoder` makes its passes by an `AskingSpeculation`, and asks where its target can (`Target.ask`).
 """
@@ -24,7 +24,7 @@ from ngramspec.decoding.drafts import Batch, Plan, Text
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.step import Speculation
 from ngramspec.drafting.chances import FadingRate
-from ngramspec.drafting.draft import TokenPrice
+from ngramspec.drafting.draft import MarginalCost
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import CHEAP, HOPELESS, MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
@@ -46,7 +46,7 @@ class Question(NamedTuple):
 
     fork: int  # how many tokens of the draft stand before it
     path: tuple[int, ...]  # the tokens that stand behind these instead of the draft's, its own last
-    chance: float  # that the text goes on so
+    chance: float  # that the text continues so
 
 
 class AskingSpeculation(Speculation):
@@ -55,7 +55,7 @@ class AskingSpeculation(Speculation):
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(policy, clock)
         # How often the target says the same in the pass after: nearly always, except for rounding and for what was
-        # drawn anew.
+        # drawn again.
         self._trust = FadingRate(50.0, 50.5, fade=0.99)
         self._finder: QuestionFinder | None = None
         self._questions: Sequence[Question] = ()  # of the pass planned last
@@ -77,7 +77,7 @@ class AskingSpeculation(Speculation):
             self._finder = QuestionFinder(drafter.guesser)
         sent, largest = len(plan.sent), self.sizes[len(self.sizes) - 1]
         # Behind the text's end nobody asks.
-        found = self._finder.find(proposal.chances, sent - plan.ends, largest - 1 - sent, leaves, price)
+        found = self._finder.find(proposal.acceptance_probs, sent - plan.ends, largest - 1 - sent, leaves, price)
         count, size = worth_asking(found, sent, plan.size, price, curve, self.sizes)
         self._questions = found[:count]
         return [plan._replace(size=size)]
@@ -104,7 +104,7 @@ class AskingSpeculation(Speculation):
             drafter.known, drafter.trust = self._answers(cast(Generation, text), len(step.tokens)), self._trust.value
 
     def _answers(self, text: Generation, emitted: int) -> list[int]:
-        """What the target said behind the text, where it was asked."""
+        """Predictions of the target after the text, from the branches of the last pass."""
         asked = {
             question.path: row
             for question, row in zip(self._questions, self._rows, strict=True)
@@ -142,7 +142,7 @@ class AskingSpeculation(Speculation):
 
 
 def worth_asking(
-    questions: Sequence[Question], length: int, size: int, price: TokenPrice, curve: CostCurve, sizes: Sequence[int]
+    questions: Sequence[Question], length: int, size: int, price: MarginalCost, curve: CostCurve, sizes: Sequence[int]
 ) -> tuple[int, int]:
     """How many of the questions, the first ones, pay beside a draft, and in a batch of what size then.
 
@@ -171,7 +171,7 @@ def worth_asking(
 
 
 class QuestionFinder:
-    """Finds what may be asked beside a chain: the likeliest tokens that are not in it.
+    """Finds what may be asked beside a chain: the most likely tokens that are not in it.
 
     A row is worth its *reach*, the probability that the text comes through it, so those with the largest reaches are
     taken, best first. With reaches known that is the optimum that Sequoia finds by dynamic programming from averages
@@ -191,7 +191,7 @@ class QuestionFinder:
         self._reach = array("d", bytes(8 * POSITIONS))
         # Of each candidate the probability that it is right; below 0 once it has a row.
         self._left = array("d", bytes(8 * POSITIONS * CANDIDATES))
-        # Of each node the likeliest candidate without a row, and the reach that its row would have.
+        # Of each node the most likely candidate without a row, and the reach that its row would have.
         self._offered = array("i", bytes(4 * POSITIONS))
         self._offer = array("d", bytes(8 * POSITIONS))
 
@@ -201,9 +201,9 @@ class QuestionFinder:
         sent: cython.int,
         limit: cython.int,
         leaves: cython.int,
-        price: TokenPrice,
+        price: MarginalCost,
     ) -> list[Question]:
-        """What to ask beside the chain, likeliest first, each after those that begin its path.
+        """What to ask beside the chain, most likely first, each after those that begin its path.
 
         Args:
             chances: of the chain's tokens, each if those before it are right.
@@ -241,9 +241,9 @@ class QuestionFinder:
                 if self._offer[node] > reach:
                     reach = self._offer[node]
                     best = node
-            if best == NOBODY or reach < HOPELESS or not price.pays(share * reach, sent + n - start):
+            if best == NOBODY or reach < HOPELESS or not price.worth_extending(share * reach, sent + n - start):
                 break
-            # The first row after a side node goes on with its branch; any other is a branch more.
+            # The first row after a side node continues with its branch; any other is a branch more.
             if best < start or self._goes_on[best]:
                 leaves -= 1
             else:
@@ -277,7 +277,7 @@ class QuestionFinder:
 
         Args:
             node: after which they come.
-            chance: that the token right after it in the chain is right; of a node at an end, its likeliest candidate.
+            chance: that the token right after it in the chain is right; of a node at an end, its most likely candidate.
             taken: that token; -1: there is none.
         """
         guesser: Guesser = self._guesser
@@ -298,12 +298,12 @@ class QuestionFinder:
             if c != first:
                 self._left[cell + c] = scale * guesser.mixer.p[cell + c]
             else:
-                # What stands in the chain is no question.
+                # Tokens of the chain are not branches.
                 self._left[cell + c] = chance if taken < 0 else -1.0
         self._next(node)
 
     def _next(self, node: cython.int) -> None:
-        """Find the likeliest candidate after a node that has no row."""
+        """Find the most likely candidate after a node that has no row."""
         chance: cython.double = 0.0
         for c in range(self._guesser.counts.found[node]):
             if self._left[node * CANDIDATES + c] > chance:

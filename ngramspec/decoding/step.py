@@ -202,9 +202,11 @@ class Speculation:
         if curve is not None:
             step.plain_seconds = curve.seconds(self._plain[0].size)
         if drafts.drafter is not None:
-            step.explained = self._explained
+            step.policy_details = self._explained
             if curve is not None:
-                step.disturbed = step.seconds - self._undisturbed(curve, step.batch, step.seconds, step.is_quiet)
+                step.interruption_seconds = step.seconds - self._undisturbed(
+                    curve, step.batch, step.seconds, step.is_quiet
+                )
             reading = drafts.settle(step)
             if drafts.proposal is not None:
                 step.draft_seconds = overhead - reading
@@ -242,10 +244,12 @@ class Speculation:
                 drafted=tuple(token for step in done for token in step.drafted),
                 accepted=sum(step.accepted for step in done),
                 # As many drafters were asked: it was not in vain if each had one right.
-                guessed=sum(step.guessed for step in done) // n,
+                correct_guesses=sum(step.correct_guesses for step in done) // n,
                 batch=sum(batches) + sent.owed,
                 seconds=sent.seconds,
-                disturbed=sent.seconds - self._undisturbed(curve, whole, sent.seconds, sent.is_quiet) if whole else 0.0,
+                interruption_seconds=sent.seconds - self._undisturbed(curve, whole, sent.seconds, sent.is_quiet)
+                if whole
+                else 0.0,
                 is_quiet=sent.is_quiet,
                 draft_seconds=overhead,
                 plain_seconds=plain_seconds,

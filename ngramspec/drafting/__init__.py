@@ -47,10 +47,10 @@ def make_drafter(name: str, *, memory: Recall | bool | None = None, kept: Path |
     if name not in REMEMBERING:
         if memory:
             able = ", ".join(sorted(REMEMBERING))
-            raise ValueError(f"the drafter {name!r} cannot remember earlier answers (those that can: {able})")
+            raise ValueError(f"the drafter {name!r} does not use earlier answers (drafters that do: {able})")
         return DRAFTERS[name]()
     if name == "memory" and not memory:
-        raise ValueError("the drafter 'memory' drafts from a memory alone, and there is none")
+        raise ValueError("the drafter 'memory' requires a memory")
     return DRAFTERS[name](memory=memory, kept=kept if name == DEFAULT else None)
 
 
@@ -58,7 +58,7 @@ def make_drafter(name: str, *, memory: Recall | bool | None = None, kept: Path |
 def uncompiled() -> tuple[str, ...]:
     """Names of the core's modules that run as plain Python; empty where all were compiled at install.
 
-    Drafts are the same then, and take some 40 times as long to find.
+    Drafts are the same then, and take about 40 times as long to find.
     """
     folder = Path(__file__).parent
     # Each module of the core, and no other, has a declaration for the compiler beside it.

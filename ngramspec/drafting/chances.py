@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ngramspec.drafting.draft import Chooser, Draft, TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, MarginalCost
 
 
 class FadingRate:
@@ -47,7 +47,7 @@ class FadingRate:
         return (self._hits + strength * rate) / (self._tries + strength)
 
     def carry(self, tries: float) -> None:
-        """What was counted counts as so many outcomes from now on."""
+        """Make the outcomes so far count as `tries` outcomes, with the same rate."""
         self._hits, self._tries = tries * self.value, tries
 
 
@@ -87,7 +87,7 @@ def length_class(match: int) -> int:
 
 
 def pick(choose: Chooser, offset: int, weights: Mapping[int, float]) -> int:
-    """What `choose` picks; ValueError for a token that it was not offered."""
+    """Return the choice of `choose`; ValueError for a token that was not offered."""
     token = choose(offset, weights)
     if token not in weights:
         raise ValueError(f"choose returned {token}, which is not among the counts")
@@ -130,9 +130,9 @@ class ChanceEstimator:
         self._streak = 0
         self.open(None)
 
-    def open(self, price: TokenPrice | None, hopeless: float = HOPELESS) -> None:
+    def open(self, price: MarginalCost | None, hopeless: float = HOPELESS) -> None:
         """Start a chain, which ends when the probability that all of it is accepted has fallen below `hopeless`."""
-        self.chances: list[float] = []
+        self.acceptance_probs: list[float] = []
         self._cells: list[Cell] = []
         self._guesses: Sequence[int] = ()
         self._price = price
@@ -144,16 +144,16 @@ class ChanceEstimator:
         key = cell(length_class(match), count / support, support, self._streak + len(self._cells))
         p = self.estimate(key)
         self._cells.append(key)
-        self.chances.append(p)
+        self.acceptance_probs.append(p)
         self._reach *= p
         reach, price = self._reach, self._price
-        return reach >= self._hopeless and (price is None or price.pays(reach, len(self._cells)))
+        return reach >= self._hopeless and (price is None or price.worth_extending(reach, len(self._cells)))
 
     def blind(self, match: int, q: Mapping[int, float], support: int) -> float:
-        """The estimate of a chain's first guess, whichever is drawn from `q`; see `blind` in `Drafter.propose`."""
+        """Return the estimate for the first guess before it is sampled from `q`; see `Drafter.propose`."""
         return self.estimate(cell(length_class(match), max(q.values()), support, self._streak))
 
-    def estimated(self, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
+    def estimated(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
         """A whole draft with estimates added; unchanged if it has some already, or is empty.
 
         Guesses are then told apart by their position in the draft, by how many in a row were right before it, and by
@@ -161,18 +161,18 @@ class ChanceEstimator:
 
         Args:
             draft: what the drafter proposed.
-            limit, blind: as it was asked for; see `Drafter.propose`.
+            limit, fixed_length: as it was asked for; see `Drafter.propose`.
         """
-        if draft.chances or not draft.tokens:
+        if draft.acceptance_probs or not draft.tokens:
             self._guesses = ()
             return draft
         # How long a drawn draft is, and what its guesses rest on, may hang on the tokens drawn.
-        unknown = blind or not draft.match
-        match = (0,) * (limit if blind else len(draft)) if unknown else draft.match
+        unknown = fixed_length or not draft.match_lengths
+        match = (0,) * (limit if fixed_length else len(draft)) if unknown else draft.match_lengths
         run = _few(self._streak)
         self._cells = [(length_class(length), _few(position), run) for position, length in enumerate(match)]
         self.close(draft.tokens)
-        return replace(draft, chances=tuple(map(self.estimate, self._cells)))
+        return replace(draft, acceptance_probs=tuple(map(self.estimate, self._cells)))
 
     def close(self, guesses: Sequence[int]) -> None:
         """End the chain; these are its tokens."""
@@ -208,7 +208,7 @@ class OutcomeMap:
         self._points = [1.0 / (1.0 + math.exp(-i / 2)) for i in range(-2 * REACH, 2 * REACH + 1)]
 
     def estimate(self, p: float) -> float:
-        """What `p`, between 0 and 1 exclusive, turned out to mean."""
+        """Return the calibrated value of `p`, between 0 and 1 exclusive."""
         i, share = self._place(p)
         return self._points[i] * (1.0 - share) + self._points[i + 1] * share
 
@@ -239,7 +239,7 @@ class Reliability:
 
     def add(self, proposal: Draft, truth: Sequence[int]) -> None:
         """Count a proposal; `truth` is what really followed."""
-        for guess, p, token in zip(proposal.tokens, proposal.chances, truth, strict=False):
+        for guess, p, token in zip(proposal.tokens, proposal.acceptance_probs, truth, strict=False):
             number = min(BINS - 1, int(p * BINS))
             self.seen[number] += 1
             self.predicted[number] += p

@@ -1,4 +1,4 @@
-cdef class TokenPrice:
+cdef class MarginalCost:
     cdef readonly double rate
     cdef readonly double seconds
     cdef readonly double loss_budget
@@ -7,4 +7,4 @@ cdef class TokenPrice:
     cdef object _make_costs
     cdef object _costs
     cdef double[::1] _slopes
-    cpdef bint pays(self, double reach, Py_ssize_t length) except? -1
+    cpdef bint worth_extending(self, double reach, Py_ssize_t length) except? -1

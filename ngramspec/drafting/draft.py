@@ -1,7 +1,7 @@
 # cython: language_level=3, wraparound=False, initializedcheck=False
 """`Draft`: a chain of token ids that may follow the text, with what is known of each; `Drafter`: what makes one.
 
-`TokenPrice` tells it whether one more token is worth its time.
+`MarginalCost` tells it whether one more token is worth its time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Chooser = Callable[[int, Mapping[int, float]], int]
 """How a drafter picks among the continuations of a context: (offset in the draft, weights) -> token id.
 
-The weights are counts or probabilities, all positive. Greedy decoding passes none and gets the likeliest continuation;
+The weights are counts or probabilities, all positive. Greedy decoding passes none and gets the most likely one;
 sampled decoding adds the target's own noise (coupled) or draws from the weights (rejection): `ngramspec.acceptance`.
 """
 
@@ -37,11 +37,11 @@ class Draft:
     tokens: tuple[int, ...] = ()  # token ids, in order
     # The distribution each token was picked from (sums to 1); may be empty when the drafter was given no `Chooser`.
     q: tuple[Mapping[int, float], ...] = ()
-    match: tuple[int, ...] = ()  # length in tokens of the context that each guess rests on
-    support: tuple[int, ...] = ()  # how often that context was seen in all; empty when nobody counts
+    match_lengths: tuple[int, ...] = ()  # length in tokens of the context that each guess rests on
+    context_counts: tuple[int, ...] = ()  # how often that context was seen in all; empty when nobody counts
     # Estimated probability that the target accepts the token, given that it accepted all before it; empty when the
     # drafter makes no estimate: the loop then makes one of how earlier drafts fared.
-    chances: tuple[float, ...] = ()
+    acceptance_probs: tuple[float, ...] = ()
     source: str = ""  # which drafter made it
     # Computes `normalised_entropy` of a draft model's logits for the first token; None: no model made them.
     entropy: Callable[[], float] | None = None
@@ -56,9 +56,9 @@ class Draft:
         return Draft(
             self.tokens[:length],
             self.q[:length],
-            self.match[:length],
-            self.support[:length],
-            self.chances[:length],
+            self.match_lengths[:length],
+            self.context_counts[:length],
+            self.acceptance_probs[:length],
             self.source,
             self.entropy,
         )
@@ -67,10 +67,10 @@ class Draft:
 NO_DRAFT = Draft()
 
 Drafting: TypeAlias = "Generator[Any, NDArray[np.float32] | None, Draft]"
-"""A draft in the making; see `Drafter.drafting`."""
+"""A draft in the making; see `Drafter.propose_stepwise`."""
 
 
-class TokenPrice:
+class MarginalCost:
     """The price of one more drafted token. A drafter that knows it ends a draft where no longer one can pay.
 
     Args:
@@ -111,7 +111,7 @@ class TokenPrice:
             self._costs = list(accumulate(self.slopes[:-1], initial=0.0)) if make is None else make()
         return self._costs
 
-    def pays(self, reach: cython.double, length: cython.Py_ssize_t) -> cython.bint:
+    def worth_extending(self, reach: cython.double, length: cython.Py_ssize_t) -> cython.bint:
         """Whether a draft of `length` tokens, all accepted with probability `reach`, can gain by one token more."""
         return reach >= self.rate * self._slopes[length]
 
@@ -120,13 +120,13 @@ class Drafter(Protocol):
     """Proposes tokens and learns from what was emitted. One instance serves many requests, in order."""
 
     name: str  # on the command line
-    wants_logits: bool = False  # whether `see` is to be called
+    wants_logits: bool = False  # whether `observe_logits` is to be called
     # How much of the last `propose` went into reading the text so far, which counts as prefill.
-    read_seconds: float = 0.0
+    prefill_seconds: float = 0.0
     # A text that the next answer is likely to copy, set before `begin`; None: it cannot draft from one.
-    predicted: Sequence[int] | None = None
+    prediction: Sequence[int] | None = None
 
-    def follow(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         """How the target chooses the tokens of the next request; called before `begin`, where that is known."""
         return
 
@@ -134,26 +134,36 @@ class Drafter(Protocol):
         """Start a request whose whole context so far is `prompt`; state of the request before is dropped."""
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
         """At most `limit` tokens that may follow everything seen so far; an empty draft is fine.
 
         Args:
             limit: most tokens to propose, at least 1.
             choose: see `Chooser`.
-            blind: estimate acceptance for `limit` positions from what is known before the first token is
+            fixed_length: estimate acceptance for `limit` positions from what is known before the first token is
                 drawn. Rejection sampling needs it: q is the distribution of a drafted token only if no look at that
                 token, or at one after it, decided whether the token stays in the draft.
             price: what one more token costs; None is to propose whatever has a chance.
         """
 
-    def drafting(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    def propose_stepwise(
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Drafting:
         """`propose` as a generator, where several texts share a draft model: it yields `PassRequest`s, and is sent the
         logits. Drafters without a model request nothing."""
         yield from ()
-        return self.propose(limit, choose, blind=blind, price=price)
+        return self.propose(limit, choose, fixed_length=fixed_length, price=price)
 
     def accept(self, tokens: Sequence[int]) -> int:
         """Learn from the tokens that the target has emitted since, in order, drafted or not.
@@ -162,7 +172,7 @@ class Drafter(Protocol):
             how many tokens of the last proposal were right, whether they were sent to the target or not.
         """
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         """Learn from the logits that the target computed, those of refused positions too; called before `accept`.
 
         Args:
@@ -173,6 +183,6 @@ class Drafter(Protocol):
         """
         return
 
-    def keep(self) -> None:
+    def save_state(self) -> None:
         """A request has ended: what is to outlive the process can be written down now."""
         return

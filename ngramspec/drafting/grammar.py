@@ -67,7 +67,7 @@ class GrammarGuide:
     _layout: _Layout = field(default_factory=_Layout)
     _forced: range = range(0)
 
-    def shape(self, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
+    def shape(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
         """A draft as the grammar would have it, at most `limit` tokens.
 
         A blind draft is left alone, unless it can be replaced whole: whether a drawn token is in the draft must
@@ -75,12 +75,12 @@ class GrammarGuide:
         """
         here = self.grammar.copy()
         legal = 0
-        if not blind:
+        if not fixed_length:
             legal = _walk(here, draft.tokens)
         self._forced = range(0)
         forced = self._forced_tokens(here)[: limit - legal] if legal < limit else []
         if not forced:
-            return draft if blind else draft.head(legal)
+            return draft if fixed_length else draft.head(legal)
         self._forced = range(legal, legal + len(forced))
         kept = draft.head(legal) if legal else Draft()
         guesses = [self._inner.value] * (len(forced) - 1) + [self._final.value]
@@ -88,9 +88,9 @@ class GrammarGuide:
         return Draft(
             (*kept.tokens, *forced),
             (*kept.q, *({token: 1.0} for token in forced)) if kept.q or not legal else (),
-            (*kept.match, *fill) if kept.match or not legal else (),
-            (*kept.support, *fill) if kept.support or not legal else (),
-            (*kept.chances, *guesses) if kept.chances or not legal else (),
+            (*kept.match_lengths, *fill) if kept.match_lengths or not legal else (),
+            (*kept.context_counts, *fill) if kept.context_counts or not legal else (),
+            (*kept.acceptance_probs, *guesses) if kept.acceptance_probs or not legal else (),
             f"{kept.source}+grammar" if legal else "grammar",
         )
 

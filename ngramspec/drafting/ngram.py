@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ngramspec.drafting.chances import ChanceEstimator
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.predictor import NGramPredictor
 
 
@@ -26,7 +26,12 @@ class NGramDrafter(Drafter):
         self._estimator.begin()
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
         # Read in lumps: a policy that is not asking for drafts should not pay for each token.
         self.predictor.update_batch(self._unread)
@@ -35,10 +40,10 @@ class NGramDrafter(Drafter):
         estimator.open(price)
         draft = self.predictor.predict(limit, choose, estimator.go_on)
         estimator.close(draft.tokens)
-        chances = estimator.chances
-        if blind and draft.tokens:
-            chances = [estimator.blind(draft.match[0], draft.q[0], draft.support[0])] * limit
-        return Draft(draft.tokens, draft.q, draft.match, draft.support, tuple(chances), self.name)
+        chances = estimator.acceptance_probs
+        if fixed_length and draft.tokens:
+            chances = [estimator.blind(draft.match_lengths[0], draft.q[0], draft.context_counts[0])] * limit
+        return Draft(draft.tokens, draft.q, draft.match_lengths, draft.context_counts, tuple(chances), self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._unread += tokens

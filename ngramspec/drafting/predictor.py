@@ -1,4 +1,4 @@
-"""`NGramPredictor`: counts what followed each short context and chains the likeliest into a draft.
+"""`NGramPredictor`: counts what followed each short context and chains the most likely into a draft.
 
 After the n-gram predictor that akunu's book describes in its chapter on speculative decoding: a table per order, FNV-1a
 keys, the longest known context first.
@@ -70,7 +70,7 @@ class Continuations:
 
 
 Entry = int | Continuations
-"""What a table holds per context: a bare token id after one occurrence, counts after more, which halves the memory."""
+"""Entry of a table for a context: a bare token id after one occurrence, counts after more, which halves the memory."""
 
 
 class CountTable(OrderedDict[int, Entry]):
@@ -142,7 +142,7 @@ class NGramPredictor:
     >>> predictor = NGramPredictor()
     >>> predictor.update_batch([5, 6, 7, 5, 6, 8, 5, 6])
     >>> draft = predictor.predict()
-    >>> draft.tokens, draft.match, draft.support
+    >>> draft.tokens, draft.match_lengths, draft.context_counts
     ((8, 5, 6, 8), (2, 3, 3, 2), (2, 1, 1, 2))
     >>> dict(draft.q[0])
     {7: 0.5, 8: 0.5}
@@ -227,10 +227,10 @@ class NGramPredictor:
         Args:
             limit: most tokens to draft; `draft_count` if None.
             choose: picks a token from the counts of the context, instead of the most frequent one.
-            go_on: asked after each token (length of its context, its count, the context's total) whether to go on.
+            go_on: asked after each token (length of its context, its count, the context's total) whether to continue.
 
         Returns:
-            The draft, without `chances`; shorter than `limit`, or empty, if no table knows the context.
+            The draft, without `acceptance_probs`; shorter than `limit`, or empty, if no table knows the context.
 
         Raises:
             ValueError: `limit` is negative, or `choose` returned a token it was not offered.

@@ -60,9 +60,9 @@ class TokenIndex:
         copies the rest once it is full. ValueError where lengths do not fit together.
         """
         if not 0 <= size <= len(tokens) or len(links) != len(tokens):
-            raise ValueError(f"{size} of {len(tokens)} tokens with {len(links)} links make no index")
+            raise ValueError(f"{size} of {len(tokens)} tokens with {len(links)} links are not a valid index")
         if len(heads) < 1 or len(heads) & (len(heads) - 1):
-            raise ValueError(f"the number of heads is {len(heads)}, but must be a power of two")
+            raise ValueError(f"the number of heads must be a power of two, got {len(heads)}")
         index = cls()
         index.tokens, index.links, index.heads, index.size = tokens, links, heads, size
         return index

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting import DEFAULT, make_drafter
-from ngramspec.drafting.draft import TokenPrice
-from ngramspec.dropin.look_ahead import LookAhead
+from ngramspec.drafting.draft import MarginalCost
+from ngramspec.dropin.look_ahead import SpeculativeEvaluator
 from ngramspec.exactness.decision import Exact
 from ngramspec.llama import bindings
 from ngramspec.llama.llama_class import DraftModel, LlamaCpp, adapted, obstacle, prepare
@@ -42,7 +42,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         exact: "auto": batches of those sizes alone whose logits are bit for bit those of single tokens, if such sizes
             are enough for drafts under the settings given; else of all sizes, and rounding may then decide between two
             tokens. "on": never others. "off": all sizes, and nothing is measured.
-        keep: take up and keep, from one process to the next, how drafts about single tokens fared.
+        persist_stats: load and save, from one process to the next, how drafts about single tokens fared.
         draft_model: a GGUF file of the same vocabulary, or a name as `ngramspec` takes it, that drafts too where that
             pays, on the GPU unless `n_gpu_layers` is 0; or a `Target`, which is then this object's alone. A
             `LlamaDraftModel` drafts in the parent's way, and nothing else does.
@@ -53,8 +53,8 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         settings: what the parent takes.
 
     Attributes:
-        prediction: as above; it may be set anew before each call.
-        no_drafts: why nothing is drafted for this model under these settings; None where something is.
+        prediction: as above; it may be set again before each call.
+        drafting_disabled_reason: why nothing is drafted for this model under these settings; None where something is.
 
     Raises:
         ValueError: an unknown `exact`, a list of machines that is none, or no layer for them; and as the parent.
@@ -65,22 +65,22 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         RuntimeError: of all that evaluates or samples, while another thread does with this object.
     """
 
-    _look: LookAhead | None = None
+    _look: SpeculativeEvaluator | None = None
 
     def __init__(
         self,
         model_path: str,
         *,
         exact: Exact = "auto",
-        keep: bool = True,
+        persist_stats: bool = True,
         draft_model: str | os.PathLike[str] | Target | DraftModel | None = None,
         rpc_servers: str | None = None,
         prediction: str = "",
         **settings: Any,
     ) -> None:
         if isinstance(draft_model, LlamaCpp):
-            raise TypeError("draft_model is a Llama, whose context is its own; give the path of its file, or a Target")
-        self.exact, self.keep, self.prediction = exact, keep, prediction
+            raise TypeError("draft_model must be the path of a file or a Target, not a Llama")
+        self.exact, self.persist_stats, self.prediction = exact, persist_stats, prediction
         self._lock = threading.RLock()
         self._small = draft_model if isinstance(draft_model, str | os.PathLike | Target) else None
         self._rpc_servers = rpc_servers
@@ -98,9 +98,9 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         may_adapt = exact == "off" or not settings.get("flash_attn")
         single, batch = (settings.get(name) is None for name in ("n_threads", "n_threads_batch"))
         self._adapts = may_adapt and single, may_adapt and batch
-        self.no_drafts = obstacle(self)
+        self.drafting_disabled_reason = obstacle(self)
         self._asked = None
-        if self._small is not None and self.no_drafts is None:
+        if self._small is not None and self.drafting_disabled_reason is None:
             with bindings.log_given_back():
                 small = self._small
                 if not isinstance(small, Target):
@@ -109,7 +109,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
                 self._asked = as_drafter(Vocabulary.borrowed(self.model_path, self.model), small)
         if self.draft_model is not None:
             warnings.warn(
-                "ngramspec.Llama drafts by itself, but leaves it to a draft_model that is given: drop that argument",
+                "ngramspec.Llama does not draft if a LlamaDraftModel is passed as draft_model; remove that argument",
                 stacklevel=2,
             )
 
@@ -120,7 +120,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """What one thread does, within which it may do more; UsedAtOnceError for another one."""
+        """Guard against concurrent use: raises UsedAtOnceError for a call from another thread."""
         if not self._lock.acquire(False):
             raise UsedAtOnceError
         try:
@@ -146,16 +146,18 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             return
         finally:
             if self._look is not None:
-                # If it is another's turn, that takes back what is ahead here.
+                # If it is another's turn, that rolls back what is ahead here.
                 with suppress(UsedAtOnceError), self._turn():
                     self._look.end(mine)
 
     def _begin(self, grammar: Any) -> object:
-        """A generation begins; returns what `LookAhead.end` is to be told."""
-        if self.draft_model is not None or self.no_drafts is not None:
+        """A generation begins; returns what `SpeculativeEvaluator.end` is to be told."""
+        if self.draft_model is not None or self.drafting_disabled_reason is not None:
             return None
         if self._look is None:
-            self._look = LookAhead(self, self.exact, keep=self.keep, model=self._asked, adapts=self._adapts)
+            self._look = SpeculativeEvaluator(
+                self, self.exact, persist_stats=self.persist_stats, model=self._asked, adapts=self._adapts
+            )
         prediction = self.tokenize(self.prediction.encode(), add_bos=False) if self.prediction else ()
         rules = grammar._grammar if grammar is not None and grammar._root == "root" else None
         return self._look.begin(rules, prediction)
@@ -191,7 +193,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
                 idx = (self.n_tokens - 1 if idx is None else idx) - look.behind
             # Without this, llama.cpp ends the process.
             if not self._ctx.get_logits_ith(-1 if idx is None else idx - self.n_tokens):
-                raise RuntimeError("there are no logits to sample from: another generation has begun on this model")
+                raise RuntimeError("no logits to sample from: another generation was started on this model")
             token: int = super().sample(*args, idx=idx, **settings)
             if look is not None:
                 look.sampled(token)
@@ -229,7 +231,12 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "exact": self.exact, "keep": self.keep, "rpc_servers": self._rpc_servers}
+        state = {
+            **super().__getstate__(),
+            "exact": self.exact,
+            "persist_stats": self.persist_stats,
+            "rpc_servers": self._rpc_servers,
+        }
         return state if self._small is None else state | {"draft_model": self._small}
 
 
@@ -243,12 +250,12 @@ class LlamaDraftModel(DraftModel):  # type: ignore[misc]
 
     Args:
         num_pred_tokens: most tokens in a draft.
-        least: a draft ends when the estimated probability that all of it is accepted falls below this.
+        min_probability: a draft ends when the estimated probability that all of it is accepted falls below this.
     """
 
-    def __init__(self, num_pred_tokens: int = 10, least: float = 0.3) -> None:
+    def __init__(self, num_pred_tokens: int = 10, min_probability: float = 0.3) -> None:
         self._most = num_pred_tokens
-        self._price = TokenPrice(1.0, [least] * (num_pred_tokens + 1))
+        self._price = MarginalCost(1.0, [min_probability] * (num_pred_tokens + 1))
         self._drafter = make_drafter(DEFAULT)
         self._text: list[int] = []
 

@@ -1,9 +1,9 @@
-"""`LookAhead`: evaluates tokens that may come next together with one that has come.
+"""`SpeculativeEvaluator`: evaluates tokens that may come next together with one that has come.
 
     row = look.next(token, text)    # the logits after `token`: of a new pass, or of an earlier one that guessed right
 
 The owner asks for one token after the other and gets what evaluating them one by one would give. What was evaluated in
-vain is taken back when another token comes, and by `drop`, after which the cache holds what was asked for and no more.
+vain is rolled back when another token comes, and by `drop`, after which the cache holds what was asked for and no more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ngramspec.decoding.drafts import Drafts, Text
 from ngramspec.decoding.step import Sent, Speculation
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.drafting.mixture.learnt import file_of
@@ -50,12 +50,12 @@ def _sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
     return tuple(size for size in agreeing if size <= sequence.max_batch)
 
 
-class LookAhead(Text):
+class SpeculativeEvaluator(Text):
     """Drafts for the texts of a `Llama`, one after the other.
 
     Args:
         owner: it has no `obstacle`.
-        exact, keep: see `ngramspec.dropin.llama.Llama`.
+        exact, persist_stats: see `ngramspec.dropin.llama.Llama`.
         model: drafts too, where that pays.
 
     Attributes:
@@ -69,13 +69,13 @@ class LookAhead(Text):
         owner: LlamaCpp,
         exact: Exact,
         *,
-        keep: bool,
-        model: AskedModel | None = None,
+        persist_stats: bool,
+        model: DraftModel | None = None,
         adapts: tuple[bool, bool] = (False, False),
     ) -> None:
         self._sequence = sequence = BorrowedSequence(owner, adapts)
         self._vocabulary = Vocabulary.borrowed(owner.model_path, owner.model)
-        kept = file_of(self._vocabulary.vocabulary_hash) if keep else None
+        kept = file_of(self._vocabulary.vocabulary_hash) if persist_stats else None
         drafter = make_drafter(DEFAULT, kept=kept) if model is None else HybridDrafter(model, kept=kept)
         super().__init__(Drafts(drafter), sequence)
         self._drafter = drafter
@@ -113,7 +113,7 @@ class LookAhead(Text):
         Returns what `end` is to be told.
         """
         self.drop()
-        self._drafter.predicted = prediction
+        self._drafter.prediction = prediction
         self.active = self._able
         self._sampled = self._guide = None
         if grammar is not None and self.active:
@@ -125,7 +125,7 @@ class LookAhead(Text):
         return self._generation
 
     def end(self, generation: object) -> None:
-        """A generation has ended, wherever it was; if another has begun since, that one goes on."""
+        """A generation has ended, wherever it was; if another has begun since, that one continues."""
         # A stream that is open when the interpreter ends comes here after all that can still be done.
         if generation is not self._generation or sys.is_finalizing():
             return
@@ -263,4 +263,4 @@ def _save(calibration: Calibration, drafter: Drafter, stats: Stats) -> None:
     """Write to disk what was learnt, if there was anything to learn from."""
     if stats.passes:
         calibration.save()
-        drafter.keep()
+        drafter.save_state()

@@ -112,7 +112,7 @@ class Measured:
 
     def __post_init__(self) -> None:
         if any(len(found) > len(DEPTHS) for found in self.identities.values()):
-            raise ValueError(f"more than was measured at the depths {DEPTHS}")
+            raise ValueError(f"more sizes than were measured at the depths {DEPTHS}")
 
     def join(self, other: Measured) -> None:
         """Take over what another one knows: as to what both know, it is right."""

@@ -41,14 +41,14 @@ def statistics(store: Store) -> Statistics:
 
 
 def bytes_per_token(one: Statistics) -> float:
-    """What a token takes on the disk."""
+    """Bytes on the disk per token."""
     held: float = one["size_bytes"] / max(1, one["file_tokens"] + one["answer_tokens"])
     return held
 
 
 def report(name: str, stores: Sequence[Statistics], command: str) -> Report:
     """The report on the memory `name`, with a line for each tokenizer; `command`: what was typed."""
-    headings = ["tokenizer", "files", "tokens of files", "answers", "tokens of answers", "MiB", "bytes a token"]
+    headings = ["tokenizer", "files", "tokens of files", "answers", "tokens of answers", "MiB", "bytes per token"]
     counts = ("files", "file_tokens", "answers", "answer_tokens")
     rows = [
         [
@@ -61,7 +61,7 @@ def report(name: str, stores: Sequence[Statistics], command: str) -> Report:
     ]
     table = Table(headings, rows)
     charts = [_bars(one) for one in stores]
-    sections = [Section("What it holds", "Texts that drafts are looked up in.", [table, *charts])]
+    sections = [Section("Contents", "Texts that are used for drafting.", [table, *charts])]
     first = charts[0] if charts else Bars("nothing", ())
     return Report(f"The memory {name!r}", table, first, f"ngramspec {__version__}", command, sections)
 
@@ -71,8 +71,8 @@ def _bars(one: Statistics) -> Bars:
     kinds = list(one["kinds"].items())
     found = [(kind or "no suffix", tokens) for kind, tokens in kinds[:MOST_KINDS]]
     if rest := sum(tokens for _, tokens in kinds[MOST_KINDS:]):
-        found.append((f"{len(kinds) - MOST_KINDS} other kinds", rest))
+        found.append((f"{len(kinds) - MOST_KINDS} other types", rest))
     if one["answers"]:
         found.append(("answers", one["answer_tokens"]))
     bars = [Bar(kind, tokens, None, None, f"{tokens:,}") for kind, tokens in found]
-    return Bars(f"Tokens by kind of file, for the tokenizer of {one['model']}", bars)
+    return Bars(f"Tokens by file type, for the tokenizer of {one['model']}", bars)

@@ -62,7 +62,7 @@ def load_prompts(path: Path | None) -> list[Prompt]:
         _require(path.is_file(), f"no such file or folder of prompts: {path}")
         prompts = _in_file(path, path.stem)
     where = path or PACKAGE
-    _require(prompts, f"{where} holds no prompts")
+    _require(prompts, f"{where} contains no prompts")
     seen: set[tuple[str, str]] = set()
     for prompt in prompts:
         key = prompt.category, prompt.id
@@ -154,9 +154,9 @@ def _prompt(entry: Any, category: str, where: str) -> Prompt:
     _require(isinstance(entry, dict), f"{where} is not a table of keys and values")
     _check_keys(entry, ("id", "messages", "system", "text"), where)
     name = _string(entry, "id", where)
-    _require(("text" in entry) != ("messages" in entry), f"{where} ({name}) needs either text or messages")
+    _require(("text" in entry) != ("messages" in entry), f"{where} ({name}) requires either text or messages")
     if "text" in entry:
-        _require("system" not in entry, f"{where} ({name}): a system message needs messages, not text")
+        _require("system" not in entry, f"{where} ({name}): a system message requires messages, not text")
         return Prompt(name, category, text=_string(entry, "text", where))
     messages = _messages(entry["messages"], f"{where} ({name})")
     if "system" in entry:
@@ -172,7 +172,7 @@ def _messages(value: Any, where: str) -> list[dict[str, str]]:
         _require(isinstance(message, dict), f"{place} is not a table with role and content")
         _check_keys(message, ("content", "role"), place)
         role = _string(message, "role", place)
-        _require(role in ROLES, f"{place}: role {role!r} is none of {', '.join(ROLES)}")
+        _require(role in ROLES, f"{place}: role must be one of {', '.join(ROLES)}, got {role!r}")
         _require(role != "system" or number == 1, f"{place}: a system message must come first")
         _string(message, "content", place)
     return [dict(message) for message in value]
@@ -181,13 +181,13 @@ def _messages(value: Any, where: str) -> list[dict[str, str]]:
 def _string(table: dict[str, Any], key: str, where: str) -> str:
     value = table.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise NGramSpecError(f"{where}: {key} must be a string that is not empty")
+        raise NGramSpecError(f"{where}: {key} must be a non-empty string")
     return value
 
 
 def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
     for key in sorted(table.keys() - set(known)):
-        raise NGramSpecError(f"{where}: unknown key {key!r}; known are {', '.join(known)}")
+        raise NGramSpecError(f"{where}: unknown key {key!r}; known keys: {', '.join(known)}")
 
 
 def _require(held: object, words: str) -> None:
@@ -226,12 +226,14 @@ def prepare(
                 tokens = tokenizer.chat_prompt(prompt.messages or ())
             _require(tokens, "no tokens")
             fits = n_ctx is None or len(tokens) + max_tokens <= n_ctx
-            long = f"{len(tokens)} tokens and {max_tokens} to generate are too long for a context of {n_ctx}"
+            long = f"{len(tokens)} tokens and {max_tokens} to generate do not fit in a context of {n_ctx}"
             _require(fits, long)
             cases.append(Case(prompt.category, prompt.id, tuple(tokens)))
         except NGramSpecError as error:
             skipped.append({"category": prompt.category, "id": prompt.id, "reason": str(error)})
     if not cases and skipped:
         first = skipped[0]
-        raise NGramSpecError(f"no prompt left of {len(skipped)}; {first['category']}/{first['id']}: {first['reason']}")
+        raise NGramSpecError(
+            f"all {len(skipped)} prompts were skipped; {first['category']}/{first['id']}: {first['reason']}"
+        )
     return cases, skipped

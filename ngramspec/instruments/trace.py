@@ -2,19 +2,19 @@
 
 with TraceWriter(path) as trace:
     trace.begin(prompt, target.piece, TraceHeader.of(decoder, "my model", sampling, Acceptance()))
-    for step in decoder.generate(prompt, max_tokens=200, sampling=sampling, detail=True):
+    for step in decoder.generate(prompt, max_tokens=200, sampling=sampling, return_decisions=True):
         trace.add(step)
 
-The lines are JSON objects in ASCII. The first is a header, {"ngramspec_trace": 2, ...}: the format's version, and the
+The lines are JSON objects in ASCII. The first is a header, {"ngramspec_trace": 3, ...}: the format's version, and the
 attributes of `TraceHeader`, which hold for all passes up to the next header. All others are passes: the attributes of
 `Step`, then the last tokens before it ("context") and the texts of all tokens in the line ("texts"), in which a byte
 that is no whole character of UTF-8 is the half surrogate U+DC00 + byte. How attributes become JSON: see
-`ngramspec.json_data`; those with a default are left out where they have it, but for the first five. The version rises
+`ngramspec.json_data`; those with a default are left out if they have it, except for the first five. The version rises
 with a change that would make existing programs misread a trace; new keys leave it.
 
     {"position": 9, "batch": 3, "seconds": 0.012, "tokens": [7, 3], "pieces": [" cat", " ran"], "drafted": [7, 4],
-     "accepted": 1, "detail": [{"token": 7, "accepted": true, "p": 0.8, "why": {"margin": 0.0}}, ...],
-     "judged": {"tokens": [7, 4], "chances": [0.7, 0.6], "source": "mixture"},
+     "accepted": 1, "decisions": [{"token": 7, "accepted": true, "p": 0.8, "why": {"margin": 0.0}}, ...],
+     "verified_draft": {"tokens": [7, 4], "acceptance_probs": [0.7, 0.6], "source": "mixture"},
      "context": [5], "texts": {"3": " ran", "4": " sat", "5": " a", "7": " cat"}}
 """
 
@@ -39,10 +39,10 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 from ngramspec.version import __version__
 
-VERSION = 2
+VERSION = 3
 
 TOP = 5
-"""How many entries of a q are written: the likeliest ones, and the drafted token's."""
+"""How many entries of a q are written: the most likely ones, and the drafted token's."""
 
 CONTEXT = 12
 """Tokens of context that are written with a pass."""
@@ -53,11 +53,11 @@ _ALWAYS = ("position", "batch", "seconds", "tokens", "pieces")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceHeader:
-    """What holds for the passes that follow it."""
+    """Header of a trace: settings that apply to the following passes."""
 
     model: str
     sampling: Mapping[str, Any]  # all settings by name, as JSON has them
-    verify: str  # see `Acceptance.rule`
+    acceptance: str  # see `Acceptance.rule`
     lossy: str | None = None  # what changes the output, None if nothing does
     # drafter, policy: their names; the drafter's is "" in plain decoding.
     drafter: str
@@ -72,7 +72,7 @@ class TraceHeader:
         return cls(
             model=model,
             sampling=encode(asdict(sampling)),
-            verify=acceptance.rule(sampling),
+            acceptance=acceptance.rule(sampling),
             lossy=acceptance.lossy,
             drafter=decoder.drafter.name if decoder.drafter is not None else "",
             policy=decoder.policy.name,
@@ -125,11 +125,13 @@ class TraceWriter:
         """Write a step of the generation that began.
 
         Raises:
-            ValueError: none began, or the step was generated without `detail=True`.
+            ValueError: none began, or the step was generated without `return_decisions=True`.
             NGramSpecError: the file cannot be written.
         """
-        if self._piece is None or not step.detail:
-            raise ValueError("a trace needs begin() before add(), and steps that were generated with detail=True")
+        if self._piece is None or not step.decisions:
+            raise ValueError(
+                "a trace needs begin() before add(), and steps that were generated with return_decisions=True"
+            )
         step = _brief(step)
         tokens = sorted({*self._context, *_tokens_of(step)})
         texts = {str(token): self._piece(token).decode("utf-8", "surrogateescape") for token in tokens}
@@ -146,7 +148,7 @@ class TraceWriter:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # What went wrong first is what counts.
+        # The first error is reported.
         with nullcontext() if error is None else suppress(NGramSpecError):
             self.close()
 
@@ -166,18 +168,18 @@ class TraceWriter:
 
 
 def _brief(step: Step) -> Step:
-    """The step without what would fill the file: of each q the likeliest tokens."""
+    """The step without what would fill the file: of each q the most likely tokens."""
     laws = []
-    for token, q in zip(step.judged.tokens, step.judged.q, strict=False):
+    for token, q in zip(step.verified_draft.tokens, step.verified_draft.q, strict=False):
         top = nsmallest(TOP, q, key=lambda other, q=q: (-q[other], other))  # type: ignore[misc]
         laws.append({one: q[one] for one in dict.fromkeys((*top, token)) if one in q})
-    return replace(step, judged=replace(step.judged, q=tuple(laws), entropy=None))
+    return replace(step, verified_draft=replace(step.verified_draft, q=tuple(laws), entropy=None))
 
 
 def _tokens_of(step: Step) -> set[int]:
-    found = {*step.tokens, *step.drafted, *step.judged.tokens, *(one.token for one in step.detail)}
+    found = {*step.tokens, *step.drafted, *step.verified_draft.tokens, *(one.token for one in step.decisions)}
     found |= {entry.token for entry in step.logprobs}
-    return found.union(*step.judged.q, *(dict(entry.top) for entry in step.logprobs))
+    return found.union(*step.verified_draft.q, *(dict(entry.top) for entry in step.logprobs))
 
 
 def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | BrokenLine]:
@@ -194,11 +196,13 @@ def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | Br
             item = _parse(line)
         except (ValueError, RecursionError) as error:
             if not begun:
-                raise NGramSpecError(f"this is not a trace: line {number} is not the header of one") from error
+                raise NGramSpecError(f"this is not a trace: line {number} is not a header") from error
             yield number, str(error), not line.endswith(b"\n")
             continue
         if not begun and isinstance(item, TracedPass):
-            raise NGramSpecError("the header is missing: a trace begins with a line that says its format and settings")
+            raise NGramSpecError(
+                "the header is missing: the first line of a trace must contain its format and settings"
+            )
         begun = True
         yield item
     if not begun:
@@ -209,7 +213,7 @@ def _parse(line: bytes) -> TraceHeader | TracedPass:
     try:
         data = json.loads(line)
     except ValueError as error:  # bytes that are not UTF-8 included
-        raise ValueError("it is not JSON") from error
+        raise ValueError("it is not valid JSON") from error
     version = data.get(_MARK) if isinstance(data, dict) else None
     if version is None:
         step = decode(Step, data)
@@ -217,9 +221,9 @@ def _parse(line: bytes) -> TraceHeader | TracedPass:
         if not isinstance(context, list) or not all(type(token) is int for token in context):
             raise ValueError("'context' is not a list of tokens")
         if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-            raise ValueError("'texts' is not the texts of tokens")
+            raise ValueError("'texts' is not a mapping of tokens to their text")
         raw = {int(token): text.encode("utf-8", "surrogateescape") for token, text in texts.items()}
         return TracedPass(step, tuple(context), raw)
     if version != VERSION:
-        raise NGramSpecError(f"the trace has format {version}, and this ngramspec reads format {VERSION}")
+        raise NGramSpecError(f"the trace has format {version}, but this version of ngramspec reads format {VERSION}")
     return decode(TraceHeader, data)

@@ -1,7 +1,7 @@
 """AMX: find out whether this build's kernels for Intel's matrix unit work, before they run in this process.
 
 Older gcc, such as 12.2, believes that `_tile_loadconfig` reads 8 bytes where it reads 64, and drops the rest of the
-tile configuration as never used (gcc's bug 114098, mended in 14). A llama.cpp built with it dies (SIGSEGV, SIGILL) in
+tile configuration as never used (gcc's bug 114098, fixed in 14). A llama.cpp built with it dies (SIGSEGV, SIGILL) in
 every pass of two and more tokens. So a child process tries the kernels on the demo model. If they are broken, "AMX" is
 taken out of the list of buffer types that llama.cpp looks through when it places weights: it then takes the next one.
 """
@@ -24,8 +24,8 @@ from ngramspec.llama import bindings, crash_check
 from ngramspec.models.find import demo_model
 
 NOTE = (
-    "this build's AMX kernels are broken by an older gcc, such as 12.2, and left out; built with gcc 14, passes of many"
-    " tokens are up to twice as fast (README: CPU with AMX)"
+    "warning: this build's AMX kernels are broken (miscompiled by an older gcc, such as 12.2) and not used; built with"
+    " gcc 14, passes of many tokens are up to twice as fast (cli/guide/first-gain.md: Build flags)"
 )
 
 TOLERANCE = 0.1

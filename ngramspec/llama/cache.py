@@ -81,7 +81,7 @@ class Cache:
         self._sole = sole
         # A recurrent state that sequences share forgets which snapshot it is to go back to.
         self._shares = pooled and not recurrent
-        # What branches beside the only text hold of it in sequences of their own is cut with it.
+        # Cut the cells of branches of the only sequence together with it.
         self._cuts = -1 if self._shares and sole else sequence
         self.length = 0  # tokens that it holds
         # how many of them the memory keeps beside the state itself; 0: none

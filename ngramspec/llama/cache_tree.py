@@ -31,14 +31,14 @@ these instead of the text's, its own last."""
 
 
 class CacheTree:
-    """A tree of continuations in the cache of a context whose sequence 0 holds the prompt, and goes on holding it.
+    """A tree of continuations in the cache of a context whose sequence 0 holds the prompt, and continues holding it.
 
     Args:
         passes: of the context.
         root: the prompt.
         count: sequences of the context, sequence 0 among them.
         windowed: the cache may give away what is behind a sliding window. What is kept between two passes must then
-            not be longer than any path that goes on: what is behind the window of the longer one may be gone.
+            not be longer than any path that continues: what is behind the window of the longer one may be gone.
     """
 
     max_batch = MAX_EVALUATE  # most tokens of a pass

@@ -118,7 +118,7 @@ def check(path: Path, build: str) -> GGUFHeader | None:
     about = f"{stat.st_size} {stat.st_mtime_ns} {build}".encode() + edges(path, stat.st_size)
     found = verdict("trial", about, [__name__, str(path)], _PATIENCE, _judge)
     if found not in ("", _GOOD):
-        raise ModelError(f"{path} is damaged: llama.cpp ends the process over it ({found}); get it again")
+        raise ModelError(f"{path} is damaged: llama.cpp crashes when loading it ({found}); download it again")
     return header
 
 
@@ -141,7 +141,7 @@ def _judge(ended: Ended) -> str | None:
 
 
 def attempt(path: Path) -> None:
-    """What the child does: every step that may crash, cheapest first. If llama.cpp refuses to load, all is well."""
+    """Run every step that may crash, cheapest first, in the child. If llama.cpp reports an error, all is well."""
     bindings.init_backend()
     params = llama.llama_model_default_params()
     params.vocab_only = True

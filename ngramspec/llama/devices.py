@@ -1,4 +1,4 @@
-"""What the llama.cpp build is and can use: its version, its devices and their memory, and huge pages (Linux)."""
+"""Properties of the llama.cpp build: its version, its devices and their memory, and huge pages (Linux)."""
 
 from __future__ import annotations
 
@@ -136,6 +136,6 @@ def huge_pages_told(mapped: bool) -> str | None:
     except (OSError, ValueError, IndexError, KeyError):
         return None
     if given == "never":
-        return f"the system gives none; as root: echo madvise > {_GIVEN_TO}"
-    line = f"{used} MiB of this process, given to {'all' if given == 'always' else 'programs that ask'}"
-    return f"{line}; weights in the mapped file lie in none, with --no-mmap they do" if mapped else line
+        return f"not available; to enable them, run as root: echo madvise > {_GIVEN_TO}"
+    line = f"{used} MiB of this process, available to {'all' if given == 'always' else 'programs that request them'}"
+    return f"{line}; mapped weights do not use them, but with --no-mmap they do" if mapped else line

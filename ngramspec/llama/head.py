@@ -114,7 +114,7 @@ class Head:
 
     @property
     def conditions(self) -> Conditions:
-        """What the time of a pass depends on at present."""
+        """Conditions that the time of a pass currently depends on."""
         return self._heads.conditions
 
     def checkpoint(self) -> None:
@@ -214,7 +214,7 @@ class Heads:
         self._ctx = open_context(model, params, adapters)
         if not self._ctx:
             raise ModelError(
-                "there is no memory for the context of the model's NextN layer; try a smaller -c/--ctx-size"
+                "not enough memory for the context of the model's NextN layer; try a smaller -c/--ctx-size"
             )
         self._calls = GovernedContext(self._ctx, governor)
         self._ext: Any = bindings.head_functions(llama)
@@ -315,11 +315,11 @@ class Heads:
         """Let the cache of a sequence hold the first `length` tokens of its text at most."""
         self.check()
         if not llama.llama_memory_seq_rm(self._memory, sequence, length, -1):
-            raise TargetError("llama.cpp could not take tokens back from a head's cache")
+            raise TargetError("llama.cpp could not roll back the cache of the NextN layer")
 
     @property
     def conditions(self) -> Conditions:
-        """What the time of a pass depends on at present."""
+        """Conditions that the time of a pass currently depends on."""
         return self._calls.conditions
 
     def check(self) -> None:

@@ -112,7 +112,7 @@ class HiddenStates:
 
 
 def rows_at(pointer: Any, rows: int, width: int, owner: object = None) -> States:
-    """What a pointer of llama.cpp's points to; a view, valid until the next pass, that keeps `owner` alive."""
+    """Return a view of a llama.cpp array, valid until the next pass, that keeps `owner` alive."""
     buffer = _bytes(4 * rows * width).from_address(ctypes.addressof(pointer.contents))
     buffer.owner = owner
     found: States = np.ndarray((rows, width), np.float32, buffer)

@@ -3,7 +3,7 @@
     sequence = BorrowedSequence(owner)
     sequence.follow(text)                       # that the owner has evaluated
     rows = sequence.evaluate([token, *draft])   # as in any other sequence
-    sequence.rollback(length); sequence.settle()    # before the owner goes on by itself
+    sequence.rollback(length); sequence.settle()    # before the owner continues by itself
 
 The owner keeps the model and the context, and frees them: both must not be used afterwards.
 """
@@ -120,7 +120,7 @@ class BorrowedSequence(CacheSequence):
 
 
 def _key(owner: LlamaCpp) -> str:
-    """What costs of passes depend on: file, build, machine and settings; "" if a file cannot be read."""
+    """Return a key for the costs of passes: file, build, machine and settings; "" if a file cannot be read."""
     model, context = owner.model_params, owner.context_params
     parts = [getattr(model, name) for name in ("n_gpu_layers", "split_mode", "main_gpu")]
     parts.append(owner.tensor_split)

@@ -28,7 +28,7 @@ class UsedAtOnceError(RuntimeError):
     """A context was asked for something while another thread has it at work."""
 
     def __init__(self) -> None:
-        super().__init__("this model is used from two threads at once: take turns, or load one for each thread")
+        super().__init__("this model is used from two threads at once; use a lock, or load one model per thread")
 
 
 Feed = tuple[Cache, Sequence[int], int]
@@ -194,7 +194,7 @@ class Passes:
 
     @property
     def conditions(self) -> Conditions:
-        """What the time of a pass depends on at present."""
+        """Conditions that the time of a pass currently depends on."""
         return self._calls.conditions
 
     def _refused(self, status: int, feeds: Sequence[Feed]) -> NoReturn:

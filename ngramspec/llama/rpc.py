@@ -69,12 +69,14 @@ def workers(text: str) -> tuple[str, ...]:
     for name in (part.strip() for part in text.split(",")):
         host, _, port = name.rpartition(":")
         if ":" in host or host.startswith("["):
-            raise ValueError(f"{name!r}: llama.cpp's RPC speaks IPv4 only; give an IPv4 address or a name, HOST:PORT")
+            raise ValueError(
+                f"{name!r}: llama.cpp's RPC supports only IPv4; pass an IPv4 address or a host name, HOST:PORT"
+            )
         if not host or not port.isdecimal() or not port.isascii() or not 1 <= int(port[:6]) <= 65535:
             raise ValueError(f"{name!r} is not HOST:PORT, with a port from 1 to 65535")
         worker = f"{host}:{int(port)}"
         if worker in found:
-            raise ValueError(f"{worker} is named twice")
+            raise ValueError(f"{worker} is listed twice")
         found.append(worker)
     return tuple(found)
 
@@ -98,14 +100,16 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
     if names == _joined.names:
         return
     if _joined.watchdog is not None:
-        raise ModelError(f"this process is connected to {', '.join(_joined.names) or 'no worker'}; start another one")
+        raise ModelError(f"this process is connected to {', '.join(_joined.names) or 'no worker'}; start a new process")
     bindings.init_backend()
     backend = registry()
     seen: dict[tuple[str, int], str] = {}
     for name in names:
         address = _reach(name)
         if address in seen:
-            raise ModelError(f"{seen[address]} and {name} are one worker, which serves one connection; name it once")
+            raise ModelError(
+                f"{seen[address]} and {name} are the same worker, which serves only one connection; list it once"
+            )
         seen[address] = name
     _joined.watchdog = watchdog = Watchdog(GREETING, _stranger)
     _ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(ctypes.cast(watchdog.on_abort, ctypes.c_void_p))
@@ -160,7 +164,7 @@ def registry() -> int:
     except AttributeError:
         found = None
     if not found:
-        raise ModelError(f"this llama-cpp-python was built without -DGGML_RPC=on; add it to your flags: {BUILD}")
+        raise ModelError(f"this llama-cpp-python was built without -DGGML_RPC=on; add it to your build flags: {BUILD}")
     return int(found)
 
 
@@ -195,7 +199,7 @@ def _reach(name: str, seconds: float = REACHING) -> tuple[str, int]:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelError(
-            f"RPC worker {name} cannot be reached ({reason}); ngramspec rpc-worker starts one on its machine"
+            f"RPC worker {name} cannot be reached ({reason}); start ngramspec rpc-worker on its machine"
         ) from error
     return address
 
@@ -204,18 +208,20 @@ def _stranger(said: str | None) -> str:
     """Why a worker that can be connected to is none for this build; `said`: by ggml, None if nothing was heard."""
     if said is None:
         return (
-            f"takes connections, but said nothing for {GREETING:g} s: a worker serves one process at a time, or this is"
-            " none"
+            f"accepts connections, but did not respond for {GREETING:g} s: it is serving another process, or it is not"
+            " an RPC worker"
         )
     mismatch = next((text for _, text in bindings.log_tail if "version mismatch" in text), None)
     if mismatch is not None:
         theirs = mismatch.rpartition(" ")[2]
-        return f"speaks version {theirs} of llama.cpp's RPC protocol, and this build another: use one release on both"
-    return "is no RPC worker, or one of another version of llama.cpp: it did not answer as such"
+        return (
+            f"uses version {theirs} of llama.cpp's RPC protocol, and this build another; use the same release on both"
+        )
+    return "is not an RPC worker, or uses another version of llama.cpp: its response is invalid"
 
 
 def _loss(names: Sequence[str], said: str | None, patience: float) -> str:
-    """Which worker was lost and how, as far as can be told; `said` as above."""
+    """Describe the lost worker and the cause, as far as known; `said` as above."""
     time.sleep(0.2)  # a process that ends closes what it has open one by one
     gone = []
     for name in names:
@@ -224,10 +230,12 @@ def _loss(names: Sequence[str], said: str | None, patience: float) -> str:
         except ModelError:
             gone.append(name)
     if gone:
-        return f"no RPC worker listens any more at {', '.join(gone)}: start it again, then this"
+        return f"no RPC worker is listening at {', '.join(gone)}; restart it, then this program"
     who = f"one of the RPC workers {', '.join(names)}" if len(names) > 1 else f"the RPC worker {names[0]}"
-    how = "cut the connection" if said else f"said nothing for {patience:g} s (--rpc-timeout waits longer)"
-    return f"{who} {how}: start it again, then this"
+    how = (
+        "closed the connection" if said else f"did not respond for {patience:g} s (raise --rpc-timeout to wait longer)"
+    )
+    return f"{who} {how}; restart it, then this program"
 
 
 # --------------------------------------------------------------------------- a worker
@@ -246,7 +254,7 @@ def listening_address(host: str, port: int) -> str:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelError(
-            f"cannot listen on {host}:{port}: {reason}; choose another --port, or this machine's IPv4 address as --host"
+            f"cannot listen on {host}:{port}: {reason}; use another --port, or this machine's IPv4 address as --host"
         ) from error
     return f"{address}:{port}"
 

@@ -28,7 +28,7 @@ from ngramspec.sampling.settings import Sampling
 
 _LEAST_TEMPERATURE = 1e-20  # below it the scaled logits leave float32; nothing but the best has a chance long before
 _MOVING = ("penalties", "dry")
-_DECIDING = (*_MOVING, "infill")  # after which another token may be the likeliest
+_DECIDING = (*_MOVING, "infill")  # after which another token may be the most likely
 _MIROSTAT_M = 100  # tokens that mirostat 1 fits Zipf's law to; llama.cpp's constant
 
 
@@ -54,7 +54,7 @@ class SamplerChain:
     ) -> None:
         for token, _ in sampling.logit_bias:
             if not 0 <= token < n_vocab:
-                raise ValueError(f"logit bias of token {token}, but the vocabulary has tokens 0 to {n_vocab - 1} only")
+                raise ValueError(f"the token of a logit bias must be 0 to {n_vocab - 1}, got {token}")
         self.sampling = sampling
         self.grammar = grammar
         self._n_vocab = n_vocab
@@ -214,7 +214,7 @@ class SamplerChain:
         left = candidates[first : first + array.size]
         ids, scores = left["id"], left["logit"]
         if not np.isfinite(scores.max()):
-            raise BadLogits("no token is left to choose: the sampling settings take the logits of all out of range")
+            raise BadLogits("no token is left to sample: the sampling settings move all logits out of range")
         if self.sampling.selects:
             return point_mass(int(ids[array.selected]))
         if self.sampling.greedy:
@@ -249,14 +249,14 @@ class SamplerChain:
         candidates["logit"] = values = logits[ids]
         if not np.isfinite(values.max()):
             top_token(logits)  # tells what is wrong
-            raise BadLogits("all logits that can be chosen are -inf: there is no token to choose")
+            raise BadLogits("no token is left to sample: all logits are -inf")
         candidates["p"] = 0
         if grammar is None:
             return candidates
         grammar.forbid(candidates)
         candidates = candidates[candidates["logit"] > -np.inf]
         if not candidates.size and ids.size >= logits.size:
-            raise GrammarError("the grammar comes to a dead end: it allows none of the model's tokens here")
+            raise GrammarError("dead end in the grammar: it allows none of the model's tokens here")
         return candidates
 
     def __del__(self) -> None:

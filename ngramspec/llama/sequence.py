@@ -55,7 +55,7 @@ class CacheSequence:
         self.fingerprint = ""
 
     def goes_back(self) -> bool:
-        """Whether what is evaluated behind these tokens, one or more, can be taken back."""
+        """Whether what is evaluated behind these tokens, one or more, can be rolled back."""
         if not self.replays:
             return True
         self.checkpoint()
@@ -161,9 +161,9 @@ class CacheSequence:
         """Hold the first `length` tokens of another sequence of the same context, or fewer: as `Cache.cut` can."""
         self._passes.check()
         if not isinstance(other, CacheSequence) or other._passes is not self._passes or other is self:
-            raise ValueError("a sequence adopts from another sequence of its own context")
+            raise ValueError("a prefix can only be copied from another sequence of the same context")
         if not 0 <= length <= len(other.tokens):
-            raise ValueError(f"cannot adopt {length} tokens: the other sequence holds {len(other.tokens)}")
+            raise ValueError(f"cannot copy {length} tokens: the other sequence has {len(other.tokens)}")
         self.clear()
         if found := min(length, other.cache.length):
             self.cache.adopt(other.cache, found)
@@ -171,13 +171,13 @@ class CacheSequence:
             self._aligned = min(other._aligned, len(self.tokens))
 
     def saved(self) -> bytes:
-        """What the sequence holds, its checkpoints included. What it owes is evaluated first."""
+        """Return the state of the sequence, including checkpoints. Pending tokens are evaluated first."""
         self.settle()
         if not self.tokens:
             return b""
         state, checkpoints = self.cache.whole()
         if not len(state):
-            raise TargetError("llama.cpp did not give the state of a sequence")
+            raise TargetError("llama.cpp could not save the state of a sequence")
         pieces: list[Any] = []
         for number, piece in ((self._aligned, state), *checkpoints.items()):
             pieces += (_PIECE.pack(number, len(piece)), piece)
@@ -189,7 +189,7 @@ class CacheSequence:
         if self.cache.states is not None:
             self.cache.states.forget()
         if len(tokens) > self.n_ctx + MAX_EVALUATE:
-            raise TargetError(f"it has {len(tokens)} tokens, more than a sequence holds here")
+            raise TargetError(f"it has {len(tokens)} tokens, more than the context size of a sequence")
         at, pieces = 0, list[tuple[int, Any]]()
         while at < len(state):
             number, size = _PIECE.unpack_from(state, at)
@@ -200,13 +200,13 @@ class CacheSequence:
             return
         (aligned, whole), *checkpoints = pieces
         if not self.cache.load(whole, len(tokens), dict(checkpoints)):
-            raise TargetError("llama.cpp did not take the state of a sequence")
+            raise TargetError("llama.cpp could not restore the state of a sequence")
         self.tokens[:] = tokens
         self._aligned = aligned
 
 
 Piece = tuple[CacheSequence, Sequence[int], int]
-"""What a pass appends to a sequence, and for how many of the last tokens logits are wanted."""
+"""Tokens that a pass appends to a sequence, and the number of the last ones that need logits."""
 
 
 def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> None:

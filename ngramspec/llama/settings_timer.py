@@ -80,7 +80,7 @@ class SettingsTimer:
         key = settings.mmap, settings.repack
         if key not in self._loaded:
             if psutil.virtual_memory().available < self._target.size_bytes + SPARE:
-                raise TargetError("there is no memory for the weights a second time")
+                raise TargetError("not enough memory to load the weights a second time")
             self._loaded[key] = self._load(settings)
         return self._loaded[key]
 

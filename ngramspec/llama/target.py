@@ -170,9 +170,9 @@ class Target(Weights, CacheSequence):
             ("exact", exact, EXACTNESS),
         ):
             if value is not None and not allowed.holds(value):
-                raise ValueError(f"{name} is {value!r}, but must be {allowed.words}")
+                raise ValueError(f"{name} must be {allowed.words}, got {value!r}")
         if (n_seq or 1) > 1 and (texts is not None or head):
-            raise ValueError("n_seq above 1 excludes texts, and a head")
+            raise ValueError("n_seq above 1 cannot be combined with texts above 1 or a head")
         adapts = threads is None or tuned_threads, (threads is None and threads_batch is None) or tuned_threads
         threads = threads or usable_cores()
         shared_load()  # whose first sample is over the time of loading
@@ -299,8 +299,8 @@ class Target(Weights, CacheSequence):
     def _open_context(self, n_ctx: int, setting: str) -> None:
         if not self._pooled and self._aborts:
             raise ModelError(
-                f"{self.path}: llama.cpp cannot evaluate several texts of a {self.architecture} model exactly; ask for"
-                " one at a time, or not for exactness"
+                f"{self.path}: llama.cpp cannot evaluate several sequences of a {self.architecture} model exactly;"
+                " use one sequence, or exact='off'"
             )
         snapshots = self._snapshots(self._longest, setting)
         while True:
@@ -313,11 +313,11 @@ class Target(Weights, CacheSequence):
             snapshots //= 2
         if not self._ctx:
             raise ModelError(
-                f"{self.path}: no context of {n_ctx} tokens could be made ({bindings.last_complaint()});"
+                f"{self.path}: could not create a context of {n_ctx} tokens ({bindings.last_complaint()});"
                 " try a smaller -c/--ctx-size"
             )
         if 0 < snapshots < self._longest:
-            self.notes.append(f"memory is short: no draft is longer than {snapshots} tokens")
+            self.notes.append(f"low memory: drafts are limited to {snapshots} tokens")
         self.setting = setting
         # Flash attention on a CPU splits the context over the threads, so their number moves last bits.
         is_exact = self.exact == "on" or self.exactness.same
@@ -401,17 +401,17 @@ class Target(Weights, CacheSequence):
         """
         self._check_open()
         if self._meta(f"{self.architecture}.attention.causal") == "false":
-            raise ModelError(f"{self.path} attends to what follows a token, too: no embeddings can be made of it here")
+            raise ModelError(f"{self.path} uses bidirectional attention; embeddings of such models are not supported")
         if pooling is None:
             number = int(self._meta(f"{self.architecture}.pooling_type") or 0)
             if number >= len(POOLINGS):
-                raise ModelError(f"{self.path} ranks documents; --pooling mean makes embeddings of it anyway")
+                raise ModelError(f"{self.path} is a ranking model; use --pooling mean to compute embeddings with it")
             pooling = POOLINGS[number]
         params = self._params(n_ctx + MAX_EVALUATE, 0, self._under[self.setting], alone=True)
         params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
         context = open_context(self._model, params, self._adapters)
         if not context:
-            raise ModelError(f"{self.path}: there is no memory for a context of {n_ctx} tokens to make embeddings in")
+            raise ModelError(f"{self.path}: not enough memory for the embeddings context of {n_ctx} tokens")
         made = Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch), governor=self.governor)
         self._embedders = (*self._embedders, made)
         return made
@@ -437,7 +437,7 @@ class Target(Weights, CacheSequence):
                 # Most passes of a server: between them caches are cold, and every line costs microseconds.
                 return [sequence.evaluate(tokens)]
         if not parts or len({part.sequence.number for part in parts if part.sequence in own}) < len(parts):
-            raise ValueError("a pass takes one part or more, and one of each sequence of its own model at most")
+            raise ValueError("a pass requires at least one part, and at most one for each sequence of this model")
         if any(not part.tokens or not 0 <= part.rows <= len(part.tokens) for part in parts):
             raise ValueError("a part of a pass has tokens, and rows of logits for as many at most")
         size, total = sum(len(part.tokens) for part in parts), sum(part.rows for part in parts)

@@ -51,7 +51,7 @@ class GovernedContext:
 
     @property
     def conditions(self) -> Conditions:
-        """What the time of a call depends on at present."""
+        """Conditions that the time of a call currently depends on."""
         governor = self._governor
         if governor is None:
             return UNGOVERNED

@@ -42,7 +42,7 @@ ROOM = DEPTHS[1] + 2 * LEAST_READ + SIZES[-1]  # size of a context in which all 
 
 
 class TrialContext:
-    """A context of one sequence, in which what is evaluated is taken back to what was kept.
+    """A context of one sequence, in which what is evaluated is rolled back to what was kept.
 
     Its batches hold STRETCH tokens or more, whatever `params` says. Raises TargetError where the machine lacks the
     memory for it; its methods do where llama.cpp failed.
@@ -60,7 +60,7 @@ class TrialContext:
     def _open(self, params: Any) -> tuple[Any, Passes, CacheSequence]:
         context = open_context(self._model, params, self._adapters)
         if not context:
-            raise TargetError("there is no memory for a second context to measure in")
+            raise TargetError("not enough memory for a second context to measure in")
         cache = Cache(context, recurrent=self._recurrent, window=0)
         passes = Passes(context, [cache], self, n_batch=params.n_batch)
         return context, passes, CacheSequence(passes, cache, n_ctx=params.n_ctx)
@@ -78,7 +78,7 @@ class TrialContext:
         self.keep()
 
     def seconds(self, size: int) -> float:
-        """Of a pass over so many tokens, or from LEAST_READ on of reading them; they are taken back."""
+        """Of a pass over so many tokens, or from LEAST_READ on of reading them; they are rolled back."""
         tokens = random_tokens(self.n_vocab, size, size)
         began = time.perf_counter()
         if size < LEAST_READ:
@@ -145,7 +145,7 @@ class TrialContext:
 
         @llama.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator]
         def stop(_tensor: Any, asked: bool, _data: Any) -> bool:
-            # Who asks to see a tensor and then says no ends the pass.
+            # Requesting a tensor and then returning false ends the pass.
             return stopping and asked
 
         params = type(self._params).from_buffer_copy(self._params)
@@ -174,7 +174,7 @@ class TrialContext:
     def back(self) -> None:
         self._sequence.rollback(self._kept)
         if self._sequence.owed:
-            raise TargetError("llama.cpp did not take tokens back")
+            raise TargetError("llama.cpp did not roll back tokens")
 
     def read(self, tokens: Sequence[int], chunk: int) -> None:
         """Append tokens, so many in a pass."""

@@ -89,7 +89,7 @@ class Vocabulary:
         assert header is not None
         self._take(model, header.vocabulary)
         if self.n_vocab == 0:
-            raise ModelError(f"{self.path}: the file holds no vocabulary; ask for one with a tokenizer in it")
+            raise ModelError(f"{self.path}: the file has no vocabulary; use one that contains a tokenizer")
 
     def _take(self, model: Any, vocabulary_hash: bytes) -> None:
         self._model, self.vocabulary_hash = model, vocabulary_hash
@@ -159,7 +159,7 @@ class Vocabulary:
         try:
             self._chat  # noqa: B018 - compiles it
         except Exception as error:  # jinja2's
-            raise ModelError(f"the chat template is no Jinja: {error}") from error
+            raise ModelError(f"the chat template is not valid Jinja: {error}") from error
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's next turn: those of `chat`."""
@@ -196,11 +196,11 @@ class Vocabulary:
         except ModelError:
             raise
         except Exception as error:  # jinja2's and whatever the template itself raises
-            raise ModelError(f"the model's chat template refuses this conversation: {error}") from error
+            raise ModelError(f"the model's chat template rejects this conversation: {error}") from error
 
     @property
     def ends(self) -> tuple[str, str]:
-        """What the tokens that begin and end a text look like; "" for one that the vocabulary lacks."""
+        """Return the text of the start and end tokens; "" for one that the vocabulary lacks."""
         self._check_open()
         return (
             self._special_text(llama.llama_vocab_bos(self._vocab)),
@@ -214,7 +214,7 @@ class Vocabulary:
 
     @cached_property
     def template_capabilities(self) -> Mapping[str, bool]:
-        """What the chat template can say, by llama-server's names."""
+        """Return the features of the chat template, by llama-server's names."""
         return capabilities(self._render)
 
     @cached_property
@@ -275,7 +275,7 @@ class Vocabulary:
         """
         self._check_open()
         if "infill" in sampling.samplers and self._no_infill:
-            raise ValueError(f"the sampler infill cannot be used with this model: {self._no_infill}")
+            raise ValueError(f"this model does not support the sampler infill: {self._no_infill}")
         return SamplerChain(
             sampling,
             self.n_vocab,
@@ -341,8 +341,8 @@ def common_tokens(target: Vocabulary, draft: Vocabulary) -> int:
         return same
     ours, theirs = (_told(one, same) for one in (target, draft))
     raise ModelError(
-        f"{draft.path} cannot draft for {target.path}: their vocabularies differ, at token {same} of {target.n_vocab}"
-        f" and {draft.n_vocab}: {ours} here, {theirs} in the draft model; take a model of the same family"
+        f"{draft.path} cannot draft for {target.path}: their vocabularies differ at token {same} of {target.n_vocab}"
+        f" and {draft.n_vocab}: {ours} and, in the draft model, {theirs}; use a model of the same family"
     )
 
 

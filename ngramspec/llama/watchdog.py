@@ -78,7 +78,7 @@ class Watchdog:
             self._await(call)
         except BaseException:
             if not call.ended:
-                self._lose("a call of llama.cpp was given up; start again")
+                self._lose("a call of llama.cpp was abandoned; restart the program")
             raise
         finally:
             self._waiting.discard(call)
@@ -146,7 +146,7 @@ class Watchdog:
             call.end(None, TargetError(self.reason))
 
     def _aborting(self, message: bytes) -> None:
-        """ggml cannot go on in this thread, and ends the process if this returns."""
+        """ggml cannot continue in this thread, and ends the process if this returns."""
         said = message.decode("utf-8", "replace")
         if SOURCE in said:
             self._lose(self.explain(said))

@@ -42,14 +42,14 @@ _HEAD = ".nextn.eh_proj.weight"  # how the name of a tensor ends that each such 
 def head_missing(path: Path) -> str:
     """Why the head of a model cannot be run with this build of llama.cpp, in a few words; "" if it can."""
     if bindings.head_functions(llama) is None:
-        return "this build of llama-cpp-python cannot run NextN layers"
+        return "this build of llama-cpp-python does not support NextN layers"
     if not has_gguf_magic(path):
         return ""  # the loader says what it is
     headers = [read_header(part) for part in parts_of(path) if has_gguf_magic(part)]
     count = sum(name.endswith(_HEAD) for header in headers for name in header.shapes)
     architecture = headers[0].metadata.get("general.architecture")
     if not count:
-        return "its file holds no NextN layer"
+        return "its file contains no NextN layer"
     if architecture not in ARCHITECTURES:
         return f"NextN layers of {architecture} are not supported"
     if count > 1:
@@ -77,16 +77,16 @@ class Weights(Vocabulary):
         self._load(n_gpu_layers)
         self._adapters = _load_adapters(lora, self._model)
         self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)  # whether a GPU holds any of it
-        # A build whose kernels get mended keeps its name, and its passes then cost half.
+        # A build whose kernels get fixed keeps its name, and its passes then cost half.
         marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (not present.repack)
         marks += [" mmap=off"] * (not present.mmap) + [" head"] * self.has_head
         self._loaded_as = f"{_placed(n_gpu_layers)}{''.join(marks)}{adapted}"
 
     def _can_load_head(self) -> bool:
         """Whether the model's own head can be run here; a note says why not."""
-        why = "its layer is not run over --rpc" if rpc.joined() else head_missing(self.path)
+        why = "it is not supported with --rpc" if rpc.joined() else head_missing(self.path)
         if why:
-            self.notes.append(f"the model does not draft for itself: {why}")
+            self.notes.append(f"--mtp is not used: {why}")
         return not why
 
     def _load(self, n_gpu_layers: int) -> None:
@@ -113,7 +113,7 @@ class Weights(Vocabulary):
         params.progress_callback = loading
         self._open_model(params)
         if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(self._model):
-            raise ModelError(f"{self.path}: this model has an encoder; only decoder models can be run")
+            raise ModelError(f"{self.path}: this model has an encoder; only decoder-only models are supported")
         if llama.llama_model_is_diffusion(self._model):
             raise ModelError(f"{self.path}: a diffusion model does not decode token by token")
         self.n_ctx_train: int = llama.llama_model_n_ctx_train(self._model)
@@ -177,7 +177,7 @@ class Weights(Vocabulary):
                 return trained
             size, each = min(trained, max(LEAST, fits)), f", {texts} times," if texts > 1 else ""
             self.notes.append(
-                f"context capped at {size} of the model's {trained} tokens to fit{each} in memory (-c sets it)"
+                f"context limited to {size} of the model's {trained} tokens to fit{each} in memory (set -c to override)"
             )
             return size
         total = devices.total_bytes(self.devices, self.on_gpu)
@@ -186,11 +186,13 @@ class Weights(Vocabulary):
         if needed > total and not self._recurrent and not self.window:
             each = f", {texts} of them" if texts > 1 else ""
             raise ModelError(
-                f"a context of {asked} tokens{each} takes {needed / 2**30:.1f} GiB of KV cache, but there are"
-                f" {total / 2**30:.1f} GiB in all; try a smaller -c/--ctx-size"
+                f"a context of {asked} tokens{each} needs {needed / 2**30:.1f} GiB for the KV cache, but the machine"
+                f" has {total / 2**30:.1f} GiB in total; try a smaller -c/--ctx-size"
             )
         if asked > self.n_ctx_train > 0:
-            self.notes.append(f"context of {asked} tokens is more than the {self.n_ctx_train} the model was trained on")
+            self.notes.append(
+                f"warning: the context of {asked} tokens is larger than the {self.n_ctx_train} the model was trained on"
+            )
         return asked
 
     def _key(self, settings: str) -> str:
@@ -211,7 +213,7 @@ def machine_key(path: Path, settings: str) -> str:
 
 
 def model_key(path: Path) -> str:
-    """What these names of a model file begin with; it changes with file, build and machine. Raises OSError."""
+    """Return the prefix of the keys for a model file; it changes with file, build and machine. Raises OSError."""
     bindings.init_backend()
     size = path.stat().st_size
     named = f"{size} {build()} {machine.name()}".encode()
@@ -271,7 +273,7 @@ def _load_adapters(lora: Sequence[Lora], model: Any) -> tuple[Adapter, ...]:
         if not handle:
             raise ModelError(f"{name}: llama.cpp cannot load this adapter ({bindings.last_complaint()})")
         if llama.llama_adapter_get_alora_n_invocation_tokens(handle):
-            raise ModelError(f"{name} is switched on by tokens of the text (aLoRA), which is not supported")
+            raise ModelError(f"{name} is an activated adapter (aLoRA), which is not supported")
         found.append((handle, scale))
     return tuple(found)
 

@@ -18,7 +18,7 @@ from ngramspec.errors import NGramSpecError, PromptError
 if TYPE_CHECKING:
     from llm.parts import StreamEvent
 
-    from ngramspec.loading.load import Loaded
+    from ngramspec.loading.load import LoadedModel
     from ngramspec.loading.settings import LoadSettings
 
 ALIAS = "ngramspec"  # what the default model is called too, and what all names begin with
@@ -55,7 +55,7 @@ class NGramSpec(llm.Model):
     def __init__(self, name: str | None) -> None:
         self.model_id = f"{ALIAS}/{name or 'default'}"
         self._name = name
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedModel | None = None
         self._asked: LoadSettings | None = None
 
     @property
@@ -74,7 +74,7 @@ class NGramSpec(llm.Model):
             PromptFailed: the model cannot be loaded, or the prompt not be answered.
         """
         if not hasattr(llm, "Message"):
-            raise PromptFailed(f"ngramspec needs llm {OLDEST} or later; get it with: llm install -U llm")
+            raise PromptFailed(f"ngramspec requires llm {OLDEST} or later; upgrade with: llm install -U llm")
         from ngramspec.llm_plugin.answering import answer, load_settings
         from ngramspec.loading.load import load
 
@@ -87,7 +87,7 @@ class NGramSpec(llm.Model):
                 self._loaded, self._asked = load(self._name, asked), asked
             yield from answer(self._loaded, prompt, response)
         except PromptError as error:
-            raise PromptFailed(f"{error}; begin a new conversation, or raise -o ctx_size") from error
+            raise PromptFailed(f"{error}; start a new conversation, or raise -o ctx_size") from error
         except (NGramSpecError, ValueError) as error:
             raise PromptFailed(str(error)) from error
 

@@ -18,7 +18,7 @@ from llm.parts import Message, ReasoningPart, StreamEvent, TextPart, ToolCallPar
 from pydantic import AfterValidator, Field, create_model
 
 from ngramspec.llama.json_schema import schema_rules
-from ngramspec.loading.load import Loaded
+from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
@@ -40,8 +40,8 @@ def prompt_options() -> type[llm.Options]:
     """The class of the options; a value that cannot be is refused by it, with what it may be."""
     hints = get_type_hints(Sampling) | get_type_hints(LoadSettings)
     fields = {name: _field(known, hints[name]) for name, known in (_SAMPLING | _LOADING).items()}
-    fields["max_tokens"] = int | None, Field(None, ge=1, description="Most tokens of the answer.")
-    fields["stop"] = str | None, Field(None, min_length=1, description="End before this text.")
+    fields["max_tokens"] = int | None, Field(None, ge=1, description="Maximum number of tokens in the answer.")
+    fields["stop"] = str | None, Field(None, min_length=1, description="Stop before this text.")
     return create_model("Options", __base__=llm.Options, **cast(dict[str, Any], fields))
 
 
@@ -72,7 +72,7 @@ def sampling_of(given: llm.Options, grammar: str | None) -> Sampling:
             asked[name] = known.read(value)
     if grammar is not None:
         if "grammar" in asked:
-            raise ValueError("the option grammar and a schema exclude each other; leave one out")
+            raise ValueError("the option grammar cannot be combined with a schema")
         asked["grammar"] = grammar
     return Sampling(**asked)
 
@@ -80,7 +80,7 @@ def sampling_of(given: llm.Options, grammar: str | None) -> Sampling:
 # --------------------------------------------------------------------------- answers
 
 
-def answer(loaded: Loaded, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
+def answer(loaded: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
     """Answer a prompt: events as text comes, calls of tools when they are whole.
 
     The response is told the tokens it took, and what was measured. Where the answer stops early, the model is left
@@ -152,7 +152,7 @@ def _openai(message: Message) -> Iterator[dict[str, Any]]:
             case ToolResultPart(name=name, output=output, tool_call_id=id_):
                 yield {"role": "tool", "name": name, "content": output, "tool_call_id": id_}
             case _:
-                raise ValueError("this model takes text alone: leave attachments out")
+                raise ValueError("this model accepts only text; remove the attachments")
     if texts or thoughts or calls:
         found: dict[str, Any] = {"role": message.role, "content": "".join(texts)}
         if any(thoughts):

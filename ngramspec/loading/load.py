@@ -19,7 +19,7 @@ from typing import Any, Self, cast
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.errors import ModelError, NGramSpecError
@@ -31,7 +31,7 @@ from ngramspec.loading.settings import ALONE, LoadSettings, LoadSettingsError
 from ngramspec.machine import flags, path_of, recalled
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
-from ngramspec.memory.memory import memory_folder, remembers
+from ngramspec.memory.memory import memory_folder, saves_answers
 from ngramspec.models.find import ModelSource, resolve
 from ngramspec.models.hub import PREFIX, Progress
 from ngramspec.shared_model import SharedModel
@@ -41,7 +41,7 @@ Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """A model, ready to generate."""
 
     target: Target  # the model
@@ -69,16 +69,16 @@ def load(
     model: str | os.PathLike[str] | None = None,
     settings: LoadSettings | None = None,
     *,
-    tell: Tell = lambda _: None,
+    on_note: Tell = lambda _: None,
     progress: Progress | None = None,
     **changes: Any,
-) -> Loaded:
+) -> LoadedModel:
     """Load a model as the command line does: checked, with tuned settings, drafts, and the user's memory.
 
     Args:
         model: a GGUF file, or a name as `resolve` takes it; None: the default model.
         settings: how; None: as by default.
-        tell: gets what the user should know, a line each.
+        on_note: gets what the user should know, a line each.
         progress: is told about downloads.
         changes: settings by name, in place of those of `settings`.
 
@@ -87,7 +87,7 @@ def load(
         NGramSpecError: there is no such model or memory, it cannot be loaded, or the draft model cannot draft for it.
     """
     settings = replace(settings or LoadSettings(), **changes)
-    return open_found(find(model, settings, progress), settings, tell=tell)
+    return open_found(find(model, settings, progress), settings, on_note=on_note)
 
 
 def find(model: str | os.PathLike[str] | None, settings: LoadSettings, progress: Progress | None = None) -> ModelSource:
@@ -97,7 +97,7 @@ def find(model: str | os.PathLike[str] | None, settings: LoadSettings, progress:
     name = None if model is None else os.fspath(model)
     if settings.hf_repo is not None:
         if name is not None:
-            raise LoadSettingsError(f"two models are named: {name} and, with {{hf_repo}}, {settings.hf_repo}; give one")
+            raise LoadSettingsError(f"two models were given: {name} and {{hf_repo}} {settings.hf_repo}; remove one")
         name = f"{PREFIX}{settings.hf_repo}"
     found = resolve(name, progress=progress)
     if settings.draft_model is not None:
@@ -109,22 +109,24 @@ def open_found(
     found: ModelSource,
     settings: LoadSettings,
     *,
-    tell: Tell = lambda _: None,
+    on_note: Tell = lambda _: None,
     texts: int | None = None,
     learn: bool = True,
     remember: bool = False,
-) -> Loaded:
+) -> LoadedModel:
     """`load`, of files that were found.
 
     Args:
         texts: as of `Target`: how many are generated at once, by an engine.
-        learn: the drafter goes on from what earlier sessions learnt, and leaves what it learns to later ones.
+        learn: the drafter continues from what earlier sessions learnt, and leaves what it learns to later ones.
         remember: answers that the memory is told to keep are kept, if the user has switched that on.
     """
-    settings, changes = tuned(found.path, settings, tell)
-    target = open_target(found.path, settings, tell, texts=texts, head=settings.mtp, tuned_threads="threads" in changes)
+    settings, changes = tuned(found.path, settings, on_note)
+    target = open_target(
+        found.path, settings, on_note, texts=texts, head=settings.mtp, tuned_threads="threads" in changes
+    )
     try:
-        drafter, memory, small = open_drafter(target, found, settings, tell=tell, learn=learn, remember=remember)
+        drafter, memory, small = open_drafter(target, found, settings, on_note=on_note, learn=learn, remember=remember)
     except BaseException:
         target.close()
         raise
@@ -137,18 +139,18 @@ def open_found(
             f" {target.exact_price:.2f} times as long"
         )
     if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.can_rollback:
-        tell("comparing batch sizes bit by bit for --exact on; this happens once per model and machine")
-    return Loaded(target, decoder, memory, settings, changes, small)
+        on_note("comparing the logits of batch sizes for --exact on; this happens once per model and machine")
+    return LoadedModel(target, decoder, memory, settings, changes, small)
 
 
-def open_target(path: Path, settings: LoadSettings, tell: Tell = lambda _: None, **more: Any) -> Target:
+def open_target(path: Path, settings: LoadSettings, on_note: Tell = lambda _: None, **more: Any) -> Target:
     """Load a model alone, of a file that was checked: the one place where a target or a draft model is made.
 
     The settings are taken as they are; `more`: arguments of `Target` that are no settings.
     """
     target = Target(path, **settings.for_target, **more)
     for line in target.notes:
-        tell(line)
+        on_note(line)
     return target
 
 
@@ -167,9 +169,9 @@ _TUNED = {
 """The fields of `LoadSettings` by the names that tuning has for them."""
 
 
-def tuned(path: Path, settings: LoadSettings, tell: Tell) -> tuple[LoadSettings, dict[str, Any]]:
+def tuned(path: Path, settings: LoadSettings, on_note: Tell) -> tuple[LoadSettings, dict[str, Any]]:
     """The settings with those that `tune --apply` keeps for the model, where they say nothing else; and these alone."""
-    if settings.no_tuned:
+    if settings.ignore_tuned:
         return settings, {}
     kept, plain = recalled(tuned_file(path, settings)), LoadSettings()
     said = {name for name, field in _TUNED.items() if getattr(settings, field) != getattr(plain, field)}
@@ -180,40 +182,40 @@ def tuned(path: Path, settings: LoadSettings, tell: Tell) -> tuple[LoadSettings,
     applied = kept.changes if kept is not None and kept.applied else {}
     changes = {name: value for name, value in applied.items() if name not in said}
     if changes:
-        tell(f"tuned: {flags(changes)} (--no-tuned leaves it out, ngramspec tune --forget takes it away)")
+        on_note(f"tuned: {flags(changes)} (--ignore-tuned ignores it, ngramspec tune --reset deletes it)")
     new: dict[str, Any] = {
         _TUNED[name]: not value if isinstance(value, bool) else value for name, value in changes.items()
     }
-    return replace(settings, no_tuned=True, **new), changes
+    return replace(settings, ignore_tuned=True, **new), changes
 
 
 # --------------------------------------------------------------------------- drafts
 
 
 def open_drafter(
-    target: Target, found: ModelSource, settings: LoadSettings, *, tell: Tell, learn: bool, remember: bool = False
+    target: Target, found: ModelSource, settings: LoadSettings, *, on_note: Tell, learn: bool, remember: bool = False
 ) -> tuple[Drafter | None, Memory | None, Target | None]:
-    """What drafts for a target, None for plain decoding; its memory; and the second model. See `open_found`."""
+    """Open the drafter (None for plain decoding), its memory and the draft model. See `open_found`."""
     if settings.no_draft:
         return None, None, None
     if not target.can_rollback:
-        tell("this model's memory cannot be taken back (recurrent or hybrid), so drafting is off")
+        on_note("this model's state cannot be rolled back (recurrent or hybrid), so drafting is off")
         return None, None, None
     if not target.exact_rollback and target.exact == "on":
-        tell("drafting is off with --exact on: taking tokens back may move last bits on this model")
+        on_note("drafting is off with --exact on: rollbacks can change the rounding on this model")
     memory = kept = None
     if not settings.no_memory and settings.drafter in REMEMBERING:
-        memory = open_memory(settings.memory, target, tell=tell, keep=remember)
+        memory = open_memory(settings.memory, target, on_note=on_note, keep=remember)
         kept = file_of(target.vocabulary_hash) if learn and settings.drafter == DEFAULT else None
     asked = small = None
     if target.heads is not None:
-        # A draft model is evaluated and taken back, never copied.
+        # A draft model is evaluated and rolled back, never copied.
         shared = cast(SharedModel, target.heads) if target.texts is not None else None
-        asked = AskedModel(target.heads.sequences[0], n_vocab=target.n_vocab, shared=shared)
+        asked = DraftModel(target.heads.sequences[0], n_vocab=target.n_vocab, shared=shared)
     elif found.draft is not None:
         own, known = settings.for_draft_model(target.n_ctx, settings.threads), target.notes
         small = open_target(
-            found.draft.path, own, lambda line: line in known or tell(f"draft model: {line}"), texts=target.texts
+            found.draft.path, own, lambda line: line in known or on_note(f"draft model: {line}"), texts=target.texts
         )
         try:
             asked = as_drafter(target, small)
@@ -226,26 +228,26 @@ def open_drafter(
     return asked if settings.drafter == ALONE else HybridDrafter(asked, memory, kept), memory, small
 
 
-def as_drafter(target: Vocabulary, model: Target) -> AskedModel:
-    """A loaded model as what drafts for a target; one with several texts drafts for as many, by `AskedModel.beside`.
+def as_drafter(target: Vocabulary, model: Target) -> DraftModel:
+    """A loaded model as what drafts for a target; one with several texts drafts for as many, by `DraftModel.beside`.
 
-    Raises a ModelError where it has another vocabulary, or cannot take back what it has evaluated.
+    Raises a ModelError where it has another vocabulary, or cannot roll back what it has evaluated.
     """
     known = common_tokens(target, model)
     if not model.can_rollback:
         raise ModelError(
-            f"{model.path} cannot draft: what it has evaluated cannot be taken back; take another draft model"
+            f"{model.path} cannot be used as a draft model: its state cannot be rolled back; use another one"
         )
-    return AskedModel(model, n_vocab=known, shared=model if model.texts is not None else None)
+    return DraftModel(model, n_vocab=known, shared=model if model.texts is not None else None)
 
 
-def open_memory(name: str | None, target: Vocabulary, *, tell: Tell, keep: bool) -> Memory:
+def open_memory(name: str | None, target: Vocabulary, *, on_note: Tell, keep: bool) -> Memory:
     """The memory `name` for the tokenizer of `target`; None: the default memory, which need not exist.
 
     `keep`: answers are kept for later sessions, if the user has switched that on. Raises an NGramSpecError where the
     memory is named, and holds nothing for this tokenizer.
     """
-    keep = keep and remembers()
+    keep = keep and saves_answers()
     folder = memory_folder(name or DEFAULT_MEMORY)
     there = Store.all_in(folder)
     store = Store(folder, target.vocabulary_hash, target.path.name)
@@ -254,12 +256,12 @@ def open_memory(name: str | None, target: Vocabulary, *, tell: Tell, keep: bool)
     try:
         contents = store.read()
     except MemoryFileError as error:
-        tell(f"memory {name or DEFAULT_MEMORY!r} is not used: {error}")
+        on_note(f"warning: memory {name or DEFAULT_MEMORY!r} is not used: {error}")
         return Memory()
     if not contents.generation and not keep:
-        missing = f"memory {name or DEFAULT_MEMORY!r} holds nothing for this model's tokenizer"
+        missing = f"memory {name or DEFAULT_MEMORY!r} has no files for this model's tokenizer"
         advice = f"ngramspec memory add --memory {name or DEFAULT_MEMORY} --model {target.path} PATH adds files"
         if name is not None:
             raise NGramSpecError(f"{missing} ({advice})")
-        tell(f"{missing}, only for others' ({advice})")
+        on_note(f"{missing}, only for other tokenizers ({advice})")
     return Memory(contents, store=store, keeps=keep)

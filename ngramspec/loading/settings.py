@@ -26,12 +26,12 @@ from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.option import FINITE, Allowed, between, option, options, within
 
 ALONE = "model"
-"""What `drafter` calls a draft model that drafts alone."""
+"""Value of `drafter` for a draft model without n-grams."""
 
 LEAST_CONTEXT = 16
 CONTEXT = Allowed(
     lambda x: isinstance(x, int) and (x == 0 or LEAST_CONTEXT <= x <= 2**24),
-    f"0, or from {LEAST_CONTEXT} to {2**24}",
+    f"0 or from {LEAST_CONTEXT} to {2**24}",
     0,
     2**24,
 )
@@ -57,7 +57,7 @@ class LoadSettingsError(ValueError):
         return self.worded({})
 
     def worded(self, names: Mapping[str, str]) -> str:
-        """What is wrong, with the settings called by these names, by their fields'; those left out keep theirs."""
+        """Format the message, replacing field names by the given display names (such as command-line flags)."""
         return re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], found[1]), self.args[0])
 
 
@@ -65,7 +65,7 @@ def _parse_lora(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
     """FILE,FILE, as often as was given; a name with a comma stands in quotation marks."""
     names = [name for row in csv.reader(texts) for name in row or [""]]
     if not all(names):
-        raise LoadSettingsError(f"{{lora}} is {','.join(texts)!r}, but must be the names of files")
+        raise LoadSettingsError(f"{{lora}} must be a list of file names, got {','.join(texts)!r}")
     return tuple((name, 1.0) for name in names)
 
 
@@ -75,7 +75,7 @@ def _parse_scaled(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
         pairs = [item.rpartition(":") for item, _ in _parse_lora(texts)]
         return tuple((name, float(scale)) for name, _, scale in pairs)
     except ValueError:
-        raise LoadSettingsError(f"{{lora_scaled}} is {','.join(texts)!r}, but must be FILE:SCALE") from None
+        raise LoadSettingsError(f"{{lora_scaled}} must be FILE:SCALE, got {','.join(texts)!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +87,24 @@ class LoadSettings:
         "-hf",
         "--hf-repo",
         metavar="USER/REPO[:QUANT]",
-        help="The model, from Hugging Face, instead of MODEL; quant: Q4_K_M, else Q8_0, else the first.",
+        help="Model from Hugging Face, instead of MODEL; default QUANT: Q4_K_M, Q8_0 or the first file.",
     )
     ctx_size: int | None = option(
         None,
         "-c",
         "--ctx-size",
-        help="Context in tokens; default, as 0: the model's, if memory allows.",
+        help="Context size in tokens; default or 0: the model's own, if memory allows.",
         allowed=CONTEXT,
     )
-    gpu_layers: int = option(-1, "-ngl", "--gpu-layers", help="Layers on the GPU; -1: all.", allowed=LAYERS)
+    gpu_layers: int = option(-1, "-ngl", "--gpu-layers", help="Number of layers on the GPU; -1: all.", allowed=LAYERS)
     rpc: str | None = option(
         None,
         metavar="HOST:PORT,...",
-        help="Machines to spread the layers over, where ngramspec rpc-worker runs; trusted networks only.",
+        help="Split the layers across machines running ngramspec rpc-worker; trusted networks only.",
     )
     rpc_timeout: float | None = option(
         None,
-        help=f"Seconds without an answer after which a machine counts as lost; default: {PATIENCE:g}.",
+        help=f"Seconds without a response after which a machine counts as lost; default: {PATIENCE:g}.",
         allowed=within(1),
     )
     threads: int | None = option(
@@ -112,50 +112,54 @@ class LoadSettings:
         "-t",
         "--threads",
         metavar="N|auto",
-        help="CPU threads; auto leaves cores that other programs use to them; default: auto.",
+        help="Number of CPU threads; auto (default): the cores that other programs leave free.",
         allowed=THREADS,
     )
     threads_batch: int | None = option(
-        None, "-tb", "--threads-batch", help="CPU threads for prompts and drafts; default: as -t.", allowed=THREADS
+        None,
+        "-tb",
+        "--threads-batch",
+        help="Number of CPU threads for prompts and drafts; default: -t.",
+        allowed=THREADS,
     )
     ubatch_size: int | None = option(
         None,
         "-ub",
         "--ubatch-size",
-        help="Tokens of a prompt per pass; default: 512, without flash attention 128.",
+        help="Prompt tokens per decode call; default: 512, or 128 without flash attention.",
         allowed=MICRO_BATCHES,
     )
     flash_attn: Flash | None = option(
         None,
         "-fa",
         "--flash-attn",
-        help="Flash attention; auto, the default: llama.cpp decides, off on a CPU for --exact.",
+        help="Flash attention; default: auto (llama.cpp decides; off on a CPU for --exact).",
         allowed=FLASH,
     )
-    cache_type_k: CacheType = option("f16", "-ctk", "--cache-type-k", help="Type of the K cache.", allowed=TYPES)
-    cache_type_v: CacheType = option("f16", "-ctv", "--cache-type-v", help="Type of the V cache.", allowed=TYPES)
+    cache_type_k: CacheType = option("f16", "-ctk", "--cache-type-k", help="Data type of the K cache.", allowed=TYPES)
+    cache_type_v: CacheType = option("f16", "-ctv", "--cache-type-v", help="Data type of the V cache.", allowed=TYPES)
     lora: tuple[Lora, ...] = option(
         (),
         metavar="FILE,...",
-        help="LoRA adapters of the model, GGUF files; repeatable.",
-        allowed=_adapters("names of files, each with a scale"),
+        help="LoRA adapters (GGUF files); repeatable.",
+        allowed=_adapters("file names with a scale each"),
         parse=_parse_lora,
         repeatable=True,
     )
     lora_scaled: tuple[Lora, ...] = option(
         (),
         metavar="FILE:SCALE,...",
-        help="The same, each made so many times as strong.",
-        allowed=_adapters("names of files, each with a finite scale"),
+        help="LoRA adapters with a scale; repeatable.",
+        allowed=_adapters("file names with a finite scale each"),
         parse=_parse_scaled,
         repeatable=True,
     )
-    no_mmap: bool = option(False, help="Read the model instead of mapping it.")
-    no_repack: bool = option(False, help="Leave the weights in the file's order, not that of CPU kernels.")
-    no_tuned: bool = option(False, help="Leave out the settings that ngramspec tune --apply keeps.")
+    no_mmap: bool = option(False, help="Read the model into memory instead of mapping the file.")
+    no_repack: bool = option(False, help="Do not rearrange the weights for CPU kernels.")
+    ignore_tuned: bool = option(False, help="Ignore the settings saved by ngramspec tune --apply.")
     exact: Exact = option(
         "auto",
-        help="The same text bit for bit, whatever is drafted: on, off; auto: where it costs at most 5 %.",
+        help="Bit-identical output with and without drafts: on, off, or auto (if it costs at most 5 %).",
         allowed=EXACTNESS,
     )
     draft_model: str | None = option(
@@ -163,49 +167,53 @@ class LoadSettings:
         "-md",
         "--draft-model",
         metavar="MODEL",
-        help="Draft with this model of the same vocabulary too; named as MODEL is.",
+        help="Also draft with this smaller model (same vocabulary); accepts the same names as MODEL.",
     )
     gpu_layers_draft: int | None = option(
         None,
         "-ngld",
         "--gpu-layers-draft",
-        help="Layers of the draft model on the GPU; default: all, with -ngl 0 none.",
+        help="Number of draft-model layers on the GPU; default: all, or none with -ngl 0.",
         allowed=LAYERS,
     )
     threads_draft: int | None = option(
-        None, "-td", "--threads-draft", help="CPU threads of the draft model; default: as -t.", allowed=THREADS
+        None, "-td", "--threads-draft", help="Number of CPU threads for the draft model; default: -t.", allowed=THREADS
     )
-    mtp: bool = option(False, help="Draft with the model's own NextN (MTP) layer, where it has one.")
-    no_draft: bool = option(False, help="Plain decoding: one token per pass.")
+    mtp: bool = option(False, help="Draft with the model's own NextN (MTP) layer, if it has one.")
+    no_draft: bool = option(False, help="Turn drafting off: decode one token at a time.")
     drafter: str = option(
-        DEFAULT, help=f"What drafts: {', '.join(DRAFTERS)}; {ALONE}: the draft model without n-grams."
+        DEFAULT, help=f"Drafter: {', '.join(DRAFTERS)}, or {ALONE} (the draft model without n-grams)."
     )
-    policy: str = option("cost", help=f"How much to draft: {', '.join(POLICIES)}.")
-    draft_max: int | None = option(None, help="Most tokens in a draft; default: the policy's.", allowed=DRAFT_LENGTHS)
+    policy: str = option("cost", help=f"Policy for the draft length: {', '.join(POLICIES)}.")
+    draft_max: int | None = option(
+        None, help="Maximum draft length in tokens; default depends on --policy.", allowed=DRAFT_LENGTHS
+    )
     memory: str | None = option(
         None,
         metavar="NAME",
-        help=f"Draft from this memory too (ngramspec memory --help); default: {DEFAULT_MEMORY!r}, if it exists.",
+        help=f"Also draft from this memory (see ngramspec memory); default: {DEFAULT_MEMORY!r}, if it exists.",
     )
-    no_memory: bool = option(False, help="Draft from the context alone; remember nothing, nor what drafts have learnt.")
+    no_memory: bool = option(
+        False, help="Draft from the context only; do not read or save a memory or draft statistics."
+    )
 
     def __post_init__(self) -> None:
         for name, known in options(self).items():
             value = getattr(self, name)
             if value is not None and known.allowed is not None and not known.allowed.holds(value):
-                raise LoadSettingsError(f"{{{name}}} is {value!r}, but must be {known.allowed.words}")
+                raise LoadSettingsError(f"{{{name}}} must be {known.allowed.words}, got {value!r}")
         for wrong in self._contradictions():
             raise LoadSettingsError(wrong)
 
     def _contradictions(self) -> Iterator[str]:
-        """What is wrong with settings that are right by themselves."""
+        """Yield messages about settings that contradict each other."""
         if self.flash_attn == "off" and self.cache_type_v not in UNQUANTISED:
-            yield f"{{cache_type_v}} {self.cache_type_v} needs flash attention; leave out {{flash_attn}} off"
+            yield f"{{cache_type_v}} {self.cache_type_v} requires flash attention; remove {{flash_attn}} off"
         if self.rpc is None and self.rpc_timeout is not None:
-            yield "{rpc_timeout} is for {rpc}; leave it out"
+            yield "{rpc_timeout} requires {rpc}"
         if self.rpc is not None:
             if self.gpu_layers == 0:
-                yield "{gpu_layers} 0 leaves no layer to {rpc}; leave out one of them"
+                yield "{gpu_layers} 0 cannot be combined with {rpc}: it leaves no layer for the workers"
             try:
                 workers(self.rpc)
             except ValueError as error:
@@ -214,28 +222,25 @@ class LoadSettings:
         if self.memory is not None:
             memory_folder(self.memory)
             if self.no_memory:
-                yield "{memory} and {no_memory} exclude each other"
+                yield "{memory} cannot be combined with {no_memory}"
             if self.no_draft:
-                yield "{memory} is for drafts; leave out {no_draft}"
+                yield "{memory} cannot be combined with {no_draft}"
             if self.drafter not in REMEMBERING:
-                yield f"the drafter {self.drafter!r} looks at no memory; leave out {{memory}} or {{drafter}}"
+                yield f"the drafter {self.drafter!r} does not use a memory; remove {{memory}} or {{drafter}}"
 
     def _drafter_contradictions(self) -> Iterator[str]:
         flag = "{draft_model}" if self.draft_model is not None else "{mtp}" if self.mtp else ""
         if self.draft_model is not None and self.mtp:
-            yield "{draft_model} and {mtp} exclude each other"
+            yield "{draft_model} cannot be combined with {mtp}"
         if self.draft_model is None and (self.gpu_layers_draft, self.threads_draft) != (None, None):
-            yield (
-                "{gpu_layers_draft} and {threads_draft} are for a draft model; name it with {draft_model}, or leave"
-                " them out"
-            )
+            yield "{gpu_layers_draft} and {threads_draft} require a draft model; set {draft_model}"
         if flag and self.drafter not in (DEFAULT, ALONE):
             yield (
-                f"with {flag} a model drafts, beside {DEFAULT}, or alone with {{drafter}} {ALONE};"
-                f" leave out {{drafter}} {self.drafter}"
+                f"{{drafter}} {self.drafter} cannot be combined with {flag}; use {{drafter}} {DEFAULT} (both) or"
+                f" {{drafter}} {ALONE} (the model only)"
             )
         if not flag and self.drafter == ALONE:
-            yield f"{{drafter}} {ALONE} is for a draft model; name it with {{draft_model}}, or leave out {{drafter}}"
+            yield f"{{drafter}} {ALONE} requires a draft model; set {{draft_model}}"
         if self.drafter not in (*DRAFTERS, ALONE):
             yield f"unknown drafter {self.drafter!r}; choose one of: {', '.join([*DRAFTERS, ALONE])}"
         try:
@@ -245,7 +250,7 @@ class LoadSettings:
         except ValueError as error:
             yield str(error)
         if flag and self.no_draft:
-            yield f"{flag} is for drafts; leave out {{no_draft}}"
+            yield f"{flag} cannot be combined with {{no_draft}}"
 
     @property
     def for_target(self) -> dict[str, Any]:

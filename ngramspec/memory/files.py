@@ -19,7 +19,7 @@ MAX_BYTES = 8 << 20
 
 BINARY, NOT_UTF8, UNREADABLE, SPECIAL = "binary", "not UTF-8", "unreadable", "not a regular file"
 HUGE = f"larger than {MAX_BYTES >> 20} MiB"
-IGNORED, LINK, SECRET = "named in .gitignore", "linked", "probably secret"
+IGNORED, LINK, SECRET = "in .gitignore", "symbolic link", "looks like a secret"
 
 VERSION_CONTROL = frozenset({".git", ".hg", ".svn"})
 

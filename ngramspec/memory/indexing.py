@@ -26,7 +26,7 @@ PIECE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What came of adding."""
+    """Result of adding files."""
 
     # new, changed, unchanged, gone: files, by what they were to the memory.
     new: int
@@ -64,7 +64,7 @@ def add_files(
         try:
             files, passed_over = find_files(root)
         except FileNotFoundError:
-            raise MemoryFileError(f"{root}: there is no such file or folder") from None
+            raise MemoryFileError(f"{root}: no such file or folder") from None
         except OSError as error:
             raise MemoryFileError(f"cannot read {root}: {error.strerror or error}") from error
         found.update((str(path), times) for path, times in files.items())
@@ -81,7 +81,7 @@ def add_files(
     for root in roots:
         if not may_be_empty and not any(_below(name, root) for name in found.keys() - skipped.keys()):
             reasons = Counter(why for name, why in skipped.items() if _below(name, root))
-            raise MemoryFileError(f"{root}: there is no text to add{list_skipped(reasons)}")
+            raise MemoryFileError(f"{root}: no text files to add{list_skipped(reasons)}")
     dropped = {name for name in known if _is_gone(name, found, skipped, roots)}
     if texts or dropped:
         # The newest come last, where chains begin.
@@ -221,7 +221,7 @@ def watch_folders(
 
     roots = [folder.resolve() for folder in folders]
     began = [_identity(root) for root in roots]
-    # What changed before the watcher was at work is found when it first reports, if only that nothing happened.
+    # The first report finds changes made before the watcher started, even if nothing changed since.
     first = True
     try:
         for events in watch(
@@ -234,7 +234,7 @@ def watch_folders(
         ):
             for root, identity in zip(roots, began, strict=True):
                 if _identity(root) != identity:
-                    raise MemoryFileError(f"{root} is not the folder any more that was watched; watch it again")
+                    raise MemoryFileError(f"{root} was replaced by another folder; start watching again")
             if first or events:
                 first = False
                 start = time.monotonic()
@@ -252,9 +252,11 @@ def _of_the_user(_: Any, name: str) -> bool:
 
 
 def _identity(root: Path) -> tuple[int, int]:
-    """What tells a folder from another one that has its name."""
+    """Return the identity of a folder, which differs for another folder with the same name."""
     try:
         found = root.stat()
     except FileNotFoundError:
-        raise MemoryFileError(f"{root} is gone; what the memory has of it stays (ngramspec memory remove)") from None
+        raise MemoryFileError(
+            f"{root} was deleted; its files stay in the memory (ngramspec memory remove deletes them)"
+        ) from None
     return found.st_dev, found.st_ino

@@ -1,7 +1,7 @@
 """`Memory`: texts that a drafter may look things up in, beyond the context, and where answers are remembered.
 
 Each memory is a folder under the user's data folder, with a file for each tokenizer (`ngramspec.memory.store`). Whether
-answers are remembered stands in the user's configuration folder: a TOML file, which can say `remember = true`.
+answers are remembered stands in the user's configuration folder: a TOML file, which can contain `save_answers = true`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Memory(Recall):
                 return
             self._contents = self._store.read()
             if self._keeps:
-                # What was heard here is in the file by now.
+                # The file now contains the texts added in this process.
                 self._heard = [TokenIndex()]
             self.indexes[:] = [*_indexes(self._contents), *self._heard]
 
@@ -86,8 +86,8 @@ def memory_folder(name: str = DEFAULT) -> Path:
     """
     if not _NAME.fullmatch(name):
         raise MemoryFileError(
-            f"{name!r} cannot be the name of a memory: it takes up to 64 letters, digits, '_', '-' and '.',"
-            " beginning with none of the last two"
+            f"{name!r} is not a valid name for a memory: use up to 64 letters, digits, '_', '-' and '.',"
+            " and do not begin with '-' or '.'"
         )
     return data_folder("memory") / name
 
@@ -109,25 +109,27 @@ def settings_path() -> Path:
     return config_folder() / "config.toml"
 
 
-def remembers(path: Path | None = None) -> bool:
-    """Whether the answers of this session are kept in the memory for later ones; not unless the file says so.
+def saves_answers(path: Path | None = None) -> bool:
+    """Return True if answers are saved to the memory for later sessions; the default is False.
 
     Raises:
-        NGramSpecError: it cannot be read, is no TOML, or has a key or a value that means nothing.
+        NGramSpecError: The file cannot be read, is not valid TOML, or has an unknown key or value.
     """
     return _read_settings(path or settings_path())[1]
 
 
-def write_remember(value: bool, path: Path | None = None) -> None:
-    """Switch `remember` on or off; whatever else stands in the file stays.
+def write_save_answers(value: bool, path: Path | None = None) -> None:
+    """Set `save_answers` and leave the rest of the file unchanged.
 
     Raises:
         NGramSpecError: the file cannot be used or written; it is then as before.
     """
     path = path or settings_path()
     text, _ = _read_settings(path)
-    line = f"remember = {str(value).lower()}"
-    text, count = re.subn(r"^[ \t]*(\"?)remember\1[ \t]*=[ \t]*(true|false)", line, text, count=1, flags=re.MULTILINE)
+    line = f"save_answers = {str(value).lower()}"
+    text, count = re.subn(
+        r"^[ \t]*(\"?)save_answers\1[ \t]*=[ \t]*(true|false)", line, text, count=1, flags=re.MULTILINE
+    )
     if not count:
         text = f"{line}\n{text}"
     try:
@@ -146,12 +148,12 @@ def _read_settings(path: Path) -> tuple[str, bool]:
     except FileNotFoundError:
         return "", False
     except tomllib.TOMLDecodeError as error:
-        raise NGramSpecError(f"the settings in {path} are no TOML ({error}); mend the file or delete it") from error
+        raise NGramSpecError(f"the settings in {path} are not valid TOML ({error}); fix or delete the file") from error
     except (OSError, UnicodeError) as error:
         raise NGramSpecError(f"cannot read the settings in {path}: {getattr(error, 'strerror', error)}") from error
     for key, value in values.items():
-        if key != "remember":
-            raise NGramSpecError(f"the settings in {path} name {key!r}; there is only: remember")
+        if key != "save_answers":
+            raise NGramSpecError(f"unknown setting {key!r} in {path}; known settings: save_answers")
         if not isinstance(value, bool):
-            raise NGramSpecError(f"the settings in {path} say {key} = {value!r}, but it must be true or false")
-    return text, bool(values.get("remember"))
+            raise NGramSpecError(f"{key} in {path} must be true or false, got {value!r}")
+    return text, bool(values.get("save_answers"))

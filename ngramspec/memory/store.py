@@ -46,7 +46,7 @@ LONG_JOURNAL = 1 << 17
 """Tokens of answers after which they go into the index file: indexing them takes each process some milliseconds."""
 
 MOST_ANSWERS = 1 << 24
-"""Tokens of remembered answers that are kept, some 200 MB with their index; beyond it the oldest are dropped."""
+"""Tokens of remembered answers that are kept, about 200 MB with their index; beyond it the oldest are dropped."""
 
 _NAME = re.compile(r"[0-9a-f]{32}\.memory")
 _TABLES = (
@@ -81,7 +81,7 @@ def total(documents: Iterable[Document]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a store holds."""
+    """Contents of a store."""
 
     generation: str = ""  # changes with whatever is in `index`; "": there is no file yet
     model: str = ""  # whose tokenizer made the tokens
@@ -114,7 +114,7 @@ class Store:
         return [cls(folder, bytes.fromhex(name)) for name in names]
 
     def read(self) -> Contents:
-        """What is there now."""
+        """Read the current contents."""
         with self._reading() as db:
             if db is None:
                 return NOTHING
@@ -218,9 +218,9 @@ class Store:
 
     @contextmanager
     def _refusing(self, what: Literal["read", "write"]) -> Iterator[None]:
-        """What goes wrong in the block, as a MemoryFileError."""
+        """Raise errors of the block as MemoryFileError."""
         path = self.path
-        kept = "; the memory is as it was" if what == "write" else ""
+        kept = "; the memory is unchanged" if what == "write" else ""
         try:
             yield
         except OSError as error:
@@ -229,7 +229,7 @@ class Store:
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
             if code == sqlite3.SQLITE_BUSY:
                 raise MemoryFileError(
-                    f"another ngramspec has been writing to this memory for {PATIENCE:.0f} seconds ({path}); try again"
+                    f"another process has been writing to this memory for {PATIENCE:.0f} seconds ({path}); try again"
                 ) from None
             if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
                 raise MemoryFileError(
@@ -241,10 +241,10 @@ class Store:
         version, vocabulary = db.execute("SELECT version, vocabulary FROM memory").fetchone() or (VERSION, b"")
         if version > VERSION:
             raise MemoryFileError(
-                f"{self.path} has format {version}, and this ngramspec reads {VERSION}: update ngramspec"
+                f"{self.path} has format {version}, but this version of ngramspec reads {VERSION}; update ngramspec"
             )
         if vocabulary != self.vocabulary:
-            raise MemoryFileError(f"{self.path} was made with another tokenizer")
+            raise MemoryFileError(f"{self.path} was created with another tokenizer")
 
 
 def _made(db: sqlite3.Connection) -> bool:
@@ -281,7 +281,7 @@ def _change(db: sqlite3.Connection, change: Callable[[list[Document]], Sequence[
     before = _documents(db)
     after = change(before)
     if (size := total(after) + len(after)) > MAX_TOKENS:
-        raise MemoryFileError(f"{size:,} tokens are more than a memory holds ({MAX_TOKENS:,})")
+        raise MemoryFileError(f"{size:,} tokens exceed the maximum size of a memory ({MAX_TOKENS:,})")
     gone = {one.id for one in before} - {one.id for one in after}
     db.executemany("DELETE FROM documents WHERE id = ?", [(id,) for id in gone])
     _insert(db, [one for one in after if not one.id])

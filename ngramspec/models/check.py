@@ -23,7 +23,7 @@ _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
 _VOICES = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
 
-_OLD = "from before GGUF; get a GGUF version of the model"
+_OLD = "from before GGUF; use a GGUF version of the model"
 _CONVERT = "convert it to GGUF first"
 _SIGNATURES = {
     b"lmgg": f"is a ggml file {_OLD}",
@@ -68,7 +68,7 @@ def check_model_file(path: Path) -> GGUFHeader:
     if isinstance(parts, int) and parts > 1:
         _check_parts(path, parts)
     elif header.tensors == 0:
-        raise ModelError(f"{path} holds only a vocabulary and no weights; it cannot generate text")
+        raise ModelError(f"{path} contains only a vocabulary and no weights; it cannot generate text")
     check_values(path, header)
     return header
 
@@ -87,7 +87,7 @@ def check_values(path: Path, header: GGUFHeader) -> None:
             wanted = "but must be even"
         else:
             continue
-        raise ModelError(f"{path} is damaged: {key} is {value}, {wanted}; get it again")
+        raise ModelError(f"{path} is damaged: {key} is {value}, {wanted}; download it again")
 
 
 def check_adapter_file(path: Path, model: Path) -> None:
@@ -104,15 +104,15 @@ def check_adapter_file(path: Path, model: Path) -> None:
     ):
         found = header.metadata.get(key)
         if found != wanted:
-            raise ModelError(f"{path} is no LoRA adapter for {model.name}: its {key} is {found!r}, not {wanted!r}")
+            raise ModelError(f"{path} is not a LoRA adapter for {model.name}: its {key} is {found!r}, not {wanted!r}")
     if not isinstance(header.metadata.get("adapter.lora.alpha"), float):
-        raise ModelError(f"{path} is no LoRA adapter: it does not say how strong it is (adapter.lora.alpha)")
+        raise ModelError(f"{path} is not a LoRA adapter: it has no adapter.lora.alpha")
     if unknown := [kind for kind in header.types if kind not in _MULTIPLIED]:
-        raise ModelError(f"{path} holds numbers of a type that llama.cpp cannot multiply by ({unknown[0]})")
+        raise ModelError(f"{path} has tensors of a type that llama.cpp cannot multiply with ({unknown[0]})")
     weights = {name: shape for part in base for name, shape in part.shapes.items()}
     pairs = {name[: -len(_A)] for name in header.shapes if name.endswith((_A, _B))}
     if not pairs:
-        raise ModelError(f"{path} is no LoRA adapter: it changes nothing")
+        raise ModelError(f"{path} is not a LoRA adapter: it changes no weights")
     for name in sorted(pairs):
         _check_pair(path, model, name, header.shapes, weights)
 
@@ -122,20 +122,20 @@ def _check_pair(
 ) -> None:
     """Check the two matrices by which an adapter changes one of the model's tensors."""
     if name not in weights:
-        raise ModelError(f"{path} is not for {model.name}: it changes {name}, which is not there")
+        raise ModelError(f"{path} is not for {model.name}: it changes {name}, which the model does not have")
     if not (name + _A in shapes and name + _B in shapes):
-        raise ModelError(f"{path} is damaged: it holds only one of the two matrices that change {name}; get it again")
+        raise ModelError(f"{path} is damaged: it contains only one of the two matrices for {name}; download it again")
     weight, a, b = ((*shape, 1, 1, 1, 1)[:4] for shape in (weights[name], shapes[name + _A], shapes[name + _B]))
     if name == _EMBEDDINGS:  # of which A has a row for each token
         fits = (a[1], b[1], a[0]) == (weight[1], weight[0], b[0])
         if _OUTPUT not in weights:
             raise ModelError(
-                f"{path} changes {name}, which in {model.name} is the output matrix too: llama.cpp cannot apply that"
+                f"{path} changes {name}, which is also the output matrix of {model.name}; llama.cpp cannot apply it"
             )
     else:
         fits = (a[0], b[1], a[1]) == (weight[0], weight[1], b[0])
     if not (fits and a[2:] == b[2:] == weight[2:]):
-        raise ModelError(f"{path} is not for {model.name}: it changes {name}, which has another shape there")
+        raise ModelError(f"{path} is not for {model.name}: it changes {name}, which has another shape in the model")
 
 
 def check_whole(path: Path, what: str = "model") -> GGUFHeader:
@@ -145,14 +145,16 @@ def check_whole(path: Path, what: str = "model") -> GGUFHeader:
             raise ModelError(_about_folder(path))
         if not path.exists():
             if path.is_symlink():
-                raise ModelError(f"{path} is a link to {path.readlink()}, which is not there; get the {what} again")
+                raise ModelError(
+                    f"{path} is a link to {path.readlink()}, which does not exist; download the {what} again"
+                )
             raise ModelError(f"no such {what} file: {path}{_suggestion(path)}")
         if not path.is_file():
-            raise ModelError(f"{path} is not a regular file; a {what} is read from a .gguf file")
+            raise ModelError(f"{path} is not a regular file; pass a .gguf file")
         with path.open("rb") as file:
             start = file.read(_PEEK)
         if not start:
-            raise ModelError(f"{path} is empty; get it again")
+            raise ModelError(f"{path} is empty; download it again")
         if not start.startswith(MAGIC):
             raise ModelError(f"{path} is not a GGUF {what}: it {_looks_like(start)}")
         header = read_header(path)
@@ -161,12 +163,12 @@ def check_whole(path: Path, what: str = "model") -> GGUFHeader:
         reason = error.strerror if isinstance(error, OSError) else None
         raise ModelError(f"cannot read {path}: {reason or error}") from error
     if size < header.needed:
-        raise ModelError(f"{path} is truncated: {size:,} of at least {header.needed:,} bytes are there; get it again")
+        raise ModelError(f"{path} is truncated: it has {size:,} of at least {header.needed:,} bytes; download it again")
     return header
 
 
 def _looks_like(start: bytes) -> str:
-    """What a file that begins with `start` seems to be, worded to follow "it"."""
+    """Describe a file that begins with `start`, as a phrase that follows "it"."""
     for signature, meaning in _SIGNATURES.items():
         if start.startswith(signature):
             return meaning
@@ -174,9 +176,9 @@ def _looks_like(start: bytes) -> str:
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 1 << 32:
         return "looks like a safetensors file; convert it to GGUF first"
     if not start.strip(b"\0"):
-        return "begins with zeros (a download that was not finished?); get it again"
+        return "begins with zeros (an incomplete download?); download it again"
     if start.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
-        return "is a web page (a download that went wrong?); get the file itself"
+        return "is a web page (a failed download?); download the file itself"
     text = start.decode("utf-8", errors="replace").rstrip("\ufffd")  # the cut may split a character
     if all(character.isprintable() or character in "\t\r\n\f" for character in text):
         return "looks like a text file"
@@ -191,19 +193,19 @@ def _check_kind(path: Path, kind: object, architecture: object) -> None:
             kind == "mmproj" or named == "clip",
             "is the image or audio part (mmproj) of a model; pass the language model itself",
         ),
-        (kind == "adapter", "is an adapter (LoRA), not a model; name its model, and the adapter with --lora"),
+        (kind == "adapter", "is a LoRA adapter, not a model; pass its model, and the adapter with --lora"),
         (kind == "imatrix", "is an importance matrix, not a model"),
-        (not named, "names no architecture (general.architecture); it is not a language model"),
+        (not named, "has no general.architecture; it is not a language model"),
         (
             named in _ENCODERS or "bert" in named,
-            f"is an encoder ({named}): it makes embeddings and cannot generate text",
+            f"is an encoder ({named}): it computes embeddings and cannot generate text",
         ),
         (named == "t5", "is an encoder-decoder model (t5); only decoder-only models are supported"),
-        (named in _HEADS, f"drafts for another model ({named}) and cannot run alone; pass that model"),
-        (named in _VOICES, f"makes sounds ({named}) and cannot generate text"),
+        (named in _HEADS, f"is a draft layer for another model ({named}) and cannot run alone; pass that model"),
+        (named in _VOICES, f"generates audio ({named}), not text"),
         (
             named in _DIFFUSION,
-            f"is a diffusion model ({named}): it does not write token by token, so there is nothing to draft",
+            f"is a diffusion model ({named}), which does not decode token by token",
         ),
     ):
         if refused:
@@ -223,7 +225,7 @@ def _check_parts(path: Path, parts: int) -> None:
         raise ModelError(f"{path} is part {int(name['part'])} of {parts}; pass the first one, {files[0].name}")
     for file in files[1:]:
         if not file.exists():
-            raise ModelError(f"{path} is part 1 of {parts}, and {file.name} is missing beside it")
+            raise ModelError(f"{path} is part 1 of {parts}, and {file.name} is missing in the same folder")
         check_whole(file)
 
 

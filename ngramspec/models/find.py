@@ -56,9 +56,9 @@ def resolve(name: str | None, env: Mapping[str, str] = os.environ, progress: Pro
         try:
             return resolve(name, env, progress)
         except ModelError as error:
-            raise ModelError(f"{error} (the model is named by {MODEL_VARIABLE})") from error
+            raise ModelError(f"{error} (the model was set by {MODEL_VARIABLE})") from error
     if not name.strip():
-        raise ModelError(f"the name of the model is empty; pass a .gguf file or {PREFIX}owner/repo")
+        raise ModelError(f"the name of the model must not be empty; pass a .gguf file or {PREFIX}owner/repo")
     if name == SMOLLM:
         found = smollm()
         if found is None:
@@ -71,7 +71,7 @@ def resolve(name: str | None, env: Mapping[str, str] = os.environ, progress: Pro
     elif name.startswith(LM_STUDIO):
         path, label = find_lm_studio(name), name
     elif "://" in name:
-        raise ModelError(f"{name} is a URL; download the file, or write {PREFIX}owner/repo:file.gguf")
+        raise ModelError(f"{name} is a URL; download the file, or use {PREFIX}owner/repo:file.gguf")
     else:
         path = Path(os.path.expanduser(name))
         label = path.name
@@ -91,7 +91,9 @@ def check_named(name: str, path: Path) -> GGUFHeader:
     # ollama keeps a model's vision in the same file.
     vision = f"{header.metadata.get('general.architecture')}.vision."
     if name.startswith(OLLAMA) and any(key.startswith(vision) for key in header.metadata):
-        raise ModelError(f"{name} is in a layout of ollama's own, which llama.cpp cannot load; get it as hf:owner/repo")
+        raise ModelError(
+            f"{name} uses a format specific to Ollama that llama.cpp cannot load; use hf:owner/repo instead"
+        )
     return header
 
 
@@ -116,7 +118,7 @@ def demo_model() -> ModelSource:
     path = Path(str(importlib.resources.files("ngramspec") / "demo" / "demo.gguf"))
     if not path.is_file():
         raise ModelError("the demo model is missing from this installation; pass a .gguf file")
-    return ModelSource(path, "the small demo model that comes with ngramspec")
+    return ModelSource(path, "the small demo model bundled with ngramspec")
 
 
 # --------------------------------------------------------------------------- what is on this disk
@@ -146,9 +148,9 @@ def find_ollama(name: str, env: Mapping[str, str]) -> Path:
     if full in found:
         return found[full]
     if not found:
-        raise ModelError(f"{name}: there are no models of ollama in {' or '.join(map(str, _ollama_folders(env)))}")
+        raise ModelError(f"{name}: no Ollama models in {' or '.join(map(str, _ollama_folders(env)))}")
     close = difflib.get_close_matches(full, found, n=3) or list(found)[:12]
-    raise ModelError(f"{name}: ollama has not pulled it; it has {', '.join(close)}")
+    raise ModelError(f"{name}: not pulled by Ollama, which has {', '.join(close)}")
 
 
 def list_ollama(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
@@ -190,8 +192,8 @@ def find_lm_studio(name: str) -> Path:
     models = _lm_studio_models()
     if model not in models:
         has = difflib.get_close_matches(model, models, n=3) or sorted(models)[:12]
-        known = f"it has {', '.join(has)}" if has else f"there is none in {' or '.join(map(str, _lm_studio_folders()))}"
-        raise ModelError(f"{name}: LM Studio has no model of that name; {known}")
+        known = f"it has {', '.join(has)}" if has else f"no models in {' or '.join(map(str, _lm_studio_folders()))}"
+        raise ModelError(f"{name}: LM Studio has no model with this name; {known}")
     files = {path.name: path for path in models[model]}
     try:
         return files[choose(files, wanted or None)[0]]

@@ -78,7 +78,7 @@ _DEFAULT_ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What the header says."""
+    """Contents of the header."""
 
     tensors: int  # how many tensors the file holds
     metadata: Mapping[str, Scalar]  # the values that are strings, numbers or booleans; no arrays (vocabulary, merges)
@@ -111,14 +111,14 @@ class _Reader:
         return ModelError(f"{self._path} {what}")
 
     def corrupt(self, what: str) -> ModelError:
-        return self.wrong(f"has a corrupt header: {what}; get the file again")
+        return self.wrong(f"has a corrupt header: {what}; download the file again")
 
     def skip(self, size: int) -> int:
         """Move on by `size` bytes; returns where they start."""
         start = self.position
         if start + size > len(self.data):
             end = len(self.data)
-            raise self.wrong(f"is truncated: it ends inside its own header, after {end:,} bytes; get it again")
+            raise self.wrong(f"is truncated: it ends inside its header, after {end:,} bytes; download it again")
         self.position = start + size
         return start
 
@@ -174,7 +174,7 @@ def _parse(reader: _Reader) -> GGUFHeader:
 def _about_version(version: int) -> str:
     swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
     if 1 <= swapped <= max(VERSIONS):
-        return "is a big-endian GGUF file; get the little-endian version of the model"
+        return "is a big-endian GGUF file; use the little-endian version of the model"
     if version == 1:
         return "is GGUF version 1, which is no longer supported; convert the original model again"
     return f"is GGUF version {version}; this release of ngramspec reads versions 2 and 3"

@@ -30,7 +30,7 @@ _LIST_TIMEOUT = 10.0  # seconds, huggingface_hub's own default for other request
 _KEPT = "models--"  # what a repository's folder in the cache begins with
 
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-"""What is in the names of files beside a model, there: images and audio, statistics, and heads that draft."""
+"""Parts of the names of files that accompany a model: images and audio, statistics, and draft heads."""
 
 _QUANT = re.compile(
     r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])", re.IGNORECASE
@@ -48,12 +48,12 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
     match = _NAME.fullmatch(name)
     if match is None:
         repo = f"{PREFIX}owner/repo"
-        raise ModelError(f"{name} is not a valid name; write {repo}, {repo}:{PREFERRED[0]} or {repo}:file.gguf")
+        raise ModelError(f"{name} is not a valid name; use {repo}, {repo}:{PREFERRED[0]} or {repo}:file.gguf")
     repo, listed, cached = match["repo"], list[str](), dict[str, Path]()
     try:
         from huggingface_hub import constants
     except ImportError:
-        endpoint, offline = "", 'it needs the package huggingface_hub; pip install "ngramspec[hub]"'
+        endpoint, offline = "", 'the package huggingface_hub is not installed; pip install "ngramspec[hub]"'
     else:
         endpoint = (env.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
         if env.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
@@ -63,7 +63,7 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
     if offline:
         cached = _gguf_files(_folder_of(repo, env) / _kept_as(repo))
         if not cached:
-            raise ModelError(f"{name} is not in the local cache and cannot be fetched: {offline}")
+            raise ModelError(f"{name} is not in the local cache and cannot be downloaded: {offline}")
         listed = list(cached)
     try:
         files = choose(listed, match["wanted"])
@@ -89,7 +89,7 @@ def _list_files(name: str, repo: str, endpoint: str) -> tuple[list[str], str]:
         raise _gated(name, repo, endpoint) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(
-            f"{name}: there is no repository {repo} on {endpoint}, or it is "
+            f"{name}: the repository {repo} does not exist on {endpoint}, or it is "
             "private; check the name, or log in with `hf auth login`"
         ) from error
     except Exception as error:
@@ -225,7 +225,7 @@ def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
         first = f"{split['stem']}-00001-of-{split['parts']}.gguf" if split else file
         models.setdefault(first, []).append(file)
     if not models:
-        raise ModelError("there is no GGUF model in this repository")
+        raise ModelError("this repository contains no GGUF model")
     if wanted is None:
         found = next(filter(None, (_by_quant(models, quant) for quant in PREFERRED)), list(models))
     elif wanted.lower().endswith(".gguf"):

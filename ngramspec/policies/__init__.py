@@ -28,5 +28,5 @@ def make_policy(name: str, draft_max: int | None = None) -> Policy:
     if draft_max is None:
         return POLICIES[name]()
     if draft_max < 1:
-        raise ValueError(f"draft_max is {draft_max}, but must be at least 1")
+        raise ValueError(f"draft_max must be at least 1, got {draft_max}")
     return POLICIES[name](draft_max)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
-from ngramspec.drafting.draft import Draft, TokenPrice
+from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.policies.policy import FixedPolicy, smallest
 from ngramspec.sampling.distribution import normalised_entropy
 from ngramspec.steps import Step
@@ -64,7 +64,7 @@ class EntropyPolicy(FixedPolicy):
         self._gamma = 1
         self._entropy: float | None = None
 
-    def see(self, row: NDArray[np.float32]) -> None:
+    def observe_logits(self, row: NDArray[np.float32]) -> None:
         self._n_vocab = row.size
         self._learn(normalised_entropy(row))
 
@@ -94,9 +94,9 @@ class EntropyPolicy(FixedPolicy):
 class ThresholdPolicy(FixedPolicy):
     """Draft while the drafter is sure enough, by a threshold that adapts.
 
-    The confidence in a position is the drafter's estimate that it will be emitted if it is sent: the product of
-    `Draft.chances` up to it. The draft ends before the first position whose confidence is below the threshold, or
-    after `draft_max`. After each pass the threshold
+    The confidence in a position is the estimated probability that it is accepted: the product of
+    `Draft.acceptance_probs` up to it. The draft ends before the first position with less confidence than the
+    threshold, or after `draft_max`. After each pass the threshold
 
         rises   by the factor e^(STEP EDGE)            if a token that was sent was refused,
         falls   by the factor e^(-STEP (1 - EDGE))     if all were accepted, and the next that was proposed, but not
@@ -123,16 +123,16 @@ class ThresholdPolicy(FixedPolicy):
         self.threshold = self.START
         self._slopes = array("d", [1.0]) * (draft_max + 1)
 
-    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
         # The drafter goes on to the first token below the threshold: whether that one was right is learnt from.
-        return TokenPrice(self.threshold, self._slopes)
+        return MarginalCost(self.threshold, self._slopes)
 
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         most = min(len(draft), self.limit(), sizes[-1] - 1)
         reach = 1.0
-        for k, p in enumerate(draft.chances[:most]):
+        for k, p in enumerate(draft.acceptance_probs[:most]):
             reach *= p
             if reach < self.threshold:
                 most = k
@@ -142,7 +142,7 @@ class ThresholdPolicy(FixedPolicy):
     def record(self, done: Step) -> None:
         if len(done.tokens) <= len(done.drafted):
             change = self.STEP * self.EDGE
-        elif done.guessed > len(done.drafted):
+        elif done.correct_guesses > len(done.drafted):
             change = -self.STEP * (1 - self.EDGE)
         else:
             return

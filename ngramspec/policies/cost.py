@@ -18,7 +18,7 @@ else:
     from ngramspec.policies.draft_value import DraftValue
 
 from ngramspec.cost.measure import RestoreCost
-from ngramspec.drafting.draft import Draft, TokenPrice
+from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.policies.loss_budget import LossBudget
 from ngramspec.policies.policy import Batches, Policy, smallest
 from ngramspec.policies.recurring_sizes import Candidate, RecurringSizes
@@ -86,7 +86,7 @@ class CostPolicy(Policy):
     def limit(self) -> int:
         return self._draft_max if not self._plain_due and self._budget.can_ask() else 0
 
-    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
         if curve is None:
             return None
         costs = curve.padded(sizes)
@@ -94,7 +94,7 @@ class CostPolicy(Policy):
         # Every text has a drafter of its own, and what all of them take may be lost.
         stake = self.STAKE * max(0.0, self._budget.left(plain, level)) / self._texts
         rate, slopes = self._rate(curve, sizes), curve.slopes(sizes)[self._texts - 1 :]
-        return TokenPrice(
+        return MarginalCost(
             rate, slopes, level, stake, lambda: [cost - plain for _, cost in costs[self._texts :]], self._texts
         )
 
@@ -133,7 +133,7 @@ class CostPolicy(Policy):
             return self._plan_with_restore(draft, curve, sizes, rate, restore, stake)
         ahead: DraftValue = self._value
         dearest: cython.double = max(plain_cost + stake, self._least(draft, costs))
-        longest = ahead.read(draft.chances, costs, rate, dearest)
+        longest = ahead.read(draft.acceptance_probs, costs, rate, dearest)
         candidates = [Candidate(0, ahead.tokens[0], plain, plain_cost)] if curve.switch else None
         last: cython.Py_ssize_t = curve.last
         pads: cython.bint = last != plain and last in sizes
@@ -154,7 +154,7 @@ class CostPolicy(Policy):
                 best, best_size, best_value = k, size, value
         if candidates is not None:
             best, _, best_size, _ = self._recurring.choose(candidates, curve, sizes, rate, dearest)
-        # `chances` may be longer than the draft: see `blind` in `Drafter.propose`.
+        # `acceptance_probs` may be longer than the draft: see `fixed_length` in `Drafter.propose`.
         if best > len(draft.tokens):
             best = len(draft.tokens)
             best_size = costs[1 + best][0]
@@ -162,7 +162,7 @@ class CostPolicy(Policy):
 
     def _least(self, draft: Draft, costs: Sequence[tuple[int, float]]) -> float:
         """Cost of the cheapest draft that takes at most SURE of the time of its tokens one by one; 0: there is none."""
-        most = min(len(draft.chances), len(costs) - 2)
+        most = min(len(draft.acceptance_probs), len(costs) - 2)
         return min((costs[n][1] for n in range(2, most + 2) if costs[n][1] <= self.SURE * n), default=0.0)
 
     def plan_together(
@@ -181,7 +181,7 @@ class CostPolicy(Policy):
             return best
         rate, most = max(n / plain_cost, self._recent * curve.level), sizes[-1]
         best_value, least = n - rate * plain_cost, math.inf
-        reaches = [list(accumulate(draft.chances[: len(draft)], mul)) for draft in drafts]
+        reaches = [list(accumulate(draft.acceptance_probs[: len(draft)], mul)) for draft in drafts]
         for lengths, shape in (*_by_reach(reaches, most - n), *_by_depth(reaches, most - n)):
             parts = batches(shape)
             if any(part not in sizes for part in parts):
@@ -200,7 +200,7 @@ class CostPolicy(Policy):
     def record(self, done: Step) -> None:
         drafting = self._recurring.passed() or bool(done.drafted)
         self._tokens = self._tokens * self.DECAY + len(done.tokens)
-        self._seconds = self._seconds * self.DECAY + (done.seconds - done.disturbed + done.draft_seconds)
+        self._seconds = self._seconds * self.DECAY + (done.seconds - done.interruption_seconds + done.draft_seconds)
         self._budget.book(done, drafting)
         self._since_plain = 0 if self._last_was_plain and not drafting else self._since_plain + 1
         self._last_was_plain = not drafting
@@ -230,7 +230,7 @@ class CostPolicy(Policy):
         least = math.inf
         reach = expected = 1.0
         spent = save
-        for k, p in enumerate(draft.chances[: min(len(draft), sizes[-1] - 1 - again)], 1):
+        for k, p in enumerate(draft.acceptance_probs[: min(len(draft), sizes[-1] - 1 - again)], 1):
             cost = curve.ratio(again + 1 + k)
             spent += reach * (1.0 - p) * (load + cost - 1.0)
             reach *= p

@@ -10,8 +10,8 @@ class LossBudget:
 
     - Saved are the seconds that the tokens of drafted passes would have taken one by one, less those they took. The
       past fades. What is left to lose is this, plus ALLOWANCE of the time spent, plus CREDIT plain passes.
-    - A new text may lose at most START plain passes of what earlier texts left. It takes over at most DEBT plain passes
-      of what they lost.
+    - A new text may lose at most START plain passes of what earlier texts left, and takes over at most DEBT plain
+      passes of what they lost.
     - Asking the drafter without sending its draft takes less than OVERHEAD of the time, a credit of ASKING_CREDIT plain
       passes, and what drafts saved: asking continues as long as drafting as a whole pays.
     - What asking takes beyond CHEAP plain passes, as a draft model does, is booked too, and once nothing is left to
@@ -52,7 +52,7 @@ class LossBudget:
 
     def book(self, done: Step, drafting: bool) -> None:
         """Book a pass; `drafting`: it has a draft, or keeps to a size for the sake of drafts (see `RecurringSizes`)."""
-        passed = done.seconds - done.disturbed
+        passed = done.seconds - done.interruption_seconds
         seconds = passed + done.draft_seconds
         self._spent = self._spent * self.FADE + seconds
         self._saved *= self.FADE

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
-from ngramspec.drafting.draft import Draft, TokenPrice
+from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.steps import Step
 
 Batches = Callable[[Sequence[int]], Sequence[int]]  # see `ngramspec.shared_model.SharedModel.batches`
@@ -25,7 +25,7 @@ class Policy(Protocol):
     """Decides on the length of each draft. One instance serves many requests."""
 
     name: str  # what it is called on the command line
-    wants_logits: bool = False  # whether `see` is to be called
+    wants_logits: bool = False  # whether `observe_logits` is to be called
 
     def begin(self) -> None:
         """Start a request: what earlier ones taught stays."""
@@ -34,7 +34,7 @@ class Policy(Protocol):
     def limit(self) -> int:
         """How many tokens to ask the drafter for; 0 spares the asking."""
 
-    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
         """What the drafter should know of costs before it drafts; None where costs do not matter."""
         return None
 
@@ -64,7 +64,7 @@ class Policy(Protocol):
         """Learn from a pass; of several texts, what they did together, `plain_seconds` of a token being T(n) / n."""
         return
 
-    def see(self, row: NDArray[np.float32]) -> None:
+    def observe_logits(self, row: NDArray[np.float32]) -> None:
         """Learn from the logits that decided the token emitted last, after the prefill and each pass.
 
         Of shape (n_vocab,), valid during the call alone, not to be written to, and unchecked: nan and inf may occur.

@@ -106,7 +106,7 @@ def largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
 def normalised_entropy(row: NDArray[np.float32]) -> float:
     """Entropy of the softmax of logits of shape (n_vocab,), n_vocab at least 2, over ln(n_vocab): 0 to 1.
 
-    nan if a logit is nan or inf, or all are -inf. Some 0.15 ms for 150,000 tokens.
+    nan if a logit is nan or inf, or all are -inf. About 0.15 ms for 150,000 tokens.
     """
     largest = row.max()  # nan if there is one
     if not math.isfinite(largest):
@@ -127,12 +127,12 @@ class Logprobs:
 
     token: int  # id of the emitted token
     logprob: float  # of that token
-    # (token id, logprob) of the likeliest tokens, best first, the lowest id among equals.
+    # (token id, logprob) of the most likely tokens, best first, the lowest id among equals.
     top: tuple[tuple[int, float], ...]
 
 
 def logprobs(row: NDArray[np.float32], token: int, count: int) -> Logprobs:
-    """Logprobs of an emitted token and of the `count` likeliest ones, from logits of shape (n_vocab,)."""
+    """Logprobs of an emitted token and of the `count` most likely ones, from logits of shape (n_vocab,)."""
     best = float(row.max())
     total = best + float(np.log(np.exp(row - np.float32(best)).sum(dtype=np.float64)))
     ids = largest(row, count) if count else np.empty(0, np.intp)

@@ -1,6 +1,6 @@
 """`Option`: all that is known of a setting beside its type and default; the command line is made of it.
 
-top_k: int = option(40, help="Keep the k likeliest tokens; 0: off.", allowed=whole(0))
+top_k: int = option(40, help="Keep the k most likely tokens; 0: off.", allowed=whole(0))
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Allowed(NamedTuple):
     """The values that a setting may have."""
 
     holds: Callable[[Any], bool]  # whether a value is one of them
-    words: str  # which they are, to stand after "but must be"
+    words: str  # their description, to follow "must be"
     least: float | None = None  # the range that the command line's help shows; None: it shows none
     most: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a setting is, beside its type and default."""
+    """Description of a setting, except its type and default."""
 
     flags: tuple[str, ...]  # its names on the command line; none: the field's own, as --no-mmap
     help: str  # a line on it, which says what value turns it off
@@ -39,7 +39,7 @@ class Option:
     parse: Callable[[Any], Any] | None = None
     repeatable: bool = False  # whether the flag may be given more than once
     sampler: str | None = None  # the sampler that this setting turns on, and that does nothing without it
-    moves: bool = False  # whether it can change which token is the likeliest
+    moves: bool = False  # whether it can change which token is the most likely
     draws: bool = False  # whether it chooses among tokens, and so contradicts temperature 0
 
     def read(self, given: Any) -> Any:
@@ -72,7 +72,7 @@ _LARGEST = float(np.finfo(np.float32).max)  # llama.cpp's settings are floats of
 
 def whole(least: int, most: int = 2**31 - 1, words: str | None = None) -> Allowed:
     """Whole numbers from `least` to `most`."""
-    return Allowed(lambda x: isinstance(x, int) and least <= x <= most, words or f"a whole number, at least {least}")
+    return Allowed(lambda x: isinstance(x, int) and least <= x <= most, words or f"a whole number of at least {least}")
 
 
 def between(least: int, most: int) -> Allowed:
@@ -98,5 +98,5 @@ BASE = Allowed(lambda x: 1 <= x <= _LARGEST, "finite and at least 1, in 32 bits"
 SHARE = Allowed(lambda x: 0 <= x <= 1, "between 0 and 1")
 RELATIVE = Allowed(lambda x: 0 <= x <= 1, "between 0 (off) and 1")
 MASS = Allowed(lambda x: 0 < x <= 1, "above 0 and at most 1 (1: off)")
-COUNT = whole(0, words="a whole number, at least 0 (0: off)")
-WINDOW = whole(-1, words="a whole number, at least -1 (0: off, -1: the whole context)")
+COUNT = whole(0, words="a whole number of at least 0 (0: off)")
+WINDOW = whole(-1, words="a whole number of at least -1 (0: off, -1: the whole context)")

@@ -30,7 +30,7 @@ class GrammarState(Protocol):
         """An independent grammar at the same place."""
 
     def allowed(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Which of these tokens, shape (n,), may come next."""
+        """Return which of these tokens, shape (n,), may come next."""
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
@@ -50,7 +50,7 @@ class Sampler(Protocol):
 
     @property
     def grammar(self) -> GrammarState | None:
-        """What the text must be a sentence of, at the place that the text has reached; None: any text will do."""
+        """Grammar at the current position of the text; None: any text is allowed."""
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a text: what the penalties look back on is `prompt`, the grammar is at its start."""
@@ -66,7 +66,7 @@ class Sampler(Protocol):
         """
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
-        """What `draw` draws from. Of the two, one is called, once for each token emitted: samplers may be random."""
+        """Return the distribution of `draw`. Call one of the two per emitted token: samplers may be random."""
 
     def accept(self, token: int) -> None:
         """A token was emitted."""

@@ -62,7 +62,7 @@ def _parse_bias(text: str) -> tuple[int, float]:
             return int(parts[1]), float(parts[2])
     except ValueError:
         pass
-    raise ValueError(f"-l/--logit-bias {text!r} is no token id with a bias; it looks like 15043+1 or 15043-inf")
+    raise ValueError(f"-l/--logit-bias {text!r} is not a token id with a bias, such as 15043+1 or 15043-inf")
 
 
 def parse_breakers(texts: Sequence[str]) -> tuple[str, ...]:
@@ -79,24 +79,26 @@ class Sampling:
     (token id, what is added to its logit). `samplers` holds names from `SAMPLERS` and `NAMED_ONLY`, in their order.
     """
 
-    temperature: float = option(0.0, "--temp", help="Temperature; 0: greedy.", allowed=NOT_NEGATIVE)
-    top_k: int = option(40, help="Keep the k likeliest tokens; 0: off.", allowed=COUNT, sampler="top_k")
-    top_p: float = option(0.95, help="Keep the likeliest tokens with this mass; 1: off.", allowed=MASS, sampler="top_p")
+    temperature: float = option(0.0, "--temp", help="Temperature; 0: greedy decoding.", allowed=NOT_NEGATIVE)
+    top_k: int = option(40, help="Keep the k most likely tokens; 0: off.", allowed=COUNT, sampler="top_k")
+    top_p: float = option(
+        0.95, help="Keep the most likely tokens with this total probability; 1: off.", allowed=MASS, sampler="top_p"
+    )
     min_p: float = option(
-        0.05, help="Least probability relative to the best; 0: off.", allowed=RELATIVE, sampler="min_p"
+        0.05, help="Minimum probability relative to the most likely token; 0: off.", allowed=RELATIVE, sampler="min_p"
     )
     seed: int = option(
         0,
         "-s",
         "--seed",
-        help="Seed; -1: a random one, shown afterwards.",
+        help="Random seed; -1: a random one, shown afterwards.",
         allowed=whole(0, 2**64 - 1, "a whole number from 0 to 2^64 - 1"),
     )
     typical_p: float = option(
         1.0,
         "--typical-p",
         "--typical",
-        help="Keep this mass of tokens of typical surprise; 1: off.",
+        help="Locally typical sampling: keep tokens with this total probability; 1: off.",
         allowed=MASS,
         sampler="typ_p",
         draws=True,
@@ -105,53 +107,72 @@ class Sampling:
         -1.0,
         "--top-n-sigma",
         "--top-nsigma",
-        help="Keep logits this many deviations below the best; -1: off.",
+        help="Keep logits within this many standard deviations of the maximum; -1: off.",
         allowed=FINITE,
         sampler="top_n_sigma",
     )
-    xtc_probability: float = option(0.0, help="How often XTC acts; 0: off.", allowed=SHARE, sampler="xtc", draws=True)
-    xtc_threshold: float = option(0.1, help="XTC drops all tokens above this probability but the last.", allowed=SHARE)
+    xtc_probability: float = option(
+        0.0, help="XTC: probability of applying it; 0: off.", allowed=SHARE, sampler="xtc", draws=True
+    )
+    xtc_threshold: float = option(
+        0.1, help="XTC: remove tokens above this probability, except the least likely one.", allowed=SHARE
+    )
     dynatemp_range: float = option(
-        0.0, help="Temperature plus or minus this, by entropy; 0: off.", allowed=NOT_NEGATIVE, sampler="temperature"
+        0.0,
+        help="Dynamic temperature: vary it by up to this, by entropy; 0: off.",
+        allowed=NOT_NEGATIVE,
+        sampler="temperature",
     )
     dynatemp_exponent: float = option(
-        1.0, "--dynatemp-exp", help="Exponent of dynamic temperature.", allowed=NOT_NEGATIVE
+        1.0, "--dynatemp-exp", help="Dynamic temperature: exponent.", allowed=NOT_NEGATIVE
     )
     repeat_penalty: float = option(
         1.0,
-        help="Divide the logits of recent tokens, the prompt's included; 1: off.",
+        help="Divide the logits of recent tokens, including the prompt's, by this; 1: off.",
         allowed=FACTOR,
         sampler="penalties",
         moves=True,
     )
-    repeat_last_n: int = option(64, help="How many tokens are recent; 0: none, -1: the whole context.", allowed=WINDOW)
+    repeat_last_n: int = option(
+        64, help="Number of recent tokens for the penalties; 0: none, -1: the whole context.", allowed=WINDOW
+    )
     presence_penalty: float = option(
-        0.0, help="Taken off the logits of recent tokens; 0: off.", allowed=FINITE, sampler="penalties", moves=True
+        0.0,
+        help="Subtract this from the logits of recent tokens; 0: off.",
+        allowed=FINITE,
+        sampler="penalties",
+        moves=True,
     )
     frequency_penalty: float = option(
-        0.0, help="Taken off once per recent occurrence; 0: off.", allowed=FINITE, sampler="penalties", moves=True
+        0.0,
+        help="Subtract this from logits once per recent occurrence; 0: off.",
+        allowed=FINITE,
+        sampler="penalties",
+        moves=True,
     )
     dry_multiplier: float = option(
-        0.0, help="DRY: penalty of repeated sequences; 0: off.", allowed=NOT_NEGATIVE, sampler="dry", moves=True
+        0.0, help="DRY: penalty for repeated sequences; 0: off.", allowed=NOT_NEGATIVE, sampler="dry", moves=True
     )
-    dry_base: float = option(1.75, help="DRY: growth of the penalty with the length.", allowed=BASE)
-    dry_allowed_length: int = option(2, help="DRY: length that goes unpunished.", allowed=whole(0))
-    dry_penalty_last_n: int = option(64, help="DRY: tokens looked at; 0: none, -1: the whole context.", allowed=WINDOW)
+    dry_base: float = option(1.75, help="DRY: base of the exponential growth with the length.", allowed=BASE)
+    dry_allowed_length: int = option(2, help="DRY: maximum length without a penalty.", allowed=whole(0))
+    dry_penalty_last_n: int = option(
+        64, help="DRY: number of recent tokens to search; 0: none, -1: the whole context.", allowed=WINDOW
+    )
     dry_sequence_breakers: tuple[str, ...] = option(
         ("\n", ":", '"', "*"),
         "--dry-sequence-breaker",
-        help="DRY: text that ends a sequence, for newline : \" and *; repeatable; 'none': no text.",
+        help="DRY: text that ends a sequence, instead of newline : \" and *; repeatable; 'none': no text.",
         parse=parse_breakers,
         repeatable=True,
     )
     mirostat: int = option(
         0,
-        help="1 or 2: mirostat instead of filters; 0: off.",
+        help="Mirostat version (1 or 2), instead of other samplers; 0: off.",
         allowed=Allowed(lambda x: x in (0, 1, 2), "0 (off), 1 or 2"),
         draws=True,
     )
     mirostat_tau: float = option(
-        5.0, "--mirostat-ent", help="Mirostat: target surprise tau, in bits.", allowed=NOT_NEGATIVE
+        5.0, "--mirostat-ent", help="Mirostat: target entropy tau, in bits.", allowed=NOT_NEGATIVE
     )
     mirostat_eta: float = option(0.1, "--mirostat-lr", help="Mirostat: learning rate eta.", allowed=NOT_NEGATIVE)
     logit_bias: tuple[tuple[int, float], ...] = option(
@@ -159,18 +180,18 @@ class Sampling:
         "-l",
         "--logit-bias",
         metavar="ID(+|-)BIAS",
-        help="Add to a token's logit: 15043+1, 15043-inf; repeatable.",
+        help="Add a bias to a token's logit, such as 15043+1 or 15043-inf; repeatable.",
         parse=parse_biases,
         repeatable=True,
         moves=True,
     )
     grammar: str | None = option(
-        None, metavar="GBNF", help="Grammar, with a rule root, that the text keeps to.", moves=True
+        None, metavar="GBNF", help="GBNF grammar that constrains the output; needs a rule named root.", moves=True
     )
     samplers: tuple[str, ...] = option(
         SAMPLERS,
         metavar="A;B;...",
-        help=f"Samplers and their order, infill among them; default: '{'; '.join(SAMPLERS)}'.",
+        help=f"Samplers to use, in order; infill is also available; default: '{'; '.join(SAMPLERS)}'.",
         parse=parse_samplers,
     )
 
@@ -178,14 +199,14 @@ class Sampling:
         for name, known in options(self).items():
             value, allowed = getattr(self, name), known.allowed
             if allowed is not None and not allowed.holds(value):
-                raise ValueError(f"{name} is {value}, but must be {allowed.words}")
+                raise ValueError(f"{name} must be {allowed.words}, got {value}")
         for token, bias in self.logit_bias:
             if not (bias == -math.inf or abs(bias) <= LARGEST_BIAS):
                 limits = f"from {-LARGEST_BIAS:g} to {LARGEST_BIAS:g}, or -inf"
-                raise ValueError(f"the logit bias of token {token} is {bias}, but must be {limits}")
+                raise ValueError(f"the logit bias of token {token} must be {limits}, got {bias}")
         for text in self.dry_sequence_breakers:
             if not text or "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-                raise ValueError(f"dry_sequence_breakers holds {text!r}, but must hold valid text that is not empty")
+                raise ValueError(f"dry_sequence_breakers must contain valid, non-empty text, got {text!r}")
         self._check_order()
         self._check_together()
 
@@ -193,36 +214,38 @@ class Sampling:
         for name in self.samplers:
             if name not in SAMPLERS and name not in NAMED_ONLY:
                 raise ValueError(
-                    f"samplers: unknown sampler {name!r}; there are: {', '.join((*SAMPLERS, *NAMED_ONLY))}"
+                    f"samplers: unknown sampler {name!r}; choose from: {', '.join((*SAMPLERS, *NAMED_ONLY))}"
                 )
         if len(set(self.samplers)) < len(self.samplers):
-            raise ValueError(f"a sampler is named twice in: {', '.join(self.samplers)}")
+            raise ValueError(f"samplers names one twice: {', '.join(self.samplers)}")
         for name in self._changed(lambda known: known.sampler not in (None, *self.samplers)):
-            raise ValueError(f"{name} is set, but samplers leaves out {options(self)[name].sampler}")
+            raise ValueError(f"{name} has no effect: samplers does not include {options(self)[name].sampler}")
         if "infill" in self.samplers:
             self._check_infill()
         if "temperature" not in self.samplers and self.temperature != 1:
-            raise ValueError(f"temperature is {self.temperature}, but samplers leaves it out, which means 1")
+            raise ValueError(f"temperature must be 1 if samplers does not include it, got {self.temperature}")
 
     def _check_infill(self) -> None:
         before = self.samplers[: self.samplers.index("infill")]
         if "top_k" not in before:
-            raise ValueError(
-                "samplers names infill without top_k before it, which keeps the tokens that it compares few"
-            )
+            raise ValueError("samplers: infill requires top_k before it, which limits the number of tokens to compare")
         if not 0 < self.top_k <= _MOST_COMPARED:
-            raise ValueError(f"top_k is {self.top_k}, but must be 1 to {_MOST_COMPARED} before the sampler infill")
+            raise ValueError(f"top_k must be 1 to {_MOST_COMPARED} with the sampler infill, got {self.top_k}")
         if self.grammar is not None:
-            raise ValueError("the sampler infill ends a text where a grammar may not let it end; drop one")
+            raise ValueError(
+                "the sampler infill cannot be combined with a grammar, which may not allow the end of the text there"
+            )
 
     def _check_together(self) -> None:
         if self.mirostat:
             others = self._changed(lambda known: known.sampler is not None)
             if others or self.samplers != SAMPLERS:
-                raise ValueError(f"mirostat takes the place of other samplers; leave out {(*others, 'samplers')[0]}")
+                raise ValueError(f"mirostat replaces the other samplers; remove {(*others, 'samplers')[0]}")
         if self.temperature == 0:
             for name in self._changed(lambda known: known.draws):
-                raise ValueError(f"{name} chooses among tokens, and temperature 0 takes the likeliest; drop one")
+                raise ValueError(
+                    f"{name} cannot be combined with temperature 0, which always takes the most likely token"
+                )
 
     def _changed(self, concerned: Callable[[Option], bool]) -> list[str]:
         """Those of the concerned settings that do not have their default."""
@@ -231,12 +254,12 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken (after penalties, biases and grammar)."""
+        """Whether the most likely token is always taken (after penalties, biases and grammar)."""
         return self.temperature == 0 and self.dynatemp_range == 0
 
     @property
     def moves_logits(self) -> bool:
-        """Whether penalties, biases, a grammar or infill change which token is the likeliest."""
+        """Whether penalties, biases, a grammar or infill change which token is the most likely."""
         return "infill" in self.samplers or bool(self._changed(lambda known: known.moves))
 
     @property

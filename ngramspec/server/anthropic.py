@@ -69,7 +69,7 @@ def read_request(given: Fields, *, counting: bool = False) -> ChatTask:
     choice, parallel = _choice(given, toolbox)
     stop = tuple(given.texts("stop_sequences"))
     if not all(stop):
-        raise given.refused("stop_sequences", "must not hold an empty text")
+        raise given.refused("stop_sequences", "must not contain an empty string")
     return ChatTask(
         messages=_messages(given),
         tools=toolbox.tools,
@@ -103,9 +103,9 @@ def _messages(given: Fields) -> list[dict[str, Any]]:
         else:
             (_user if role == "user" else _assistant)(transcript, list(message.objects("content")))
     if not given.list("messages"):
-        raise given.refused("messages", "must hold at least one message")
+        raise given.refused("messages", "must contain at least one message")
     if transcript.messages and transcript.messages[-1].get("tool_calls"):
-        raise given.refused("messages", "must not end with calls of tools, which have no results")
+        raise given.refused("messages", "must not end with tool calls without results")
     return transcript.messages
 
 
@@ -146,15 +146,15 @@ def _text(block: Fields) -> str:
         case "tool_reference":
             return block.needed_text("tool_name")
         case "image":
-            raise block.refused("type", "images cannot be read; this model takes only text")
+            raise block.refused("type", "images are not supported; this model accepts only text")
         case other:
-            raise block.refused("type", f"{other!r} is nothing that a model of text can be given here")
+            raise block.refused("type", f"unsupported content type {other!r}; this model accepts only text")
 
 
 def _document(block: Fields) -> str:
     source = block.needed_object("source")
     if source.data.get("type") not in ("text", "content"):
-        raise source.refused("type", "only documents of text can be read, whose type is text or content")
+        raise source.refused("type", "only text documents (type text or content) are supported")
     texts = [source.needed_text("data")] if source.data["type"] == "text" else source.parts("content", _text)
     return "\n".join([part for part in (block.text("title"), block.text("context")) if part] + texts)
 

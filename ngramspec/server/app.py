@@ -74,7 +74,7 @@ class Endpoint:
         counters: Counters = scope[_COUNTERS]
         try:
             query = Fields({**QueryParams(scope["query_string"]), **scope.get("path_params", {})})
-            # Whoever erases a slot need not send anything.
+            # The body may be empty: POST /slots/N?action=erase needs none.
             fields = Fields(_read_json(raw or b"{}")) if self.method == "POST" else query
             response = await self.handler(Call(server, fields, counters, query, Headers(scope=scope)))
         except (ApiError, NGramSpecError) as error:
@@ -125,7 +125,7 @@ def logged(app: ASGIApp, paths: frozenset[str], log: Log | None) -> ASGIApp:
 
 async def _read_body(request: Request, most: int) -> bytes:
     """The body of a request. Raises ApiError beyond `most` bytes, ClientDisconnect where its client left before."""
-    too_large = ApiError(413, f"the request is larger than {most / 2**20:g} MiB, the most that this server reads")
+    too_large = ApiError(413, f"the request is larger than the maximum of {most / 2**20:g} MiB")
     lengths = request.headers.getlist("content-length")
     if any(not value.isdecimal() or len(value) > 15 or int(value) > most for value in lengths):
         raise too_large
@@ -147,9 +147,9 @@ def _read_json(raw: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ApiError(400, "the request's JSON is nested too deeply") from None
     except UnicodeEncodeError:
-        raise ApiError(400, "the request holds half a surrogate pair, which is not valid text") from None
+        raise ApiError(400, "the request contains an unpaired surrogate, which is not valid text") from None
     except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
-        raise ApiError(400, f"the request is not JSON: {error}") from error
+        raise ApiError(400, f"the request is not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise ApiError(400, "the request must be a JSON object")
     return data
@@ -202,10 +202,13 @@ class Access:
     def _refusal(self, headers: Headers, public: bool, old: bool) -> ApiError | None:
         host = headers.get("host", "")
         if not self._known(host) and not (public and old and "host" not in headers):
-            return ApiError(403, f"this server is not known as {host[:80]!r}; start it with --allow-host to let it be")
+            return ApiError(403, f"unknown host name {host[:80]!r}; start the server with --allow-host to accept it")
         origin = headers.get("origin")
         if origin is not None and not self._origins & {origin, "*"} and origin.partition("://")[2] != host:
-            return ApiError(403, f"pages of {origin[:80]!r} may not ask; start the server with --cors to let them")
+            return ApiError(
+                403,
+                f"requests from pages of {origin[:80]!r} are not allowed; start the server with --cors to allow them",
+            )
         if self._keys and not public and not self._shown(headers):
             return ApiError(401, "Invalid API Key")
         return None
@@ -253,7 +256,7 @@ ENDPOINTS = (
     Endpoint(("/infill",), infill),
     Endpoint(("/v1/embeddings", "/embeddings"), embeddings),
     Endpoint(("/embedding",), embedding),
-    # Whoever needs an API key enters it there.
+    # Users enter the API key on the page.
     Endpoint(("/",), page, "GET", public=True),
     Endpoint(("/markdown",), markdown),
     Endpoint(("/tokenize",), tokenize),
@@ -265,16 +268,16 @@ ENDPOINTS = (
     Endpoint(("/v1/responses/input_tokens",), responses.input_tokens),
 )
 
-_RANKS = "this server generates text; it ranks no documents"
+_RANKS = "this server does not support ranking"
 
 NOT_THERE = {
     **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), _RANKS),
-    "/props": "settings are given when the server is started, and cannot be changed",
+    "/props": "settings cannot be changed after the server has started",
     "/lora-adapters": ADAPTERS_STAY,
-    "/v1/audio/transcriptions": "this server reads only text",
-    "/v1/audio/speech": "this server writes only text",
-    "/v1/images/generations": "this server writes only text",
-    "/v1/moderations": "this server generates text; it moderates none",
+    "/v1/audio/transcriptions": "this server accepts only text",
+    "/v1/audio/speech": "this server generates only text",
+    "/v1/images/generations": "this server generates only text",
+    "/v1/moderations": "this server does not support moderation",
 }
 """Addresses of llama-server and OpenAI that are answered with 501, and why."""
 
@@ -305,7 +308,7 @@ def make_app(
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        messages = {404: "File Not Found", 405: f"{request.method} is not allowed here"}
+        messages = {404: "File Not Found", 405: f"method {request.method} is not allowed"}
         if (why := NOT_THERE.get(request.url.path)) is not None:
             told = ApiError(501, why)
         else:

@@ -2,7 +2,7 @@
 `ApiError`: what is wrong with it, as a client is told.
 
 Null means what a field's absence means. Whatever is not asked for is not looked at, since clients send much that other
-servers know. A client retries what is answered with 5xx, at the cost of another generation: what a retry cannot mend is
+servers know. A client retries what is answered with 5xx, at the cost of another generation: what a retry cannot fix is
 a 400.
 """
 
@@ -37,7 +37,7 @@ _TYPES = {
 }
 
 _FIELDS = {GrammarError: "grammar", PromptError: "prompt", ModelError: "messages"}
-"""What is wrong with a request, by the error that tells."""
+"""Field of a request that an error refers to, by the type of the error."""
 
 dumped = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode
 """An object as JSON in one line, which never holds a nan or an infinity: these are no JSON."""
@@ -102,9 +102,11 @@ def leaving() -> ApiError:
 
 
 def of_failure(error: Exception, *, started: bool = False) -> ApiError:
-    """What a ValueError or an NGramSpecError of the engine, the vocabulary or the template is to a client.
+    """Map an exception of the engine, the vocabulary or the chat template to the error sent to the client.
 
-    `started`: the engine had taken the request in, and so found nothing wrong with it.
+    Args:
+        error: The exception.
+        started: True if the engine had accepted the request.
     """
     if isinstance(error, ApiError):
         return error
@@ -124,7 +126,7 @@ _SHOWN = 60
 
 T = TypeVar("T")
 
-_KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+_KINDS = {bool: "true or false", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
 
 
 class Fields:
@@ -146,7 +148,7 @@ class Fields:
 
     def wrong(self, name: str, must: str) -> ApiError:
         """The error that a field is not what it must be."""
-        return bad_field(self.path + name, f"{self.path}{name} is {shown(self.data.get(name))}, but must be {must}")
+        return bad_field(self.path + name, f"{self.path}{name} must be {must}, got {shown(self.data.get(name))}")
 
     def refused(self, name: str, problem: str) -> ApiError:
         """The error that a field of the right type still cannot be."""
@@ -188,8 +190,8 @@ class Fields:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            limits = f"at least {least}" if most == _MOST else f"from {least} to {most}"
-            raise self.wrong(name, f"a whole number, {limits}")
+            limits = f"of at least {least}" if most == _MOST else f"from {least} to {most}"
+            raise self.wrong(name, f"a whole number {limits}")
         return value
 
     def number(self, name: str) -> float | None:
@@ -211,7 +213,7 @@ class Fields:
             return []
         found = [value] if isinstance(value, str) else value
         if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-            raise self.wrong(name, "text or a list of texts")
+            raise self.wrong(name, "a string or a list of strings")
         return found
 
     def parts(self, name: str, read: Callable[[Fields], str]) -> list[str]:
@@ -234,7 +236,7 @@ class Fields:
         """The objects of a list."""
         for i, item in enumerate(self.list(name)):
             if not isinstance(item, dict):
-                raise bad_field(f"{self.path}{name}", f"{self.path}{name}[{i}] is {shown(item)}, but must be an object")
+                raise bad_field(f"{self.path}{name}", f"{self.path}{name}[{i}] must be an object, got {shown(item)}")
             yield Fields(item, f"{self.path}{name}[{i}].")
 
     def needed(self, name: str) -> Any:
@@ -255,7 +257,7 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):
-        return repr(value) if len(value) <= _SHOWN else "a long text"
+        return repr(value) if len(value) <= _SHOWN else "a long string"
     if isinstance(value, int | float):
         return repr(value) if abs(value) < 10**_SHOWN or isinstance(value, float) else "a very large number"
     return _KINDS[type(value)]
@@ -306,7 +308,7 @@ class ServedModel:
 
 @dataclass(slots=True)
 class Server:
-    """What all requests share."""
+    """State shared by all requests."""
 
     # How tokens are chosen where a request does not say so; seed None: a random one for each request.
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=DEFAULT_TEMPERATURE))
@@ -332,7 +334,7 @@ class Server:
 
 @dataclass(slots=True)
 class Counters:
-    """What one HTTP request was and cost, for the log; nothing in it was written by a user or a model."""
+    """Log entry of one HTTP request; it contains no text of a user or a model."""
 
     method: str = ""
     path: str = "?"  # so where there is no such address

@@ -44,18 +44,18 @@ class ChatTask:
     logprobs: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template ("enable_thinking": False, ...)
     prediction: str = ""  # a text that the answer is likely to copy
-    # Whether a last message of the assistant that calls no tools is gone on with, as in llama-server; else it is
+    # Whether a last message of the assistant that calls no tools is continued with, as in llama-server; else it is
     # answered by a turn of its own. `answered`: whether the prompt then ends in the beginning of that turn.
     continued: bool = True
     answered: bool = True
 
     def __post_init__(self) -> None:
         if self.tool_choice == "required" and not self.tools:
-            raise bad_field("tool_choice", "tool_choice asks for a call, but there are no tools that can be called")
+            raise bad_field("tool_choice", "tool_choice requires a call, but there are no tools")
 
     @property
     def begun(self) -> Mapping[str, Any] | None:
-        """The message to go on with."""
+        """The message to continue with."""
         last = self.messages[-1] if self.messages and self.continued else {}
         return last if last.get("role") == "assistant" and not last.get("tool_calls") else None
 
@@ -118,14 +118,14 @@ def _lay_out(call: Call, task: ChatTask) -> tuple[Request, str]:
 
 
 def _grammar(task: ChatTask, sampling: Sampling, template: str | None, opening: str) -> str | None:
-    """What the answer must be like, where the task asks for more than text."""
+    """Return the grammar of the answer, if the task requires a format or a call."""
     tools = task.callable_tools
     forced = bool(tools) and task.tool_choice != "auto"
     if not task.form and not forced:
         return None
     name = "tools" if tools else "response_format"
     if sampling.grammar is not None:
-        raise bad_field("grammar", f"grammar and {name} exclude each other")
+        raise bad_field("grammar", f"grammar cannot be combined with {name}")
     try:
         return answer_grammar(
             tools,
@@ -179,7 +179,7 @@ class Transcript:
         message["content"] = _joined(message["content"], text)
 
     def thought(self, text: str) -> None:
-        """What the assistant thought."""
+        """Add the assistant's reasoning."""
         message = self._turn("assistant")
         message["reasoning_content"] = _joined(message.get("reasoning_content", ""), text)
 
@@ -190,7 +190,7 @@ class Transcript:
         calls.append({"id": call, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def result(self, call: str, text: str) -> None:
-        """What a tool answered."""
+        """Add the result of a tool."""
         named = {"name": self._names[call]} if call in self._names else {}
         self.messages.append({"role": "tool", "tool_call_id": call, "content": text, **named})
 
@@ -222,7 +222,7 @@ class Toolbox:
 
     def __init__(self) -> None:
         self.tools: list[Tool] = []  # as functions, each under a name of its own
-        # What these stand for, by the function's name: a tool's name, and the namespace that this is in.
+        # Original names of functions: a tool's name, and its namespace.
         self.origins: dict[str, tuple[str, str | None]] = {}
         self.custom: set[str] = set()  # the functions that stand for custom tools
 
@@ -248,7 +248,7 @@ class Toolbox:
         own = tool.needed_name("name")
         name = function_name(own, namespace)
         if unique and name in self.origins:
-            raise tool.refused("name", f"{name!r} is the name of two tools")
+            raise tool.refused("name", f"two tools are named {name!r}")
         description = tool.text("description") or ""
         if kind == "custom":
             grammar = tool.object("format")
@@ -265,7 +265,7 @@ class Toolbox:
         self.origins[name] = own, namespace
 
     def read_choice(self, given: Fields, field: str) -> str:
-        """Which tools are to be called: see `ChatTask`. Where only some are allowed, the others go."""
+        """Return the tools to call: see `ChatTask`. If only some are allowed, the others are dropped."""
         if not isinstance(given.data.get(field), dict):
             return given.choice(field, ("auto", "none", "required"), "auto")
         choice = given.needed_object(field)
@@ -280,14 +280,14 @@ class Toolbox:
                 self.tools = [tool for tool in self.tools if tool.name in kept]
                 return allowed.choice("mode", ("auto", "required"), "auto")
             case other:
-                raise choice.refused("type", f"{other!r} is not a tool that the model can be given")
+                raise choice.refused("type", f"unsupported tool type {other!r}")
 
     def choose(self, choice: Fields) -> str:
         """The function that a choice names by "name" and "namespace"."""
         named = choice.object("function") or choice.object("custom") or choice
         name = function_name(named.needed_name("name"), named.text("namespace"))
         if name not in self.origins:
-            raise named.refused("name", f"{name!r} is not the name of a tool that the model can be given")
+            raise named.refused("name", f"there is no tool named {name!r}")
         return name
 
     def origin(self, function: str) -> tuple[str, str | None]:

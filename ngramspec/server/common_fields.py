@@ -90,7 +90,7 @@ def _bad_words(given: Fields, vocabulary: Tokenizer) -> list[tuple[int, ...]]:
     found = []
     for word in given.texts("bad_words"):
         if not word.strip():
-            raise given.refused("bad_words", f"{shown(word)} is no word")
+            raise given.refused("bad_words", f"{shown(word)} is not a word")
         found += [tuple(vocabulary.tokenize(text, add_bos=False)) for text in (word, f" {word.lstrip()}")]
     return found
 
@@ -107,7 +107,7 @@ def check_token(vocabulary: Tokenizer, value: Any, name: str) -> int:
     """A token id of this model."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocabulary.n_vocab:
         most = vocabulary.n_vocab - 1
-        raise bad_field(name, f"{name} holds {shown(value)}, but must hold text or token ids from 0 to {most}")
+        raise bad_field(name, f"{name} must contain strings or token ids from 0 to {most}, got {shown(value)}")
     return value
 
 
@@ -156,7 +156,7 @@ def _biases(given: Fields, key: str, vocabulary: Tokenizer) -> tuple[tuple[int, 
     biases = tuple(bias for pair in pairs for bias in _bias(key, pair, vocabulary))
     for token, _ in biases:
         if not 0 <= token < vocabulary.n_vocab:
-            raise bad_field(key, f"{key} names token {token}, but there are 0 to {vocabulary.n_vocab - 1}")
+            raise bad_field(key, f"{key} must contain tokens from 0 to {vocabulary.n_vocab - 1}, got {token}")
     return biases
 
 
@@ -167,8 +167,8 @@ def _bias(key: str, pair: Any, vocabulary: Tokenizer) -> list[tuple[int, float]]
         case [int() | str() as token, int() | float() as bias] if abs(bias) <= LARGEST_BIAS:
             tokens = [token] if isinstance(token, int) else vocabulary.tokenize(token, add_bos=False)
             return [(one, -math.inf if bias is False else float(bias)) for one in tokens]
-    pairs = f"pairs of a token or text and a bias of at most {LARGEST_BIAS:g} either way (false: never)"
-    raise bad_field(key, f"{key} holds {shown(pair)}, but must hold {pairs}")
+    pairs = f"pairs of a token or string and a bias from {-LARGEST_BIAS:g} to {LARGEST_BIAS:g} (false: never)"
+    raise bad_field(key, f"{key} must contain {pairs}, got {shown(pair)}")
 
 
 # --------------------------------------------------------------------------- how much is generated
@@ -184,7 +184,7 @@ def read_stop(given: Fields) -> tuple[str, ...]:
     """The strings that end a text."""
     stop = given.texts("stop")
     if not all(stop):
-        raise bad_field("stop", "stop holds an empty text, but must hold none")
+        raise bad_field("stop", "stop must not contain an empty string")
     return tuple(stop)
 
 
@@ -204,7 +204,7 @@ def read_slot(call: Call) -> int | None:
     return None if slot is None or slot == -1 else slot % len(call.model.service.report().slots)
 
 
-ADAPTERS_STAY = "LoRA adapters and their scales are given when the server is started, and cannot be changed"
+ADAPTERS_STAY = "LoRA adapters and their scales cannot be changed after the server has started"
 
 
 def check_adapters(call: Call) -> None:
@@ -212,7 +212,7 @@ def check_adapters(call: Call) -> None:
     wanted = {one.whole("id"): one.number("scale") for one in call.given.objects("lora")}
     if strange := wanted.keys() - range(len(call.model.adapters)):
         raise bad_field(
-            "lora", f"lora names adapter {min(map(str, strange))}, but there are {len(call.model.adapters)}"
+            "lora", f"lora: unknown adapter {min(map(str, strange))}; there are {len(call.model.adapters)} adapters"
         )
     for number, (_, scale) in enumerate(call.model.adapters):
         if wanted and wanted.get(number, 0.0) != scale:
@@ -223,7 +223,7 @@ def read_answers(given: Fields, prompts: int = 1) -> int:
     """How many answers to each prompt are asked for."""
     count = given.whole(given.name("n", "n_cmpl"), least=1, most=MOST_ANSWERS) or 1
     if prompts * count > MOST_ANSWERS:
-        raise bad_field("n", f"n asks for {prompts * count} texts, but at most {MOST_ANSWERS} are given")
+        raise bad_field("n", f"n must be at most {MOST_ANSWERS} for all prompts together, got {prompts * count}")
     return count
 
 
@@ -244,21 +244,21 @@ def several_seeds(request: Request, count: int) -> list[Request]:
 
 _FORMATS = ("text", "json_object", "json_schema")
 
-_NO_LIMIT_OF_THOUGHTS = (-1,), "thoughts have no limit of their own: max_tokens counts them too"
+_NO_LIMIT_OF_THOUGHTS = (-1,), "reasoning has no separate limit; max_tokens includes it"
 
 _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "adaptive_target": ((-1,), "there is no adaptive-p sampler here"),
-    "allowed_token_ids": (([],), "use grammar, or logit_bias"),
-    "grammar_lazy": ((False,), "a grammar holds from the first token on; tools have tool_choice"),
-    "include_stop_str_in_output": ((False,), "a text ends before its stop string"),
-    "length_penalty": ((0, 1), "there is no beam search here"),
-    "min_keep": ((0, 1), "a sampler keeps one token at least"),
-    "prompt_logprobs": ((), "a prompt's tokens have no logprobs here"),
+    "adaptive_target": ((-1,), "adaptive-p sampling is not available"),
+    "allowed_token_ids": (([],), "use grammar or logit_bias"),
+    "grammar_lazy": ((False,), "a grammar applies from the first token on; for tools, use tool_choice"),
+    "include_stop_str_in_output": ((False,), "stop strings are never included"),
+    "length_penalty": ((0, 1), "beam search is not available"),
+    "min_keep": ((0, 1), "samplers keep at least one token"),
+    "prompt_logprobs": ((), "prompt tokens have no logprobs; use echo with logprobs in /v1/completions"),
     "reasoning_budget_tokens": _NO_LIMIT_OF_THOUGHTS,
-    "reasoning_format": (("auto", "deepseek"), "thoughts come as reasoning_content"),
+    "reasoning_format": (("auto", "deepseek"), "reasoning is returned as reasoning_content"),
     "thinking_budget_tokens": _NO_LIMIT_OF_THOUGHTS,
-    "truncate_prompt_tokens": ((-1,), "nothing is left out of a prompt"),
-    "use_beam_search": ((False,), "there is no beam search here"),
+    "truncate_prompt_tokens": ((-1,), "prompts are never truncated"),
+    "use_beam_search": ((False,), "beam search is not available"),
 }
 """vLLM's and llama-server's fields that would change a text, their values that do not, and what to do instead."""
 

@@ -19,7 +19,7 @@ Vectors = NDArray[np.float32]
 """Of one text; shape (1, width), or (tokens, width) where none are pooled."""
 
 LARGEST = 32760.0
-"""What the largest number of a vector becomes that is to fit into 16 bits."""
+"""Value that the largest element of a vector gets when it is scaled to 16 bits."""
 
 
 async def embeddings(call: Call) -> Response:
@@ -29,11 +29,11 @@ async def embeddings(call: Call) -> Response:
         return await embedding(call)
     if embedder.pooling == "none":
         raise ApiError(
-            400, "--pooling none makes a vector of each token: ask /embedding, or start the server with --pooling mean"
+            400, "--pooling none returns one vector per token; use /embedding, or start the server with --pooling mean"
         )
     coded = given.choice("encoding_format", ("float", "base64"), "float") == "base64"
     if given.whole("dimensions", embedder.width) != embedder.width:
-        raise given.refused("dimensions", f"this model's vectors have {embedder.width}, and are not cut")
+        raise given.refused("dimensions", f"must be {embedder.width}, the size of this model's embeddings")
     texts = await asyncio.to_thread(_read_texts, call, "input")
     told = [
         {"object": "embedding", "index": i, "embedding": _coded(vector) if coded else vector.tolist()}
@@ -61,7 +61,7 @@ async def embedding(call: Call) -> Response:
 def _embedder(call: Call) -> Embedder:
     found = call.model.embedder
     if found is None:
-        raise ApiError(501, "this server makes no embeddings; start it with --embeddings to have it make them")
+        raise ApiError(501, "embeddings are disabled; start the server with --embeddings")
     return found
 
 
@@ -70,10 +70,10 @@ def _read_texts(call: Call, name: str) -> list[list[int]]:
     value, embedder = call.given.needed(name), _embedder(call)
     values = value if several(value) else [value]
     if not values or not all(one or one == 0 for one in values):
-        raise bad_field(name, f"{name} is empty, or holds an empty text: there is nothing to embed")
+        raise bad_field(name, f"{name} must not be empty or contain an empty string")
     texts = [read_tokens(call.model, one, name, embedder.n_ctx) for one in values]
     if not all(texts):
-        raise bad_field(name, f"{name} holds a text without tokens: there is nothing to embed")
+        raise bad_field(name, f"{name} must not contain a text without tokens")
     longest = max(map(len, texts))
     if longest > embedder.n_ctx:
         raise overflow(longest, embedder.n_ctx)
@@ -89,7 +89,7 @@ async def _embed(call: Call, embedder: Embedder, texts: Sequence[Sequence[int]])
         vectors: Vectors = await asyncio.wrap_future(call.model.service.aside(partial(embedder.reading, text)))
         call.counters.prompt_tokens += len(text)
         if not np.isfinite(vectors).all():
-            raise ApiError(500, "the model's numbers for this text are not finite")
+            raise ApiError(500, "the embedding of this text is not finite")
         found.append(vectors if embedder.pooling == "none" else normalized(vectors, kind))
     return found
 

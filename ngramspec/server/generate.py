@@ -46,7 +46,7 @@ class End(NamedTuple):
 TextEvent = Started | Prefilled | Scored | Piece | End
 
 TextEvents = AsyncGenerator[tuple[int, TextEvent | None], None]
-"""What happens to texts, each with its number; None: for a while nothing did."""
+"""Events of texts, each with its number; None: nothing happened for a while."""
 
 _LOOKS = 16  # how often a stream looks, in the time after which its silence is broken, whether that has come
 
@@ -59,7 +59,7 @@ class TextReader(Protocol):
     def push(self, text: str) -> Sequence[Delta]: ...
 
     def finish(self, cut: bool = False) -> Sequence[Delta]:
-        """What was held back, now that the text ended; `cut`: by a limit."""
+        """Return the held-back text at the end; `cut`: a limit ended the text."""
 
 
 async def generate(call: Call, requests: Sequence[Request], readers: Sequence[TextReader] = ()) -> TextEvents:
@@ -105,7 +105,7 @@ class _Text:
         self._untold = self._thought = 0  # tokens of which nothing was told yet; tokens of thoughts
 
     def take(self, event: Event) -> Iterator[TextEvent]:
-        """What an event of the engine is to those who read the text."""
+        """Convert an event of the engine for the readers of the text."""
         if isinstance(event, Step):
             if not self.ended:  # steps come while the engine is told of the end
                 yield self._piece(event)
@@ -263,7 +263,7 @@ class DraftedText:
         return [(delta, self._found(delta.text)) for delta in piece.deltas]
 
     def _found(self, text: str) -> list[Span]:
-        """What was drafted of the text that comes next; spans that touch are one."""
+        """Return the drafted spans of the following text; adjacent spans are merged."""
         at = self._text.find(text)
         if not text or at < 0:
             return []

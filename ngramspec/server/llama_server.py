@@ -40,7 +40,9 @@ async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, list
     """Continue each prompt as often as answers are wanted; `listed`: the answer is a list, even of one."""
     given = call.given
     if given.flag("post_sampling_probs"):
-        raise bad_field("post_sampling_probs", "post_sampling_probs is not supported; n_probs tells the model's own")
+        raise bad_field(
+            "post_sampling_probs", "post_sampling_probs is not supported; n_probs returns the model's own probabilities"
+        )
     n_probs = given.whole(given.name("n_probs", "logprobs"), 0, most=call.model.vocabulary.n_vocab) or None
     cache_prompt = given.flag("cache_prompt", True)
     requests = read_requests(call, prompts, read_sampling(call), n_probs, cache_prompt=cache_prompt)
@@ -243,7 +245,7 @@ class LineLimits:
         self._held = ""
 
     def push(self, text: str) -> list[Delta]:
-        """What can be shown, now that `text` was generated; call it for tokens without text as well."""
+        """Return the text that can be shown after `text` was generated; call it for tokens without text too."""
         if self.ended:
             return []
         now = self._clock()
@@ -257,7 +259,7 @@ class LineLimits:
         return [Delta("text", text)] if text else []
 
     def finish(self, cut: bool = False) -> list[Delta]:
-        """What was held back of a text that has ended in another way."""
+        """Return the held-back text at the end of the response."""
         rest, self._held = self._held, ""
         return [Delta("text", rest)] if rest and not self.ended else []
 

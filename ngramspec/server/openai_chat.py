@@ -72,7 +72,7 @@ def _read_logprobs(given: Fields, model: ServedModel) -> int | None:
     if given.flag("logprobs"):
         return top or 0
     if top:
-        raise bad_field("top_logprobs", "top_logprobs needs logprobs to be true")
+        raise bad_field("top_logprobs", "top_logprobs requires logprobs to be true")
     return None
 
 
@@ -91,15 +91,15 @@ def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
     effort = given.text("reasoning_effort")
     messages = [_message(message, i) for i, message in enumerate(given.objects("messages"))]
     if not messages:
-        raise bad_field("messages", "messages is empty, but must hold at least one message")
+        raise bad_field("messages", "messages must contain at least one message")
     answered = given.flag("add_generation_prompt", True)
     begun = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
     anew = answered and "add_generation_prompt" in given  # said in so many words: a turn of its own
     continued = given.flag("continue_final_message", begun and not anew)
     if continued and not begun:
-        raise given.refused("continue_final_message", "the last message is no text of the assistant to go on with")
+        raise given.refused("continue_final_message", "the last message must be an assistant message with text")
     if continued and anew:
-        raise given.refused("add_generation_prompt", "excludes continue_final_message")
+        raise given.refused("add_generation_prompt", "cannot be combined with continue_final_message")
     task = ChatTask(
         messages=messages,
         tool_choice=toolbox.read_choice(given, given.name("tool_choice", "function_call")),
@@ -135,7 +135,7 @@ def _message(given: Fields, number: int) -> dict[str, Any]:
 
 def _part(part: Fields) -> str:
     if part.text("type") not in _TEXT_PARTS:
-        raise part.wrong("type", "text: this server reads nothing else")
+        raise part.wrong("type", "'text', the only supported type")
     return part.needed_text("text")
 
 

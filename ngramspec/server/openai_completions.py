@@ -48,22 +48,22 @@ def _read(call: Call) -> tuple[list[Request], list[str]]:
     given, model = call.given, call.model
     answers = read_answers(given)
     if (given.whole("best_of", answers) or 0) != answers:
-        raise bad_field("best_of", "best_of is not supported: leave it out, or ask for several answers with n")
+        raise bad_field("best_of", "best_of is not supported; remove it or set n")
     logprobs = _read_logprobs(given, model)
     echo = given.flag("echo")
     suffix = given.text("suffix")
     if echo and suffix and logprobs is not None:
-        raise bad_field("echo", "echo with logprobs and suffix is not supported: leave out one")
+        raise bad_field("echo", "echo with logprobs cannot be combined with suffix")
     if suffix:  # asks for what stands between `prompt` and it; all of both is shown
         if not isinstance(given.data.get("prompt"), str):
-            raise bad_field("suffix", "suffix goes with one prompt that is text")
+            raise bad_field("suffix", "suffix requires a single string as prompt")
         prompts = [gap_prompt(model, given.data["prompt"], suffix)]
     else:
         prompts = read_prompts(model, given)
     sampling = read_sampling(call, schemas=False)
     if form := read_format(given):
         if sampling.grammar is not None:
-            raise bad_field("response_format", "response_format and grammar exclude each other")
+            raise bad_field("response_format", "response_format cannot be combined with grammar")
         sampling = replace(sampling, grammar=form_grammar(form))
     requests = read_requests(call, prompts, sampling, logprobs, scored=echo and logprobs is not None)
     texts = _texts(model, given, prompts) if echo else [""] * len(prompts)
@@ -157,7 +157,7 @@ class CompletionReply(Reply):
         return {"index": number, "text": text, "finish_reason": reason, "logprobs": table}
 
     def _table(self, number: int, rows: Sequence[tuple[int, Logprobs | None]]) -> dict[str, Any]:
-        """OpenAI's table of logprobs: columns, with the likeliest tokens by their text; a first token has none."""
+        """OpenAI's table of logprobs: columns, with the most likely tokens by their text; a first token has none."""
         table: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, one in rows:
             top: dict[str, float] = {}
@@ -181,9 +181,9 @@ def read_prompts(model: ServedModel, given: Fields) -> list[list[int]]:
         raise bad_field("prompt", "prompt is missing")
     prompts = [read_tokens(model, one, "prompt") for one in (value if several(value) else [value])]
     if not prompts or not all(prompts):
-        raise bad_field("prompt", "prompt is empty: there is nothing to continue")
+        raise bad_field("prompt", "prompt must not be empty")
     if len(prompts) > MOST_ANSWERS:
-        raise bad_field("prompt", f"prompt holds {len(prompts)} prompts, but must hold at most {MOST_ANSWERS}")
+        raise bad_field("prompt", f"prompt must contain at most {MOST_ANSWERS} prompts, got {len(prompts)}")
     return prompts
 
 
@@ -203,7 +203,7 @@ def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = N
         model.check_size(len(value), n_ctx)
         return list(vocabulary.tokenize(value, special=True))
     if not isinstance(value, list):
-        raise bad_field(name, f"{name} holds {shown(value)}, but must hold text, token ids or lists of them")
+        raise bad_field(name, f"{name} must contain strings, token ids or lists of them, got {shown(value)}")
     tokens: list[int] = []
     for i, item in enumerate(value):
         if isinstance(item, str):

@@ -161,7 +161,7 @@ def _escape(state: StateInline, silent: bool) -> bool:
 
 
 def _formula(state: StateInline, silent: bool) -> bool:
-    r"""$x$, $$x$$, \(x\) or \[x\] amid a text; a dollar before a digit ends nothing: it is a price."""
+    r"""$x$, $$x$$, \(x\) or \[x\] within a text; a dollar before a digit ends nothing: it is a price."""
     if state.src[state.pos] not in "$\\" or not (found := _FORMULA.match(state.src, state.pos, state.posMax)):
         return False
     if not silent:
@@ -285,7 +285,7 @@ class _Elements:
         return found
 
     def _drafts_in(self, text: str) -> Iterator[Span]:
-        """What of the next text was drafted. Marks of Markdown stand between texts; each is where it is found first."""
+        """Return the drafted spans of the following text, ignoring Markdown syntax; each is where it is found first."""
         start = self._source.find(text, self._at, self._end)
         if start < 0:
             return

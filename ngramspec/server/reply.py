@@ -46,7 +46,7 @@ class Block:
 
 
 Change = tuple[Literal["opened", "grown", "closed"], Block, str, tuple[Logprobs, ...]]
-"""What happened to a block: it opened, has got a further piece of text and its logprobs, or closed."""
+"""Event of a block: it opened, received text and its logprobs, or closed."""
 
 
 class Answer:
@@ -147,7 +147,7 @@ class Reply:
         return iter(())
 
     def silence(self) -> str:
-        """What breaks the silence of a stream."""
+        """Chunk that keeps a silent stream alive."""
         return ":\n\n"
 
     def failed(self, error: ApiError) -> str:
@@ -281,7 +281,7 @@ def _rates(what: str, tokens: int, seconds: float) -> dict[str, Any]:
 
 
 def totals(answers: Sequence[Answer], each: int, usage_too: bool = True) -> dict[str, Any]:
-    """What is told once, when all have ended: the last one's timings, and the usage; `each`: answers to one prompt."""
+    """Final chunk after all texts: the last timings and the usage; `each`: answers to one prompt."""
     ends = [answer.end for answer in answers if answer.end is not None]
     told: dict[str, Any] = {"timings": timings(answers[-1].prompt_tokens, *ends[-1].done[1:])}
     if usage_too:

@@ -101,13 +101,13 @@ def _echo(given: Fields, task: ChatTask, form: dict[str, Any]) -> dict[str, Any]
 def _refuse(given: Fields) -> None:
     for name in ("previous_response_id", "conversation"):
         if name in given:
-            raise given.refused(name, "this server stores no answers; send the whole conversation as input")
+            raise given.refused(name, "this server does not store responses; send the whole conversation as input")
     if "prompt" in given:
-        raise given.refused("prompt", "this server stores no prompts; send instructions and input")
+        raise given.refused("prompt", "this server does not store prompts; send instructions and input")
     if given.flag("background"):
-        raise given.refused("background", "this server answers only while the client waits")
+        raise given.refused("background", "background responses are not supported")
     if given.choice("truncation", ("auto", "disabled"), "disabled") == "auto":
-        raise given.refused("truncation", "this server leaves nothing out of an input, as 'disabled' asks")
+        raise given.refused("truncation", "only 'disabled' is supported")
 
 
 def _input(given: Fields, transcript: Transcript, toolbox: Toolbox) -> None:
@@ -137,9 +137,9 @@ def _item(item: Fields, transcript: Transcript, toolbox: Toolbox) -> None:
         case "additional_tools":
             toolbox.add(item.objects("tools"))
         case "item_reference":
-            raise item.refused("id", "this server stores no items; send the item itself")
+            raise item.refused("id", "this server does not store items; send the item itself")
         case kind if kind not in _ELSEWHERE:
-            raise item.refused("type", f"{kind!r} is nothing that a model of text can be given here")
+            raise item.refused("type", f"unsupported item type {kind!r}")
 
 
 def _message(item: Fields, transcript: Transcript) -> None:
@@ -176,9 +176,9 @@ def _part(part: Fields) -> str:
         case "refusal":
             return part.needed_text("refusal")
         case "input_image" | "input_file" | "input_audio" as kind:
-            raise part.refused("type", f"{kind!r} cannot be read; this model takes only text")
+            raise part.refused("type", f"{kind!r} is not supported; this model accepts only text")
         case other:
-            raise part.refused("type", f"{other!r} is nothing that a model of text can be given here")
+            raise part.refused("type", f"unsupported content type {other!r}")
 
 
 def _format(given: Fields) -> tuple[dict[str, Any], str]:
@@ -377,7 +377,7 @@ class ResponseReply(Reply):
 
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
-"""What the ids of items begin with."""
+"""Prefixes of the ids of items."""
 
 
 def _place(item: str, block: Block, content: int | None = None) -> dict[str, Any]:

@@ -44,7 +44,9 @@ async def model(call: Call) -> Response:
     """The one model, by its name."""
     name = call.given.text("id")
     if name != call.model.name:
-        raise ApiError(404, f"there is no model {shown(name)} here, only {call.model.name!r}", code="model_not_found")
+        raise ApiError(
+            404, f"unknown model {shown(name)}; this server has only {call.model.name!r}", code="model_not_found"
+        )
     return json_answer(_listed(call))
 
 
@@ -91,7 +93,7 @@ async def lora_adapters(call: Call) -> Response:
 
 
 async def slots(call: Call) -> Response:
-    """What each slot does. With `fail_on_no_slot` the answer is 503 while none is free."""
+    """Return the state of each slot. With `fail_on_no_slot` the status is 503 while none is free."""
     model = call.model
     found = model.service.report().slots
     if call.given.data.get("fail_on_no_slot") == "1" and all(slot.request for slot in found):
@@ -164,26 +166,26 @@ def _figures(report: Report, n_ctx: int) -> Iterator[tuple[str, str, str, float 
     ):
         yield f"{prefix}:prompt_tokens_total", "counter", "Prompt tokens evaluated.", report.prompt_tokens
         yield f"{prefix}:{generated}", "counter", "Tokens generated.", stats.generated
-        yield f"{prefix}:{running}", "gauge", "Requests at work.", busy
-        yield f"{prefix}:{waiting}", "gauge", "Requests in the queue.", report.waiting
+        yield f"{prefix}:{running}", "gauge", "Running requests.", busy
+        yield f"{prefix}:{waiting}", "gauge", "Waiting requests.", report.waiting
         name = f"{prefix}:spec_decode_num"
-        yield f"{name}_drafts_total", "counter", "Passes that held a draft.", drafts
-        yield f"{name}_draft_tokens_total", "counter", "Draft tokens sent.", stats.drafted
+        yield f"{name}_drafts_total", "counter", "Decode calls with a draft.", drafts
+        yield f"{name}_draft_tokens_total", "counter", "Draft tokens verified.", stats.drafted
         yield f"{name}_accepted_tokens_total", "counter", "Draft tokens accepted.", stats.accepted
         help_ = "Draft tokens accepted, by position in the draft."
         yield f"{name}_accepted_tokens_per_pos_total", "counter", help_, tuple(stats.accepted_at)
-    yield "llamacpp:prompt_seconds_total", "counter", "Time of evaluating prompts.", stats.prefill_seconds
-    help_ = "Time from first tokens to last."
+    yield "llamacpp:prompt_seconds_total", "counter", "Time for prompt processing, in seconds.", stats.prefill_seconds
+    help_ = "Time from first to last tokens, in seconds."
     yield "llamacpp:tokens_predicted_seconds_total", "counter", help_, stats.decode_seconds
-    yield "llamacpp:prompt_tokens_seconds", "gauge", "Prompt tokens per second, over all.", prompt_rate
-    help_ = "Tokens per second, over all."
+    yield "llamacpp:prompt_tokens_seconds", "gauge", "Average prompt tokens per second.", prompt_rate
+    help_ = "Average generated tokens per second."
     yield "llamacpp:predicted_tokens_seconds", "gauge", help_, stats.tokens_per_second or 0.0
     yield "llamacpp:n_decode_total", "counter", "Batches evaluated.", report.passes
-    yield "llamacpp:n_busy_slots_per_decode", "gauge", "Slots at work in a batch, on average.", slots_each
-    yield "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked for in the cache.", asked
-    yield "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found there.", report.cached_tokens
-    yield "vllm:kv_cache_usage_perc", "gauge", "Share of the cache that is held, 0 to 1.", held / room
-    yield "ngramspec:close_calls_total", "counter", "Tokens that rounding could decide.", stats.close_calls
+    yield "llamacpp:n_busy_slots_per_decode", "gauge", "Average number of busy slots per decode call.", slots_each
+    yield "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the cache.", asked
+    yield "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the cache.", report.cached_tokens
+    yield "vllm:kv_cache_usage_perc", "gauge", "Share of the cache in use, 0 to 1.", held / room
+    yield "ngramspec:close_calls_total", "counter", "Tokens that rounding could have decided.", stats.close_calls
 
 
 def _thread_figures(model: ServedModel) -> Iterator[tuple[str, str, str, float]]:
@@ -212,11 +214,11 @@ async def slot_action(call: Call) -> Response:
     The slot is empty afterwards where the content of a file cannot be used.
     """
     if call.server.slot_folder is None:
-        raise ApiError(501, "what slots hold is not saved to files; --slot-save-path FOLDER starts a server that does")
+        raise ApiError(501, "saving slots is disabled; start the server with --slot-save-path FOLDER")
     slots = len(call.model.service.report().slots)
     number = call.query.data["id_slot"]
     if number >= slots:
-        raise bad_field("id_slot", f"there is no slot {number} here, only 0 to {slots - 1}")
+        raise bad_field("id_slot", f"id_slot must be 0 to {slots - 1}, got {number}")
     began = time.perf_counter()
     action = call.query.needed_choice("action", tuple(_ACTIONS))
     told = await _ACTIONS[action](call, number)
@@ -256,7 +258,7 @@ async def _restore(call: Call, number: int) -> dict[str, Any]:
     def unpack(sequence: SequenceModel) -> int:
         sequence.clear()
         if len(content) < _HEAD.size or not content.startswith(_MAGIC):
-            raise bad_field("filename", f"{path.name} is not what a slot of this server was saved to")
+            raise bad_field("filename", f"{path.name} is not a saved slot")
         _, key, checksum, count = _HEAD.unpack_from(content)
         if key != _key(sequence):
             raise bad_field("filename", f"{path.name} was saved with another model, machine, version or settings")
@@ -290,7 +292,7 @@ async def _on_slot(call: Call, number: int, work: Callable[[SequenceModel], Any]
 
 
 def _key(sequence: SequenceModel) -> bytes:
-    """What the model and its settings are known by."""
+    """Return the fingerprint of the model and its settings."""
     return sha256(sequence.fingerprint.encode()).digest()
 
 
@@ -298,6 +300,6 @@ def _path(call: Call) -> Path:
     """The file that is named, which is one in the folder itself."""
     name = call.given.needed_name("filename")
     if name in (".", "..") or len(name.encode()) > 255 or any(c in "/\\" or not c.isprintable() for c in name):
-        raise call.given.refused("filename", "must be the name of a file, without folders")
+        raise call.given.refused("filename", "must be a file name without folders")
     assert call.server.slot_folder is not None
     return call.server.slot_folder / name

@@ -26,7 +26,7 @@ _ARGUMENTS: Mapping[Kind, Any] = {"object": {"qkeyq": "qvalueq"}, "text": '{"qke
 
 
 class Abilities(NamedTuple):
-    """What a template can say."""
+    """Features of a template."""
 
     tools: bool  # which tools there are
     system: bool  # a system message
@@ -81,7 +81,7 @@ class ToolTemplate:
 
     @cached_property
     def abilities(self) -> Abilities:
-        """What the template does with a small conversation."""
+        """Render a small conversation to find the features of the template."""
         tool = _tool("qlistq", "qpartq")
         tools = "qlistq" in self._try([_USER], [tool])
         system = "qsystemq" in self._try([{"role": "system", "content": "qsystemq"}, _USER])
@@ -193,7 +193,7 @@ def _described(messages: list[Message], text: str, system: bool) -> list[Message
 
 
 def _rendered(render: Render, messages: Sequence[Message], **variables: Any) -> str:
-    """What a template makes of a conversation; "" where it refuses it."""
+    """Render a conversation; "" if the template rejects it."""
     try:
         return render({"messages": list(messages), **variables})
     except Exception:  # jinja2's and whatever the template itself raises: that is the answer

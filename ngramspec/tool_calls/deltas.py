@@ -31,7 +31,7 @@ Tools = Mapping[str, Tool]  # the tools that may be called, by their names
 
 
 class Delta(NamedTuple):
-    """What a further piece of the model's text adds to its answer: some text, or the beginning of a call."""
+    """Addition to an answer by a further piece of the model's text: text, or the start of a call."""
 
     # "text": of the answer; "thought": what the model thought before it; "call": a call of a tool begins; "arguments":
     # more of the last call's arguments, which joined are a JSON object.
@@ -147,7 +147,7 @@ class Reader:
         self._text += piece
 
     def rest(self) -> str:
-        """What has come and is not read."""
+        """Text that has arrived and is unread."""
         return self._text[self.at :]
 
     def peek(self) -> Reads[str]:
@@ -220,7 +220,7 @@ class Reader:
             yield
 
     def before(self, *markers: str) -> Reads[tuple[str, str | None]]:
-        """What comes before the first of some strings, all at once, and that string; as `until` finds it."""
+        """Return the text before the first of several strings, as a whole, and that string; as `until` finds it."""
         parts: list[str] = []
         found = yield from self.until(markers, parts.append)
         return "".join(parts), found

@@ -45,12 +45,12 @@ class AnswerParser:
         self._reads = reads(self._reader, self._answer, known)
 
     def push(self, text: str) -> list[Delta]:
-        """What a further piece of the answer, control tokens shown, adds to it."""
+        """Parse a further piece of the answer, including control tokens."""
         self._reader.feed(text)
         return self._go_on()
 
     def finish(self, cut: bool = False) -> list[Delta]:
-        """What was held back, now that the answer ended; `cut`: by a limit, so that half a call is no content."""
+        """Return the held-back text at the end; `cut`: a limit ended it, so an incomplete call is dropped."""
         self._reader.ended, self._reader.cut = True, cut
         return self._go_on()
 

@@ -48,7 +48,7 @@ _GLM = Tags("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_ca
 
 
 def read_hermes(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-    """What follows "<tool_call>"."""
+    """Parse the text after "<tool_call>"."""
     yield from reader.space()
     if (yield from reader.peek()) in {"{", "["}:
         begun = yield from read_calls(reader, answer)
@@ -62,7 +62,7 @@ def read_hermes(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
 
 
 def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-    """What follows "<function=": "name>", and parameters in tags, or all of them as JSON."""
+    """Parse the text after "<function=": "name>", and parameters in tags, or all of them as JSON."""
     name, found = yield from reader.before(">")
     name = name.strip().strip("\"'")
     if not found or not name:
@@ -216,7 +216,7 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str
 
 
 def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-    """What follows "<|tool_call>"."""
+    """Parse the text after "<|tool_call>"."""
     yield from reader.space()
     if not (yield from reader.take("call:")):
         return False
@@ -231,7 +231,7 @@ def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
 
 
 def _read_rest(reader: Reader, emit: Emit) -> Reads[bool]:
-    """What follows an opening brace, as JSON; whether its closing brace came."""
+    """Parse the text after an opening brace as JSON; returns whether its closing brace came."""
     brackets = ["}"]
     first = True  # nothing stands in the innermost brackets yet
     while brackets:

@@ -76,7 +76,7 @@ GRAMMAR = 'root ::= ("a" "b"? | "c")*'
 
 
 def legal(path: Sequence[int]) -> set[int]:
-    """What `GRAMMAR` allows of the words of the mock."""
+    """Tokens of the mock that `GRAMMAR` allows."""
     after_a = bool(path) and path[-1] in (A, BYTE_A)
     return {A, BYTE_A, C, AB, END} | ({B} if after_a else set())
 

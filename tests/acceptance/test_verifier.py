@@ -49,23 +49,23 @@ def verifier(sampling: Sampling, how: Acceptance | str | None = None) -> RuleVer
 def test_the_rule_by_method_and_sampling(sampling: Sampling, how: Any, name: str) -> None:
     made = verifier(sampling, how)
     assert made.rule == name
-    assert made.blind == (name == "rejection")
+    assert made.fixed_length == (name == "rejection")
     assert (made.choose(3) is None) == (name not in ("coupled", "rejection"))
 
 
 @pytest.mark.parametrize(
     ("sampling", "how", "reason"),
     [
-        (HOT, "greedy", "'greedy', but temperature is 0.5"),
-        (HOT, Acceptance("greedy", lenience=0.5), "'greedy', but temperature is 0.5"),
-        (HOT, "typical", "must be one of: greedy, coupled, match, rejection"),
-        (MIROSTAT, "greedy", "'greedy', but temperature is 0.5"),
-        (MIROSTAT, "rejection", "mirostat draws its tokens itself: no place for rejection sampling"),
-        (MIROSTAT, Acceptance(lenience=0.5), "mirostat draws its tokens itself: no place for lenience 0.5"),
-        (MIROSTAT, Acceptance(typical=True), "mirostat draws its tokens itself: no place for typical acceptance"),
-        (Sampling(), Acceptance(typical=True), "typical acceptance needs a temperature above 0"),
-        (Sampling(repeat_penalty=2.0), Acceptance(lenience=0.5), "lenience at temperature 0 compares bare logits"),
-        (Sampling(logit_bias=((1, 2.0),)), Acceptance(lenience=0.5), "lenience at temperature 0 compares bare logits"),
+        (HOT, "greedy", "'greedy' requires temperature 0, got 0.5"),
+        (HOT, Acceptance("greedy", lenience=0.5), "'greedy' requires temperature 0, got 0.5"),
+        (HOT, "typical", "must be one of greedy, coupled, match, rejection"),
+        (MIROSTAT, "greedy", "'greedy' requires temperature 0, got 0.5"),
+        (MIROSTAT, "rejection", "mirostat cannot be combined with rejection sampling"),
+        (MIROSTAT, Acceptance(lenience=0.5), "mirostat cannot be combined with lenience 0.5"),
+        (MIROSTAT, Acceptance(typical=True), "mirostat cannot be combined with typical acceptance"),
+        (Sampling(), Acceptance(typical=True), "typical acceptance requires a temperature above 0"),
+        (Sampling(repeat_penalty=2.0), Acceptance(lenience=0.5), "lenience at temperature 0 cannot be combined"),
+        (Sampling(logit_bias=((1, 2.0),)), Acceptance(lenience=0.5), "lenience at temperature 0 cannot be combined"),
     ],
 )
 def test_contradictions(sampling: Sampling, how: Any, reason: str) -> None:
@@ -77,13 +77,13 @@ def test_contradictions(sampling: Sampling, how: Any, reason: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"method": "bold"}, "verify is 'bold', but must be one of: greedy, coupled, match, rejection"),
-        ({"lenience": 0.0}, "lenience is 0.0, but must be above 0 and at most 1"),
-        *(({"lenience": wrong}, f"lenience is {wrong}, but must be") for wrong in (1.1, -1.0, float("nan"))),
-        ({"lenience": 0.5, "method": "coupled"}, "lenience has no say in acceptance 'coupled'"),
-        ({"lenience": 0.5, "method": "match"}, "lenience has no say in acceptance 'match'"),
-        ({"typical": True, "lenience": 0.5}, "typical acceptance is a rule of its own"),
-        ({"typical": True, "method": "rejection"}, "typical acceptance is a rule of its own"),
+        ({"method": "bold"}, "acceptance must be one of greedy, coupled, match, rejection, got 'bold'"),
+        ({"lenience": 0.0}, "lenience must be above 0 and at most 1"),
+        *(({"lenience": wrong}, f"lenience must be .*, got {wrong}") for wrong in (1.1, -1.0, float("nan"))),
+        ({"lenience": 0.5, "method": "coupled"}, "lenience has no effect with acceptance 'coupled'"),
+        ({"lenience": 0.5, "method": "match"}, "lenience has no effect with acceptance 'match'"),
+        ({"typical": True, "lenience": 0.5}, "typical acceptance cannot be combined"),
+        ({"typical": True, "method": "rejection"}, "typical acceptance cannot be combined"),
     ],
 )
 def test_acceptances_that_are_none(settings: dict[str, Any], reason: str) -> None:

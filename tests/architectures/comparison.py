@@ -2,7 +2,7 @@
 
 What is compared are the logits that decided on each token, not the tokens alone: a state that is wrong is seen even
 where the text came out right. Three ends are possible: the text is the reference's and its logits differ by rounding;
-the text is another one, and the logits along it are the reference's but for rounding ("rounding"); or logits are
+the text is another one, and the logits along it are the reference's except for rounding ("rounding"); or logits are
 farther off than that, or a token is not what its own logits say: "CORRUPT".
 
 How far rounding goes is measured row by row, since a model that picks by rank is discontinuous: where the router of a

@@ -95,7 +95,7 @@ def write_model(path: Path, name: str, *, half: bool = True, head: bool = False)
             continue
         data = weights(tensor, shape, np.random.default_rng([0, zlib.crc32(tensor.encode())]), tied=tied)
         if tensor == "output.weight" or (tied and tensor == "token_embd.weight"):
-            data[control] = 0  # never the likeliest: texts end by their length alone
+            data[control] = 0  # never the most likely: texts end by their length alone
         if head:
             data = agreeing(tensor, data)
         writer.add_tensor(tensor, data.astype(np.float16 if half and not is_plain(tensor, shape) else np.float32))

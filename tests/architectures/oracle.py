@@ -1,6 +1,6 @@
 """`Oracle`: a drafter that knows the text, and is right for a random while and then wrong.
 
-What a refusal takes back is then of every length, from all of a batch but its first token to nothing.
+What a refusal rolls back is then of every length, from all of a batch but its first token to nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 
 KNOWN = 10
 """Token ids from here on are no control tokens."""
@@ -38,18 +38,23 @@ class Oracle(Drafter):
         self._left, self._drafted = list(self._text(prompt)), ()
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
         """Always `limit` tokens."""
-        del choose, blind, price
+        del choose, fixed_length, price
         right = self._left[: int(self._rng.integers(0, limit + 1))]
         known = [*self._left[len(right) : limit], *[KNOWN] * limit][: limit - len(right)]
         wrong = [KNOWN + (token + 1) % (self._n_vocab - KNOWN) for token in known]
         self._drafted = (*right, *wrong)
-        return Draft(self._drafted, chances=(0.98,) * limit, source=self.name)
+        return Draft(self._drafted, acceptance_probs=(0.98,) * limit, source=self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        """Go on behind these."""
+        """Continue behind these."""
         pairs = zip(self._drafted, tokens, strict=False)
         equal = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._drafted), len(tokens)))
         self._left, self._drafted = self._left[len(tokens) :], ()

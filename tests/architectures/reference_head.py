@@ -1,4 +1,4 @@
-"""What a NextN layer says of a text, token by token in fresh contexts of llama.cpp; nothing is ever taken back.
+"""What a NextN layer says of a text, token by token in fresh contexts of llama.cpp; nothing is ever rolled back.
 
 It shares nothing with `ngramspec.llama.head` and `ngramspec.llama.hidden_states`.
 """

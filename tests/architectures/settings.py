@@ -1,8 +1,8 @@
-"""What is tried on every architecture: sessions of requests on one target, each with its own way of drafting.
+"""Sessions of requests on one target for every architecture, each with another way of drafting.
 
 A request names its prompt by how it differs from the session's: what the cache holds of earlier ones is reused, so the
 order matters. The worst for a recurrent state are requests that end after few passes and are followed by one that
-takes back a little more than those, and measurements on top of a user's prompt.
+rolls back a little more than those, and measurements on top of a user's prompt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ AGAIN = (Ask("same", 40), Ask("same", 1), Ask("same", 2), Ask("same", 9), Ask("s
 ELSEWHERE = (Ask("shorter", 12), Ask("longer", 20), Ask("last", 20), Ask("same", 3), Ask("tail", 20))
 TAILS = (Ask("a", 1), Ask("b", 20), Ask("a", 4), Ask("b", 20))
 CUT = (Ask("same", 40, 9), Ask("answer", 9), Ask("same", 40, 12), Ask("answer", 20))
-"""An answer of which the first tokens are kept and go on in another way."""
+"""An answer of which the first tokens are kept and continue in another way."""
 
 LEAVING = (Ask("same", 40, 1), Ask("same", 40, 7), Ask("last", 40, 2), Ask("same", 40, 3), Ask("same", 40))
 ALL = (*AGAIN, *ELSEWHERE, *TAILS, *LEAVING, *CUT)
@@ -121,14 +121,14 @@ QUICK = (
     Setting("sampled, fixed 15", ((*LEAVING, *CUT),), draft_max=15, temperature=0.8),
     Setting("fixed 15", ((Ask("shorter", 12), Ask("longer", 30), Ask("same", 9)),), draft_max=15, length=300),
 )
-"""What every architecture goes through in a few minutes: the worst, and something of everything."""
+"""Settings for every architecture, in a few minutes."""
 
 _SHORT = (Ask("same", 12), Ask("same", 20, 9), Ask("answer", 20, 12), Ask("a", 1), Ask("b", 12), Ask("shorter", 5))
 BRIEF = (
     Setting("fixed 15, measured", (_SHORT,), draft_max=15, measured=True),
     Setting("sampled, fixed 4", ((Ask("same", 1), Ask("tail", 20), Ask("same", 9)),), draft_max=4, temperature=0.8),
 )
-"""What one model of every kind of memory goes through in less than a second."""
+"""Settings for one model of every kind of memory, in less than a second."""
 
 
 class Prompts:

@@ -119,7 +119,7 @@ def skip_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def verify(path: Path, folder: Path, *, exact: bool = False, until: str = "") -> dict[str, str]:
-    """What the self-check says of a model before it comes to `until`: status by name."""
+    """Return the self-check's statuses by name, up to `until`."""
     rng = np.random.default_rng(3)
     cases = [Case("random", "0", tuple(int(t) for t in rng.integers(10, 4000, 340)))]
     with Target(path, n_ctx=1024, threads=1, exact="on" if exact else "off") as target:

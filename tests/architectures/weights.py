@@ -46,7 +46,7 @@ def weights(name: str, shape: tuple[int, ...], rng: np.random.Generator, *, tied
         return rng.random(shape)
     if (small := _vector(name, last, shape, noise)) is not None:
         return small
-    # Logits of some 4, the best one of some 16; experts that rounding seldom swaps.
+    # Logits of about 4, the best one of about 16; experts that rounding seldom swaps.
     scale = 4.0 if last in ("output", "ffn_gate_inp") else 8.0 if tied and last in ("attn_output", "ffn_down") else 1.0
     return scale * noise * shape[-1] ** -0.5
 
@@ -59,7 +59,7 @@ def _vector(name: str, last: str, shape: tuple[int, ...], noise: NDArray[np.floa
     if "norm" in last and not is_bias:
         return 1 + 0.1 * noise
     if last in ("ssm_dt", "ssm_f_b", "ssm_dt_bias") and (is_bias or len(shape) == 1):
-        return noise - 3.0  # softplus makes it a step of some 0.05
+        return noise - 3.0  # softplus makes it a step of about 0.05
     own = {
         "ssm_a": lambda: -np.exp(noise),  # a decay
         "time_mix_w0": lambda: noise - 3.0,
@@ -79,7 +79,7 @@ OF_ITS_OWN = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
 def agreeing(name: str, data: NDArray[np.float64]) -> NDArray[np.float64]:
     """Weights of a model whose NextN layer mostly guesses what the model says.
 
-    The layers add little to a token's embedding, and the NextN layer goes on from that and a part of the hidden state.
+    The layers add little to a token's embedding, and the NextN layer uses that and a part of the hidden state.
     """
     last = name.removesuffix(".weight").split(".")[-1]
     if last == "eh_proj":

@@ -19,7 +19,7 @@ from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event, Request
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.errors import TargetError
@@ -61,7 +61,7 @@ class Drafted:
             )
             for sequence in self.small.sequences:
                 self._slow_and_blurred(sequence, blur)
-            model = AskedModel(self.small.sequences[0], clock=clock.perf_counter, shared=self.small)
+            model = DraftModel(self.small.sequences[0], clock=clock.perf_counter, shared=self.small)
             drafter = HybridDrafter(model, Recall())
         curve = CostCurve({1: PASS, 64: seconds(64)})
         self.engine = Engine(
@@ -182,7 +182,7 @@ def test_a_cheap_model_makes_texts_faster(n: int, gain: float) -> None:
 
 @grid(slow=((0.5, 0.0), (1.0, 30.0), (0.1, 4.0), (0.3, 2.0)), n=(1, 4))
 def test_a_dear_model_makes_none_slower(slow: tuple[float, float], n: int) -> None:
-    """By 1 % and some three plain passes of the 250."""
+    """By 1 % and about three plain passes of the 250."""
     cost, blur = slow
     assert rate(n, cost=cost, blur=blur)[0] > 0.978 * plain_rate(n)
 

@@ -19,7 +19,7 @@ from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Request
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import given_curve
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.llama.head import Heads
@@ -61,7 +61,7 @@ class Timed:
         if (heads := self.target.heads) is not None and cost is not None:
             self._charge(heads, cost, slope, monkeypatch)
             shared = cast(SharedModel, heads)
-            drafter = HybridDrafter(AskedModel(heads.sequences[0], clock=clock.perf_counter, shared=shared))
+            drafter = HybridDrafter(DraftModel(heads.sequences[0], clock=clock.perf_counter, shared=shared))
         self.engine = Engine(
             self.target,
             self.target,
@@ -129,7 +129,7 @@ def test_texts_are_those_of_plain_decoding(
 def test_a_head_that_does_not_pay_is_no_longer_asked(
     files: dict[str, Path], name: str, clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts take at most 3 % and some three passes longer."""
+    """Texts take at most 3 % and about three passes longer."""
     with (
         Timed(files[name], clients, None, monkeypatch, 0.1) as plain,
         Timed(files[name], clients, 1.0, monkeypatch, 0.1) as own,

@@ -1,4 +1,4 @@
-"""Whose turn it is: a long prompt shares the time with answers, and prompts take turns."""
+"""Scheduling: a long prompt shares the time with answers, and prompts take turns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ngramspec.batching.scheduler import AHEAD, LEAST, PAUSE, Scheduler
 def run(
     turns: Scheduler, readers: dict[str, int], writers: list[str], cost: float, write: float
 ) -> list[tuple[str, float]]:
-    """What happens until all prompts are read: (who, seconds)."""
+    """Return the events until all prompts are processed: (who, seconds)."""
     done = []
     while readers:
         reader = turns.reads(list(readers), writers)

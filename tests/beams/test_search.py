@@ -201,7 +201,7 @@ def test_draft_max_is_how_far_ahead() -> None:
 
 def test_a_finished_text_ends_the_search_once_no_other_can_beat_it() -> None:
     class Ends(MockBranchingTarget):
-        """Token 0 ends a text, with probability 0.6 at first; else it goes on with 1, for sure."""
+        """Token 0 ends a text, with probability 0.6 at first; else it continues with 1, for sure."""
 
         def row(self, context: Sequence[int]) -> Any:
             row = np.full(self.n_vocab, -math.inf, np.float32)
@@ -211,7 +211,7 @@ def test_a_finished_text_ends_the_search_once_no_other_can_beat_it() -> None:
     found = search(Ends(3, eog=[0]), 1, prompt=[2], max_tokens=50)
     assert [one.tokens for one in found.hypotheses()] == [(0,)]
     assert found.stats.passes == 0
-    # With two, the other one goes on until it is finished, too, or out of room.
+    # With two, the other one continues until it is finished, too, or out of room.
     found = search(Ends(3, eog=[0]), 2, prompt=[2], max_tokens=50)
     assert [one.tokens for one in found.hypotheses()] == [(0,), (1,) * 50]
     assert [one.stop for one in found.hypotheses()] == ["eog", "length"]
@@ -233,7 +233,7 @@ def test_what_the_context_has_no_room_for_is_refused_at_once() -> None:
     with pytest.raises(PromptError) as error:
         BeamSearch(target, 4).run(PROMPT, max_tokens=21)
     assert str(error.value) == (
-        "4 beams of 21 tokens after a prompt of 20 tokens can take 104 tokens of context, which holds 100;"
+        "4 beams of 21 tokens after a prompt of 20 tokens can need a context of 104 tokens, but it has 100;"
         " try -c 104 or -n 20 or fewer beams"
     )
     assert target.tokens == []
@@ -251,7 +251,7 @@ def test_what_the_context_has_no_room_for_is_refused_at_once() -> None:
     [
         ("1 to 63", {"beams": 0}, {}),
         ("1 to 63", {"beams": 64}, {}),
-        ("draft_max is 0", {"draft_max": 0}, {}),
+        ("draft_max must be at least 1", {"draft_max": 0}, {}),
         ("max_tokens", {}, {"max_tokens": 0}),
         ("stop string", {}, {"stop": [""]}),
     ],

@@ -15,7 +15,7 @@ from support.tiny_models import write_model
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import Loaded
+from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 
@@ -54,7 +54,7 @@ def session(target: Target, measured: Path) -> Session:
 
 @pytest.fixture
 def own_session(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """A session whose model may be closed, and loaded anew."""
+    """A session whose model may be closed, and loaded again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(measured))
     session = make_session(Target(DEMO, n_ctx=512, threads=1), measured)
     yield session
@@ -65,6 +65,6 @@ def make_session(target: Target, measured: Path) -> Session:
     settings = LoadSettings(ctx_size=512, threads=1, exact="off", no_memory=True)
     decoder = SpeculativeDecoder(target, calibration_folder=measured)
     found = ModelSource(DEMO, target.name)
-    loaded = Loaded(target, decoder, None, settings, {}, None)
+    loaded = LoadedModel(target, decoder, None, settings, {}, None)
     sampling = SamplingOptions().settings({"temperature": CHAT_TEMPERATURE, "seed": 1})
     return Session(found, settings, loaded, sampling, Acceptance(), limit=20)

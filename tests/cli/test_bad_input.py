@@ -35,30 +35,30 @@ def file(tmp_path: Path) -> Path:
 
 CONTRADICTIONS = [
     ("finish", "'finish'. (see ngramspec --help)"),
-    ("memory remember maybe", "Invalid value for 'state': 'maybe' is not one of 'on', 'off' (see"),
-    ("complete -c big", "Invalid value for '-c' / '--ctx-size': 'big' is no whole number (see"),
-    ("complete -c 1", "-c is 1, but must be 0, or from 16 to 16777216"),
-    ("complete -ub 1", "Invalid value for '-ub' / '--ubatch-size': 1 is less than 64 (see"),
-    ("serve a.gguf -m b.gguf", "two models are named: a.gguf and, with -m, b.gguf"),
-    ("serve --lora-scaled a.gguf", "--lora-scaled is 'a.gguf', but must be FILE:SCALE"),
-    ("complete --lora-scaled a.gguf:inf", "--lora-scaled is (('a.gguf', inf),), but must be names of files, each with"),
-    ("chat --lora a.gguf,", "--lora is 'a.gguf,', but must be the names of files"),
-    ("serve --ssl-key-file key.pem", "--ssl-key-file and --ssl-cert-file need each other"),
-    ("serve --chat-template llama2", "--chat-template takes a template of Jinja, or chatml"),
-    ("serve --chat-template x --chat-template-file y", "--chat-template and --chat-template-file exclude each other"),
-    ("serve --port 99999", "Invalid value for '--port': 99999 is more than 65535 (see"),
-    ("tune --seconds soon", "Invalid value for '--seconds': 'soon' is no number (see"),
+    ("memory save-answers maybe", "Invalid value for 'state': 'maybe' is not one of 'on', 'off' (see"),
+    ("complete -c big", "Invalid value for '-c' / '--ctx-size': 'big' is not a whole number (see"),
+    ("complete -c 1", "-c must be 0 or from 16 to 16777216, got 1"),
+    ("complete -ub 1", "Invalid value for '-ub' / '--ubatch-size': 1 is below the minimum of 64 (see"),
+    ("serve a.gguf -m b.gguf", "two models were given: a.gguf and -m b.gguf"),
+    ("serve --lora-scaled a.gguf", "--lora-scaled must be FILE:SCALE, got 'a.gguf'"),
+    ("complete --lora-scaled a.gguf:inf", "--lora-scaled must be file names with a finite scale each, got "),
+    ("chat --lora a.gguf,", "--lora must be a list of file names, got 'a.gguf,'"),
+    ("serve --ssl-key-file key.pem", "--ssl-key-file and --ssl-cert-file must be used together"),
+    ("serve --chat-template llama2", "--chat-template must be a Jinja template or chatml"),
+    ("serve --chat-template x --chat-template-file y", "--chat-template cannot be combined with --chat-template-file"),
+    ("serve --port 99999", "Invalid value for '--port': 99999 is above the maximum of 65535 (see"),
+    ("tune --time-limit soon", "Invalid value for '--time-limit': 'soon' is not a number (see"),
     ("complete --psychic", "--psychic (see ngramspec complete --help)"),
     ("complete one.txt two.txt three.txt", "three.txt"),
-    ("complete -f one.txt DEMO two.txt", "two texts are named: two.txt and, with -f/--file, one.txt"),
-    ("complete DEMO -hf owner/repo", "two models are named: "),
-    ("complete ''", "is empty"),
-    ("complete --suffix ''", "the name of the --suffix file is empty"),
-    ("complete - --suffix -", "the texts before and after the gap are the same: stdin"),
-    ("complete -n 0", "-n/--predict is 0"),
-    ("complete -n -5", "-n/--predict is -5"),
-    ("complete --temp -0.1", "temperature is -0.1"),
-    ("complete -s -2", "seed is -2"),
+    ("complete -f one.txt DEMO two.txt", "two texts were given: two.txt and -f/--file one.txt"),
+    ("complete DEMO -hf owner/repo", "two models were given: "),
+    ("complete ''", "must not be empty"),
+    ("complete --suffix ''", "the name of the --suffix file must not be empty"),
+    ("complete - --suffix -", "the text and --suffix must be different files, got stdin for both"),
+    ("complete -n 0", "-n/--predict must be at least 1"),
+    ("complete -n -5", "(until the context is full), got -5"),
+    ("complete --temp -0.1", "temperature must be finite and at least 0, in 32 bits, got -0.1"),
+    ("complete -s -2", "seed must be a whole number from 0 to 2^64 - 1, got -2"),
     ("complete --drafter psychic", "choose one of: mixture, memory, ngram, suffix, recycle, nasd, lookahead, model"),
     ("bench --policy psychic", "'psychic'; choose one of: fixed, heuristic, entropy, threshold, cost, all"),
     ("complete --policy psychic", "'psychic'; choose one of: "),
@@ -66,55 +66,55 @@ CONTRADICTIONS = [
     ("complete --stop ''", "--stop"),
     ("complete -ctv q8_0 -fa off", "flash attention"),
     ("complete --rpc host", "--rpc: 'host' is not HOST:PORT"),
-    ("complete --rpc-timeout 5", "--rpc-timeout is for --rpc"),
-    ("complete --rpc a:1 -ngl 0", "-ngl 0 leaves no layer to --rpc"),
-    ("complete --logit-bias green", "'green' is no token id with a bias"),
-    ("complete --grammar 'root ::= [a]' --json-schema {}", "--grammar and --json-schema exclude each other"),
-    ("complete --logprobs 3", "add --json"),
-    ("complete --acceptance rejection --mirostat 2 --temp 1", "no place for rejection sampling"),
-    ("complete --lenience 0.5 --acceptance match", "lenience has no say in acceptance 'match'"),
-    ("complete --lenience 0.5 --no-draft", "lenience 0.5 is for drafts"),
-    ("complete --drafter model", "name it with -md"),
-    ("complete -md m.gguf --no-draft", "leave out --no-draft"),
-    ("complete -md m.gguf --drafter ngram", "leave out --drafter"),
-    ("complete -md m.gguf --drafter model --memory mine", "looks at no memory"),
-    ("complete --memory x --no-memory", "exclude each other"),
-    ("complete --memory x --no-draft", "leave out --no-draft"),
-    ("chat --memory x --drafter ngram", "'ngram' looks at no memory"),
-    ("complete -md m.gguf --mtp", "-md and --mtp exclude each other"),
-    ("complete --mtp --no-draft", "--mtp is for drafts; leave out --no-draft"),
-    ("complete --mtp --drafter ngram", "with --mtp a model drafts, beside mixture, or alone"),
-    ("serve -md m.gguf --no-draft", "leave out --no-draft"),
-    ("serve -td 1", "name it with -md"),
-    ("complete --beams 2 --temp 0.5", "samples none; leave out --temp"),
-    ("complete --beams 2 --repeat-penalty 1.2", "scores texts by the model alone"),
-    ("complete --beams 2 --samplers 'top_k;infill;temperature' --suffix a", "leave out penalties"),
-    ("complete --beams 2 --acceptance match", "accepts drafts in one way only"),
-    ("complete --beams 2 --drafter ngram", "leave out --drafter"),
-    ("complete --beams 2 -md m.gguf", "leave out --draft-model"),
-    ("complete --beams 2 --trace t.jsonl", "leave out --trace"),
-    ("complete --beams 2 --exact on", "--exact on is for one text at a time"),
+    ("complete --rpc-timeout 5", "--rpc-timeout requires --rpc"),
+    ("complete --rpc a:1 -ngl 0", "-ngl 0 cannot be combined with --rpc"),
+    ("complete --logit-bias green", "'green' is not a token id with a bias"),
+    ("complete --grammar 'root ::= [a]' --json-schema {}", "--grammar and --json-schema cannot be combined"),
+    ("complete --logprobs 3", "requires --json"),
+    ("complete --acceptance rejection --mirostat 2 --temp 1", "mirostat cannot be combined with rejection sampling"),
+    ("complete --lenience 0.5 --acceptance match", "lenience has no effect with acceptance 'match'"),
+    ("complete --lenience 0.5 --no-draft", "lenience 0.5 cannot be combined with --no-draft"),
+    ("complete --drafter model", "requires a draft model; set -md"),
+    ("complete -md m.gguf --no-draft", "cannot be combined with --no-draft"),
+    ("complete -md m.gguf --drafter ngram", "--drafter ngram cannot be combined with -md"),
+    ("complete -md m.gguf --drafter model --memory mine", "does not use a memory"),
+    ("complete --memory x --no-memory", "cannot be combined"),
+    ("complete --memory x --no-draft", "cannot be combined with --no-draft"),
+    ("chat --memory x --drafter ngram", "'ngram' does not use a memory"),
+    ("complete -md m.gguf --mtp", "-md cannot be combined with --mtp"),
+    ("complete --mtp --no-draft", "--mtp cannot be combined with --no-draft"),
+    ("complete --mtp --drafter ngram", "--drafter ngram cannot be combined with --mtp"),
+    ("serve -md m.gguf --no-draft", "cannot be combined with --no-draft"),
+    ("serve -td 1", "require a draft model; set -md"),
+    ("complete --beams 2 --temp 0.5", "cannot be combined with --temp"),
+    ("complete --beams 2 --repeat-penalty 1.2", "cannot be combined with penalties"),
+    ("complete --beams 2 --samplers 'top_k;infill;temperature' --suffix a", "cannot be combined with penalties"),
+    ("complete --beams 2 --acceptance match", "cannot be combined with --acceptance"),
+    ("complete --beams 2 --drafter ngram", "--beams cannot be combined with --drafter"),
+    ("complete --beams 2 -md m.gguf", "--beams cannot be combined with --draft-model"),
+    ("complete --beams 2 --trace t.jsonl", "--beams cannot be combined with --trace"),
+    ("complete --beams 2 --exact on", "cannot be combined with --exact on"),
     ("bench --policy magic", "unknown policy 'magic'"),
-    ("bench --policy all --no-draft", "leave out --no-draft"),
-    ("bench --category poetry", "no category 'poetry'; there are: chat, "),
+    ("bench --policy all --no-draft", "cannot be combined with --no-draft"),
+    ("bench --category poetry", "unknown category 'poetry'; choose from: chat, "),
     ("bench --markdown --json -", "--markdown and --json cannot both be written to stdout; name a file"),
     ("bench --svg out --json ./out", "--svg and --json cannot both be written to ./out; name another file"),
     ("verify --drafter magic", "unknown drafter 'magic'"),
-    ("verify --drafter memory", "there is none"),
-    ("tune --apply --forget", "exclude each other"),
+    ("verify --drafter memory", "requires a memory"),
+    ("tune --apply --reset", "cannot be combined"),
     ("replay", "FILE"),
-    ("replay talks --curve round", "no curve 'round'"),
+    ("replay talks --curve round", "unknown curve 'round'"),
     ("replay talks --drafter psychic", "'psychic'"),
     ("replay talks --policy psychic", "'psychic'"),
-    ("replay talks -t 2", "name it with --model"),
+    ("replay talks -t 2", "require --model"),
 ]
 """Seen before a text is read and a model looked for."""
 
 RANGES = {
     "complete": "-c 4294967808, -t 0, -t 1099511627776, -ngl 1099511627776, -ctk q2, --draft-max 0, --temp warm",
     "bench": "-n 1",
-    "verify": "-n 1, --seconds 0, -s -1",
-    "tune": "--seconds 1, --depth 8",
+    "verify": "-n 1, --time-limit 0, -s -1",
+    "tune": "--time-limit 1, --context-depth 8",
     "replay talks": "--limit 0, --draft-max 64, --memory maybe",
 }
 """Values that an option does not take, whatever else is asked for."""
@@ -128,7 +128,7 @@ UNUSABLE = [
     ("complete gone.txt", "gone.txt: No such file"),
     ("complete --suffix gone.py", "gone.py: No such file"),
     ("complete --grammar-file gone.gbnf", "gone.gbnf: No such file"),
-    ("complete --memory a/b", "'a/b' cannot be the name of a memory"),
+    ("complete --memory a/b", "'a/b' is not a valid name for a memory"),
     ("complete --json-schema {", "the JSON schema is not JSON"),
     ("complete --trace gone/at/all.jsonl", "cannot write the trace gone/at/all.jsonl"),
     ("complete gone.gguf", "no such model file: gone.gguf"),
@@ -185,7 +185,7 @@ def test_files_that_may_not_be_read(env: dict[str, str], file: Path, tmp_path: P
 
 def test_a_text_longer_than_the_context(env: dict[str, str]) -> None:
     done = run(env, "complete", "-t", "1", "-c", "64", stdin=TEXT * 20)
-    done.failed("tokens, but the context holds 64", "-c/--ctx-size", "--truncate")
+    done.failed("no room for an answer in the context of 64", "-c/--ctx-size", "--truncate")
     assert next(int(word) for word in done.complaint.split() if word.isdigit()) > 64
 
 
@@ -212,7 +212,7 @@ def changed(path: Path, old: bytes, new: bytes) -> Path:
 
 
 def test_models_that_cannot_be_used(env: dict[str, str], file: Path, tmp_path: Path) -> None:
-    """What `check_model_file` sees is in tests/models; here is what llama.cpp says."""
+    """Errors of llama.cpp; those of `check_model_file` are in tests/models."""
     key, odd = b"general.architecture", tmp_path / "[red]odd:bug:.txt"
     odd.write_bytes(TEXT)
     for model, word in (
@@ -229,7 +229,7 @@ def test_models_that_cannot_be_used(env: dict[str, str], file: Path, tmp_path: P
 @pytest.mark.skipif(sys.platform != "linux", reason="not every system limits a process's memory")
 def test_a_context_that_no_memory_holds(env: dict[str, str], file: Path) -> None:
     done = shell(env, 'ulimit -v 6000000 && exec "$@"', "complete", "-t", "1", "-c", "2000000", file)
-    done.failed("no context of 2000000 tokens", "-c/--ctx-size")
+    done.failed("create a context of 2000000 tokens", "-c/--ctx-size")
 
 
 # ---------------------------------------------------------------------- stdout and stderr

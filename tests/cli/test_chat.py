@@ -54,7 +54,7 @@ def test_a_line_that_does_not_fit_or_is_no_text_is_left_out(env: dict[str, str],
     lines = b"one\n" + b"far too long " * 300 + b"\n\xff\xfe\ntwo\n/save " + bytes(kept)
     done = pipe(env, lines)
     assert done.code == 1
-    assert re.search(r"a prompt of \d+ tokens, but the context has room for 500 beside", done.err)
+    assert re.search(r"a prompt of \d+ tokens, but the context has room for 500 and an answer", done.err)
     assert "not UTF-8" in done.err
     assert [m["content"] for m in messages(kept)[::2]] == ["one", "two"]
 
@@ -62,7 +62,7 @@ def test_a_line_that_does_not_fit_or_is_no_text_is_left_out(env: dict[str, str],
 def test_the_oldest_turns_make_room(env: dict[str, str]) -> None:
     # Letters that hardly merge into tokens: any one of the questions fits, five of them do not.
     done = pipe(env, ("xq zj kw vf gb " * 4 + "\n") * 5, "-c", "128").ok()
-    assert re.search(r"oldest turns? no longer fits? in the context", done.err)
+    assert re.search(r"oldest turns? do(es)? not fit in the context", done.err)
 
 
 def test_a_file_is_the_first_message(env: dict[str, str], tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_bad_usage_is_one_line(env: dict[str, str]) -> None:
         (["-f", os.devnull], b"hello\n", 1, f"{os.devnull} is empty"),
         (["-f", "-"], b"\n\n", 1, "standard input is empty"),
         (["-f", "-"], b"a\xff", 1, "standard input is not UTF-8"),
-        (["--resume"], b"hello\n", 1, "no conversation is kept; ngramspec chat --keep keeps one"),
+        (["--resume"], b"hello\n", 1, "there is no saved conversation; ngramspec chat --keep saves one"),
     ):
         pipe(env, stdin, *options).failed(words, code=code)
 
@@ -116,16 +116,16 @@ def test_commands_tell_on_stderr_and_one_that_fails_is_an_exit_code(env: dict[st
     files = ("/save chat.json", "/reset", "/save empty.json", "/load chat.json")
     wrong = {
         "/nothing": "unknown command /nothing",
-        "/load": "a file is needed",
+        "/load": "requires a file name",
         "/load none.json": "cannot read none.json",
-        "/quit now": "nothing after it",
+        "/quit now": "does not accept an argument",
         "/drafts": "terminal",
     }
     done = pipe(env, "\n".join(["/help", *system, *files, *wrong, "/quit", "never asked"]), folder=tmp_path)
     assert (done.code, done.out) == (1, f"{ANSWER}\n")
     assert all(words in line for words, line in zip(wrong.values(), complaints(done), strict=True))
-    told = ["/help .*/reset.*/quit.*Ctrl-D", "no system message", "from the next turn on", "Be brief."]
-    told += ["saved 1 turn to", "starts afresh", "saved 0 turns", "loaded 1 turn from chat.json"]
+    told = ["/help .*/reset.*/quit.*Ctrl-D", "no system message", "applies to the following turns", "Be brief."]
+    told += ["saved 1 turn to", "started a new conversation", "saved 0 turns", "loaded 1 turn from chat.json"]
     assert re.search(".*".join(told), done.err, re.DOTALL)
     assert [m["role"] for m in messages(tmp_path / "chat.json")] == ["system", "user", "assistant"]
     assert messages(tmp_path / "empty.json") == messages(tmp_path / "chat.json")[:1]
@@ -160,7 +160,7 @@ def test_a_conversation_that_is_kept_has_the_turn_in_which_the_program_was_ended
     with signal_after(number, steps=0):
         pipe(mine, "more\n", "--resume")
     assert [one["content"] for one in messages(kept)[2:]] == ["more", ""]
-    assert "going on with 2 turns" in pipe(mine, "", "--resume").ok().err
+    assert "continuing a conversation of 2 turns" in pipe(mine, "", "--resume").ok().err
 
 
 @pytest.mark.usefixtures("says")
@@ -170,8 +170,8 @@ def test_a_conversation_is_kept_where_that_is_asked_for(env: dict[str, str], tmp
     done = pipe(mine, "first\n/set keep on\nsecond\n")
     assert done.out == f"{ANSWER}\n{ANSWER}\n"
     resumed = pipe(mine, "third\n/undo\n/memory\nfourth\n", "--resume")
-    assert "going on with 2 turns" in resumed.err
-    assert f"the conversation is kept in {kept}" in resumed.err
+    assert "continuing a conversation of 2 turns" in resumed.err
+    assert f"the conversation is saved in {kept}" in resumed.err
     assert [m["content"] for m in messages(kept)[::2]] == ["first", "second", "fourth"]
 
 
@@ -184,8 +184,8 @@ def test_a_file_goes_in_front_of_the_next_message(env: dict[str, str], tmp_path:
     bad = "".join(f"/file {name}\n" for name in ("none", "big", "raw", "empty", "."))
     lines = f"{bad}/file a b.py\n/retry\nwhat is this?\n/file a b.py\n/file -\nand now?\n/save chat.json\n"
     done = pipe(env, lines, folder=tmp_path)
-    wanted = ["none: No such", "the context has room for", "raw is not UTF-8", "empty is empty"]
-    told = zip([*wanted, "directory", "nothing was said"], complaints(done), strict=True)
+    wanted = ["none: No such", "fit in the context", "raw is not UTF-8", "empty is empty"]
+    told = zip([*wanted, "directory", "the conversation is empty"], complaints(done), strict=True)
     assert all(words in line for words, line in told)
     saved = messages(tmp_path / "chat.json")
     assert saved[0]["content"] == "a b.py:\n\n````py\nx = '''\n```\n'''\n````\n\nwhat is this?"
@@ -201,6 +201,6 @@ def test_another_model_goes_on(env: dict[str, str], tmp_path: Path) -> None:
     done = pipe(env, "\n".join(lines), folder=tmp_path)
     assert done.code == 1
     assert [line for line in done.err.splitlines() if "none.gguf" in line or "bad.gguf" in line]
-    assert "goes on with the conversation" in done.err
+    assert "continues the conversation" in done.err
     assert f"({demo})" in done.err
     assert len(messages(tmp_path / "c.json")) == 4

@@ -80,10 +80,10 @@ def test_what_leaves_the_context_is_heard_by_the_memory(session: Session) -> Non
 def test_there_must_be_a_turn_and_for_some_a_terminal(session: Session, capsys: Captured) -> None:
     for name in ("undo", "retry", "edit", "copy"):
         assert not run(session, name, "")
-        assert ("needs a terminal" if name == "copy" else "nothing was said yet") in capsys.readouterr().err
+        assert ("requires a terminal" if name == "copy" else "the conversation is empty") in capsys.readouterr().err
     session.conversation.turns.append(Turn("a", "b"))
     assert not run(session, "edit", "")
-    assert "there is no terminal" in capsys.readouterr().err
+    assert "is not a terminal" in capsys.readouterr().err
     session.interactive = True
     assert run(session, "edit", "")
     assert session.editing
@@ -157,7 +157,7 @@ def test_an_option_is_set_shown_and_taken_back(
     shown = chat_settings.find(name).show(session)
     assert run(session, "set", f"{name} default")
     assert getattr(session.sampling, field) == before
-    # What is shown can be typed.
+    # Shown values can be typed.
     assert run(session, "set", f"{name} {shown}")
     assert getattr(session.sampling, field) == value
 
@@ -165,21 +165,21 @@ def test_an_option_is_set_shown_and_taken_back(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("nonsense 1", "there is no setting 'nonsense'; there are: temp, top-k, "),
-        ("temp hot", "'hot' is no number"),
-        ("top-k 1.5", "'1.5' is no whole number"),
+        ("nonsense 1", "unknown setting 'nonsense'; choose from: temp, top-k, "),
+        ("temp hot", "'hot' is not a number"),
+        ("top-k 1.5", "'1.5' is not a whole number"),
         ("top-p 7", "must be above 0 and at most 1"),
         ("mirostat 3", "0 (off), 1 or 2"),
         ("grammar nothing", "grammar"),
         ("logit-bias 99999+1", "99999"),
-        ("logit-bias x", "looks like 15043+1"),
+        ("logit-bias x", "such as 15043+1"),
         ("stop ''", "must not be empty"),
         ("stop 'open", "quotation"),
         ("predict 0", "at least 1"),
         ("predict many", "at least 1"),
         ("keep maybe", "must be on or off"),
-        ("think on", "does not ask whether to think"),
-        ("markdown on", "on a terminal"),
+        ("think on", "has no variable for reasoning"),
+        ("markdown on", "in a terminal"),
         ("json-schema {", "json-schema"),
     ],
 )
@@ -239,8 +239,8 @@ def test_drafts_threads_and_memory_can_be_set(own_session: Session, capsys: Capt
     capsys.readouterr()
     for line, words in (
         ("policy lucky", "unknown policy 'lucky'"),
-        ("threads many", "'many' is no whole number"),
-        ("memory work", "exclude each other"),
+        ("threads many", "'many' is not a whole number"),
+        ("memory work", "cannot be combined"),
     ):
         assert not run(session, "set", line)
         assert words in capsys.readouterr().err
@@ -279,7 +279,7 @@ def test_where_nothing_can_be_kept_a_line_says_so(session: Session, capsys: Capt
     kept_path().parent.write_text("in the way")
     session.keep = True
     assert session.ask("one")
-    assert "the conversation is not kept" in capsys.readouterr().err
+    assert "the conversation could not be saved" in capsys.readouterr().err
     assert not session.keep
 
 
@@ -306,7 +306,7 @@ def test_keys(tmp_path: Path, capsys: Captured) -> None:
         old[0] = "the old one"
         assert typed("\x15new\r") == "new"
         assert typed(clear) == ""
-        assert capsys.readouterr().err == "Ctrl-C again, Ctrl-D or /quit leaves\n"
+        assert capsys.readouterr().err == "press Ctrl-C again, or use Ctrl-D or /quit, to exit\n"
         old[0] = None
         for leaving in (clear + clear, end):
             keys.send_text(leaving)
@@ -366,19 +366,19 @@ def test_tab_offers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_answer_is_drafted_from_a_file(session: Session, tmp_path: Path, capsys: Captured) -> None:
     file = tmp_path / "notes.md"
     file.write_text("It was a fine day.")
-    assert run(session, "predict", str(file))
+    assert run(session, "prediction", str(file))
     assert (session.predicted, session.attached) == ("It was a fine day.", [])
     assert session.ask("hello")
     drafter = session.decoder.drafter
     assert drafter is not None
-    assert drafter.predicted == session.target.tokenize("It was a fine day.", add_bos=False)
+    assert drafter.prediction == session.target.tokenize("It was a fine day.", add_bos=False)
     assert session.predicted == ""  # of the next answer alone
     assert session.ask("hello again")
-    assert not drafter.predicted
-    assert run(session, "predict", str(file))
-    assert run(session, "predict", "-")
+    assert not drafter.prediction
+    assert run(session, "prediction", str(file))
+    assert run(session, "prediction", "-")
     assert session.predicted == ""
-    assert not run(session, "predict", str(tmp_path / "none"))
-    session.decoder.draft_with(None, session.decoder.policy)
-    assert not run(session, "predict", str(file))
-    assert "nothing drafts from a prediction" in capsys.readouterr().err
+    assert not run(session, "prediction", str(tmp_path / "none"))
+    session.decoder.set_drafter(None, session.decoder.policy)
+    assert not run(session, "prediction", str(file))
+    assert "/prediction has no effect here" in capsys.readouterr().err

@@ -47,11 +47,11 @@ def test_the_statistics_of_a_session() -> None:
     Console(width=90, file=written).print(*totals(stats, {"model": "m\x1b[bold]"}))
     shown = [" ".join(re.findall(r"[^\s│┃]+", line)) for line in written.getvalue().splitlines()]
     assert "model m␛[bold]" in shown
-    assert "tokens 4 generated, prompts read in 0.5 s" in shown
-    assert "speed 3.0 tokens/s, 1.50 tokens per target pass" in shown
+    assert "tokens 4 generated, prompts processed in 0.5 s" in shown
+    assert "speed 3.0 tokens/s, 1.50 tokens per pass" in shown
     assert "passes 2, 50% of them without a draft" in shown
     assert "drafts 1 of 3 drafted tokens accepted (33%)" in shown
-    assert "gain about 1.50x plain decoding, by this machine's measured costs" in shown
+    assert "gain about 1.50x plain decoding (estimated from this machine's cost curve)" in shown
     assert [line for line in shown if re.fullmatch(r"[\d %]+", line)] == ["1 1 1 1 100%", "2 1 1 0 0%"]
     assert len(totals(Stats(), {})) == 1
 
@@ -70,7 +70,7 @@ def test_a_draft_is_shown_with_what_became_of_it() -> None:
     whole = Step((1, 4), ("one ", "[bold]four"), drafted=(1,), accepted=1, batch=2)
     assert spans(whole) == [("one ", "green")]
     assert marked(whole, PIECES.__getitem__).plain == "one [bold]four"
-    # What comes behind the end of the text was not refused.
+    # Tokens after the end of the text were not rejected.
     assert spans(Step((1, 5), ("one ", ""), drafted=(1, 5, 4, 4), accepted=2, batch=5, stop="eog")) == [
         ("one ", "green")
     ]
@@ -134,11 +134,11 @@ def test_markdown_is_shown_as_what_it_means_where_the_terminal_can(
 def test_what_fails_takes_the_turn_back(
     session: Session, capsys: Captured, name: str, error: Exception, told: str
 ) -> None:
-    session.decoder.draft_with(None, session.decoder.policy)
+    session.decoder.set_drafter(None, session.decoder.policy)
     with mock.patch.object(session.target, name, side_effect=error):
         assert not session.ask("hello")
     assert session.conversation.turns == []
-    assert capsys.readouterr().err == f"ngramspec: {told} (the turn was taken back)\n"
+    assert capsys.readouterr().err == f"ngramspec: {told} (the turn was removed)\n"
     assert session.totals.generated == (name == "evaluate")
     assert session.ask("hello")
     assert session.answers == len(session.conversation.turns) == 1
@@ -154,7 +154,7 @@ def test_stopped_while_the_prompt_is_read(session: Session, capsys: Captured) ->
     with mock.patch.object(Passes, "decode", press):
         assert session.ask("hello")
     assert session.conversation.turns == []
-    assert capsys.readouterr() == ("", "stopped before the answer began; the turn was taken back\n")
+    assert capsys.readouterr() == ("", "stopped before the answer began; the turn was removed\n")
     assert session.ask("hello")
 
 

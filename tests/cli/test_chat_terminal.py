@@ -68,7 +68,7 @@ def chat(env: dict[str, str], tmp_path: Path) -> Iterator[Chat]:
 
 
 def answer_in(shown: str, question: str = "hello") -> str:
-    """What stands between the last question and the statistics, without trailing spaces, of which tmux adds some."""
+    """Return the text between the last question and the statistics, without the trailing spaces that tmux adds."""
     told = re.split(rf"^> {question} *\n", shown, flags=re.MULTILINE)[-1]
     told = re.split(STATUS, told, flags=re.MULTILINE)[0]
     return "".join(f"{line.rstrip()}\n" for line in told.splitlines())
@@ -92,11 +92,11 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(chat: Chat, tmp_path: Pat
     terminal.keys("C-c")
     assert "leaves" not in terminal.wait(PROMPT).split("lists commands")[1].split("\n", 1)[1]
     terminal.keys("C-c")
-    terminal.wait("^Ctrl-C again, Ctrl-D or /quit leaves")
+    terminal.wait("^press Ctrl-C again, or use Ctrl-D or /quit, to exit")
     terminal.wait(PROMPT)
     terminal.type("/quit")
     terminal.wait("exit code 0")
-    # What is typed from now on is shown again.
+    # Text typed from now on is echoed again.
     assert "-" not in terminal.wait(r"^(?:.* )?-?echo .*$").split("exit code 0")[1].split("echo ")[0][-1:]
 
 
@@ -108,11 +108,11 @@ def test_a_session_is_shown_and_gone_on_with(chat: Chat, tmp_path: Path) -> None
     for colour, word in (("2", "Shall"), ("3", "greet"), ("1", "bold"), ("35", "def"), ("34", "greet")):
         assert re.search(rf"\x1b\[[\d;]*\b{colour}m(\x1b\[[\d;]*m)*{word}", coloured), word
     # Chat's own way of asking for a clipboard; tmux keeps what it is given.
-    terminal.ask("/copy 1", "went to the terminal")
-    terminal.ask("/drafts", "drafts are shown: accepted, refused")
+    terminal.ask("/copy 1", "copied ")
+    terminal.ask("/drafts", "drafts are shown: accepted, rejected")
     assert "**bold**" in answer_in(terminal.ask("shown", STATUS, 2), "shown")
-    terminal.ask("/drafts", "drafts are not shown")
-    terminal.ask("/undo", "took back: shown")
+    terminal.ask("/drafts", "drafts are hidden")
+    terminal.ask("/undo", "removed: shown")
 
     terminal.paste("pasted\nlines")
     terminal.wait(r"^> pasted\n *lines")
@@ -125,7 +125,9 @@ def test_a_session_is_shown_and_gone_on_with(chat: Chat, tmp_path: Path) -> None
     terminal.keys("C-d")
     terminal.wait("exit code 0")
     resumed = chat("--resume", text="").wait(PROMPT)
-    assert re.search(r"^going on with 2 turns\n> pasted\n+lines\nShall I greet\?\n", resumed, re.MULTILINE)
+    assert re.search(
+        r"^continuing a conversation of 2 turns\n> pasted\n+lines\nShall I greet\?\n", resumed, re.MULTILINE
+    )
 
 
 @pytest.mark.exhaustive

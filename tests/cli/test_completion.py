@@ -1,4 +1,4 @@
-"""What Tab offers: as bash asks, word by word."""
+"""Tab completion, as bash requests it, word by word."""
 
 from __future__ import annotations
 

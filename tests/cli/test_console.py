@@ -21,7 +21,7 @@ for text in ("one", "two\\n", "three", "", "four"):
 
 
 def shown(env: dict[str, str], stdout: str | Path) -> str:
-    """What a terminal shows that is stderr and, for "terminal", stdout too."""
+    """Return the output of a terminal that is stderr and, for "terminal", also stdout."""
     terminal, end = pty.openpty()
     other = None
     if stdout == "other terminal":

@@ -2,7 +2,7 @@
 
 A block of a page that begins with ```sh is run; one that begins with ```sh by-hand needs a network, a second terminal
 or another program, and of its commands the options are looked up. The blocks of a page are run in their order, in one
-folder and one home, both empty at first but for the `examples` of the project.
+folder and one home, both empty at first except for the `examples` of the project.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_extras_and_addresses_that_are_not_tried_exist(page: Path) -> None:
 
 def test_each_line_that_is_explained_is_said_somewhere() -> None:
     page = (ROOT / "cli" / "guide" / "not-faster.md").read_text("utf-8")
-    rows = re.findall(r"^\| (`.*?`) \|", page.split("## What the lines on stderr say")[1], re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?`) \|", page.split("## Notes on stderr")[1], re.MULTILINE)
     source = "\n".join(f.read_text("utf-8") for room in ("cli", "ngramspec") for f in (ROOT / room).rglob("*.py"))
     lines = re.findall("`(.*?)`", " ".join(rows))
     assert len(lines) > 10

@@ -17,7 +17,7 @@ from ngramspec.drafting import uncompiled
 from ngramspec.llama.target import Target
 
 INFO = ["info", "-t", "1", "-c", "512"]
-PROBING = "comparing batch sizes"
+PROBING = "comparing the logits of batch sizes"
 
 
 def facts(out: str) -> dict[str, str]:
@@ -34,7 +34,7 @@ def test_the_build_the_model_and_its_figures(env: dict[str, str], tiny: Path) ->
         assert found["size"].endswith(f"{target.n_params / 1e6:.1f} M parameters")
         assert found["context"] == f"512 tokens (the model's: {target.n_ctx_train})"
         assert found["vocabulary"] == f"{target.n_vocab} tokens"
-    assert found["KV cache"] == "drafts of any length can be taken back"
+    assert found["KV cache"] == "drafts of any length can be rolled back"
     assert found["settings"] == "1 threads, flash attention auto, KV cache f16/f16"
     assert re.match(r"llama-cpp-python \d+\.\d+.*; .*CPU", found["build"])
     assert {"chat template", "devices", "machine"} <= found.keys()
@@ -54,7 +54,7 @@ def test_the_build_the_model_and_its_figures(env: dict[str, str], tiny: Path) ->
 
 
 def test_what_was_measured_is_kept_until_fresh_is_asked_for(env: dict[str, str], tiny: Path) -> None:
-    assert PROBING in run(env, *INFO, tiny, "--fresh").err
+    assert PROBING in run(env, *INFO, tiny, "--remeasure").err
     assert PROBING not in run(env, *INFO, tiny).err
     other = run(env, *INFO, tiny, "-fa", "off")
     assert PROBING in other.err
@@ -80,7 +80,7 @@ def test_a_line_is_not_cut_where_nobody_looks(env: dict[str, str], mamba: Path, 
 
 def test_a_recurrent_model_says_how_drafts_are_taken_back(env: dict[str, str], mamba: Path) -> None:
     done = run(env, *INFO, mamba).ok()
-    assert "evaluating tokens again" in facts(done.out)["KV cache"]
+    assert "tokens are evaluated again" in facts(done.out)["KV cache"]
     assert "Cost of a target pass" in done.out
 
     text = ["complete", "-t", "1", "-c", "512", "-n", "8", str(mamba)]
@@ -115,4 +115,4 @@ def test_where_the_core_is_plain_python_info_says_what_to_do_and_speeds_say_so(
         for draft, slow in (([], True), (["--no-draft"], False)):
             options = ["-t", "1", "-c", "512", "-n", "4", "--exact", "off", *draft]
             done = run(env, command, tiny, *options, stdin=b"def f(").ok()
-            assert ("; drafts are slow: their core was not compiled" in done.err.splitlines()[-1]) == slow
+            assert ("drafting is slow because its core is not compiled" in done.err.splitlines()[-1]) == slow

@@ -1,4 +1,4 @@
-"""What drafts learn, kept from one run to the next: who writes it, who reads it, and how it is switched off."""
+"""Draft statistics between runs: writing, reading and disabling them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_complete_and_chat_write_one_file_and_go_on_from_it(home: dict[str, str]
     assert judges(home) == [path]
     assert path.read_bytes() != middle
     stats = run(home, "memory", "stats").out
-    assert "learnt by drafts: 1 vocabulary, " in stats
+    assert "draft statistics: 1 vocabulary, " in stats
     assert str(path.parent) in stats
-    assert "what drafts have learnt is forgotten" in run(home, "memory", "clear").err
+    assert "deleted the draft statistics" in run(home, "memory", "clear").err
     assert judges(home) == []
-    assert "learnt by drafts: nothing" in run(home, "memory", "stats").out
+    assert "draft statistics: nothing" in run(home, "memory", "stats").out
 
 
 def test_whoever_shall_not_neither_reads_nor_writes(

@@ -91,7 +91,7 @@ combining e\u0301, emoji \U0001f600 and
 
 
 ALLOWED = re.compile(r"([^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\x1b\[(\d+A|C|J|K|\?7[hl]|[\d;]*m))*+")
-"""What an answer may send to a terminal: text, commands that move, clear and break lines, and colours."""
+"""Sequences that an answer may send to a terminal: text, cursor movements, line breaks, and colours."""
 
 BREAK = -1
 """The column of a row that holds the line break in front of it, unless the terminal itself broke the line there."""
@@ -262,7 +262,7 @@ def test_a_look_is_taken_now_and_then() -> None:
 def test_a_terminal_that_became_narrower_shows_the_open_block_once() -> None:
     watched = Watched(40, 12)
     watched.push("finished\n\nthis paragraph is open and has some words")
-    # What a terminal that breaks its rows anew shows now.
+    # Current rows of a terminal that wraps its lines again.
     watched.screen = Screen(20, 12)
     watched.screen.write("> hello\nfinished\n\nthis paragraph is open and has some\nwords")
     watched.push(" more")

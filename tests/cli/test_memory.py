@@ -26,7 +26,7 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load, settings
 from ngramspec.loading.load import open_memory
 from ngramspec.memory import Memory, Store
-from ngramspec.memory.memory import memory_folder, memory_names, write_remember
+from ngramspec.memory.memory import memory_folder, memory_names, write_save_answers
 from ngramspec.storage import state_folder
 
 
@@ -65,9 +65,7 @@ def stored(tmp_path: Path) -> list[Path]:
 def test_add_list_remove_clear(home: dict[str, str], project: Path) -> None:
     added = run(home, "memory", "add", project)
     assert (added.code, added.raw) == (0, b"")
-    assert re.search(r"3 files added; [\d,]+ tokens read \(skipped: 1 binary, 1 named in .gitignore\)", added.err), (
-        added.err
-    )
+    assert re.search(r"3 files added; [\d,]+ tokens read \(skipped: 1 binary, 1 in .gitignore\)", added.err), added.err
     assert "demo model" in added.err
     listed = run(home, "memory", "list").ok()
     assert re.findall(r"^ +[\d,]+  (\S+)$", listed.out, re.MULTILINE) == [
@@ -75,8 +73,8 @@ def test_add_list_remove_clear(home: dict[str, str], project: Path) -> None:
     ]
     assert "noise" not in listed.out
     assert "3 unchanged" in run(home, "memory", "add", project).err
-    run(home, "memory", "remove", "sub", str(project / "sub")).failed("has no file sub")
-    assert "1 file removed" in run(home, "memory", "remove", project / "sub").err
+    run(home, "memory", "remove", "sub", str(project / "sub")).failed("does not contain sub")
+    assert "removed 1 file" in run(home, "memory", "remove", project / "sub").err
     assert "2 files" in run(home, "memory", "stats").out
     assert "deleted" in run(home, "memory", "clear").err
     assert "memories: none" in run(home, "memory", "stats").out
@@ -87,12 +85,12 @@ def test_secrets_are_left_out_and_said_to_be(home: dict[str, str], project: Path
     (project / ".env").write_text("KEY=hush\n")
     (project / "link.py").symlink_to(project / "a.py")
     added = run(home, "memory", "add", project).ok().err
-    assert "(skipped: 1 binary, 1 linked, 1 named in .gitignore, 1 probably secret)" in added
-    assert "is added only if you name the file itself" in added
+    assert "(skipped: 1 binary, 1 in .gitignore, 1 looks like a secret, 1 symbolic link)" in added
+    assert "are added only if you name the file itself" in added
     assert ".env" not in run(home, "memory", "list").ok().out
     assert "1 file added" in run(home, "memory", "add", project / ".env").ok().err
     assert "/.env" in run(home, "memory", "list").ok().out
-    assert "1 gone" in run(home, "memory", "add", project).ok().err
+    assert "1 removed" in run(home, "memory", "add", project).ok().err
 
 
 def test_named_memories_and_tokenizers(home: dict[str, str], project: Path, tmp_path: Path) -> None:
@@ -110,30 +108,30 @@ def test_named_memories_and_tokenizers(home: dict[str, str], project: Path, tmp_
     assert {"tokenizer of demo.gguf", "tokenizer of other tokenizer.gguf"} < set(listed.out.splitlines())
     assert "memories: default, work" in run(home, "memory", "stats").out
     # From all tokenizers.
-    assert "2 files removed" in run(home, "memory", "remove", "--memory", "work", project / "a.py").err
+    assert "removed 2 files" in run(home, "memory", "remove", "--memory", "work", project / "a.py").err
     run(home, "memory", "clear", "--memory", "work").ok()
     assert len(stored(tmp_path)) == 1
 
 
 def test_mistakes(home: dict[str, str]) -> None:
     for arguments, words, code in (
-        (["add", "gone"], "gone: there is no such file", 1),
-        (["add", ""], "is empty", 2),
+        (["add", "gone"], "gone: no such file", 1),
+        (["add", ""], "must not be empty", 2),
         (["add"], "PATH", 2),
-        (["add", "--memory", "../x", "."], "'../x' cannot be the name", 1),
-        (["add", "--memory", "", "."], "'' cannot be the name", 1),
+        (["add", "--memory", "../x", "."], "'../x' is not a valid name", 1),
+        (["add", "--memory", "", "."], "'' is not a valid name", 1),
         (["add", "--model", "gone.gguf", "."], "gone.gguf", 1),
         (["list", "--memory", "nothing"], "'nothing' is empty", 1),
         (["remove"], "--answers", 2),
-        (["remove", ""], "is empty", 2),
+        (["remove", ""], "must not be empty", 2),
         (["remove", "x"], "is empty", 1),
-        (["remember", "maybe"], "maybe", 2),
+        (["save-answers", "maybe"], "maybe", 2),
         (["forget"], "forget", 2),
     ):
         run(home, "memory", *arguments).failed(words, code=code)
     done = run(home, "memory")
     assert (done.code, done.raw) == (2, b"")
-    assert all(name in done.err for name in ("add", "list", "remove", "clear", "stats", "remember"))
+    assert all(name in done.err for name in ("add", "list", "remove", "clear", "stats", "save-answers"))
 
 
 def test_a_file_whose_name_commands_a_terminal(home: dict[str, str], tmp_path: Path) -> None:
@@ -160,7 +158,7 @@ def test_a_signal_while_indexing(home: dict[str, str], project: Path, tmp_path: 
     with signal_at(number, Vocabulary, "tokenize", 2):
         done = run(home, "memory", "add", project)
     assert done.code == code, done.err
-    assert done.err.splitlines()[-1] == "interrupted; the memory is as it was"
+    assert done.err.splitlines()[-1] == "interrupted; the memory is unchanged"
     assert stored(tmp_path) == []
 
 
@@ -172,15 +170,15 @@ def test_watching_until_ctrl_c(home: dict[str, str], project: Path) -> None:
     try:
         told = iter(process.stderr.readline, "")
         assert any("3 files added" in line for line in told)
-        assert next(told) == f"watching {project}; Ctrl-C ends it\n"
+        assert next(told) == f"watching {project}; press Ctrl-C to stop\n"
         (project.parent / "c.py").write_text("print('new')\n")
         (project.parent / "c.py").rename(project / "c.py")  # whole at once
         assert re.search(r"^\d\d:\d\d:\d\d 1 file added; \d+ tokens read$", next(told))
         (project / "a.py").unlink()
-        assert "0 files added, 1 gone" in next(told)
+        assert "0 files added, 1 removed" in next(told)
         process.send_signal(signal.SIGINT)
         # The line before may come again, if the signal fell into its printing.
-        assert list(told)[-1] == "watching ended after 2 updates; the memory keeps what it has\n"
+        assert list(told)[-1] == "stopped watching after 2 updates\n"
         assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
@@ -194,8 +192,8 @@ def test_watching_needs_a_folder_and_a_package(
     home: dict[str, str], project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path, code, words in (
-        (project / "a.py", 2, "a.py is not a folder; watch the folder that it is in"),
-        (project / "nowhere", 1, "there is no such file or folder"),
+        (project / "a.py", 2, "a.py is not a folder; pass the folder that contains it"),
+        (project / "nowhere", 1, "no such file or folder"),
         (project, 1, "pip install 'ngramspec[watch]'"),
     ):
         if path == project:
@@ -211,27 +209,27 @@ def test_remembering_is_suggested_once_and_never_to_one_who_decided(
 
     def told() -> bool:
         chat._talk(session, None)
-        return "memory remember on" in capsys.readouterr().err
+        return "memory save-answers on" in capsys.readouterr().err
 
     assert not told()
     session.memory = Memory()
     assert [told(), told()] == [True, False]
     for decided in (True, False):
-        write_remember(decided)
-        (state_folder() / "told-of-remembering").unlink(missing_ok=True)
+        write_save_answers(decided)
+        (state_folder() / "memory-tip-shown").unlink(missing_ok=True)
         assert not told()
 
 
 def test_remembering_is_off_until_it_is_switched_on(home: dict[str, str], tmp_path: Path) -> None:
     assert "off" in run(home, "memory", "stats").out
-    assert "memory remember off" in run(home, "memory", "remember", "on").err
+    assert "memory save-answers off" in run(home, "memory", "save-answers", "on").err
     stats = run(home, "memory", "stats").out
-    assert "remembering answers: on" in stats
+    assert "saving answers: on" in stats
     (config,) = (tmp_path / "home").rglob("config.toml")
     assert str(config) in stats
-    assert config.read_text() == "remember = true\n"
-    run(home, "memory", "remember", "off")
-    assert "remembering answers: off" in run(home, "memory", "stats").out
+    assert config.read_text() == "save_answers = true\n"
+    run(home, "memory", "save-answers", "off")
+    assert "saving answers: off" in run(home, "memory", "stats").out
 
 
 # ---------------------------------------------------------------------- what commands draft from
@@ -242,7 +240,7 @@ Open = Callable[..., Memory]
 
 @pytest.fixture
 def opened(home: dict[str, str], demo_vocabulary: Vocabulary) -> Open:
-    return lambda name=None: open_memory(name, demo_vocabulary, tell=note, keep=True)
+    return lambda name=None: open_memory(name, demo_vocabulary, on_note=note, keep=True)
 
 
 Fill = Callable[..., Store]
@@ -274,17 +272,17 @@ def test_the_default_memory_is_used_where_it_exists(opened: Open, fill: Fill, ca
 def test_a_memory_that_is_missing_or_another_tokenizers(
     opened: Open, demo_vocabulary: Vocabulary, capsys: Captured
 ) -> None:
-    with pytest.raises(NGramSpecError, match="memory 'work' holds nothing for this model's tokenizer"):
+    with pytest.raises(NGramSpecError, match="memory 'work' has no files for this model's tokenizer"):
         opened("work")
     Store(memory_folder(), bytes(16), "other").append([1, 2])
     assert opened().stored == 0
-    assert "holds nothing for this model's tokenizer, only for others'" in capsys.readouterr().err
+    assert "has no files for this model's tokenizer, only for other tokenizers" in capsys.readouterr().err
     # Renamed, it is refused too.
     (path,) = memory_folder().glob("*.memory")
     path.rename(path.with_name(f"{demo_vocabulary.vocabulary_hash.hex()}.memory"))
     assert opened().stored == 0
     assert "another tokenizer" in capsys.readouterr().err
-    write_remember(True)
+    write_save_answers(True)
     assert opened("work").stored == 0
 
 
@@ -293,7 +291,7 @@ def test_a_memory_that_is_damaged_or_cannot_be_written_ends_nothing(opened: Open
         (line,) = capsys.readouterr().err.splitlines()
         return str(line)
 
-    write_remember(True)
+    write_save_answers(True)
     path = fill("work").path
     path.write_bytes(b"nonsense" * 1000)
     memory = opened("work")
@@ -305,7 +303,7 @@ def test_a_memory_that_is_damaged_or_cannot_be_written_ends_nothing(opened: Open
     memory = opened("new")
     memory_folder("new").write_text("no folder")
     options.keep(memory, ANSWER)
-    assert "not kept" in told()
+    assert "not saved" in told()
 
 
 @pytest.fixture
@@ -336,15 +334,15 @@ def test_an_answer_is_drafted_from_memory_and_remembered(
     question = tmp_path / "question.txt"
     question.write_text("def add(a, b):\n")
     for command in ("complete", "chat"):
-        write_remember(False)
+        write_save_answers(False)
         store = fill()
         line = [command, *SPY, "-n", "6", "-s", "1", "-f", str(question)]
         run(home, *line).ok()
         assert given[-1]
         assert given[-1].stored == 5
         assert len(store.documents()) == 1
-        assert "in 1 answer that was remembered" in run(home, "memory", "list").out
-        write_remember(True)
+        assert "in 1 saved answer" in run(home, "memory", "list").out
+        write_save_answers(True)
         done = run(home, *line)
         _, kept = store.documents()
         assert b"".join(map(demo_vocabulary.piece, kept.tokens.tolist())).decode().strip() == done.out.strip()
@@ -358,13 +356,13 @@ def test_an_answer_is_drafted_from_memory_and_remembered(
 def test_a_benchmark_drafts_from_memory_and_leaves_it_alone(
     home: dict[str, str], given: list[Memory | None], fill: Fill, tmp_path: Path
 ) -> None:
-    write_remember(True)
+    write_save_answers(True)
     store = fill("work")
     text = tmp_path / "text.txt"
     text.write_text("def add(a, b):\n")
     line = ["bench", *SPY, "--prompts", str(text), "-n", "4", "--repeat", "1", "--json", "-"]
     done = run(home, *line, "--memory", "work").ok()
-    assert "drafting from a memory of 5 tokens too; --no-memory leaves it out" in done.err
+    assert "also drafting from a memory of 5 tokens; --no-memory disables it" in done.err
     assert done.json["memory"] == {"name": "work", "tokens": 5}
     assert len(store.documents()) == 1
     assert run(home, *line, "--no-memory").json["memory"] is None

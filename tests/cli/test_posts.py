@@ -1,4 +1,4 @@
-"""What is made to be posted, as a user makes it: of bench, replay and memory stats, equal to what --json says."""
+"""Results for sharing, of bench, replay and memory stats, equal to those of --json."""
 
 from __future__ import annotations
 
@@ -83,21 +83,21 @@ def test_a_replay_to_post_says_what_its_json_says_and_nothing_of_its_texts(env: 
     headings, *rows = markdown_table(done.out)
     for row in (dict(zip(headings, row, strict=True)) for row in rows):
         name = row["curve"]
-        figures = found["results"][f"mixture@{name}"][row["kind of text"]]
+        figures = found["results"][f"mixture@{name}"][row["category"]]
         assert row["gain"] == f"{figures['speedup'][name]:.3f}x"
-        assert row["copy-oracle"] == f"{found['oracle'][row['kind of text']][name]['oracle_copy1']:.3f}x"
+        assert row["copy-oracle"] == f"{found['oracle'][row['category']][name]['oracle_copy1']:.3f}x"
     assert {row[1] for row in rows} == {"<copy>", "b|c", "overall", "macro"}
     assert "`ngramspec replay talks.jsonl --vocab demo.gguf --curve flat" in done.out
     page = Page(written["html"].read_text("utf-8"))
-    assert page.words.count("What is gained on the curve ") == 2
+    assert page.words.count("Speed-up on the curve ") == 2
     for kind in ("svg", "html"):
         assert "zebra" not in written[kind].read_text("utf-8")
     texts = tmp_path / "texts.html"
-    run(env, "replay", talks, "--vocab", DEMO, "--curve", "flat", "--html", texts, "--with-texts").ok()
+    run(env, "replay", talks, "--vocab", DEMO, "--curve", "flat", "--html", texts, "--include-text").ok()
     shown = Page(texts.read_text("utf-8"))
     assert "zebra giraffe" in "".join(text for kind, text in shown.marked[3:] if kind == "kept")
     assert {"<copy>: line 1", "b|c: line 2"} <= set(shown.words.splitlines())
-    assert "--html" in run(env, "replay", talks, "--vocab", DEMO, "--with-texts").complaint
+    assert "--html" in run(env, "replay", talks, "--vocab", DEMO, "--include-text").complaint
     macro = found["results"]["mixture@flat"]["macro"]["speedup"]["flat"]
     assert f"{macro:.3f}x" in drawn(written["svg"].read_text("utf-8"))
 
@@ -164,6 +164,8 @@ def test_where_there_is_no_gain_the_reason_is_told() -> None:
         return no_gain(stats, CostCurve({1: 0.1, 4: 0.38}))
 
     assert told(drafted=(2,), plain_seconds=0.5) is None  # a gain
-    assert told(drafted=(2,), plain_seconds=0.2) == "drafts gained nothing: 0 of 16 guessed tokens were right"
-    assert str(told(drafted=(), plain_seconds=0.25)).endswith("a pass over 4 tokens costs 3.8 times one")
+    assert told(drafted=(2,), plain_seconds=0.2) == "drafts gained nothing: 0 of 16 draft tokens were accepted"
+    assert str(told(drafted=(), plain_seconds=0.25)).endswith(
+        "a batch of 4 tokens costs 3.8 times one token, so no draft was worth it"
+    )
     assert told(drafted=(), plain_seconds=0.25, passes=15) is None

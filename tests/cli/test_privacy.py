@@ -114,15 +114,15 @@ def homes(every: bool, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         env["NGRAMSPEC_MODEL"] = str(tiny)
         calls = [["complete", str(text), *FEW], ["chat", "-f", str(text), *FEW]]
         if keeps:
-            calls = [["memory", "remember", "on"], ["memory", "add", str(text)], *calls, [*calls[-1], "--keep"]]
+            calls = [["memory", "save-answers", "on"], ["memory", "add", str(text)], *calls, [*calls[-1], "--keep"]]
             if every:
                 chat_at_a_terminal(home, tiny)
         else:
             short = ["--prompts", str(text), "-t", "1", "-c", "512", "-n", "8", "--exact", "off"]
             calls += [["bench", *short, "--repeat", "1"], ["models"]]
             if every:
-                calls += [["verify", *short, "--seconds", "1"], ["info", "-c", "512"]]
-                calls += [["tune", "--seconds", "5", "-c", "512", "--depth", "128"]]
+                calls += [["verify", *short, "--time-limit", "1"], ["info", "-c", "512"]]
+                calls += [["tune", "--time-limit", "5", "-c", "512", "--context-depth", "128"]]
                 ask_the_server(env)
         for call in calls:
             done = run(env, *call)
@@ -134,7 +134,7 @@ def homes(every: bool, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture
 def unseen(every: bool) -> set[str]:
     """Files that none of the commands left. A processor without AMX leaves no verdict on its kernels."""
-    slow = {"CACHE/tuned/*.json", "STATE/chat_history", "STATE/told-of-remembering"}
+    slow = {"CACHE/tuned/*.json", "STATE/chat_history", "STATE/memory-tip-shown"}
     return {"CACHE/amx/*"} | (set() if every else slow)
 
 
@@ -157,10 +157,10 @@ def unnamed(names: set[str], named: set[str]) -> set[str]:
 
 def test_every_file_is_named_and_every_name_is_a_file(homes: tuple[Path, Path], unseen: set[str]) -> None:
     kept_no_text, kept_text = (set(files(home)) for home in homes)
-    without = patterns("No texts") | patterns("About your texts")
+    without = patterns("No texts") | patterns("Statistics about your texts")
     assert not unnamed(kept_no_text, without)
-    assert not unnamed(kept_text, without | patterns("Texts of yours"))
-    expected = (without | patterns("Texts of yours")) - unseen
+    assert not unnamed(kept_text, without | patterns("Your texts"))
+    expected = (without | patterns("Your texts")) - unseen
     assert not [p for p in expected if not fnmatch.filter(kept_no_text | kept_text, p)]
     for path in [path for home in homes for path in files(home).values() if path.stat().st_size]:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, "others can read what it holds"
@@ -181,5 +181,5 @@ def test_only_those_that_are_said_to_hold_texts_do(homes: tuple[Path, Path], tin
                 raw = b"".join(document.tokens.tobytes() for document in store.documents())
             if tokens in raw or any(word.encode() in raw for word in SECRET.split()):
                 holding.add(name)
-    assert not unnamed(holding, patterns("Texts of yours"))
-    assert not [p for p in patterns("Texts of yours") - unseen if not fnmatch.filter(holding, p)]
+    assert not unnamed(holding, patterns("Your texts"))
+    assert not [p for p in patterns("Your texts") - unseen if not fnmatch.filter(holding, p)]

@@ -70,7 +70,7 @@ def test_stdin_without_a_curve_and_json_on_stdout(env: dict[str, str], talks: Pa
     found = done.json
     assert found["categories"] == {"stdin": 1, "copy": 1, "code": 2}
     assert (found["oracle"], found["settings"]["memory"], list(found["curves"])) == (None, "on", ["flat"])
-    assert "cost what one token costs (flat)" in done.err
+    assert "costs the same as one token (flat" in done.err
 
 
 def test_files_limits_and_drafting_options(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
@@ -140,10 +140,10 @@ def test_broken_lines_are_named_up_to_ten_and_counted(env: dict[str, str], tmp_p
 def test_nothing_to_replay(env: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("{\n" + talk("b", ""))
-    run(env, "replay", path).failed("no conversation to replay", "1 broken, 1 without a response")
+    run(env, "replay", path).failed("no conversations to replay", "1 broken, 1 without a response")
     path.write_text("")
-    run(env, "replay", path).failed("no conversation to replay", "log.jsonl")
-    run(env, "replay", "-").failed("no conversation to replay")
+    run(env, "replay", path).failed("no conversations to replay", "log.jsonl")
+    run(env, "replay", "-").failed("no conversations to replay")
 
 
 def test_files_that_are_no_models_or_curves(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
@@ -153,8 +153,10 @@ def test_files_that_are_no_models_or_curves(env: dict[str, str], talks: Path, tm
     run(env, "replay", talks, "--vocab", gone).failed("gone.gguf")
     run(env, "replay", talks, "--vocab", talks).failed("talks.jsonl", "looks like a text file")
     run(env, "replay", talks, "--model", gone).failed("gone.gguf")
-    run(env, "replay", talks, "--curve", bad).failed("bad.json", "a batch of 2 costs -1.0", code=2)
-    run(env, "replay", talks, "--curve", "flat", "--curve", flat).failed("another curve called flat", code=2)
+    run(env, "replay", talks, "--curve", bad).failed(
+        "bad.json", "a batch of 2 must be finite and above 0, got -1.0", code=2
+    )
+    run(env, "replay", talks, "--curve", "flat", "--curve", flat).failed("already a curve named flat", code=2)
 
 
 @by_signal

@@ -80,7 +80,7 @@ def other_version(client: socket.socket) -> None:
 @needs_rpc
 @pytest.mark.parametrize(
     ("answer", "reason"),
-    [(web, "is no RPC worker"), pytest.param(other_version, "speaks version 99.1.2", marks=pytest.mark.exhaustive)],
+    [(web, "is not an RPC worker"), pytest.param(other_version, "speaks version 99.1.2", marks=pytest.mark.exhaustive)],
 )
 def test_a_stranger_is_one_line(env: dict[str, str], answer: Callable[[socket.socket], None], reason: str) -> None:
     with stranger(answer) as address:
@@ -118,7 +118,7 @@ class Worker:
         raise AssertionError(self.end())
 
     def end(self, number: int = signal.SIGTERM) -> str:
-        """What it said, once it has ended."""
+        """Return its output after it has ended."""
         self.process.send_signal(signal.SIGCONT)
         self.process.send_signal(number)
         out, err = self.process.communicate(timeout=PATIENCE)
@@ -146,11 +146,11 @@ def test_a_model_over_two_workers(env: dict[str, str], pair: tuple[Worker, Worke
     plain = run_process(env, *over(pair, "-n", "48", "--exact", "on", "--no-draft"), stdin=TEXT)
     assert drafted.ok().raw == plain.ok().raw != b""
     twice = run_process(env, *over(pair[:1], "-n", "4")[:-3], f"{pair[0].name},localhost:{pair[0].port}", stdin=TEXT)
-    twice.failed("are one worker")
+    twice.failed("are the same worker")
     for worker, (number, code) in zip(pair, ((signal.SIGTERM, 143), (signal.SIGINT, 130)), strict=True):
         said = worker.end(number)
         assert worker.process.returncode == code
-        assert f"at {worker.name}; Ctrl-C ends it" in said
+        assert f"at {worker.name}; press Ctrl-C to stop" in said
         assert "trusted networks only" not in said
 
 
@@ -159,14 +159,14 @@ def test_a_model_over_two_workers(env: dict[str, str], pair: tuple[Worker, Worke
 @pytest.mark.parametrize(
     ("how", "options", "complaint"),
     [
-        (signal.SIGKILL, (), "no RPC worker listens any more at {}: start it again, then this"),
-        (signal.SIGSTOP, ("--rpc-timeout", "1"), "said nothing for 1 s"),
+        (signal.SIGKILL, (), "no RPC worker is listening at {}: restart it, then this program"),
+        (signal.SIGSTOP, ("--rpc-timeout", "1"), "did not respond for 1 s"),
     ],
 )
 def test_a_worker_that_is_lost_is_one_line_and_the_text_so_far_is_there(
     env: dict[str, str], pair: tuple[Worker, Worker], how: signal.Signals, options: tuple[str, ...], complaint: str
 ) -> None:
-    """What is left of an endless answer when something happens to the second worker."""
+    """Return the output of an endless answer when something happens to the second worker."""
     command = [*COMMAND, *over(pair, "--no-draft", "--exact", "off", "-n", "470", *ENDLESS, *options)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe) as process:
@@ -195,7 +195,7 @@ def test_a_server_that_loses_a_worker_ends(env: dict[str, str], pair: tuple[Work
         answer = httpx.post(f"{address}/completion", json={"prompt": "def", "n_predict": 4}, timeout=PATIENCE)
         assert answer.status_code == 500
         assert process.wait(PATIENCE) == 1
-    assert "no RPC worker listens any more" in log.read_text().splitlines()[-1]
+    assert "no RPC worker is listening" in log.read_text().splitlines()[-1]
 
 
 @needs_rpc

@@ -30,8 +30,8 @@ SCHEMA = {
     [
         ("--grammar root:=x", 1, "the grammar does not parse: expecting ::= in line 1"),
         ("""--grammar 'a::="x"'""", 1, "grammar does not contain a 'root' symbol"),
-        ("--logit-bias 999999+1", 2, "logit bias of token 999999, but the vocabulary has tokens 0 to 4095 only"),
-        ("--logprobs 5000 --json", 2, "the vocabulary has 4096 tokens"),
+        ("--logit-bias 999999+1", 2, "the token of a logit bias must be 0 to 4095, got 999999"),
+        ("--logprobs 5000 --json", 2, "--logprobs must be at most 4096"),
     ],
 )
 def test_what_this_model_cannot_do_is_one_line(env: dict[str, str], arguments: str, code: int, complaint: str) -> None:
@@ -90,7 +90,7 @@ def test_logprobs_are_told_of_every_token(env: dict[str, str]) -> None:
     for one in found["logprobs"]:
         assert bytes(one["bytes"]).decode("utf-8", "replace") == one["token"]
         assert len(one["top_logprobs"]) == 3
-        # Greedy: the token itself is the likeliest.
+        # Greedy: the token itself is the most likely.
         assert one["top_logprobs"][0]["logprob"] == one["logprob"]
         assert sum(math.exp(top["logprob"]) for top in one["top_logprobs"]) <= 1
     assert found["text"] == "".join(one["token"] for one in found["logprobs"])
@@ -116,7 +116,7 @@ def test_a_trace_of_a_completion(env: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     done = run(env, *DRAFTED, "-n", "16", "--trace", file, stdin=TEXT)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert lines[0]["ngramspec_trace"] == 2
+    assert lines[0]["ngramspec_trace"] == 3
     assert "".join(piece for line in lines[1:] for piece in line["pieces"]) == done.out
     shown = run(env, "trace", file).ok()
     assert len(shown.out.splitlines()) >= len(lines)

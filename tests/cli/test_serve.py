@@ -67,7 +67,7 @@ def test_it_answers_and_logs_the_cost_but_no_text(env: dict[str, str], monkeypat
     assert f"{first['usage']['completion_tokens']} tokens" in line
     assert "Zanzibar" not in done.err
     assert {f"loading {DEMO.name}", "drafts: mixture"} <= set(done.err.splitlines())
-    measuring = "measuring what passes of this model cost; this happens once per model and machine"
+    measuring = "measuring the cost of batches; this happens once per model and machine"
     assert measuring in done.err
     assert " s\n" in done.err.partition("measured in ")[2]
     assert any(" is ready: " in line and line.endswith("--exact off") for line in done.err.splitlines())
@@ -79,7 +79,7 @@ def test_a_suffix_that_stands_first_is_found_in_the_cache(env: dict[str, str]) -
     cached = []
 
     def client(http: httpx.Client) -> None:
-        # What stands first in the prompt is what a second gap with the same suffix finds in the cache.
+        # A second gap with the same suffix finds the start of the prompt in the cache.
         for prefix in ("def f(x):\n", "class Other:\n"):
             gap = {"input_prefix": prefix, "input_suffix": "    return x\n\n\nprint(f(1))\n" * 3, "n_predict": 1}
             cached.append(http.post("/infill", json=gap).json()["timings"]["cache_n"])
@@ -103,11 +103,11 @@ def test_embeddings_beside_a_text_that_is_written(env: dict[str, str]) -> None:
         texts.append("".join([one["content"] for one in told]))
 
     done = serve(env, client, "--embeddings", "--pooling", "mean", "--no-memory").ok()
-    assert "embeddings: pooling mean, texts of up to 512 tokens, in a context of their own" in done.err
+    assert "embeddings: pooling mean, texts of up to 512 tokens, in a separate context" in done.err
     assert "POST /v1/embeddings 200" in done.err
     first, second = [one["embedding"] for one in found[0]["data"]]
     assert sum(x * x for x in first) == pytest.approx(1) == sum(x * x for x in second)
-    assert texts[0].endswith(texts[1])  # but for the first piece
+    assert texts[0].endswith(texts[1])  # except for the first piece
     assert len(texts[1]) > len(texts[0]) // 2
 
 
@@ -115,7 +115,7 @@ def test_what_embeddings_need_is_said_at_the_start(env: dict[str, str]) -> None:
     done = serve(env, lambda _: None, "--embeddings").ok()
     assert "--pooling mean" in done.err
     for options in (("--pooling", "mean"), ("--embd-normalize", "1")):
-        serve(env, lambda _: None, *options).failed("are for --embeddings", code=2)
+        serve(env, lambda _: None, *options).failed("require --embeddings", code=2)
     wrong = serve(env, lambda _: None, "--embeddings", "--pooling", "max")
     wrong.failed("not one of 'none', 'mean'", code=2)
 
@@ -130,7 +130,7 @@ def test_texts_are_those_of_the_adapters_that_are_named(env: dict[str, str], tmp
         found.extend([http.post("/completion", json=body).json()["content"], http.get("/lora-adapters").json()])
         scales = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1}]
         refused = http.post("/lora-adapters", json=scales)
-        assert "are given when the server is started" in refused.json()["error"]["message"]
+        assert "cannot be changed after the server has started" in refused.json()["error"]["message"]
         asked = [http.post("/completion", json=body | {"lora": some}) for some in (scales, scales[:1], [])]
         chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "lora": scales}
         asked.append(http.post("/v1/chat/completions", json=chat))
@@ -174,7 +174,7 @@ def test_what_a_model_is_and_that_it_has_no_such_layer_is_told(env: dict[str, st
     done = serve(env, client, "--mtp", "-np", "2").ok()
     assert told[0]["model_ftype"] == told[1]["ftype"] == "Q8_0"
     assert told[1]["size"] > told[1]["n_params"] > 1_000_000
-    assert "the model does not draft for itself: its file holds no NextN layer" in done.err.splitlines()
+    assert "--mtp is not used: its file contains no NextN layer" in done.err.splitlines()
     assert "drafts: mixture" in done.err
 
 
@@ -194,7 +194,7 @@ def test_sigterm_lets_a_request_end_and_a_key_is_asked_for(env: dict[str, str]) 
         told = [json.loads(line.removeprefix("data: ")) for line in lines[0] if line]
     assert refused == [401]
     assert (told[-1]["stop_type"], told[-1]["tokens_predicted"]) == ("limit", 100)
-    assert "stopping: running requests have" in done.err
+    assert "shutting down: waiting" in done.err
 
 
 def test_what_is_written_when_the_time_is_over_is_told(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,19 +257,19 @@ def note(text):
     plain(text)
     if " is ready: " in text:
         threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
-    if "stopping" in text:
+    if "shutting down" in text:
         signal.raise_signal(signal.SIGINT)
 serve_run.note = note
 app.main()
 """
     done = run_process(env, "serve", DEMO, *SMALL, "0", command=[sys.executable, "-c", script])
     assert done.code == 130
-    assert "stopping" in done.err
+    assert "shutting down" in done.err
 
 
 @pytest.mark.exhaustive
 def test_under_clients_that_come_and_go_until_a_second_interrupt(env: dict[str, str]) -> None:
-    """What `tools/measure/soak.py` does for minutes, in short; with an end that takes a process."""
+    """A short version of `tools/measure/soak.py`, with an end that takes a process."""
     options = ("0", "-c", "768", "-np", "3", "--exact", "on", "--cache-ram", "4")
     with subprocess.Popen(
         [*COMMAND, "serve", str(DEMO), *SMALL, *options], env=env, stderr=subprocess.PIPE, text=True
@@ -284,7 +284,7 @@ def test_under_clients_that_come_and_go_until_a_second_interrupt(env: dict[str, 
         with httpx.stream("POST", f"{address}/completion", json=ENDLESS, timeout=PATIENCE) as response:
             assert next(response.iter_lines()).startswith("data")
             server.send_signal(signal.SIGINT)
-            next(line for line in log if "stopping" in line)
+            next(line for line in log if "shutting down" in line)
             server.send_signal(signal.SIGINT)
             assert server.wait(PATIENCE) == 130
     assert done.returncode == 0, done.stdout + done.stderr
@@ -319,7 +319,10 @@ def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_p
     assert "POST /slots/0 200" in done.err
     for flag in ("--jinja", "--metrics", "--slots", "-cb", "-v", "--reasoning-format"):
         assert f"{flag} changes nothing: " in done.err
-    assert "-c 512 is the context of each of 2 requests; llama-server shares it among them (-c 256 is that)" in done.err
+    assert (
+        "-c 512 is the context size of each of 2 requests; llama-server divides it among them (equivalent to -c 256 "
+        "here)" in done.err
+    )
 
 
 @pytest.mark.exhaustive
@@ -344,5 +347,5 @@ def test_it_answers_by_https(env: dict[str, str], tmp_path: Path) -> None:
 def test_a_context_of_0_is_the_models(env: dict[str, str]) -> None:
     sizes = []
     done = serve(env, lambda http: sizes.append(http.get("/props").json()), "-c", "0", "-np", "1").ok()
-    assert "is the context of each" not in done.err
+    assert "is the context size of each" not in done.err
     assert sizes[0]["default_generation_settings"]["n_ctx"] > 512

@@ -19,7 +19,7 @@ from ngramspec.loading.load import tuned, tuned_file
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.machine import Measure, Settings, Tuned, keep, recalled
 
-TUNE = ["tune", "-t", "1", "--seconds", "5", "--depth", "256"]
+TUNE = ["tune", "-t", "1", "--time-limit", "5", "--context-depth", "256"]
 PLAIN = ["-c", "512", "--exact", "off", "--no-draft"]
 COMPLETE = ["complete", *PLAIN, "-n", "4"]
 TEXT = b"def add(a, b):\n    return a + b\n"
@@ -57,7 +57,7 @@ def apply(what: Tuned = FASTER, model: Path = DEMO) -> None:
 @pytest.mark.usefixtures("_quick")
 def test_it_says_what_it_found_as_json_and_in_a_table(home: dict[str, str], tmp_path: Path) -> None:
     done = run(home, *TUNE, "--json", tmp_path / "found.json").ok()
-    assert "as it is, ms" in done.out
+    assert "current settings, ms" in done.out
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["complete"], found["settings"]["depth"], found["present"]["threads"]) == (True, 256, 1)
     assert found["compared"]
@@ -85,10 +85,10 @@ def test_looking_leaves_what_is_in_use_and_applying_replaces_it(home: dict[str, 
 @pytest.mark.usefixtures("_quick")
 def test_an_interruption_shows_what_was_measured(home: dict[str, str]) -> None:
     with signal_at(signal.SIGINT, SettingsTimer, "seconds", 150):
-        done = run(home, *TUNE, "--seconds", "3600", "--apply")
+        done = run(home, *TUNE, "--time-limit", "3600", "--apply")
     assert done.code == 130, done.err
-    assert "Interrupted: this is what was measured so far" in done.out
-    assert "as it is, ms" in done.out
+    assert "Interrupted: these are the results so far" in done.out
+    assert "current settings, ms" in done.out
     assert kept() is None
 
 
@@ -98,12 +98,12 @@ def test_what_is_kept_is_used_until_it_is_forgotten(home: dict[str, str]) -> Non
     used = run(home, *COMPLETE, stdin=TEXT).ok()
     assert "tuned: -t 1 -tb 2 --no-mmap (" in used.err
     assert "tuned: --no-mmap (" in run(home, *COMPLETE, "-t", "1", stdin=TEXT).err
-    assert "tuned" not in run(home, *COMPLETE, "--no-tuned", stdin=TEXT).err
-    forgotten = run(home, "tune", "--forget").ok()
-    assert (forgotten.raw, "taken away" in forgotten.err) == (b"", True)
+    assert "tuned" not in run(home, *COMPLETE, "--ignore-tuned", stdin=TEXT).err
+    forgotten = run(home, "tune", "--reset").ok()
+    assert (forgotten.raw, "deleted" in forgotten.err) == (b"", True)
     assert kept() is None
     assert "tuned" not in run(home, *COMPLETE, stdin=TEXT).err
-    assert "nothing is kept" in run(home, "tune", "--forget").err
+    assert "no saved settings" in run(home, "tune", "--reset").err
 
 
 SERVE = ["serve", "-c", "512", "--exact", "off", "--no-draft", "--port", "0"]
@@ -114,7 +114,7 @@ BENCH = ["bench", *PLAIN, "--category", "chat", "--limit", "1", "--repeat", "1",
     "command",
     [
         pytest.param(["chat", *PLAIN, "-n", "4"], id="chat"),
-        # Loads its server's libraries where no test did before: some 2 s of processor time.
+        # Loads its server's libraries where no test did before: about 2 s of processor time.
         pytest.param(SERVE, id="serve", marks=pytest.mark.exhaustive),
         pytest.param(BENCH, id="bench"),
     ],
@@ -125,10 +125,10 @@ def test_other_commands_use_it_too(home: dict[str, str], monkeypatch: pytest.Mon
     done = run(home, *command, stdin=b"Hello\n")
     assert (done.code, done.err.count("tuned: -t 1 -tb 2 --no-mmap (")) == (0, 1), done.err
     if command is BENCH:
-        line = "tuned: -t 1 -tb 2 --no-mmap, 1.25 times as fast where it acts (2026-11-22)"
-        without = run(home, *command, "--no-tuned", "-t", "1")
+        line = "tuned: -t 1 -tb 2 --no-mmap, 1.25 times as fast where it matters (2026-11-22)"
+        without = run(home, *command, "--ignore-tuned", "-t", "1")
         assert line in done.out.splitlines()
-        assert ("tuned: " in without.err, f"{line}; left out here" in without.out.splitlines()) == (False, True)
+        assert ("tuned: " in without.err, f"{line}; ignored here" in without.out.splitlines()) == (False, True)
 
 
 def test_another_model_and_other_layers_have_settings_of_their_own(home: dict[str, str], tmp_path: Path) -> None:
@@ -156,22 +156,22 @@ def test_options_come_first(home: dict[str, str]) -> None:
     said = using(threads=2, flash_attn="auto")
     assert (said.threads, said.threads_batch, said.flash_attn) == (2, None, "auto")
     assert len(told) == 2
-    # What was told of once is not told of again.
+    # The note appears only once.
     assert tuned(DEMO, plain, told.append) == (plain, {})
     apply(Tuned({"micro_batch": 1024, "repack": False}, 0.8, "2026-11-22", applied=True))
-    assert using() == LoadSettings(ubatch_size=1024, no_repack=True, no_tuned=True)
+    assert using() == LoadSettings(ubatch_size=1024, no_repack=True, ignore_tuned=True)
     assert using(flash_attn="off").ubatch_size is None
 
 
 def test_info_says_what_is_kept(home: dict[str, str], tiny: Path) -> None:
     apply(model=tiny)
     shown = run(home, "info", tiny, "-c", "512", "--exact", "off").out
-    assert "tuned          -t 1 -tb 2 --no-mmap, 1.25 times as fast where it acts (2026-11-22)" in shown
+    assert "tuned          -t 1 -tb 2 --no-mmap, 1.25 times as fast where it matters (2026-11-22)" in shown
     assert "settings       1 threads (2 for batches)" in shown
     for what, left_out, line in (
-        (None, False, "no: ngramspec tune finds the settings that are fastest here"),
-        (Tuned({}, None, "2026-11-22", applied=False), False, "nothing was found faster"),
-        (Tuned({"threads": 3}, 0.5, "2026-11-22", applied=False), False, "not used: ngramspec tune --apply keeps it"),
-        (FASTER, True, "; left out here"),
+        (None, False, "no; ngramspec tune finds the fastest settings"),
+        (Tuned({}, None, "2026-11-22", applied=False), False, "no faster settings found"),
+        (Tuned({"threads": 3}, 0.5, "2026-11-22", applied=False), False, "not used (ngramspec tune --apply saves it)"),
+        (FASTER, True, "; ignored here"),
     ):
         assert line in tuned_line(what, left_out=left_out)

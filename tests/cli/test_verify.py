@@ -18,7 +18,7 @@ import ngramspec.acceptance.verifier
 from ngramspec.acceptance.rules import Verdict
 from ngramspec.instruments.selfcheck.check import SelfCheck
 
-SHORT = ["verify", "-t", "1", "-c", "512", "-n", "12", "--seconds", "60"]
+SHORT = ["verify", "-t", "1", "-c", "512", "-n", "12", "--time-limit", "60"]
 NAMES = ["rollback", "greedy", "same seed"]
 
 
@@ -44,9 +44,9 @@ def test_a_sound_build_passes(env: dict[str, str], prompts: Path, tiny: Path, tm
     done = run(env, *SHORT, path, "--exact", "off", "--prompts", prompts, "--json", file).ok()
     assert list(results(done.out)) == NAMES
     assert set(results(done.out).values()) <= {"passed", "explained"}
-    assert done.out.splitlines()[-1].startswith("all that must hold does")
+    assert done.out.splitlines()[-1].startswith("all checks passed")
     assert "…" not in done.out
-    assert "default mode; drafter mixture, drafts always sent; up to 12 tokens per text, seed 0" in done.out
+    assert "default mode; drafter mixture, drafts always verified; up to 12 tokens per text, seed 0" in done.out
 
     found = json.loads(file.read_text())
     assert (found["complete"], found["verdict"]) == (True, done.out.splitlines()[-1])
@@ -63,7 +63,7 @@ def test_in_exact_mode_all_is_equal(env: dict[str, str], prompts: Path, tiny: Pa
     options = ["--exact", "on", "--json", "-", "-md", tiny, "--drafter", "model", "-s", "7"]
     found = run(env, *SHORT, tiny, "--prompts", prompts, *options).json
     assert {check["status"] for check in found["checks"]} == {"passed"}
-    assert found["verdict"] == "all that must hold does"
+    assert found["verdict"] == "all checks passed"
     assert found["settings"] | {"exact": True, "seed": 7, "drafter": "model"} == found["settings"]
     assert not any(text["difference"] for text in found["texts"])
 
@@ -84,10 +84,10 @@ def test_what_must_hold_and_does_not_is_named(
     file = tmp_path / "found.json"
     done = run(env, *SHORT, tiny, "--exact", exact, "--prompts", prompts, "--json", file)
     assert done.code == 1
-    assert done.complaint.startswith("this must hold and does not: greedy (texts that differ unexplained: ")
+    assert done.complaint.startswith("check failed: greedy (texts with an unexplained difference: ")
     assert [results(done.out)[name] for name in NAMES[:2]] == ["passed", "failed"]
     assert done.out.splitlines()[-1] == "FAILED: greedy"
-    assert "equal tokens plain has" in done.out
+    assert "equal tokens, plain decoding has" in done.out
     difference = next(text["difference"] for text in json.loads(file.read_text())["texts"] if text["difference"])
     assert difference["needed"] is None
     assert difference["plain_logit"] > difference["drafted_logit"]
@@ -102,7 +102,7 @@ def test_an_interrupted_check_shows_what_it_has(
         done = run(env, *SHORT, tiny, "--exact", "off", "--prompts", prompts, "--json", file)
     assert done.code == code, done.err
     assert results(done.out)["rollback"] == "passed"
-    assert done.out.splitlines()[-1] == "INCOMPLETE: what was checked holds"
+    assert done.out.splitlines()[-1] == "INCOMPLETE: no check failed so far"
     assert json.loads(file.read_text())["complete"] is False
 
 

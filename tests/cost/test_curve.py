@@ -285,7 +285,7 @@ def test_a_change_of_size_is_charged_there_and_back() -> None:
     assert curve.switching(1, plain=1) == 0.0
     assert curve.switching(4, plain=1) == pytest.approx(0.5)
     curve.observe(4, 2.25)
-    assert curve.ratio(4) == pytest.approx(2.0)  # the change of size is not the size's fault
+    assert curve.ratio(4) == pytest.approx(2.0)  # the change of size is not a batch size's fault
     assert curve.switching(4, plain=1) == 0.0
     assert curve.switching(8, plain=1) == pytest.approx(0.25)
     assert curve.switching(1, plain=1) == 0.0  # paid for on the way there

@@ -66,22 +66,22 @@ def test_files(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "not JSON"),
-        ("[1, 2]", "holds no curve"),
-        ('{"2": 1.0}', "no entry for a batch of 1"),
-        ('{"1": 1.0, "4": -2}', "a batch of 4 costs -2"),
-        ('{"1": 1.0, "2": NaN}', "a batch of 2 costs nan"),
+        ("[1, 2]", "contains no curve"),
+        ('{"2": 1.0}', "entry for batch size 1 is missing"),
+        ('{"1": 1.0, "4": -2}', "a batch of 4 must be finite and above 0, got -2"),
+        ('{"1": 1.0, "2": NaN}', "a batch of 2 must be finite and above 0, got nan"),
         ('{"1": 1.0, "two": 2}', "'two': 2"),
         ('{"1": 1.0, "0": 2}', "must be positive"),
-        ('{"1": 1.0, "99999999999999999999": 2}', "is not the size"),
+        ('{"1": 1.0, "99999999999999999999": 2}', "is not a batch size"),
         ('{"1": "1.0"}', "'1': '1.0'"),
         ('{"1": true}', "'1': True"),
         ('{"1": 1.0, "2": null}', "'2': None"),
         ('{"1": 1.0, "8": 8.0, "9": 1.0}', "cost nothing"),
         ('{"a": {"1": 1.0}, "b": {"3": 1.0}}', "curve b"),
-        ('{"1": 1.0, "switch": -0.1}', "a change of size costs -0.1"),
-        ('{"1": 1.0, "switch": "0.1"}', "a change of size costs '0.1'"),
-        ('{"1": 1.0, "switch": NaN}', "a change of size costs nan"),
-        ('{"1": 1.0, "switch": true}', "a change of size costs True"),
+        ('{"1": 1.0, "switch": -0.1}', "at least 0, got -0.1"),
+        ('{"1": 1.0, "switch": "0.1"}', "at least 0, got '0.1'"),
+        ('{"1": 1.0, "switch": NaN}', "at least 0, got nan"),
+        ('{"1": 1.0, "switch": true}', "at least 0, got True"),
         ("[" * 100000, "JSON"),
     ],
 )
@@ -96,7 +96,7 @@ def test_what_is_no_curve(tmp_path: Path, text: str, words: str) -> None:
 
 
 def test_curves_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NGramSpecError, match="none of flat, "):
+    with pytest.raises(NGramSpecError, match="one of flat, "):
         find_curves("round")
     with pytest.raises(NGramSpecError, match="directory"):
         find_curves(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Which cores may be used, on systems described by files, and how much of them other programs use."""
+"""The cores that may be used, on systems described by files, and their use by other programs."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from support.mock_target import MockTarget, plain_generate
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, TokenPrice
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, MarginalCost
 from ngramspec.errors import PromptError, TargetError
 from ngramspec.exactness.decision import Exact
 from ngramspec.policies.policy import FixedPolicy
@@ -61,9 +61,14 @@ def test_drafts_that_are_right_save_passes(tmp_path: Path) -> None:
 def test_a_drafter_that_ignores_the_limit_is_cut(tmp_path: Path) -> None:
     class Chatty(Oracle):
         def propose(
-            self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+            self,
+            limit: int,
+            choose: Chooser | None = None,
+            *,
+            fixed_length: bool = False,
+            price: MarginalCost | None = None,
         ) -> Draft:
-            return super().propose(60, choose, blind=blind, price=price)
+            return super().propose(60, choose, fixed_length=fixed_length, price=price)
 
     for policy in ("fixed", "heuristic", "cost"):
         mock, prompt, text = looping(n_ctx=100, max_batch=16)  # as many as the measuring needs
@@ -159,7 +164,7 @@ def test_a_drafter_that_fails_once(method: str, tmp_path: Path) -> None:
 
 
 def test_a_second_generation_does_not_disturb_the_first(tmp_path: Path) -> None:
-    # One cache cannot hold two texts: the first generator must say so, never go on with wrong text.
+    # One cache cannot hold two texts: the first generator must say so, never continue with wrong text.
     mock, prompt, text = looping()
     decoder = SpeculativeDecoder(mock, calibration_folder=tmp_path)
     other = [3] * 100
@@ -180,17 +185,17 @@ def test_a_second_generation_does_not_disturb_the_first(tmp_path: Path) -> None:
     ("reason", "call"),
     [
         ("prompt is empty", {"prompt": []}),
-        ("context holds 40", {"prompt": [1] * 40}),
-        ("context holds 40", {"prompt": [1] * 41}),
-        ("max_tokens is 0", {"max_tokens": 0}),
-        ("max_tokens is -1", {"max_tokens": -1}),
+        ("context of 40", {"prompt": [1] * 40}),
+        ("context of 40", {"prompt": [1] * 41}),
+        ("max_tokens must be at least 1, got 0", {"max_tokens": 0}),
+        ("max_tokens must be at least 1, got -1", {"max_tokens": -1}),
         ("empty", {"stop": ["a", ""]}),
         ("sequence of strings", {"stop": "END"}),
-        ("verify is 'typical'", {"verify": "typical"}),
-        ("logit bias of token 60, but the vocabulary has", {"sampling": Sampling(1.0, logit_bias=((60, 1.0),))}),
+        ("acceptance must be .*, got 'typical'", {"acceptance": "typical"}),
+        ("the token of a logit bias must be 0 to 59, got 60", {"sampling": Sampling(1.0, logit_bias=((60, 1.0),))}),
         ("DRY needs a vocabulary", {"sampling": Sampling(1.0, dry_multiplier=1.0)}),
-        ("logprobs is -1, but must be 0 to 60", {"logprobs": -1}),
-        ("logprobs is 61, but must be 0 to 60", {"logprobs": 61}),
+        ("logprobs must be 0 to 60", {"logprobs": -1}),
+        ("logprobs must be 0 to 60", {"logprobs": 61}),
     ],
 )
 def test_what_cannot_be_done_fails_at_the_call(reason: str, call: dict[str, Any]) -> None:
@@ -206,10 +211,10 @@ def test_what_cannot_be_done_fails_at_the_call(reason: str, call: dict[str, Any]
     [
         ("unknown drafter", {"drafter": "psychic"}),
         ("unknown policy", {"policy": "bold"}),
-        ("draft_max is 0", {"draft_max": 0}),
-        ("draft_max goes with a policy's name", {"policy": FixedPolicy(4), "draft_max": 8}),  # it would be ignored
-        ("exact is True, but must be one of: auto, on, off", {"exact": True}),
-        ("calibration that is passed in", {"calibration": Calibration()}),
+        ("draft_max must be at least 1", {"draft_max": 0}),
+        ("draft_max requires the name of a policy", {"policy": FixedPolicy(4), "draft_max": 8}),  # it would be ignored
+        ("exact must be one of auto, on, off, got True", {"exact": True}),
+        ("cannot be combined with calibration", {"calibration": Calibration()}),
     ],
 )
 def test_a_decoder_that_cannot_be(reason: str, wrong: dict[str, Any]) -> None:

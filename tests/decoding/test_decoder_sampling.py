@@ -52,12 +52,14 @@ def test_forbidden_tokens_are_not_sent(word_vocabulary: Vocabulary) -> None:
             decoder = unmeasured(mock, drafter="ngram", policy="fixed", draft_max=4)
             sampling = Sampling(1.0, seed=seed, grammar=grammar, **OPEN)
             here = word_vocabulary.grammar(grammar)
-            for step in decoder.generate(prompt, max_tokens=20, sampling=sampling, verify=method, detail=True):
+            for step in decoder.generate(
+                prompt, max_tokens=20, sampling=sampling, acceptance=method, return_decisions=True
+            ):
                 ahead = here.copy()
                 for token in step.drafted:
                     assert ahead.allows(token)
                     ahead.accept(token)
-                unsent = step.judged.tokens[len(step.drafted) :]
+                unsent = step.verified_draft.tokens[len(step.drafted) :]
                 assert len(unsent) <= (method == "rejection")
                 assert not any(map(ahead.allows, unsent))
                 sent += len(step.drafted)
@@ -75,7 +77,7 @@ def test_forced_text_is_a_free_draft(method: str, word_vocabulary: Vocabulary) -
     sampling = Sampling(1.0, seed=3, grammar='root ::= ("a,{a,{a,{a," [bc])+', **OPEN)
     mock = model(vocabulary=word_vocabulary, words=(A, B, C, 3 + ord(","), 3 + ord("{")), peak=0.5)
     decoder = unmeasured(mock, drafter="suffix", policy="fixed", draft_max=8)
-    emitted, steps = drive(decoder, [7], max_tokens=60, sampling=sampling, verify=method)
+    emitted, steps = drive(decoder, [7], max_tokens=60, sampling=sampling, acceptance=method)
     text = b"".join(map(word_vocabulary.piece, emitted)).decode()
     assert text.startswith(("a,{a,{a,{a,b", "a,{a,{a,{a,c"))
     stats = Stats()
@@ -100,8 +102,8 @@ def test_a_dead_end_is_an_error_with_its_position(method: str, word_vocabulary: 
     decoder = unmeasured(mock, drafter="ngram", policy="fixed", draft_max=3)
     prompt = [A, B, A, B, A, B]
     emitted: list[int] = []
-    with pytest.raises(GrammarError, match=r"^at position 10 of the text: the grammar comes to a dead end"):  # noqa: PT012
-        for step in decoder.generate(prompt, max_tokens=20, sampling=sampling, verify=method):
+    with pytest.raises(GrammarError, match=r"^at position 10 of the text: dead end in the grammar"):  # noqa: PT012
+        for step in decoder.generate(prompt, max_tokens=20, sampling=sampling, acceptance=method):
             emitted += step.tokens
     assert emitted == [A, B, A, B]
     assert mock.tokens == [*prompt, *emitted[:-1]]
@@ -112,25 +114,25 @@ def test_details_tell_the_whole_story(method: str) -> None:
     sampling = Sampling(0.0 if method == "greedy" else 1.0, seed=5, **OPEN)
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
     decoder = unmeasured(model(6, peak=1.0), drafter="ngram", policy="fixed", draft_max=3)
-    options: dict[str, Any] = {"max_tokens": 60, "sampling": sampling, "verify": method}
-    emitted, steps = drive(decoder, prompt, detail=True, **options)
+    options: dict[str, Any] = {"max_tokens": 60, "sampling": sampling, "acceptance": method}
+    emitted, steps = drive(decoder, prompt, return_decisions=True, **options)
     told: list[int] = []
     position = len(prompt)
     for step in steps:
-        assert step.detail
+        assert step.decisions
         assert step.position == position
-        assert step.judged.tokens == step.drafted
-        guesses = [j for j in step.detail if j.accepted is not None]
+        assert step.verified_draft.tokens == step.drafted
+        guesses = [j for j in step.decisions if j.accepted is not None]
         assert [j.token for j in guesses] == list(step.drafted[: len(guesses)])
         assert sum(bool(j.accepted) for j in guesses) >= step.accepted
-        told += [j.token for j in step.detail if j.accepted is not False][: len(step.tokens)]
-        assert all(0 <= j.p <= 1 for j in step.detail)
+        told += [j.token for j in step.decisions if j.accepted is not False][: len(step.tokens)]
+        assert all(0 <= j.p <= 1 for j in step.decisions)
         position += len(step.tokens)
     assert told == emitted
     again = unmeasured(model(6, peak=1.0), drafter="ngram", policy="fixed", draft_max=3)
     plain, steps = drive(again, prompt, **options)
     assert plain == emitted
-    assert all(step.detail == () and step.judged == NO_DRAFT and step.logprobs == () for step in steps)
+    assert all(step.decisions == () and step.verified_draft == NO_DRAFT and step.logprobs == () for step in steps)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,9 @@ def test_nan_is_an_error_with_its_position_behind_all_that_came_before_it(sampli
             decoder = unmeasured(mock, drafter=Oracle(text), policy=policy, draft_max=draft_max)
             emitted: list[int] = []
             with pytest.raises(BadLogits, match=rf"^at position {length} of the text: the logit of token 5 is nan"):  # noqa: PT012
-                for step in decoder.generate(prompt, max_tokens=20, sampling=sampling, logprobs=1, detail=True):
+                for step in decoder.generate(
+                    prompt, max_tokens=20, sampling=sampling, logprobs=1, return_decisions=True
+                ):
                     emitted += step.tokens
                     assert step.stop is None
                     assert len(step.logprobs) == len(step.tokens)
@@ -184,5 +188,5 @@ def test_what_follows_an_end_does_not_matter(word_vocabulary: Vocabulary) -> Non
             mock = Broken(vocabulary=word_vocabulary, words=(A, END), peak=0.3, seed=seed)
             decoder = unmeasured(mock, drafter=Oracle([A, END, A, A]), policy="fixed", draft_max=3)
             seeded = replace(sampling, seed=seed)
-            emitted, _ = drive(decoder, [A, A], max_tokens=4, sampling=seeded, verify=method)
+            emitted, _ = drive(decoder, [A, A], max_tokens=4, sampling=seeded, acceptance=method)
             assert END not in emitted[:-1]

@@ -18,17 +18,17 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.drafts import Drafts, Text
 from ngramspec.decoding.questions import AskingSpeculation, Question, QuestionFinder, worth_asking
-from ngramspec.drafting.draft import NO_DRAFT, Draft, TokenPrice
+from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 
-NOTHING = TokenPrice(0.0, [0.0] * 65)
+NOTHING = MarginalCost(0.0, [0.0] * 65)
 
 
 def taught() -> MixtureDrafter:
-    """A drafter of a text in which 1 2 goes on with 3 or 4, each followed by tokens of its own; it ends with 1 2."""
+    """A drafter of a text in which 1 2 continues with 3 or 4, each followed by tokens of its own; it ends with 1 2."""
     rng = random.Random(1)
     drafter = MixtureDrafter()
     drafter.begin([1, 2])
@@ -39,9 +39,9 @@ def taught() -> MixtureDrafter:
 
 
 def asked(
-    drafter: MixtureDrafter, draft: Draft, sent: int, limit: int = 30, leaves: int = 8, price: TokenPrice = NOTHING
+    drafter: MixtureDrafter, draft: Draft, sent: int, limit: int = 30, leaves: int = 8, price: MarginalCost = NOTHING
 ) -> list[Question]:
-    return QuestionFinder(drafter.guesser).find(draft.chances, sent, limit, leaves, price)
+    return QuestionFinder(drafter.guesser).find(draft.acceptance_probs, sent, limit, leaves, price)
 
 
 def test_the_other_branch_is_asked_with_its_own_tokens_where_that_can_pay() -> None:
@@ -51,17 +51,17 @@ def test_the_other_branch_is_asked_with_its_own_tokens_where_that_can_pay() -> N
     other = {3: (4, 7, 8), 4: (3, 5, 6)}[draft.tokens[0]]
     found = {(q.fork, q.path): q.chance for q in asked(drafter, draft, 3)}
     assert {(0, other[:i]) for i in (1, 2, 3)} <= set(found)
-    assert found[0, other[:1]] == pytest.approx(1 - draft.chances[0], abs=0.1)
+    assert found[0, other[:1]] == pytest.approx(1 - draft.acceptance_probs[0], abs=0.1)
     # Behind a draft that was sent whole, its next guess is a question too.
     assert (3, (1,)) in found
     # Behind one that was not, what was left out is.
     draft = drafter.propose(3)
     assert (1, draft.tokens[1:2]) in {(q.fork, q.path) for q in asked(drafter, draft, 1)}
     draft = drafter.propose(3)
-    paying = asked(drafter, draft, 3, price=TokenPrice(1.0, [0.2] * 65))
+    paying = asked(drafter, draft, 3, price=MarginalCost(1.0, [0.2] * 65))
     assert paying
     assert min(q.chance for q in paying) >= 0.2
-    assert not asked(drafter, draft, 3, price=TokenPrice(1.0, [0.9] * 65))
+    assert not asked(drafter, draft, 3, price=MarginalCost(1.0, [0.9] * 65))
 
 
 @pytest.mark.parametrize("leaves", [1, 2, 5])
@@ -90,7 +90,7 @@ def test_the_likeliest_first_each_behind_its_path_and_no_more_than_allowed(leave
         assert len(ends) <= leaves
         for fork in range(sent):
             beside = sum(q.chance for q in found if q.fork == fork and len(q.path) == 1)
-            assert beside <= np.prod(draft.chances[:fork]) * (1 - draft.chances[fork]) + 1e-9
+            assert beside <= np.prod(draft.acceptance_probs[:fork]) * (1 - draft.acceptance_probs[fork]) + 1e-9
         truth = [rng.randrange(4) for _ in range(rng.randint(1, 4))]
         assert drafter.accept(truth) == silent.accept(truth)
 
@@ -103,19 +103,19 @@ def test_answers_begin_the_next_draft_until_they_are_wrong(how: str) -> None:
     for turn in range(40):
         drafter.accept([3])
         drafter.known, drafter.trust = (77, 78), speculation._trust.value
-        draft = drafter.propose(6, choose, blind=how == "blind", price=NOTHING)
+        draft = drafter.propose(6, choose, fixed_length=how == "blind", price=NOTHING)
         assert draft.tokens[:2] == (77, 78)
-        assert len(draft.chances) >= 2
+        assert len(draft.acceptance_probs) >= 2
         if choose is not None:
             assert draft.q[:2] == ({77: 1.0}, {78: 1.0})
         if turn == 0:
-            assert min(draft.chances[:2]) > 0.9
+            assert min(draft.acceptance_probs[:2]) > 0.9
         speculation.learn(text, step := Step((77, 5)))
-        assert step.guessed == 1
+        assert step.correct_guesses == 1
         assert drafter.propose(6).tokens[:1] != (77,)
         drafter.accept([1, 2])
     # Half of what was said came true.
-    assert draft.chances[0] == draft.chances[1] < 0.85
+    assert draft.acceptance_probs[0] == draft.acceptance_probs[1] < 0.85
     drafter.known = (77,)
     drafter.begin([1, 2])
     assert drafter.propose(6).tokens[:1] != (77,)
@@ -175,7 +175,7 @@ def test_an_answer_is_what_would_be_emitted_and_emits_nothing() -> None:
             fresh.sampler.begin([int(row.argmax())])
             assert fresh.verify([row], NO_DRAFT, position).tokens == (answers[position],)
     assert len(set(answers)) == 1 != len({answer(text(Sampling(0.9)), row, position) for position in range(20)})
-    # Rejection draws anew at every judgement: the likeliest.
+    # Rejection draws again at every judgement: the most likely.
     assert answer(text(Sampling(0.9), "rejection"), row, 4) == row.argmax()
     assert answer(text(Sampling(0.9, xtc_probability=0.5)), row, 4) is None
     assert answer(text(Sampling()), np.full(6, np.nan, np.float32), 4) is None

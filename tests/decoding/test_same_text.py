@@ -29,7 +29,7 @@ from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding.generation import TextStream
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.memory import Memory
@@ -59,7 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "backwards": {"samplers": tuple(reversed(SAMPLERS)), "repeat_penalty": 1.2, "xtc_probability": 0.3},
     "no samplers": {"samplers": (), "temperature": 1.0},
 }
-"""What the sampler in numpy knows; beside temperature 0.8."""
+"""Settings that the sampler in numpy supports, in addition to temperature 0.8."""
 
 WITH_WORDS: dict[str, dict[str, Any]] = {
     "dynatemp": {"dynatemp_range": 0.5, "dynatemp_exponent": 1.5},
@@ -87,7 +87,7 @@ WITH_WORDS: dict[str, dict[str, Any]] = {
 }
 
 SPOKEN = (*range(FIRST_WORD, FIRST_WORD + len(WORDS)), *(3 + byte for byte in {*"".join(WORDS).encode(), *b",23"}))
-"""What the mock that speaks a vocabulary says; the end of the text is added where it may end."""
+"""Output of the mock that speaks a vocabulary; the end of the text is added where it may end."""
 
 ALL_DRAFTERS = (*DRAFTERS, "model", "hybrid")
 
@@ -111,7 +111,7 @@ def made(name: str, small: Callable[[], MockTarget], known: Sequence[int] = ()) 
     if name == "model":
         return ModelDrafter(small(), clock=milliseconds)
     if name == "hybrid":
-        return HybridDrafter(AskedModel(small(), clock=milliseconds))
+        return HybridDrafter(DraftModel(small(), clock=milliseconds))
     if name not in REMEMBERING:
         return make_drafter(name)
     memory = Memory()
@@ -138,7 +138,7 @@ def check_logprobs(mock: MockTarget, prompt: Sequence[int], tokens: Sequence[int
 def plain_text(
     mock: MockTarget, prompt: Sequence[int], sampling: Sampling, most: int, stops: Sequence[str]
 ) -> tuple[list[int], str, str, str | None]:
-    """What plain decoding says: tokens, text, and why it ends, with the stop string if one ended it."""
+    """Return the result of plain decoding: tokens, text, and the reason for the end, with the stop string if any."""
     room = mock.n_ctx - len(prompt)
     tokens = plain_generate(mock, prompt, min(most, room), sampling)
     stream, text = TextStream(stops), ""
@@ -168,7 +168,7 @@ def check_same_text(
     options = {"peak": draw(st.sampled_from([4.0, 8.0, 1.0])), "seed": draw(st.integers(0, 6))}
     options["eog"] = draw(st.sampled_from([(), (5,)]))
     prompt = draw(st.lists(st.sampled_from(some), min_size=4, max_size=8))
-    # What the model would say after it belongs to the prompt, so that something can be guessed.
+    # The prompt contains the model's continuation, so that something can be guessed.
     if not sampling.grammar:
         prompt += plain_generate(speak(**options), prompt, draw(st.sampled_from([30, 10, 1])), sampling)
         prompt += prompt[: draw(st.integers(0, 3))]
@@ -192,7 +192,7 @@ def check_same_text(
     stats = Stats()
     for _ in range(2):  # the second time with what the first left in the cache, and taught
         decoder.target.batches.clear()
-        emitted, steps = drive(decoder, prompt, verify=rule, **asked)
+        emitted, steps = drive(decoder, prompt, acceptance=rule, **asked)
         assert decoder.target.batches == [step.batch for step in steps[1:]]
         text, end = "".join(step.text for step in steps), steps[-1]
         assert (emitted, text, end.stop, end.stop_string) == expected
@@ -243,7 +243,7 @@ def test_every_setting_with_drafts_that_are_right_and_wrong(name: str, word_voca
     plain = plain_generate(mock(), prompt, 40, sampling)
     for draft_max, wrong in ((7, 0), (7, 3), (1, 0)):
         decoder = unmeasured(mock(), drafter=Oracle(plain, wrong), policy="fixed", draft_max=draft_max)
-        emitted, steps = drive(decoder, prompt, max_tokens=40, sampling=sampling, verify="match")
+        emitted, steps = drive(decoder, prompt, max_tokens=40, sampling=sampling, acceptance="match")
         assert emitted == plain
         if not sampling.grammar:  # which puts forced text in place of a wrong token
             assert max(step.accepted for step in steps) == (min(draft_max, 2) if wrong else draft_max)
@@ -279,10 +279,10 @@ def texts_of(
     texts: list[Text] = []
     stats = Stats()
     for seed in range(count):
-        decoder.draft_with(drafter or make_drafter("mixture"), decoder.policy)
+        decoder.set_drafter(drafter or make_drafter("mixture"), decoder.policy)
         tokens: list[int] = []
         for step in decoder.generate(
-            prompt, max_tokens=length, sampling=replace(sampling, seed=seed), verify="rejection"
+            prompt, max_tokens=length, sampling=replace(sampling, seed=seed), acceptance="rejection"
         ):
             stats.add(step)
             tokens += step.tokens

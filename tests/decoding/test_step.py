@@ -15,7 +15,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding.drafts import Drafts, Plan, Text, no_draft
 from ngramspec.decoding.step import Speculation
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, TokenPrice
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.steps import Step
@@ -29,7 +29,7 @@ class Parrot(Drafter):
 
     def __init__(self) -> None:
         self.limits: list[int] = []
-        self.blind: list[bool] = []
+        self.fixed_length: list[bool] = []
         self.told: list[tuple[int, ...]] = []
         self.begun: list[list[int]] = []
 
@@ -37,12 +37,17 @@ class Parrot(Drafter):
         self.begun.append(list(prompt))
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
         self.limits.append(limit)
-        self.blind.append(blind)
+        self.fixed_length.append(fixed_length)
         tokens = tuple(range(1, limit + 1))
-        return Draft(tokens, chances=(0.5,) * limit, source="parrot") if self.estimates else Draft(tokens[:4])
+        return Draft(tokens, acceptance_probs=(0.5,) * limit, source="parrot") if self.estimates else Draft(tokens[:4])
 
     def accept(self, tokens: Sequence[int]) -> int:
         self.told.append(tuple(tokens))
@@ -76,7 +81,7 @@ class Alone(Speculation):
         self.drafts, self.model = Drafts(drafter, policy), ModelBase()
         self.model.max_batch = 64
         self.text = Text(self.drafts, self.model)
-        self.see, self.first = self.drafts.see, self.drafts.first
+        self.observe_logits, self.first = self.drafts.observe_logits, self.drafts.first
 
     @property
     def proposal(self) -> Draft | None:
@@ -108,11 +113,11 @@ def test_a_request_from_beginning_to_end() -> None:
     speculation.first(9)
     plan = speculation.plan(100)
     assert (plan.sent.tokens, plan.size, plan.ends) == ((1, 2, 3), 5, False)
-    assert plan.judged == plan.sent
+    assert plan.verified_draft == plan.sent
     assert speculation.proposal is not None
     assert speculation.proposal.tokens == tuple(range(1, 9))
     done = Step((1, 2, 5), drafted=(1, 2, 3), accepted=2, batch=5, seconds=1.4)
-    told = replace(done, guessed=2, draft_seconds=0.25, plain_seconds=1.0)
+    told = replace(done, correct_guesses=2, draft_seconds=0.25, plain_seconds=1.0)
     speculation.learn(done, 0.25)
     assert done == told
     assert policy.passes == [done]
@@ -128,10 +133,10 @@ def test_a_request_from_beginning_to_end() -> None:
 )
 def test_what_is_asked_for_fits(most: int, left: int, sizes: Sequence[int], asked: int) -> None:
     speculation, drafter, _ = prepared(most, sizes)
-    speculation.begin([7], blind=True)
+    speculation.begin([7], fixed_length=True)
     speculation.plan(left)
     assert drafter.limits == [asked]
-    assert drafter.blind == [True]
+    assert drafter.fixed_length == [True]
 
 
 @pytest.mark.parametrize(("most", "left"), [(0, 100), (8, 1)])
@@ -160,18 +165,18 @@ def test_plain_decoding_only_refreshes_the_curve() -> None:
     assert curve.last == 2
 
 
-@pytest.mark.parametrize(("blind", "length"), [(False, 4), (True, 8)])
-def test_drafts_without_estimates_get_those_of_earlier_ones(blind: bool, length: int) -> None:
+@pytest.mark.parametrize(("fixed_length", "length"), [(False, 4), (True, 8)])
+def test_drafts_without_estimates_get_those_of_earlier_ones(fixed_length: bool, length: int) -> None:
     """Blind ones for as many tokens as were asked for, however many were drawn."""
     speculation, drafter, _ = prepared()
     drafter.estimates = False
-    speculation.begin([7], blind=blind)
+    speculation.begin([7], fixed_length=fixed_length)
     for _ in range(300):
         speculation.plan(100)
         speculation.learn(Step((1, 2, 9), drafted=(1, 2, 3), accepted=2, batch=5, seconds=1.0))
     speculation.plan(100)
     assert speculation.proposal is not None
-    chances = speculation.proposal.chances
+    chances = speculation.proposal.acceptance_probs
     assert len(chances) == length
     assert chances[0] > chances[1] - 0.1 > 0.7
     assert chances[2] < 0.2
@@ -184,7 +189,7 @@ def test_nothing_is_sent_past_the_end_of_the_text(end: int, tokens: tuple[int, .
     speculation, _, _ = prepared()
     speculation.begin([7], is_eog=lambda token: token == end)
     plan = speculation.plan(100)
-    assert plan.judged == plan.sent
+    assert plan.verified_draft == plan.sent
     assert (plan.sent.tokens, plan.size, plan.ends) == (tokens, size, ends)
 
 
@@ -195,8 +200,8 @@ class Allowing(GrammarGuide):
         self.allowed = allowed
         self.told: list[tuple[int, int, Sequence[int]]] = []
 
-    def shape(self, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
-        return draft if blind else draft.head(self.legal(draft))
+    def shape(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
+        return draft if fixed_length else draft.head(self.legal(draft))
 
     def legal(self, draft: Draft) -> int:
         return next((i for i, token in enumerate(draft.tokens) if token not in self.allowed), len(draft))
@@ -206,7 +211,7 @@ class Allowing(GrammarGuide):
 
 
 @pytest.mark.parametrize(
-    ("blind", "allowed", "judged", "sent", "ends"),
+    ("fixed_length", "allowed", "judged", "sent", "ends"),
     [
         (False, (1, 2), (1, 2), (1, 2), False),  # cut before the policy saw it
         (True, (1, 2), (1, 2, 3), (1, 2), False),  # the first forbidden one is judged: it was drawn
@@ -215,15 +220,15 @@ class Allowing(GrammarGuide):
     ],
 )
 def test_what_a_grammar_forbids_is_not_sent(
-    blind: bool, allowed: tuple[int, ...], judged: tuple[int, ...], sent: tuple[int, ...], ends: bool
+    fixed_length: bool, allowed: tuple[int, ...], judged: tuple[int, ...], sent: tuple[int, ...], ends: bool
 ) -> None:
     speculation, _, _ = prepared()
     guide = Allowing(*allowed)
-    speculation.begin([7], guide=guide, is_eog=lambda token: token == 3, blind=blind)
+    speculation.begin([7], guide=guide, is_eog=lambda token: token == 3, fixed_length=fixed_length)
     plan = speculation.plan(100)
-    assert (plan.judged.tokens, plan.sent.tokens, plan.ends) == (judged, sent, ends)
+    assert (plan.verified_draft.tokens, plan.sent.tokens, plan.ends) == (judged, sent, ends)
     # As the policy padded it, or the smallest size for what is left of its choice.
-    assert plan.size == (len(sent) + 2 if ends or not blind else len(sent) + 1)
+    assert plan.size == (len(sent) + 2 if ends or not fixed_length else len(sent) + 1)
     speculation.learn(Step((1, 9), drafted=sent, accepted=1, batch=plan.size, seconds=1.0))
     assert guide.told == [(len(sent), 1, (1, 9))]
 
@@ -243,15 +248,15 @@ class Watcher(FixedPolicy):
     def explain(self) -> dict[str, float]:
         return {"first": float(self.rows[-1][0])} if self.rows else {}
 
-    def see(self, row: NDArray[np.float32]) -> None:
+    def observe_logits(self, row: NDArray[np.float32]) -> None:
         self.rows.append(row.copy())
 
 
 def explained(speculation: Alone) -> Mapping[str, float]:
-    """What the record of a pass tells."""
+    """Return the record of a pass."""
     done = Step((1, 5), accepted=1, batch=3, seconds=1.0)
     speculation.learn(done)
-    return done.explained
+    return done.policy_details
 
 
 def test_a_policy_sees_the_row_that_decided_the_last_token_and_explains_the_plan() -> None:
@@ -259,10 +264,10 @@ def test_a_policy_sees_the_row_that_decided_the_last_token_and_explains_the_plan
     speculation = Alone(Parrot(), policy)
     speculation.prepare(None, range(1, 9))
     speculation.begin([7, 8])
-    speculation.see(8, NO_DRAFT, ROWS[:1])
+    speculation.observe_logits(8, NO_DRAFT, ROWS[:1])
     speculation.first(9)
     plan = speculation.plan(100)
-    speculation.see(9, plan.sent, ROWS, accepted=1)
+    speculation.observe_logits(9, plan.sent, ROWS, accepted=1)
     assert explained(speculation) == {"first": 0.0}  # still that of the draft that was sent
     speculation.plan(1)  # nothing to draft for
     assert explained(speculation) == {"first": 3.0}
@@ -276,7 +281,7 @@ def test_without_drafts_or_without_a_reader_nobody_looks_at_rows() -> None:
     for drafter, policy in ((None, watcher), (Parrot(), FixedPolicy())):
         speculation = Alone(drafter, policy)
         speculation.begin([7])
-        speculation.see(7, NO_DRAFT, ROWS[:, :0])  # nothing in it to be read
+        speculation.observe_logits(7, NO_DRAFT, ROWS[:, :0])  # nothing in it to be read
         speculation.plan(9)
         assert explained(speculation) == {}
     assert watcher.rows == []

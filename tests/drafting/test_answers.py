@@ -1,4 +1,4 @@
-"""What the target says behind refused tokens: where it is found again."""
+"""Predictions after rejected tokens: where they are found again."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from support.mock_target import MockTarget, rows_to
 
-from ngramspec.drafting.draft import TokenPrice
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft import MarginalCost
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.answers import Answers
 from ngramspec.drafting.mixture.drafter import CHEAP, ROWS, MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.history import History
 
-FREE = TokenPrice(1.0, [0.0] * 65)
-DEAR = TokenPrice(1.0, [2 * CHEAP] * 65)
+FREE = MarginalCost(1.0, [0.0] * 65)
+DEAR = MarginalCost(1.0, [2 * CHEAP] * 65)
 
 
 def text(*tokens: int) -> History:
@@ -100,15 +100,15 @@ def test_without_answers_nothing_changes() -> None:
         a, b = one.propose(8, price=FREE), other.propose(8, price=DEAR)
         n = min(len(a), len(b))
         assert a.tokens[:n] == b.tokens[:n]
-        assert a.chances[:n] == b.chances[:n]
-        one.see([0, *a.tokens], np.empty((1 + len(a), 0), np.float32), 0)  # a record has no logits
+        assert a.acceptance_probs[:n] == b.acceptance_probs[:n]
+        one.observe_logits([0, *a.tokens], np.empty((1 + len(a), 0), np.float32), 0)  # a record has no logits
         assert one.accept([token]) == other.accept([token])
 
 
 @pytest.mark.parametrize("beside_a_model", [False, True])
 def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault(beside_a_model: bool) -> None:
-    """Whoever guessed what was refused."""
-    drafter = HybridDrafter(AskedModel(MockTarget(100, words=[50]))) if beside_a_model else MixtureDrafter()
+    """The source of a rejected guess does not matter."""
+    drafter = HybridDrafter(DraftModel(MockTarget(100, words=[50]))) if beside_a_model else MixtureDrafter()
     drafter.begin([1, 2, 3, 4, 5, 1])
     assert not drafter.wants_logits
     drafter.propose(2, price=DEAR)
@@ -116,7 +116,7 @@ def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault(beside_
     draft = drafter.propose(2, price=FREE)
     assert drafter.wants_logits
     assert beside_a_model or draft.tokens == (2, 3)
-    drafter.see([1, 2, 3], rows_to([2, 9, 77], 100), 1)
+    drafter.observe_logits([1, 2, 3], rows_to([2, 9, 77], 100), 1)
     drafter.accept([2, 9])
     assert not drafter.wants_logits
     drafter.propose(1, price=FREE)
@@ -128,14 +128,14 @@ def test_reading_takes_a_small_part_of_a_pass(monkeypatch: pytest.MonkeyPatch) -
     drafter = MixtureDrafter()
     drafter.begin([1, 2])
 
-    def worth_reading(price: TokenPrice) -> int:
+    def worth_reading(price: MarginalCost) -> int:
         drafter.propose(2, price=price)
         assert drafter.wants_logits == (drafter._to_read > 0)
         return drafter._to_read
 
-    assert worth_reading(TokenPrice(1.0, [0.0] * 9, 0.02)) == ROWS  # never timed
-    drafter.see([2, 3, 4], rows_to([9, 5, 7], 100))  # 50 us a row
-    assert worth_reading(TokenPrice(1.0, [0.0] * 9, 0.02)) == 2
-    assert worth_reading(TokenPrice(1.0, [0.0] * 9, 0.001)) == 0
-    assert worth_reading(TokenPrice(1.0, [0.0] * 9)) == ROWS
+    assert worth_reading(MarginalCost(1.0, [0.0] * 9, 0.02)) == ROWS  # never timed
+    drafter.observe_logits([2, 3, 4], rows_to([9, 5, 7], 100))  # 50 us a row
+    assert worth_reading(MarginalCost(1.0, [0.0] * 9, 0.02)) == 2
+    assert worth_reading(MarginalCost(1.0, [0.0] * 9, 0.001)) == 0
+    assert worth_reading(MarginalCost(1.0, [0.0] * 9)) == ROWS
     assert worth_reading(DEAR) == 0

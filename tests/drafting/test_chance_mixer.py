@@ -138,7 +138,7 @@ def test_it_is_calibrated_and_better_than_each_source() -> None:
     assert sum(map(bool, errors)) > 7
     assert sum(map(abs, errors)) / count < 0.02
     for states in by_source:
-        # What a source says, at its true rate.
+        # A source's claim, at its true rate.
         said = states[count:]
         rates = {state: sum(y for s, y in zip(said, outcomes, strict=True) if s == state) for state in set(said)}
         alone = [rates[state] / said.count(state) for state in sorted(rates)]
@@ -146,7 +146,7 @@ def test_it_is_calibrated_and_better_than_each_source() -> None:
 
 
 def test_each_expert_learns_from_its_own_error() -> None:
-    """Weights go on learning where facts already explain what comes: guesses with other facts gain by it."""
+    """Weights continue learning where facts already explain what comes: guesses with other facts gain by it."""
     o = mixer()
     o.states[0] = o.states[SOURCES] = 1
     for i in range(BIASES):

@@ -1,4 +1,4 @@
-"""What a token costs, how likely a guess is taken to be, and how right such estimates were."""
+"""The cost of a token, the estimates of acceptance, and their calibration."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from ngramspec.drafting.chances import (
     cell,
     length_class,
 )
-from ngramspec.drafting.draft import NO_DRAFT, Draft, TokenPrice
+from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
 
 
 def test_a_token_pays_where_what_it_brings_is_worth_its_time() -> None:
     for slopes in ([0.2, 0.4, 0.1], array("d", [0.2, 0.4, 0.1])):
-        made = TokenPrice(1.5, slopes)
+        made = MarginalCost(1.5, slopes)
         assert (made.rate, list(made.slopes)) == (1.5, [0.2, 0.4, 0.1])
         # 1.5 tokens a pass: the next token must bring 0.3, 0.6 and 0.15 of one.
-        assert [made.pays(0.35, length) for length in range(3)] == [True, False, True]
-        assert [made.pays(0.1, length) for length in range(3)] == [False, False, False]
-        assert made.pays(1.5 * 0.4, 1)
+        assert [made.worth_extending(0.35, length) for length in range(3)] == [True, False, True]
+        assert [made.worth_extending(0.1, length) for length in range(3)] == [False, False, False]
+        assert made.worth_extending(1.5 * 0.4, 1)
         with pytest.raises(IndexError):
-            made.pays(0.5, 3)
+            made.worth_extending(0.5, 3)
 
 
 def test_a_draft_costs_what_its_tokens_do_unless_somebody_knows_better() -> None:
-    assert list(TokenPrice(1.5, [0.5, 0.25, 0.25]).costs) == [0.0, 0.5, 0.75]
+    assert list(MarginalCost(1.5, [0.5, 0.25, 0.25]).costs) == [0.0, 0.5, 0.75]
     made: list[list[float]] = []
 
     def better() -> list[float]:
         made.append([0.0, 2.0, 2.0])
         return made[-1]
 
-    price = TokenPrice(1.5, [0.5, 0.25, 0.25], costs=better)
+    price = MarginalCost(1.5, [0.5, 0.25, 0.25], costs=better)
     assert not made
     assert [list(price.costs), list(price.costs)] == [[0.0, 2.0, 2.0]] * 2
     assert len(made) == 1
@@ -110,7 +110,7 @@ def test_an_estimator_counts_hits_up_to_the_first_miss_and_its_class_alone() -> 
         judge.open(None)
         for match in matches:
             judge.go_on(match, 4, 4)
-        return judge.chances
+        return judge.acceptance_probs
 
     (before,) = chances(3)
     for _ in range(50):
@@ -140,19 +140,19 @@ def test_positions_are_told_apart_and_matches_where_the_drafter_tells_them() -> 
     for _ in range(3000):
         draft = record.estimated(Draft((1, 1, 1)), 3)
         record.settle([1 if rng.random() < rate else 2 for rate in rates])
-    assert draft.chances == pytest.approx(rates, abs=0.15)
+    assert draft.acceptance_probs == pytest.approx(rates, abs=0.15)
     record = ChanceEstimator()
     for number in range(3000):
         match, rate = ((1,), 0.2) if number % 2 else ((9,), 0.9)
-        draft = record.estimated(Draft((1,), match=match), 1)
+        draft = record.estimated(Draft((1,), match_lengths=match), 1)
         if number > 2900:
-            assert draft.chances[0] == pytest.approx(rate, abs=0.2)
+            assert draft.acceptance_probs[0] == pytest.approx(rate, abs=0.2)
         record.settle([1 if rng.random() < rate else 2])
 
 
 def test_a_drafters_own_estimates_stay() -> None:
     record = ChanceEstimator()
-    own = Draft((1, 2), chances=(0.3, 0.9))
+    own = Draft((1, 2), acceptance_probs=(0.3, 0.9))
     assert record.estimated(own, 2) is own
     assert record.estimated(NO_DRAFT, 2) is NO_DRAFT
     record.settle([1, 2, 3])
@@ -162,18 +162,18 @@ def test_a_drafters_own_estimates_stay() -> None:
 def test_blind_estimates_hang_on_no_token_that_was_drawn() -> None:
     record = ChanceEstimator()
     for tokens in ((5, 6), (5, 7), (4, 6)):
-        record.estimated(Draft(tokens), 6, blind=True)
+        record.estimated(Draft(tokens), 6, fixed_length=True)
         record.settle((5, 6, 9))
-    drawn = [Draft((1,), match=(7,)), Draft((2, 3), match=(1, 2)), Draft((1,) * 6)]
-    estimates = {record.estimated(draft, 6, blind=True).chances for draft in drawn}
+    drawn = [Draft((1,), match_lengths=(7,)), Draft((2, 3), match_lengths=(1, 2)), Draft((1,) * 6)]
+    estimates = {record.estimated(draft, 6, fixed_length=True).acceptance_probs for draft in drawn}
     assert len(estimates) == 1
     assert len(next(iter(estimates))) == 6
 
 
 def test_reliability_counts_up_to_the_first_wrong_one() -> None:
     counts = Reliability()
-    counts.add(Draft((1, 2, 3, 4), chances=(0.95, 0.55, 0.51, 1.0)), [1, 2, 9, 4])
-    counts.add(Draft((1, 2), chances=(0.0, 1.0)), [1])
+    counts.add(Draft((1, 2, 3, 4), acceptance_probs=(0.95, 0.55, 0.51, 1.0)), [1, 2, 9, 4])
+    counts.add(Draft((1, 2), acceptance_probs=(0.0, 1.0)), [1])
     assert counts.seen == [1, 0, 0, 0, 0, 2, 0, 0, 0, 1]
     assert counts.right == [1, 0, 0, 0, 0, 1, 0, 0, 0, 1]
     assert counts.predicted[5] == pytest.approx(1.06)
@@ -182,6 +182,6 @@ def test_reliability_counts_up_to_the_first_wrong_one() -> None:
     assert [cell["count"] for cell in cells] == counts.seen
     assert cells[5] == {"from": 0.5, "to": 0.6, "count": 2, "predicted": pytest.approx(0.53), "observed": 0.5}
     assert cells[1] == {"from": 0.1, "to": 0.2, "count": 0, "predicted": None, "observed": None}
-    counts.add(Draft((7,), chances=(1.0,)), [7])
+    counts.add(Draft((7,), acceptance_probs=(1.0,)), [7])
     assert counts.seen[BINS - 1] == 2
     assert Reliability().calibration_error is None

@@ -13,7 +13,7 @@ from support.uncompiled import plain_modules
 
 from ngramspec.decoding.questions import QuestionFinder
 from ngramspec.drafting import token_index
-from ngramspec.drafting.draft import Chooser, TokenPrice
+from ngramspec.drafting.draft import Chooser, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.tokens import common_prefix
 
@@ -61,17 +61,17 @@ class Pair:
             return None if how == "greedy" else lambda _, weights: rng.choice(list(weights))
 
         one, other = (
-            drafter.propose(limit, picking(), blind=how == "blind", price=price and kind(*price))
-            for drafter, kind in zip(self.drafters, (TokenPrice, PLAIN["draft"].TokenPrice), strict=True)
+            drafter.propose(limit, picking(), fixed_length=how == "blind", price=price and kind(*price))
+            for drafter, kind in zip(self.drafters, (MarginalCost, PLAIN["draft"].MarginalCost), strict=True)
         )
-        assert (one.tokens, one.match) == (other.tokens, other.match)
-        assert one.chances == pytest.approx(other.chances, rel=1e-9)
+        assert (one.tokens, one.match_lengths) == (other.tokens, other.match_lengths)
+        assert one.acceptance_probs == pytest.approx(other.acceptance_probs, rel=1e-9)
         assert [list(q) for q in one.q] == [list(q) for q in other.q]
         assert [p for q in one.q for p in q.values()] == pytest.approx([p for q in other.q for p in q.values()])
         return one
 
     def ask(self, chances: Sequence[float], sent: int) -> int:
-        prices = TokenPrice(0.0, [0.0] * 65), PLAIN["draft"].TokenPrice(0.0, [0.0] * 65)
+        prices = MarginalCost(0.0, [0.0] * 65), PLAIN["draft"].MarginalCost(0.0, [0.0] * 65)
         one, other = (
             kind(drafter.guesser).find(chances, sent, 20, 5, price)
             for kind, drafter, price in zip(FINDERS, self.drafters, prices, strict=True)
@@ -95,13 +95,13 @@ def test_the_mixture_drafts_asks_and_learns_the_same(seed: int, length: int) -> 
             price = (1.0, [rng.choice([0.0, 0.02, 0.1])] * 64) if rng.random() < 0.7 else None
             draft = pair.propose(rng.randrange(1, 12), at, price, rng.choice(["greedy", "coupled", "blind"]))
             drafted += len(draft)
-            questions += pair.ask(draft.chances, rng.randint(0, len(draft)))
+            questions += pair.ask(draft.acceptance_probs, rng.randint(0, len(draft)))
             truth = text[at : at + rng.randrange(1, 6)]
             accepted = common_prefix(draft.tokens, truth)
             assert len({drafter.wants_logits for drafter in pair.drafters}) == 1
             if pair.drafters[0].wants_logits:
                 rows = np.random.default_rng(at).standard_normal((len(draft) + 1, vocabulary)).astype(np.float32)
-                pair.agree("see", [text[at - 1], *draft.tokens], rows, accepted)
+                pair.agree("observe_logits", [text[at - 1], *draft.tokens], rows, accepted)
                 heard += len(draft) > accepted
             known: list[int] = []
             if rng.random() < 0.1:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from support.mock_target import MockTarget
 
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
@@ -28,7 +28,7 @@ COPIERS = ["mixture", "ngram", "suffix", "nasd"]
 WORDS = 4
 LOOP = [1, 2, 3, 0] * 20
 SEEDS, LIMITS = st.integers(0, 10**6), st.integers(1, 15)
-PRICES = st.sampled_from([None, TokenPrice(1.2, [0.1] * 20)])
+PRICES = st.sampled_from([None, MarginalCost(1.2, [0.1] * 20)])
 
 
 def made(name: str) -> Drafter:
@@ -40,7 +40,7 @@ def made(name: str) -> Drafter:
     if name == "model":
         return ModelDrafter(MockTarget(WORDS, peak=1.5))
     if name == "hybrid":
-        return HybridDrafter(AskedModel(MockTarget(WORDS, peak=1.5)))
+        return HybridDrafter(DraftModel(MockTarget(WORDS, peak=1.5)))
     return make_drafter(name)
 
 
@@ -60,13 +60,13 @@ def practised(name: str, seed: int, *, wrong: bool = False) -> Drafter:
     text = [rng.randrange(WORDS) for _ in range(60)]
     drafter.begin(text)
     for turn in range(15):
-        draft = drafter.propose(4, picker(rng) if turn % 3 else None, blind=turn % 3 == 2)
+        draft = drafter.propose(4, picker(rng) if turn % 3 else None, fixed_length=turn % 3 == 2)
         tokens = [rng.randrange(WORDS) for _ in range(rng.randrange(1, 4))]
         if wrong and draft.tokens:
             tokens[0] = (draft.tokens[0] + 1) % WORDS
         if drafter.wants_logits:
             rows = np.array([[rng.gauss(0, 2) for _ in range(WORDS)] for _ in range(1 + len(draft))], np.float32)
-            drafter.see([text[-1], *draft.tokens], rows)
+            drafter.observe_logits([text[-1], *draft.tokens], rows)
         drafter.accept(tokens)
         text += tokens
     return drafter
@@ -80,8 +80,8 @@ def test_drafters_are_made_by_name_and_memory_goes_to_those_that_remember() -> N
     assert [name for name in DRAFTERS if made(name).wants_logits] == ["recycle", "nasd", "lookahead"]
     for name, memory, message in (
         ("psychic", None, r"'psychic'; choose one of: .*mixture.*ngram"),
-        ("ngram", True, r"'ngram' cannot remember.*mixture"),
-        ("memory", None, "there is none"),
+        ("ngram", True, r"'ngram' does not use earlier answers.*mixture"),
+        ("memory", None, "requires a memory"),
     ):
         with pytest.raises(ValueError, match=message):
             make_drafter(name, memory=memory)
@@ -98,9 +98,9 @@ def test_the_head_of_a_draft_has_every_field_cut() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-@given(seed=SEEDS, limit=LIMITS, price=PRICES, wrong=st.booleans(), blind=st.booleans())
+@given(seed=SEEDS, limit=LIMITS, price=PRICES, wrong=st.booleans(), fixed_length=st.booleans())
 def test_q_is_the_law_of_each_token_and_nothing_that_was_drawn_is_left_out(
-    name: str, seed: int, limit: int, price: TokenPrice | None, wrong: bool, blind: bool
+    name: str, seed: int, limit: int, price: MarginalCost | None, wrong: bool, fixed_length: bool
 ) -> None:
     """Could a draw take itself out of the draft, q would not be the law of what is in it."""
     rng = random.Random(seed)
@@ -114,7 +114,7 @@ def test_q_is_the_law_of_each_token_and_nothing_that_was_drawn_is_left_out(
         drawn.append((offset, rng.choice(list(weights))))
         return drawn[-1][1]
 
-    draft = drafter.propose(limit, choose, blind=blind, price=price)
+    draft = drafter.propose(limit, choose, fixed_length=fixed_length, price=price)
     assert len(draft) <= limit
     if name != "hybrid":  # which asks two sources at a position, one of which is right
         assert list(enumerate(draft.tokens)) == drawn
@@ -122,22 +122,24 @@ def test_q_is_the_law_of_each_token_and_nothing_that_was_drawn_is_left_out(
         assert any(pick == (at, token) and dict(q) == pytest.approx(law) for pick, law in zip(drawn, laws, strict=True))
         assert sum(q.values()) == pytest.approx(1)
         assert min(q.values()) > 0
-    assert all(len(entries) in (0, len(draft)) for entries in (draft.match, draft.support))
-    assert all(0 < p < 1 for p in draft.chances)
-    assert len(draft.chances) >= len(draft) if blind else len(draft.chances) == len(draft)
+    assert all(len(entries) in (0, len(draft)) for entries in (draft.match_lengths, draft.context_counts))
+    assert all(0 < p < 1 for p in draft.acceptance_probs)
+    assert len(draft.acceptance_probs) >= len(draft) if fixed_length else len(draft.acceptance_probs) == len(draft)
     assert draft.source == name or (name == "hybrid" and draft.source == "model") or not draft
 
 
 @pytest.mark.parametrize("name", ALL)
 @given(seed=SEEDS, limit=LIMITS, price=PRICES)
-def test_a_blind_estimate_does_not_look_at_the_draw(name: str, seed: int, limit: int, price: TokenPrice | None) -> None:
+def test_a_blind_estimate_does_not_look_at_the_draw(
+    name: str, seed: int, limit: int, price: MarginalCost | None
+) -> None:
     """Rejection sampling: whatever is drawn, the estimates that decide on the length are as many and the same."""
     drafter = practised(name, seed)
     choosers = [likeliest, lambda _, w: min(w, key=lambda token: w[token]), *[picker(random.Random(seed))] * 8]
-    drafts = [drafter.propose(limit, choose, blind=True, price=price) for choose in choosers]
-    assert len({(draft.source, draft.chances) for draft in drafts}) == 1
-    if name not in ("mixture", "memory", "hybrid"):  # whose chain of the likeliest says how long a draft may get
-        assert all(len(draft.chances) == (limit if draft else 0) for draft in drafts)
+    drafts = [drafter.propose(limit, choose, fixed_length=True, price=price) for choose in choosers]
+    assert len({(draft.source, draft.acceptance_probs) for draft in drafts}) == 1
+    if name not in ("mixture", "memory", "hybrid"):  # whose chain of the most likely says how long a draft may get
+        assert all(len(draft.acceptance_probs) == (limit if draft else 0) for draft in drafts)
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "hybrid"])  # which guesses otherwise at a price
@@ -147,8 +149,8 @@ def test_a_price_ends_a_draft_where_no_longer_one_can_pay(name: str, seed: int, 
     choose = likeliest if drawn else None
     whole = drafter.propose(15, choose)
     for worth, slopes in ((1.0, [0.02] * 64), (1.5, [0.1] * 64), (1.0, [0.4] * 64), (3.0, [0.01] * 3 + [9.0] * 61)):
-        draft = drafter.propose(15, choose, price=TokenPrice(worth, slopes))
-        reach = np.cumprod(draft.chances)
+        draft = drafter.propose(15, choose, price=MarginalCost(worth, slopes))
+        reach = np.cumprod(draft.acceptance_probs)
         floor = worth * np.array(slopes[1 : len(draft) + 1])
         assert draft.tokens == whole.tokens[: len(draft)]
         assert (reach[:-1] >= floor[:-1]).all()
@@ -172,12 +174,12 @@ def test_accept_tells_how_many_were_right_and_asking_again_changes_nothing(
 ) -> None:
     def propose(drafter: Drafter) -> tuple[Any, ...]:
         choose = None if how == "greedy" else picker(random.Random(seed))
-        draft = drafter.propose(limit, choose, blind=how == "blind")
-        return draft.tokens, draft.q, draft.match, draft.support, draft.chances
+        draft = drafter.propose(limit, choose, fixed_length=how == "blind")
+        return draft.tokens, draft.q, draft.match_lengths, draft.context_counts, draft.acceptance_probs
 
     asked, once = practised(name, seed), practised(name, seed)
     asked.propose(limit)
-    asked.propose(20, likeliest, blind=True)
+    asked.propose(20, likeliest, fixed_length=True)
     draft, other = propose(asked), propose(once)
     assert draft == other
     tokens = draft[0]
@@ -191,7 +193,7 @@ def test_accept_tells_how_many_were_right_and_asking_again_changes_nothing(
 
 def kinds(drafter: Drafter, limit: int) -> list[Draft]:
     """A draft of every kind."""
-    options: list[dict[str, Any]] = [{}, {"choose": likeliest}, {"choose": likeliest, "blind": True}]
+    options: list[dict[str, Any]] = [{}, {"choose": likeliest}, {"choose": likeliest, "fixed_length": True}]
     return [drafter.propose(limit, **each) for each in options]
 
 
@@ -200,7 +202,7 @@ def test_where_nothing_is_known_nothing_is_drafted(name: str) -> None:
     drafter = made(name)
     for prompt in ([], *([] if name in ("lookahead", "model") else [[7], [7, 8], [7, 8, 9]])):
         drafter.begin(prompt)
-        assert [(draft.tokens, draft.q, draft.chances) for draft in kinds(drafter, 5)] == [((), (), ())] * 3
+        assert [(draft.tokens, draft.q, draft.acceptance_probs) for draft in kinds(drafter, 5)] == [((), (), ())] * 3
         assert drafter.accept([]) == 0
     if name in COPIERS:
         drafter.accept([5])
@@ -226,7 +228,7 @@ def test_a_text_that_ended_is_forgotten_but_not_how_its_guesses_fared(name: str)
     drafter.begin(LOOP)
     for draft in kinds(drafter, 3):
         assert draft.tokens == first.tokens
-        assert draft.chances[0] > first.chances[0]
+        assert draft.acceptance_probs[0] > first.acceptance_probs[0]
     for limit in (1, 2, 15):
         assert drafter.propose(limit).tokens == tuple(LOOP[:limit])
 
@@ -239,5 +241,5 @@ def test_wrong_guesses_lower_the_estimate_and_shorten_the_draft(name: str) -> No
     for _ in range(300):
         drafter.accept([(drafter.propose(4).tokens[0] + 1) % WORDS])
     draft = drafter.propose(15)
-    assert draft.chances[0] < 0.2
+    assert draft.acceptance_probs[0] < 0.2
     assert len(draft) <= 3

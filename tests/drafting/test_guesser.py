@@ -1,4 +1,4 @@
-"""`Guesser`: what it copies, how it goes on after an edit, and what it makes of memory.
+"""`Guesser`: what it copies, how it continues after an edit, and what it makes of memory.
 
 Texts are random with fixed seeds: what one test finds, it finds in every run.
 """
@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.uncompiled import plain_modules
 
-from ngramspec.drafting.draft import TokenPrice
+from ngramspec.drafting.draft import MarginalCost
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.history import History
 from ngramspec.drafting.mixture.pointers import Pointers
@@ -28,7 +28,7 @@ PLAIN = plain_modules()
 
 POSITIONS, CANDIDATES = 64, 10
 FREE = array("d", bytes(8 * (POSITIONS + 1)))
-"""What a token costs where none costs anything."""
+"""Price of a token if tokens are free."""
 
 
 def test_constants_that_stand_in_several_modules_agree() -> None:
@@ -50,7 +50,7 @@ def test_constants_that_stand_in_several_modules_agree() -> None:
 
 
 def guess(g: Any, limit: int, worth: float = 0.0, slopes: array[float] = FREE) -> tuple[int, ...]:
-    g.guess(limit, 0.0, TokenPrice(worth, slopes))
+    g.guess(limit, 0.0, MarginalCost(worth, slopes))
     tokens: tuple[int, ...] = g.chain()[0]
     return tokens
 
@@ -93,7 +93,7 @@ def test_it_copies_a_repeated_span() -> None:
 
 
 def test_the_longer_match_and_the_latest_one_win() -> None:
-    # After 1 2 3: once 4, and thrice 5 after a mere 2 3; after 6 7: first 8, lately 9.
+    # After 1 2 3: once 4, and thrice 5 after a mere 2 3; after 6 7: first 8, recently 9.
     g = begun([1, 2, 3, 4, 10, 2, 3, 5, 11, 2, 3, 5, 12, 2, 3, 5, 13, 1, 2, 3])
     assert guess(g, 1) == (4,)
     g = begun([6, 7, 8, 10, 6, 7, 9, 11, 6, 7])
@@ -102,7 +102,7 @@ def test_the_longer_match_and_the_latest_one_win() -> None:
 
 @pytest.mark.parametrize("edit", ["substitution", "insertion", "deletion"])
 def test_a_copy_goes_on_after_an_edit(edit: str) -> None:
-    # Of 30 symbols at random, the one token of the copy that is known after an edit had some 26 others after it:
+    # Of 30 symbols at random, the one token of the copy that is known after an edit had about 26 others after it:
     # only who remembers the place knows what comes next.
     rng = random.Random(1)
     source = noise(800, 9, 30)
@@ -131,7 +131,7 @@ def test_a_chain_ends_with_the_guess_that_makes_it_hopeless() -> None:
     guess(g, 40)
     reach = np.cumprod(g.chain()[2])
     for least in (0.3, 0.1, 0.01):
-        assert g.guess(40, least, TokenPrice(0.0, FREE)) == next(i for i, r in enumerate(reach, 1) if r < least)
+        assert g.guess(40, least, MarginalCost(0.0, FREE)) == next(i for i, r in enumerate(reach, 1) if r < least)
 
 
 # --------------------------------------------------------------------------- memory
@@ -163,7 +163,7 @@ def recalled(truth: Callable[[int], int]) -> tuple[float, float]:
         g.accept(chain[:5])
         tokens = guess(g, 1)
         assert tokens == (chain[5],)
-        chances.append(g.chances[0])
+        chances.append(g.acceptance_probs[0])
         g.accept([truth(chain[5])])
     return chances[0], chances[-1]
 
@@ -249,10 +249,10 @@ def test_a_chain_goes_on_behind_a_token_of_another() -> None:
     g = begun([1, 2, 3, 4, 9, 5, 6, 7, 8, 9, 1, 2])
     assert guess(g, 2)[0] == 3
     g.pending = 0
-    for at, token in enumerate([3, 5]):  # the text went on with 3 4 there, and with 6 7 8 behind 5
+    for at, token in enumerate([3, 5]):  # the text continued with 3 4 there, and with 6 7 8 behind 5
         g.look(at)
         g.put(at, token)
-    assert g.guess(6, 0.0, TokenPrice(0.0, FREE), 2) == 6
+    assert g.guess(6, 0.0, MarginalCost(0.0, FREE), 2) == 6
     tokens, _, chances = g.chain()
     assert tokens[:5] == (3, 5, 6, 7, 8)
     assert chances[0] > 0.0 == chances[1]
@@ -340,7 +340,7 @@ def walk(pointers: Pointers, history: History, *tokens: int) -> None:
 
 
 def said(pointers: Pointers, history: History) -> list[int]:
-    """What the places say comes next, the strongest first."""
+    """Predictions of the places, the strongest first."""
     spoken = pointers.look(history, history.size, 0)
     tokens = [token for token in pointers.tokens if token >= 0]
     assert bool(tokens) == spoken
@@ -400,5 +400,5 @@ def test_a_guesser_takes_them_as_candidates_and_the_start_that_is_shipped_knows_
     guesser.accept([3, 4])
     guesser.look(0)
     guesser.accept([77])
-    guesser.guess(1, 0.0, TokenPrice(1.0, FREE))
+    guesser.guess(1, 0.0, MarginalCost(1.0, FREE))
     assert 6 in guesser.distribution(0)

@@ -13,8 +13,8 @@ from support.decoder_loop import CLOCK, cheap, milliseconds, unmeasured
 from support.mock_shared import MockShared
 from support.mock_target import Blurred, MockTarget, plain_generate
 
-from ngramspec.drafting.draft import TokenPrice
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft import MarginalCost
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.second_opinion import BOTH, MODEL, NGRAMS, SecondOpinion
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
@@ -34,7 +34,7 @@ def target(n_vocab: int = N, **options: Any) -> MockTarget:
 
 
 def hybrid(model: MockTarget) -> HybridDrafter:
-    return HybridDrafter(AskedModel(model, clock=milliseconds))
+    return HybridDrafter(DraftModel(model, clock=milliseconds))
 
 
 def count(mock: MockTarget, drafter: Any, prompt: Sequence[int], n: int, **options: Any) -> Stats:
@@ -69,7 +69,7 @@ def test_guesses_that_no_pass_is_worth_are_not_asked_for() -> None:
         drafter.begin([*range(30)])
         drafter.accept([31])
         costs = [0.0, *(first + 0.01 * length for length in range(1, 12))]
-        drafter.propose(10, price=TokenPrice(1.0, [0.01] * 12, seconds=1.0, costs=lambda costs=costs: costs))
+        drafter.propose(10, price=MarginalCost(1.0, [0.01] * 12, seconds=1.0, costs=lambda costs=costs: costs))
         asked.append(model.passes > 0)
     assert asked == [True, False]
 
@@ -93,12 +93,12 @@ class Scripted(MockTarget):
 
 
 def test_each_continues_the_chain_of_the_other() -> None:
-    # After 5 the prompt goes on with 6 7 8, and behind that each time with another token; the model knows that 20 21
-    # come now; and behind 21 the prompt goes on with 22 23 24, which the model does not know.
+    # After 5 the prompt continues with 6 7 8, and behind that each time with another token; the model knows that 20 21
+    # come now; and behind 21 the prompt continues with 22 23 24, which the model does not know.
     prompt = [token for other in range(9, 17) for token in (5, 6, 7, 8, other, other + 10, 22, 23, 24)] + [30, 31, 5]
     drafter = hybrid(Scripted(N))
     drafter.begin(prompt)
-    price = TokenPrice(1.5, [0.05] * 20)
+    price = MarginalCost(1.5, [0.05] * 20)
     assert drafter.propose(12, price=price).tokens[:8] == (6, 7, 8, 20, 21, 22, 23, 24)
 
 
@@ -110,13 +110,13 @@ def test_a_model_that_is_far_behind_is_asked_again_where_that_much_may_be_lost(s
     drafter.begin([*range(30)])
     for token in range(30, 40):
         drafter.accept([token])
-    drafter.propose(4, price=TokenPrice(1.0, [0.05] * 10, seconds=1.0))  # the mock's clock is in passes
+    drafter.propose(4, price=MarginalCost(1.0, [0.05] * 10, seconds=1.0))  # the mock's clock is in passes
     text = [31, 32, 33, 34] * 40
     for at in range(0, 160, 4):
         drafter.accept(text[at : at + 4])
     drafter.accept([8])
     assert (before := model.passes) > 0
-    draft = drafter.propose(4, price=TokenPrice(1.0, [0.05] * 10, seconds=1.0, loss_budget=stake))
+    draft = drafter.propose(4, price=MarginalCost(1.0, [0.05] * 10, seconds=1.0, loss_budget=stake))
     assert (model.passes > before) == asked
     assert not asked or draft.tokens[0] == int(model.row([*range(40), *text, 8]).argmax())
 
@@ -131,7 +131,7 @@ def test_the_models_answers_are_those_to_the_chain(replays: bool) -> None:
     drafter.begin(text)
     asked = replaced = 0
     for _ in range(60):
-        draft = drafter.propose(8, price=TokenPrice(1.2, [0.1] * 10))
+        draft = drafter.propose(8, price=MarginalCost(1.2, [0.1] * 10))
         chain = [guess.token for guess in drafter._chain]
         for at, (_, _, guess, answer, better) in drafter._asked_about:
             assert answer == int(model.row([*text, *chain[:at]]).argmax())
@@ -156,7 +156,7 @@ def test_a_text_that_the_model_cannot_read_is_drafted_by_n_grams() -> None:
 
 def test_a_drafter_beside_works_in_the_next_sequence_and_knows_what_the_first_learnt() -> None:
     small = MockShared(3, n_vocab=N, peak=6.0, clock=CLOCK)
-    first = HybridDrafter(AskedModel(small.sequences[0], clock=milliseconds, shared=small))
+    first = HybridDrafter(DraftModel(small.sequences[0], clock=milliseconds, shared=small))
     drafters = [first, first.beside(), first.beside()]
     assert [drafter.model.model for drafter in drafters] == small.sequences
     assert all(drafter.model._passes is first.model._passes for drafter in drafters)
@@ -171,12 +171,12 @@ def test_a_drafter_beside_works_in_the_next_sequence_and_knows_what_the_first_le
         first.propose(6)
         first.accept([0])
     drafters[1].begin(prompt)
-    unlikely = drafters[1].propose(6).chances[0]
-    with pytest.raises(ValueError, match="no further sequence"):
+    unlikely = drafters[1].propose(6).acceptance_probs[0]
+    with pytest.raises(ValueError, match="no free sequence"):
         first.beside()
     other = hybrid(MockTarget(N, peak=6.0, clock=CLOCK))
     other.begin(prompt)
-    assert unlikely < other.propose(6).chances[0]
+    assert unlikely < other.propose(6).acceptance_probs[0]
 
 
 # --------------------------------------------------------------------------- what asking gives

@@ -12,7 +12,7 @@ import pytest
 from support.memories import a_text, new_store
 
 from ngramspec.drafting import make_drafter
-from ngramspec.drafting.draft import TokenPrice
+from ngramspec.drafting.draft import MarginalCost
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter, Recall
 from ngramspec.drafting.mixture.guesser import Guesser
@@ -29,11 +29,11 @@ def test_a_draft_has_as_many_tokens_as_are_asked_for_or_may_be() -> None:
     for limit in (62, 63, 64, 10**6):
         assert len(drafter.propose(limit)) == min(limit, LONGEST)
     # No slope is known for more tokens than there are.
-    assert len(drafter.propose(20, price=TokenPrice(0.0, [0.01] * 6))) == 5
+    assert len(drafter.propose(20, price=MarginalCost(0.0, [0.01] * 6))) == 5
 
 
-@pytest.mark.parametrize("blind", [False, True])
-def test_estimates_of_drawn_tokens_are_calibrated(blind: bool) -> None:
+@pytest.mark.parametrize("fixed_length", [False, True])
+def test_estimates_of_drawn_tokens_are_calibrated(fixed_length: bool) -> None:
     # Drawn from q, the token of a fair coin is right half the time, whatever the mixture thinks of it.
     rng = random.Random(0)
     drafter = MixtureDrafter()
@@ -44,11 +44,11 @@ def test_estimates_of_drawn_tokens_are_calibrated(blind: bool) -> None:
 
     predicted = right = count = 0.0
     for step in range(3000):
-        draft = drafter.propose(1, draw, blind=blind)
+        draft = drafter.propose(1, draw, fixed_length=fixed_length)
         token = rng.randrange(2)
         if step >= 1000:
             count += 1
-            predicted += draft.chances[0]
+            predicted += draft.acceptance_probs[0]
             right += draft.tokens[0] == token
         drafter.accept([token])
     assert predicted / count == pytest.approx(right / count, abs=0.04)
@@ -75,7 +75,7 @@ def test_what_a_request_repeats_is_remembered_once() -> None:
     assert tokens.count(NOVEL[30]) == 1
     drafter.begin([4, 5, 6, *NOVEL[20:23]])
     assert drafter.propose(5).tokens == tuple(NOVEL[23:28])
-    with pytest.raises(ValueError, match="one text at a time"):
+    with pytest.raises(ValueError, match="one sequence at a time"):
         drafter.beside()
 
 
@@ -158,20 +158,20 @@ def test_every_text_starts_from_what_the_package_ships() -> None:
         for name in ("rate", "first_weights", "last_weights", "blend", "bias", "correction_height"):
             assert not np.array_equal(guesser.shared()[name], shipped[name]), name
         drafter.begin([])
-    # A first request knows what to make of a copy: 20 tokens that stood there before are likely to go on.
+    # A first request knows what to make of a copy: 20 tokens that stood there before are likely to continue.
     first = MixtureDrafter()
     first.begin([*range(100, 160), 7, *range(100, 120)])
     draft = first.propose(8)
     assert draft.tokens == tuple(range(120, 128))
-    assert min(draft.chances) > 0.7
+    assert min(draft.acceptance_probs) > 0.7
     first.begin([1, 2, 3, 4, 1])
-    assert first.propose(1).chances[0] < 0.5
+    assert first.propose(1).acceptance_probs[0] < 0.5
 
 
 def test_a_new_process_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     path = tmp_path / "made" / "judge.npz"
     last = practised(MixtureDrafter(kept=path))
-    last.keep()
+    last.save_state()
     assert path.stat().st_mode & 0o077 == 0
     following, stranger = MixtureDrafter(kept=path), MixtureDrafter()
     assert same(arrays(following), arrays(last))
@@ -179,7 +179,7 @@ def test_a_new_process_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
         drafter.begin(TEXT[:100])
     ours, theirs = following.propose(4), stranger.propose(4)
     assert ours.tokens == theirs.tokens
-    assert all(p > q for p, q in zip(ours.chances, theirs.chances, strict=True))
+    assert all(p > q for p, q in zip(ours.acceptance_probs, theirs.acceptance_probs, strict=True))
     assert path.stat().st_size < 100_000
 
 
@@ -187,7 +187,7 @@ def test_a_new_process_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
 def test_a_damaged_file_counts_as_none_and_is_replaced(tmp_path: Path, step: int) -> None:
     path = tmp_path / "judge.npz"
     learner = practised(MixtureDrafter(kept=path))
-    learner.keep()
+    learner.save_state()
     whole, fresh = path.read_bytes(), arrays(MixtureDrafter())
     rng = random.Random(1)
     broken = [whole[:n] for n in (0, 1, 30, len(whole) // 2, len(whole) - 1)]
@@ -201,7 +201,7 @@ def test_a_damaged_file_counts_as_none_and_is_replaced(tmp_path: Path, step: int
         assert same(found, fresh) or same(found, arrays(learner))  # dates and the like do not matter
         ignored += same(found, fresh)
     assert ignored > len(broken) // 2
-    learner.keep()
+    learner.save_state()
     assert path.read_bytes() == whole
 
 
@@ -232,7 +232,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_is_no_error(
 ) -> None:
     path = tmp_path / "judge.npz"
     learner = practised(MixtureDrafter(kept=path))
-    learner.keep()
+    learner.save_state()
     before = path.read_bytes()
 
     def full(file: Any, **_: Any) -> None:
@@ -240,8 +240,8 @@ def test_a_write_that_fails_leaves_the_old_file_and_is_no_error(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(learnt.np, "savez_compressed", full)
-    learner.keep()
-    MixtureDrafter(kept=path / "no folder").keep()
+    learner.save_state()
+    MixtureDrafter(kept=path / "no folder").save_state()
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -281,6 +281,6 @@ def test_a_text_beside_another_starts_as_one_alone_and_leaves_the_other_what_it_
     assert same(arrays(other), arrays(one))
     ours, theirs = other.propose(8), stranger.propose(8)
     assert ours.tokens == theirs.tokens
-    assert all(p > q for p, q in zip(ours.chances, theirs.chances, strict=True))
+    assert all(p > q for p, q in zip(ours.acceptance_probs, theirs.acceptance_probs, strict=True))
     practised(other)
     assert all(np.array_equal(array, learnt_by_then[name]) for name, array in one.guesser.shared().items())

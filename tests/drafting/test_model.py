@@ -12,7 +12,7 @@ from support.mock_target import Blurred, Clock, MockTarget
 
 from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import TokenPrice
+from ngramspec.drafting.draft import MarginalCost
 from ngramspec.drafting.draft_model.model import PROBES, RARE, WIDEST, ModelDrafter, model_guess
 from ngramspec.drafting.draft_model.passes import POSITIONS, PRIOR, ModelPasses, Payoff
 from ngramspec.sampling.distribution import normalised_entropy
@@ -42,7 +42,7 @@ def test_it_drafts_what_the_model_would_write_and_can_tell_the_entropy_of_the_fi
     drafter.begin(PROMPT)
     draft = drafter.propose(6)
     assert draft.tokens == tuple(greedy_text(model, PROMPT, 6))
-    assert (draft.source, draft.q, len(draft.chances)) == ("model", (), 6)
+    assert (draft.source, draft.q, len(draft.acceptance_probs)) == ("model", (), 6)
     # The last guess is not evaluated: nobody asked what follows it.
     assert model.tokens == [*PROMPT, *draft.tokens[:-1]]
     entropy = draft.head(2).entropy
@@ -56,12 +56,12 @@ def test_a_guess_is_as_sure_as_the_model_at_first_and_is_then_what_came_of_such_
     drafter.begin(PROMPT)
     row = model.row(PROMPT)
     p = float(np.exp(row.max()) / np.exp(row).sum())
-    first = drafter.propose(1).chances[0]
+    first = drafter.propose(1).acceptance_probs[0]
     assert first == pytest.approx(p, abs=0.01)  # linear between points of the map
     for _ in range(80):
         assert drafter.accept([(drafter.propose(1).tokens[0] + 1) % 40]) == 0
         drafter.begin(PROMPT)
-    assert drafter.propose(1).chances[0] < 0.7 * first
+    assert drafter.propose(1).acceptance_probs[0] < 0.7 * first
 
 
 @pytest.mark.parametrize("replays", [False, True])
@@ -87,7 +87,7 @@ def test_what_was_refused_is_taken_back_and_nothing_is_evaluated_twice() -> None
     drafter = ModelDrafter(model)
     drafter.begin(PROMPT)
     guesses = drafter.propose(4).tokens
-    assert drafter.read_seconds > 0, "no draft is to blame for reading the prompt"
+    assert drafter.prefill_seconds > 0, "no draft is to blame for reading the prompt"
     model.batches.clear()
     model.prefilled.clear()
     drafter.accept([*guesses, 7])
@@ -98,7 +98,7 @@ def test_what_was_refused_is_taken_back_and_nothing_is_evaluated_twice() -> None
     drafter.accept([9])
     drafter.propose(1)
     assert model.batches == [1]
-    assert drafter.read_seconds == 0
+    assert drafter.prefill_seconds == 0
 
 
 def test_the_next_text_keeps_what_it_has_in_common_with_the_last() -> None:
@@ -137,7 +137,7 @@ def test_only_tokens_that_the_target_knows_are_drafted() -> None:
 
 
 def test_a_model_that_cannot_go_back_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot draft: what it has evaluated cannot be taken back"):
+    with pytest.raises(ValueError, match="cannot be used as a draft model: its state cannot be rolled back"):
         ModelDrafter(MockTarget(8, fail_rollback=True))
 
 
@@ -158,7 +158,7 @@ def test_q_is_the_law_at_the_targets_temperature() -> None:
     model = MockTarget(400, peak=1.0)
     drafter = ModelDrafter(model)
     for temperature, min_p in ((0.5, 0.0), (1.0, 0.0), (2.0, 0.2)):
-        drafter.follow(Sampling(temperature, min_p=min_p))
+        drafter.set_sampling(Sampling(temperature, min_p=min_p))
         drafter.begin(PROMPT)
         law = drafter.propose(1, likeliest).q[0]
         row = model.row(PROMPT).astype(np.float64)
@@ -208,29 +208,31 @@ def test_rates_are_those_of_a_position_and_the_last_one_counts_for_all_behind_it
 def test_a_gain_is_that_of_the_best_length(seconds: float) -> None:
     each = 0.3 + 0.1 / seconds
     by_length = [sum(PRIOR**j - 1.2 * each for j in range(1, k + 1)) for k in range(10)]
-    price = TokenPrice(1.2, [0.3] * 10, seconds)
+    price = MarginalCost(1.2, [0.3] * 10, seconds)
     assert payoff().gain(9, price) == pytest.approx(max(by_length))
     assert payoff().gain(1, price) == pytest.approx(by_length[1])
-    assert payoff().gain(9, TokenPrice(1.2, [0.8] * 10, seconds)) == 0.0
+    assert payoff().gain(9, MarginalCost(1.2, [0.8] * 10, seconds)) == 0.0
 
 
 @pytest.mark.parametrize(
     ("price", "length", "least", "token"),
     [
         # A guess more must be right in 0.4 of all cases; it is in 0.8.
-        (TokenPrice(1.0, [0.3] * 10, 1.0), 3, 0.5, 0.1),
+        (MarginalCost(1.0, [0.3] * 10, 1.0), 3, 0.5, 0.1),
         # Where nobody knows seconds the target's price alone counts.
-        (TokenPrice(1.0, [0.5] * 10), 1, 0.5, math.inf),
+        (MarginalCost(1.0, [0.5] * 10), 1, 0.5, math.inf),
         # Hopeless guesses end a draft at any price.
         (None, 1, 0.05, 0.1),
-        (TokenPrice(0.0, [0.0] * 10), 1, 0.05, 0.1),
-        (TokenPrice(0.0, [0.0] * 10, 1.0), 1, 0.05, 0.1),
+        (MarginalCost(0.0, [0.0] * 10), 1, 0.05, 0.1),
+        (MarginalCost(0.0, [0.0] * 10, 1.0), 1, 0.05, 0.1),
         # Two guesses may be lost, three may not.
-        (TokenPrice(1.0, [0.0] * 10, 1.0, loss_budget=0.35), 2, 0.125, 0.1),
-        (TokenPrice(1.0, [0.0] * 10, 1.0, loss_budget=0.35), 3, 1.01, 0.1),
+        (MarginalCost(1.0, [0.0] * 10, 1.0, loss_budget=0.35), 2, 0.125, 0.1),
+        (MarginalCost(1.0, [0.0] * 10, 1.0, loss_budget=0.35), 3, 1.01, 0.1),
     ],
 )
-def test_a_draft_goes_on_while_a_guess_pays(price: TokenPrice | None, length: int, least: float, token: float) -> None:
+def test_a_draft_goes_on_while_a_guess_pays(
+    price: MarginalCost | None, length: int, least: float, token: float
+) -> None:
     assert payoff(token).goes_on(least * 1.001, length, price) == (least < 1)
     assert not payoff(token).goes_on(least * 0.999, length, price)
 
@@ -278,7 +280,7 @@ def test_a_fast_model_that_is_right_pays() -> None:
     [(1.0, 0.0, 0.0), (0.9, 0.0, 0.3), (0.05, 60.0, 0.05), (0.4, 60.0, 0.2), (0.5, 3.0, 0.4), (0.2, 3.0, 0.2)],
 )
 def test_a_model_that_does_not_pay_is_soon_left_alone(token: float, blur: float, slope: float) -> None:
-    """As slow as the target, or nearly always wrong: what it costs is some three passes and 1 %, at any length."""
+    """As slow as the target, or nearly always wrong: what it costs is about three passes and 1 %, at any length."""
     for length in (50, 400):
         _, _, seconds = run_timed(token, blur=blur, slope=slope, max_tokens=length)
         assert seconds < length + 3 + 0.01 * length
@@ -288,7 +290,7 @@ def test_a_probe_is_rare_and_finds_a_model_that_pays_again() -> None:
     clock = Clock(tick=0.0)
     model = MockTarget(60, peak=6.0, seconds=lambda n: 0.1, clock=clock)
     drafter = ModelDrafter(model, clock=clock.perf_counter)
-    price = TokenPrice(1.0, [0.1] * 64, 1.0)
+    price = MarginalCost(1.0, [0.1] * 64, 1.0)
     drafter.begin(PROMPT)
     text = list(PROMPT)
 
@@ -322,7 +324,7 @@ def test_a_prompt_is_read_at_once_where_earlier_texts_were_long_enough_to_pay_fo
     clock = Clock(tick=1e-6)
     model = Blurred(60, blur=0.0, peak=6.0, seconds=lambda n: 0.1 * n, clock=clock)
     drafter = ModelDrafter(model, clock=clock.perf_counter)
-    price = TokenPrice(1.0, [0.1] * 10, seconds=1.0)
+    price = MarginalCost(1.0, [0.1] * 10, seconds=1.0)
     prompt = [i % 7 for i in range(400)]
     read = []
     for text in (3, 200, 3):

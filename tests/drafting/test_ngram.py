@@ -87,7 +87,7 @@ def test_a_full_context_drops_its_stalest_token_but_not_its_best(monkeypatch: py
 
 
 def counted(events: Sequence[tuple[Sequence[int], int]], text: Sequence[int], max_order: int, limit: int) -> Draft:
-    """What counts of (context, what followed it) events draft after a text, by the rule."""
+    """Return the draft that counts of (context, what followed it) give after a text, by the rule."""
     text = list(text)
     tokens, q, match, support = [], [], [], []
     for _ in range(limit):
@@ -109,7 +109,7 @@ def counted(events: Sequence[tuple[Sequence[int], int]], text: Sequence[int], ma
 
 
 def reference(seen: Sequence[int], max_order: int, limit: int) -> Draft:
-    """What a predictor whose tables cover exactly `seen` has to draft."""
+    """Return the expected draft of a predictor whose tables cover exactly `seen`."""
     return counted([(seen[:i], token) for i, token in enumerate(seen)], seen, max_order, limit)
 
 
@@ -205,7 +205,7 @@ def test_where_contexts_collide_a_draft_states_the_q_of_the_shared_counts(stream
         patch.setattr(predictor, "FNV_PRIME", 0)
         draft = fed(stream, max_order=3, window=8).predict(3)
     pooled = stream[2:] or stream[1:]  # whatever followed two tokens; one, if nothing did
-    assert draft.support == ((len(pooled),) * 3 if pooled else ())
+    assert draft.context_counts == ((len(pooled),) * 3 if pooled else ())
     for q in draft.q:
         assert q == {token: pooled.count(token) / len(pooled) for token in set(pooled)}
 
@@ -256,9 +256,9 @@ def check_counted(draft: Draft, expected: Draft) -> None:
     """The rule's draft, up to where it had become hopeless."""
     n = len(draft)
     assert draft.tokens == expected.tokens[:n]
-    assert (draft.match, draft.support) == (expected.match[:n], expected.support[:n])
+    assert (draft.match_lengths, draft.context_counts) == (expected.match_lengths[:n], expected.context_counts[:n])
     assert [dict(q) for q in draft.q] == [dict(q) for q in expected.q[:n]]
-    assert n == len(expected) or (n > 0 and np.prod(draft.chances) < HOPELESS)
+    assert n == len(expected) or (n > 0 and np.prod(draft.acceptance_probs) < HOPELESS)
 
 
 @given(STREAMS, st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12), st.integers(2, 5))
@@ -286,7 +286,7 @@ def test_nasd_counts_what_was_likely_beside_what_came(seed: int, prompt: list[in
         check_counted(draft, counted(events, text, 4, 4))
         rows = rng.standard_normal((1 + len(draft), 5)).astype(np.float32)
         if seen := bool(rng.random() < 0.8):
-            drafter.see([text[-1], *draft.tokens], rows)
+            drafter.observe_logits([text[-1], *draft.tokens], rows)
         emitted = [*draft.tokens[: rng.integers(len(draft) + 1)], int(rng.integers(3))]
         for token, row in zip(emitted, rows, strict=False):
             if seen:

@@ -16,8 +16,8 @@ from support.decoder_loop import CLOCK, milliseconds
 from support.mock_shared import MockShared
 from support.mock_target import Clock
 
-from ngramspec.drafting.draft import Draft, Drafting, TokenPrice
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft import Draft, Drafting, MarginalCost
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.draft_model.passes import ModelPasses, PassRequest, draft_alone, draft_together
@@ -25,7 +25,7 @@ from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.errors import TargetError
 
 N = 40
-FREE = TokenPrice(1.2, [0.1] * 12, texts=3)
+FREE = MarginalCost(1.2, [0.1] * 12, texts=3)
 
 
 def model_of(sequences: int, **options: Any) -> MockShared:
@@ -34,7 +34,7 @@ def model_of(sequences: int, **options: Any) -> MockShared:
 
 def drafters_of(kind: type, small: MockShared) -> list[Any]:
     first = kind(small.sequences[0], clock=milliseconds, shared=small)
-    if kind is AskedModel:
+    if kind is DraftModel:
         first = HybridDrafter(first)
     return [first, *(first.beside() for _ in small.sequences[1:])]
 
@@ -43,7 +43,7 @@ def request(passes: ModelPasses, sequence: Any, tokens: Sequence[int], gain: flo
     return PassRequest(passes, sequence, len(sequence.tokens), tokens, len(tokens), gain)
 
 
-@pytest.mark.parametrize("kind", [ModelDrafter, AskedModel])
+@pytest.mark.parametrize("kind", [ModelDrafter, DraftModel])
 @pytest.mark.parametrize(
     ("sampled", "options"),
     [(True, {}), (False, {}), (False, {"split": True}), (True, {"drafts_alone": True, "replays": True})],
@@ -64,10 +64,10 @@ def test_drafts_draft_together_are_those_draft_alone(kind: type, sampled: bool, 
     chooser = choose if sampled else None
     lengths = set()
     for _ in range(20):
-        together = draft_together([drafter.drafting(6, chooser, price=FREE) for drafter in sets[0]], FREE)
+        together = draft_together([drafter.propose_stepwise(6, chooser, price=FREE) for drafter in sets[0]], FREE)
         alone = [drafter.propose(6, chooser, price=FREE) for drafter in sets[1]]
         assert [draft.tokens for draft in together] == [draft.tokens for draft in alone]
-        assert [draft.chances for draft in together] == [draft.chances for draft in alone]
+        assert [draft.acceptance_probs for draft in together] == [draft.acceptance_probs for draft in alone]
         lengths.update(map(len, alone))
         for i, draft in enumerate(alone):
             emitted = [*draft.tokens[: rng.randrange(len(draft) + 1)], rng.randrange(5)]
@@ -133,7 +133,7 @@ def test_the_requests_that_bring_most_together_are_granted(
     requests = {
         text: request(passes, small.sequences[text], [0] * rows, gain) for text, (gain, rows) in enumerate(asked)
     }
-    price = TokenPrice(worth, [0.1] * 12, seconds=1.0, texts=len(asked))
+    price = MarginalCost(worth, [0.1] * 12, seconds=1.0, texts=len(asked))
 
     def value(texts: Sequence[int]) -> float:
         tokens = sum(requests[text].rows for text in texts)
@@ -149,7 +149,7 @@ def test_what_must_be_is_granted_whatever_it_costs() -> None:
     passes, small = paced(3, 50.0, 1.0)
     gains = (math.inf, 0.5, math.inf)
     requests = {text: request(passes, small.sequences[text], [0], gain) for text, gain in enumerate(gains)}
-    assert sorted(passes.worthwhile(requests, TokenPrice(1.0, [0.1], seconds=1.0))) == [0, 2]
+    assert sorted(passes.worthwhile(requests, MarginalCost(1.0, [0.1], seconds=1.0))) == [0, 2]
 
 
 @pytest.mark.parametrize("options", [{"split": True}, {"drafts_alone": True}])
@@ -157,7 +157,7 @@ def test_texts_that_cannot_share_a_pass_decide_for_themselves(options: dict[str,
     passes, small = paced(3, 50.0, 1.0, **options)
     requests = {text: request(passes, small.sequences[text], [0], 0.5) for text in range(3)}
     assert not passes.joint
-    assert passes.worthwhile(requests, TokenPrice(1.0, [0.1], seconds=1.0)) == [0, 1, 2]
+    assert passes.worthwhile(requests, MarginalCost(1.0, [0.1], seconds=1.0)) == [0, 1, 2]
     assert list(passes.groups([0, 1, 2], requests)) == [[0], [1], [2]]
 
 
@@ -169,7 +169,7 @@ def test_a_text_whose_request_is_declined_drafts_without() -> None:
         rows = yield request(passes, sequence, [1], gain)
         return Draft((int(rows is not None),))
 
-    price = TokenPrice(1.0, [0.1], seconds=1.0, texts=2)
+    price = MarginalCost(1.0, [0.1], seconds=1.0, texts=2)
     for gains, granted in (((0.6, 0.6), [1, 1]), ((0.6, 0.0), [0, 0]), ((0.0, 1.1), [0, 1])):
         drafts = draft_together([drafting(*pair) for pair in zip(small.sequences, gains, strict=True)], price)
         assert [draft.tokens[0] for draft in drafts] == granted
@@ -177,18 +177,18 @@ def test_a_text_whose_request_is_declined_drafts_without() -> None:
 
 def test_hybrid_drafters_go_on_with_n_grams_where_they_are_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     small = model_of(2)
-    drafters = drafters_of(AskedModel, small)
+    drafters = drafters_of(DraftModel, small)
     copiers = [MixtureDrafter(), MixtureDrafter()]
     for drafter in (*drafters, *copiers):
         drafter.begin([*range(5, 25), 1, 2, 3, 4, 1, 2, 3, 4, 1, 2])
     bare = [copier.propose(3, price=FREE).tokens for copier in copiers]
     with monkeypatch.context() as declining:
         declining.setattr(ModelPasses, "worthwhile", lambda *_: [])
-        drafts = draft_together([drafter.drafting(3, price=FREE) for drafter in drafters], FREE)
+        drafts = draft_together([drafter.propose_stepwise(3, price=FREE) for drafter in drafters], FREE)
     assert [draft.tokens for draft in drafts] == bare
     assert not small.passes
     for drafter in drafters:
         drafter.accept([30])  # which n-grams know nothing of
-    draft_together([drafter.drafting(3, price=FREE) for drafter in drafters], FREE)
+    draft_together([drafter.propose_stepwise(3, price=FREE) for drafter in drafters], FREE)
     assert len(small.passes[0]) == 2
     assert small.sequences[0].tokens[:31] == [*range(5, 25), 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 30]

@@ -140,8 +140,8 @@ def test_drafts_are_those_of_the_naive_rule(text: list[int], more: list[list[int
         draft = drafter.propose(8)
         tokens, matches = expected_draft(text, 8)
         assert list(draft.tokens) == tokens[: len(draft)]
-        assert list(draft.match) == matches[: len(draft)]
-        assert len(draft) == len(tokens) or (draft and np.prod(draft.chances) < HOPELESS)
+        assert list(draft.match_lengths) == matches[: len(draft)]
+        assert len(draft) == len(tokens) or (draft and np.prod(draft.acceptance_probs) < HOPELESS)
 
 
 def test_the_example_in_the_docstring() -> None:
@@ -156,7 +156,7 @@ def test_a_context_of_any_length_decides() -> None:
     for before, draft in ((0, (1000, 401, 1)), (17, (1017, 401, 1)), (39, (1039, 401, 1)), (77, (1039, 400, 40))):
         drafter.begin([*text, before, *same])
         found = drafter.propose(1)
-        assert (*found.tokens, *found.match, *found.support) == draft
+        assert (*found.tokens, *found.match_lengths, *found.context_counts) == draft
 
 
 def test_the_frequent_one_must_be_clearly_ahead() -> None:

@@ -61,14 +61,14 @@ def test_logits_that_are_no_numbers_teach_nothing() -> None:
         assert top_two(np.array(values, np.float32)) == likely
     drafter: SuccessorDrafter = RecycleDrafter()
     drafter.begin([1])
-    drafter.see([1], rows_to([2]))
-    drafter.see([1], np.full((1, 12), NAN, np.float32))
+    drafter.observe_logits([1], rows_to([2]))
+    drafter.observe_logits([1], np.full((1, 12), NAN, np.float32))
     assert drafter.propose(1).tokens == (2,)
     drafter = LookaheadDrafter()
     drafter.begin([5])
     rows = rows_to([1, 2, 3])
     rows[1] = NAN
-    drafter.see([5, 7, 8], rows)
+    drafter.observe_logits([5, 7, 8], rows)
     drafter.accept([1])
     assert drafter.propose(2).tokens == (1, 3), "nothing is expected at the first position"
 
@@ -87,13 +87,13 @@ def test_recycle_drafts_the_chain_of_the_latest_best_successors(seed: int, n_voc
             while chain[-1] in successor and len(chain) <= 8:
                 chain.append(successor[chain[-1]])
             assert [text[-1], *draft.tokens] == chain[: 1 + len(draft)]
-            assert len(draft) == len(chain) - 1 or (draft and np.prod(draft.chances) < HOPELESS)
-            assert draft.match == (1,) * len(draft)
+            assert len(draft) == len(chain) - 1 or (draft and np.prod(draft.acceptance_probs) < HOPELESS)
+            assert draft.match_lengths == (1,) * len(draft)
             if (request, turn) == (2, 0):  # another model
                 n_vocab, successor = n_vocab + 1, {}
             sent = [text[-1], *draft.tokens, *rng.integers(n_vocab, size=2).tolist()]
             rows = rng.standard_normal((len(sent), n_vocab)).astype(np.float32)
-            drafter.see(sent, rows)
+            drafter.observe_logits(sent, rows)
             successor |= dict(zip(sent, rows.argmax(axis=1).tolist(), strict=True))
             text += rng.integers(n_vocab, size=2).tolist()
             drafter.accept(text[-2:])
@@ -104,9 +104,9 @@ def test_what_stays_the_best_is_surer() -> None:
     for times in (1, 2, 4):
         drafter = RecycleDrafter()
         for _ in range(times):
-            drafter.see([1], rows_to([2]))
+            drafter.observe_logits([1], rows_to([2]))
         drafter.begin([1])
-        chances += drafter.propose(1).chances
+        chances += drafter.propose(1).acceptance_probs
     assert chances == sorted(set(chances))
 
 
@@ -116,8 +116,8 @@ def expected_window(
     """By the rule: the latest of what followed the longest context, else the trajectory, else the last token again.
 
     Args:
-        evaluated: (text, what was likeliest or came after it), the latest last.
-        trajectory: what was likeliest in the pass before, at the positions to come.
+        evaluated: (text, what was most likely or came after it), the latest last.
+        trajectory: what was most likely in the pass before, at the positions to come.
         text: so far.
         limit: of the draft.
     """
@@ -146,14 +146,14 @@ def test_lookahead_drafts_what_the_rule_says(seed: int, limit: int, n_vocab: int
         for turn in range(6):
             draft = drafter.propose(limit)
             expected = expected_window(evaluated, trajectory, text, limit)
-            assert (draft.tokens, draft.match) == (expected.tokens, expected.match)
+            assert (draft.tokens, draft.match_lengths) == (expected.tokens, expected.match_lengths)
             if (request, turn) == (2, 0):  # another model
                 n_vocab, evaluated = n_vocab + 1, []
             if turn == 0:
                 evaluated += [(text[:i], token) for i, token in enumerate(text)]
             sent = [text[-1], *draft.tokens]
             rows = rng.standard_normal((len(sent), n_vocab)).astype(np.float32)
-            drafter.see(sent, rows)
+            drafter.observe_logits(sent, rows)
             best = rows.argmax(axis=1).tolist()
             evaluated += [([*text, *sent[1 : 1 + i]], token) for i, token in enumerate(best)]
             emitted = [*draft.tokens[: rng.integers(len(draft) + 1)], int(rng.integers(n_vocab))]
@@ -166,7 +166,7 @@ def after_a_pass() -> LookaheadDrafter:
     """The docstring's: 5 6 is the text, 7 8 9 was sent, the target would have 1 4 4 2."""
     drafter = LookaheadDrafter()
     drafter.begin([5, 6])
-    drafter.see([6, 7, 8, 9], rows_to([1, 4, 4, 2]))
+    drafter.observe_logits([6, 7, 8, 9], rows_to([1, 4, 4, 2]))
     drafter.accept([1])
     return drafter
 
@@ -177,7 +177,7 @@ def test_the_docstrings_example_and_the_longer_the_context_the_surer() -> None:
     chances = []
     for prompt in ([10], [7], [6, 7], [5, 6, 7]):
         drafter.begin(prompt)
-        chances.append(drafter.propose(1).chances[0])
+        chances.append(drafter.propose(1).acceptance_probs[0])
     assert drafter.propose(1).tokens == (4,)
     assert chances == sorted(set(chances))
 
@@ -188,7 +188,7 @@ def test_the_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter.begin([0])
     for _ in range(50):
         tokens = [drafter._tail[-1], *(rng.randrange(12) for _ in range(6))]
-        drafter.see(tokens, rows_to([rng.randrange(12) for _ in tokens]))
+        drafter.observe_logits(tokens, rows_to([rng.randrange(12) for _ in tokens]))
         drafter.accept(tokens[1:3])
         assert len(drafter._pool) <= 30
     assert len(drafter._pool) == 30
@@ -203,9 +203,9 @@ class Reader(RecycleDrafter):
         self.seen: list[tuple[tuple[int, ...], NDArray[np.float32], int]] = []
 
     def propose(self, limit: int, *args: Any, **options: Any) -> Draft:
-        return Draft((5,) * limit, chances=(0.9,) * limit, source=self.name)
+        return Draft((5,) * limit, acceptance_probs=(0.9,) * limit, source=self.name)
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         self.seen.append((tuple(tokens), rows.copy(), accepted))
 
 

@@ -19,14 +19,14 @@ SETTINGS: tuple[dict[str, Any], ...] = ({"temp": 0.0}, {"temp": 1.0, "repeat_pen
 
 
 def tiny(name: str, folder: Path, **settings: Any) -> Twins:
-    """In single precision: what is evaluated again in another batch then gives the same but for the last bits."""
+    """In single precision: what is evaluated again in another batch then gives the same except for the last bits."""
     return Twins(write_model(folder / f"{name}.gguf", name, half=False), **settings)
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MORE)])
 def test_texts_are_the_parent_s(name: str, tmp_path: Path) -> None:
     pair = tiny(name, tmp_path)
-    assert pair.ours.no_drafts is None
+    assert pair.ours.drafting_disabled_reason is None
 
     def run(llama: Any, settings: dict[str, Any]) -> Any:
         prompt = llama.tokenize(b"A text that is longer than the sliding window. " * 9)
@@ -55,7 +55,7 @@ def test_texts_are_the_parent_s(name: str, tmp_path: Path) -> None:
 )
 def test_a_window_that_forgets_is_not_drafted_for(name: str, reason: str, tmp_path: Path) -> None:
     pair = tiny(name, tmp_path, swa_full=False)
-    assert reason in (pair.ours.no_drafts or "")
+    assert reason in (pair.ours.drafting_disabled_reason or "")
     pair.same(lambda llama: watched(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
     assert not pair.ours.draft_stats.passes
     pair.close()

@@ -40,7 +40,7 @@ def _drafting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def same(ask: Callable[[Maker], Any]) -> Any:
-    """What a program answers with either class, ours having drafted."""
+    """Return the answers of a program with either class, with drafts in ours."""
     made: list[Any] = []
 
     def make(kind: Maker, *arguments: Any, **settings: Any) -> Any:
@@ -87,7 +87,7 @@ def test_llama_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Verdict(BaseModel):
-    """What is to be extracted."""
+    """Schema to extract."""
 
     colour: Literal["red", "green"]
     size: Literal["small", "large"]

@@ -72,7 +72,7 @@ def pair(opened: dict[bool, Twins]) -> Twins:
 
 @pytest.fixture
 def logged(opened: dict[bool, Twins]) -> Twins:
-    """Which keeps the logits of all tokens."""
+    """Model that stores the logits of all tokens."""
     return opened[True].begun()
 
 
@@ -291,7 +291,7 @@ def test_small_batches_are_enough(twins: Callable[..., Twins]) -> None:
 def test_what_cannot_be_drafted_falls_back(twins: Callable[..., Twins]) -> None:
     for settings, reason in (({"embedding": True}, "embeddings"), ({"n_batch": 1}, "n_batch")):
         pair = twins(**settings)
-        assert reason in (pair.ours.no_drafts or "")
+        assert reason in (pair.ours.drafting_disabled_reason or "")
         if "embedding" in settings:
             pair.same(lambda llama: llama.create_embedding(["one text", "another"])["data"])
         else:
@@ -300,7 +300,7 @@ def test_what_cannot_be_drafted_falls_back(twins: Callable[..., Twins]) -> None:
 
 
 def test_a_draft_model_keeps_its_job(twins: Callable[..., Twins]) -> None:
-    with pytest.warns(UserWarning, match="drafts by itself"):
+    with pytest.warns(UserWarning, match="does not draft if"):
         pair = twins(draft_model=LlamaPromptLookupDecoding(), logits_all=True)
     pair.same(lambda llama: list(islice(llama.generate(prompt(llama), temp=0.0), 40)))
     assert not pair.ours.draft_stats.passes
@@ -340,10 +340,10 @@ def test_an_adapter_is_the_parents_also_in_what_is_measured(twins: Callable[...,
 
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     # Over these llama-cpp-python ends the process.
-    for path, words in ((tmp_path / "a.gguf", "no such adapter file"), (DEMO, "is no LoRA adapter for demo.gguf")):
+    for path, words in ((tmp_path / "a.gguf", "no such adapter file"), (DEMO, "is not a LoRA adapter for demo.gguf")):
         with pytest.raises(ModelError, match=words):
             ngramspec.Llama(str(DEMO), lora_path=str(path), verbose=False)
-    with pytest.raises(ValueError, match="exact is 'yes'"):
+    with pytest.raises(ValueError, match="exact must be one of: auto, on, off, got 'yes'"):
         ngramspec.Llama(str(DEMO), exact="yes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="does not exist"):
         ngramspec.Llama("nowhere.gguf", verbose=False)
@@ -367,7 +367,7 @@ def test_it_can_be_pickled_and_closed_in_mid_generation(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(pair.ours, "exact", "on")
     twin = pickle.loads(pickle.dumps(pair.ours))
-    assert (type(twin), twin.exact, twin.keep) == (ngramspec.Llama, "on", False)
+    assert (type(twin), twin.exact, twin.persist_stats) == (ngramspec.Llama, "on", False)
     expected = pair.same(lambda llama: [seen.token for seen in watched(llama, prompt(llama), 9, temp=0.0)])
     stream = twin.generate(prompt(twin), temp=0.0)
     assert list(islice(stream, 9)) == expected
@@ -393,12 +393,14 @@ def test_by_default_it_measures_and_drafts_what_pays(monkeypatch: pytest.MonkeyP
 def test_a_prediction_is_drafted_from_and_changes_no_text() -> None:
     told = []
     for prediction in ("", "def total(items):\n    return sum(items)\n"):
-        llm = ngramspec.Llama(str(DEMO), n_ctx=512, n_threads=1, verbose=False, keep=False, prediction=prediction)
+        llm = ngramspec.Llama(
+            str(DEMO), n_ctx=512, n_threads=1, verbose=False, persist_stats=False, prediction=prediction
+        )
         told.append(llm.create_completion(PROMPT, max_tokens=40, temperature=0)["choices"][0]["text"])
         look = llm._look
         assert look is not None
         assert look.drafts.drafter is not None
-        predicted = list(look.drafts.drafter.predicted or ())
+        predicted = list(look.drafts.drafter.prediction or ())
         assert predicted == (llm.tokenize(prediction.encode(), add_bos=False) if prediction else [])
         llm.close()
     assert told[0] == told[1]
@@ -426,7 +428,7 @@ def test_two_threads_at_once_are_told_so(pair: Twins, monkeypatch: pytest.Monkey
 
 def test_sampling_where_another_generation_left_no_logits_does_not_end_the_process(pair: Twins) -> None:
     pair.ours.eval(prompt(pair.ours))
-    with pytest.raises(RuntimeError, match="another generation has begun"):
+    with pytest.raises(RuntimeError, match="another generation was started"):
         pair.ours.sample(idx=0)
 
 
@@ -437,7 +439,7 @@ from support.tiny_adapters import write_adapter
 from support.twins import FREE
 from ngramspec import Llama
 from ngramspec.cost.calibration import Calibration
-from ngramspec.dropin.look_ahead import LookAhead
+from ngramspec.dropin.look_ahead import SpeculativeEvaluator
 
 known = Calibration.given(FREE)
 known.path = Path(sys.argv[2])

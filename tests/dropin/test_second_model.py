@@ -58,12 +58,12 @@ def test_a_file_that_drafts_is_pickled_with_it() -> None:
 
 def test_what_cannot_draft_is_said_in_a_line(tmp_path: Path) -> None:
     other = write_model(tmp_path / "other.gguf", "llama")
-    with pytest.raises(ModelError, match="their vocabularies differ, at token"):
+    with pytest.raises(ModelError, match="their vocabularies differ at token"):
         ngramspec.Llama(str(DEMO), draft_model=other, **OURS)
     with pytest.raises(ModelError, match=r"gone\.gguf"):
         ngramspec.Llama(str(DEMO), draft_model=str(tmp_path / "gone.gguf"), **OURS)
     ours = ngramspec.Llama(str(DEMO), **OURS)
-    with pytest.raises(TypeError, match="give the path of its file"):
+    with pytest.raises(TypeError, match="must be the path of a file"):
         ngramspec.Llama(str(DEMO), draft_model=ours, **OURS)
     ours.close()
 
@@ -79,7 +79,7 @@ def test_the_log_goes_back_to_where_it_went(capfd: pytest.CaptureFixture[str]) -
 def test_machines_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="'host' is not HOST:PORT"):
         ngramspec.Llama(str(DEMO), rpc_servers="host", **OURS)
-    with pytest.raises(ValueError, match="n_gpu_layers 0 leaves no layer"):
+    with pytest.raises(ValueError, match="n_gpu_layers 0 cannot be combined"):
         ngramspec.Llama(str(DEMO), rpc_servers="127.0.0.1:1", n_gpu_layers=0, **OURS)
 
     def none() -> int:

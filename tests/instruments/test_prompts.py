@@ -102,21 +102,21 @@ HEAD = 'category = "c"\n[[prompts]]\nid = "x"\n'
 BAD_TOML = {
     "not valid TOML": "category = ",
     "unknown key 'tags'": 'tags = 1\ncategory = "c"',
-    "category must be a string": '[[prompts]]\nid = "x"\ntext = "t"',
-    "licence must be a string": 'category = "c"\nlicence = 3',
+    "category must be a non-empty string": '[[prompts]]\nid = "x"\ntext = "t"',
+    "licence must be a non-empty string": 'category = "c"\nlicence = 3',
     r"no \[\[prompts\]\]": 'category = "c"',
-    "holds no prompts": 'category = "c"\nprompts = []',
+    "contains no prompts": 'category = "c"\nprompts = []',
     "prompt 1 is not a table": 'category = "c"\nprompts = ["x"]',
-    "id must be a string": 'category = "c"\n[[prompts]]\ntext = "t"',
+    "id must be a non-empty string": 'category = "c"\n[[prompts]]\ntext = "t"',
     "prompt 1: unknown key 'message'": HEAD + 'message = "t"',
-    r"prompt 1 \(x\) needs either text or messages": HEAD,
+    r"prompt 1 \(x\) requires either text or messages": HEAD,
     "either text or messages": HEAD + 'text = "t"\nmessages = [{role="user", content="c"}]',
-    "text must be a string that is not empty": HEAD + 'text = " "',
-    "a system message needs messages": HEAD + 'text = "t"\nsystem = "s"',
+    "text must be a non-empty string": HEAD + 'text = " "',
+    "a system message requires messages": HEAD + 'text = "t"\nsystem = "s"',
     "at least one message": HEAD + "messages = []",
     "message 1 is not a table": HEAD + 'messages = ["hi"]',
     "message 1: content must be": HEAD + 'messages = [{role="user"}]',
-    "role 'bot' is none of": HEAD + 'messages = [{role="bot", content="c"}]',
+    "role must be one of": HEAD + 'messages = [{role="bot", content="c"}]',
     "unknown key 'name'": HEAD + 'messages = [{role="user", content="c", name="n"}]',
     "two system messages": HEAD + 'system="s"\nmessages = [{role="system", content="c"}]',
     "message 2: a system message must come first": HEAD
@@ -130,7 +130,7 @@ BAD_JSONL = {
     "line 1: category must be": '{"id": "x", "text": "t"}',
     "line 1: unknown key 'answer'": '{"id": "x", "category": "c", "text": "t", "answer": 1}',
     "line 1: id must be": '{"id": 7, "category": "c", "text": "t"}',
-    "holds no prompts": "\n\n",
+    "contains no prompts": "\n\n",
 }
 
 BAD: dict[str, Mapping[str, str | bytes]] = {
@@ -152,7 +152,7 @@ def test_bad_files(tmp_path: Path, name: str) -> None:
 def test_missing_empty_and_unreadable_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NGramSpecError, match="no such file or folder"):
         load_prompts(tmp_path / "none.toml")
-    with pytest.raises(NGramSpecError, match="holds no prompts"):
+    with pytest.raises(NGramSpecError, match="contains no prompts"):
         load_prompts(tmp_path)
 
     def refuse(_self: Path) -> bytes:

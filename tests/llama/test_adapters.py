@@ -44,7 +44,7 @@ def lora(model: Path) -> Lora:
 
 
 def said(model: Path, **settings: Any) -> list[Any]:
-    """What all contexts on a model's weights say, but those of its own head."""
+    """Logits of all contexts on a model's weights, except those of its head."""
     with Target(model, texts=2, **SMALL, **settings) as target:
         found = [target.prefill(TEXT).copy(), target.sequences[1].prefill(TEXT[::-1]).copy()]
         parts = [Part(target.sequences[0], [5, 6], 2), Part(target.sequences[1], [7], 1)]
@@ -52,7 +52,7 @@ def said(model: Path, **settings: Any) -> list[Any]:
         found.append(embedded(target.embedder("mean", 128), TEXT))
         for trial in (target.trial("fast"), target.trial_of(target.present, 256)):
             with trial:
-                # What they begin with is made of a second context.
+                # Trials start from the state of a second context.
                 trial.start(128)
                 found.append(trial.evaluate(TEXT, 8))
     return found
@@ -134,16 +134,18 @@ def test_what_is_kept_of_one_is_not_taken_for_another(model: Path, lora: Lora, t
 
 Q = "blk.0.attn_q.weight"
 WRONG: dict[str, dict[str, Any]] = {
-    r"is no LoRA adapter for model.gguf: its general.architecture is 'gemma2', not 'llama'": {"architecture": "gemma2"},
-    r"is no LoRA adapter for model.gguf: its adapter.type is 'ia3', not 'lora'": {"kind": "ia3"},
-    r"does not say how strong it is \(adapter.lora.alpha\)": {"alpha": 8},
-    r"holds numbers of a type that llama.cpp cannot multiply by \(26\)": {"dtype": np.int32},
-    rf"is not for model.gguf: it changes {Q}, which has another shape there": {"shapes": ((4, 48), (32, 4))},
+    r"is not a LoRA adapter for model.gguf: its general.architecture is 'gemma2', not 'llama'": {
+        "architecture": "gemma2"
+    },
+    r"is not a LoRA adapter for model.gguf: its adapter.type is 'ia3', not 'lora'": {"kind": "ia3"},
+    r"has no adapter.lora.alpha": {"alpha": 8},
+    r"has tensors of a type that llama.cpp cannot multiply with \(26\)": {"dtype": np.int32},
+    rf"is not for model.gguf: it changes {Q}, which has another shape in the model": {"shapes": ((4, 48), (32, 4))},
     rf"it changes {Q}, which has another shape": {"shapes": ((2, 4, 32), (2, 32, 4))},
     rf"changes {Q}, which has another shape": {"shapes": ((3, 32), (32, 4))},
-    rf"is damaged: it holds only one of the two matrices that change {Q}": {"only": "a"},
-    r"is no LoRA adapter: it changes nothing": {"only": ""},
-    r"is switched on by tokens of the text \(aLoRA\), which is not supported": {"switched_on_by": [5, 6]},
+    rf"is damaged: it contains only one of the two matrices for {Q}": {"only": "a"},
+    r"is not a LoRA adapter: it changes no weights": {"only": ""},
+    r"is an activated adapter \(aLoRA\), which is not supported": {"switched_on_by": [5, 6]},
 }
 
 
@@ -170,7 +172,7 @@ def test_other_files_are_refused(model: Path, lora: Lora, tmp_path: Path) -> Non
     cut.write_bytes(b"PK\x03\x04" * 9)
     assert "is not a GGUF adapter: it looks like a PyTorch checkpoint" in refusal(cut)
     elsewhere = write_adapter(tmp_path / "elsewhere.gguf", DEMO, ["blk.5.attn_q.weight"])
-    assert "is not for model.gguf: it changes blk.5.attn_q.weight, which is not there" in refusal(elsewhere)
+    assert "is not for model.gguf: it changes blk.5.attn_q.weight, which the model does not have" in refusal(elsewhere)
     # The demo model's embeddings are its output matrix: llama.cpp ends the process over these.
     embeddings = write_adapter(tmp_path / "embeddings.gguf", DEMO, ["token_embd"])
-    assert "token_embd.weight, which in demo.gguf is the output matrix too" in refusal(embeddings, DEMO)
+    assert "token_embd.weight, which is also the output matrix of demo.gguf" in refusal(embeddings, DEMO)

@@ -1,4 +1,4 @@
-"""AMX: a build whose kernels are broken is found out in a child process, once, and goes on without them."""
+"""AMX: a build whose kernels are broken is found out in a child process, once, and continues without them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERDICTS = [((0, ""), True), ((3, ""), False), ((-11, ""), False), (HANGS, False
 """How a child ends, and what that says of the kernels."""
 
 NO_VERDICTS = [(1, "Traceback"), (-9, ""), None]
-"""What tells nothing of them."""
+"""Files without information about them."""
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def some(target: Target, n: int, seed: int = 0) -> list[int]:
 
 
 def close_to(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    """Equal but for rounding, which on quantised weights reaches 0.1; most other paths differ by 4."""
+    """Equal except for rounding, which on quantised weights reaches 0.1; most other paths differ by 4."""
     return bool(np.abs(a - b).max() < 0.25 * b.std())
 
 
@@ -167,7 +167,7 @@ class StingyLlama:
     def __init__(self, prompt: Sequence[int]) -> None:
         self.cells = [(token, pos, {0}) for pos, token in enumerate(prompt)]
         self.seen: list[list[int]] = []
-        """What each token of the last pass sees, itself included."""
+        """Return the tokens that each token of the last pass attends to, including itself."""
 
     def branch(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> Logits:
         """`Passes.branch`."""

@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(path: Path, build: str = "a build") -> str | None:
-    """What is said of a file, if it is refused."""
+    """Return the error message for a file, if it is rejected."""
     try:
         crash_check.check(path, build)
     except ModelError as error:
@@ -52,7 +52,7 @@ def test_what_ends_the_process_is_an_error(env: dict[str, str], tmp_path: Path) 
     done = run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"x")
     assert (done.code, done.raw) == (1, b"")
     assert f"{path} is damaged: " in done.complaint
-    with pytest.raises(ModelError, match=r"ends the process over it \(GGML_ASSERT\(.*token.*\) failed\); get it"):
+    with pytest.raises(ModelError, match=r"crashes when loading it \(GGML_ASSERT\(.*token.*\) failed\); download it"):
         Vocabulary(path)
 
 
@@ -76,7 +76,7 @@ NO_MEMORY = ("terminate called: std::bad_alloc", "GGML: insufficient memory\n")
 @pytest.mark.parametrize("code", [0, -6, -11, -8, -24])
 def test_a_file_is_tried_once(code: int, child: FakeChild, file: Path, folder: Path) -> None:
     child.ended = (code, SAID)
-    told = f"{file} is damaged: llama.cpp ends the process over it (GGML_ASSERT(a > (b)) failed); get it again"
+    told = f"{file} is damaged: llama.cpp crashes when loading it (GGML_ASSERT(a > (b)) failed); download it again"
     assert [refused(file) for _ in range(2)] == [told if code else None] * 2
     assert child.starts == 1
 

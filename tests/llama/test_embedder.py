@@ -28,7 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def of_llama_cpp(model: Path, pooling: str, text: str) -> Any:
-    """What llama-cpp-python makes of a text in one batch, pooled by llama.cpp."""
+    """Return llama-cpp-python's embedding of a text in one batch, pooled by llama.cpp."""
     llama = llama_cpp.Llama(
         str(model), embedding=True, pooling_type=POOLINGS.index(pooling), n_ctx=512, n_threads=1, verbose=False
     )
@@ -49,7 +49,7 @@ def test_vectors_are_those_of_llama_cpp(models: dict[str, Path], name: str, pool
         tokens = target.tokenize(TEXT, special=True)
         assert len(tokens) > 128  # several passes
         embedder = target.embedder(pooling, 512)
-        # What an earlier text left behind changes nothing.
+        # Leftovers of an earlier text change nothing.
         embedded(embedder, tokens[::-1])
         found = embedded(embedder, tokens)
     assert cosines(found, of_llama_cpp(models[name], pooling, TEXT)).min() > 0.99999
@@ -89,7 +89,7 @@ def test_a_file_says_how_its_vectors_are_pooled(tmp_path: Path) -> None:
     with opened(pooling=3) as target:
         assert target.embedder(None, 64).pooling == "last"
         assert target.embedder("mean", 64).pooling == "mean"
-    with opened(pooling=4) as target, pytest.raises(ModelError, match="ranks documents"):
+    with opened(pooling=4) as target, pytest.raises(ModelError, match="is a ranking model"):
         target.embedder(None, 64)
-    with opened(causal=False) as target, pytest.raises(ModelError, match="attends to what follows"):
+    with opened(causal=False) as target, pytest.raises(ModelError, match="uses bidirectional attention"):
         target.embedder("mean", 64)

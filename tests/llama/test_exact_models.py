@@ -97,7 +97,7 @@ def test_drafts_change_no_bit_in_exact_mode(
 
     def told(drafter: Drafter | None) -> tuple[list[int], list[Logprobs], int]:
         """Tokens, logprobs, and how much of drafts was accepted."""
-        decoder.draft_with(drafter, decoder.policy)
+        decoder.set_drafter(drafter, decoder.policy)
         drive(decoder, exact.tokenize(CODE), max_tokens=3)  # the cache holds another text
         emitted, steps = drive(decoder, exact.tokenize(CODE * 2), max_tokens=30, sampling=sampling, logprobs=2)
         assert {step.batch for step in steps[1:]} <= set(decoder.calibration.exact_sizes or ())
@@ -118,9 +118,9 @@ def test_drafts_change_no_bit_across_a_long_context(exact: Target, decoder: Spec
     # Past 256 tokens llama.cpp's attention takes in another block of the cache; drafts span the border.
     tokens = exact.tokenize(CODE * 12)[:225]
     assert len(tokens) == 225
-    decoder.draft_with(None, decoder.policy)
+    decoder.set_drafter(None, decoder.policy)
     plain, _ = drive(decoder, tokens, max_tokens=60)
-    decoder.draft_with(Oracle(plain, wrong=9), decoder.policy)
+    decoder.set_drafter(Oracle(plain, wrong=9), decoder.policy)
     assert drive(decoder, tokens, max_tokens=60)[0] == plain
 
 
@@ -240,4 +240,4 @@ def test_close_calls_are_told_in_a_line() -> None:
     assert rounding(Stats()) is None
     line = rounding(Stats(close_calls=3))
     assert line is not None
-    assert line.startswith("text may differ in rounding from undrafted decoding: 3 times")
+    assert line.startswith("output may differ from decoding without drafts because of rounding: 3 near-ties")

@@ -57,16 +57,16 @@ def test_a_draft_ends_before_the_first_forbidden_token(demo_vocabulary: Vocabula
     assert made.legal(rich([demo_vocabulary.n_vocab])) == made.legal(rich([-1])) == 0
 
 
-@pytest.mark.parametrize("blind", [False, True])
-def test_forced_text_is_drafted(demo_vocabulary: Vocabulary, blind: bool) -> None:
+@pytest.mark.parametrize("fixed_length", [False, True])
+def test_forced_text_is_drafted(demo_vocabulary: Vocabulary, fixed_length: bool) -> None:
     made = guide(demo_vocabulary, 'root ::= "{\\"name\\": " [0-9]+')
-    shaped = made.shape(NO_DRAFT, 50, blind=blind)
+    shaped = made.shape(NO_DRAFT, 50, fixed_length=fixed_length)
     assert say(demo_vocabulary, shaped) == '{"name": '
     assert shaped.source == "grammar"
     assert all(q == {t: 1.0} for t, q in zip(shaped.tokens, shaped.q, strict=True))
-    assert len(shaped.chances) == len(shaped)
+    assert len(shaped.acceptance_probs) == len(shaped)
     check_shape(shaped)
-    assert made.shape(NO_DRAFT, 2, blind=blind).tokens == shaped.tokens[:2]
+    assert made.shape(NO_DRAFT, 2, fixed_length=fixed_length).tokens == shaped.tokens[:2]
 
 
 def test_forced_text_follows_what_is_left_of_a_draft(demo_vocabulary: Vocabulary) -> None:
@@ -85,9 +85,11 @@ def test_forced_text_follows_what_is_left_of_a_draft(demo_vocabulary: Vocabulary
 def test_a_blind_draft_is_replaced_whole_or_not_at_all(demo_vocabulary: Vocabulary) -> None:
     """Whether a drawn token is in the draft must not depend on the token."""
     draft = rich(spell(demo_vocabulary, "no 1"))
-    assert guide(demo_vocabulary, "root ::= [a-z]+").shape(draft, 9, blind=True) is draft
+    assert guide(demo_vocabulary, "root ::= [a-z]+").shape(draft, 9, fixed_length=True) is draft
     for tokens in ("yes", "no", "ye"):
-        shaped = guide(demo_vocabulary, 'root ::= "yes"').shape(rich(spell(demo_vocabulary, tokens)), 9, blind=True)
+        shaped = guide(demo_vocabulary, 'root ::= "yes"').shape(
+            rich(spell(demo_vocabulary, tokens)), 9, fixed_length=True
+        )
         assert say(demo_vocabulary, shaped) == "yes"
         assert shaped.source == "grammar"
 
@@ -111,18 +113,18 @@ def test_rates_are_learnt(demo_vocabulary: Vocabulary) -> None:
     for _ in range(30):
         made.shape(NO_DRAFT, 50)
         made.learn(n, n - 1, ())  # all but the last was right
-    after = made.shape(NO_DRAFT, 50).chances
-    assert after[-1] < 0.1 < before.chances[-1]
-    assert after[0] > 0.97 > before.chances[0]
+    after = made.shape(NO_DRAFT, 50).acceptance_probs
+    assert after[-1] < 0.1 < before.acceptance_probs[-1]
+    assert after[0] > 0.97 > before.acceptance_probs[0]
     for _ in range(30):
         made.shape(NO_DRAFT, 50)
         made.learn(0, 0, ())  # none of it was sent: nothing is learnt
-    assert made.shape(NO_DRAFT, 50).chances == after
+    assert made.shape(NO_DRAFT, 50).acceptance_probs == after
     for _ in range(300):
         made.shape(NO_DRAFT, 50)
         made.learn(n, 0, ())  # what follows a refusal was not tried
-    assert made.shape(NO_DRAFT, 50).chances[-1] == after[-1]
-    assert made.shape(NO_DRAFT, 50).chances[0] < 0.3
+    assert made.shape(NO_DRAFT, 50).acceptance_probs[-1] == after[-1]
+    assert made.shape(NO_DRAFT, 50).acceptance_probs[0] < 0.3
 
 
 def test_a_vocabulary_that_puts_a_space_before_a_first_word(word_vocabulary: Vocabulary) -> None:

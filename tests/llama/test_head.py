@@ -1,4 +1,4 @@
-"""The NextN layer of a model as a model: its logits are those of fresh contexts, whatever was taken back before."""
+"""The NextN layer of a model as a model: its logits are those of fresh contexts, whatever was rolled back before."""
 
 from __future__ import annotations
 
@@ -276,12 +276,12 @@ def decoded(decoder: SpeculativeDecoder, prompt: list[int] = PROMPT, **options: 
 def test_texts_are_those_of_plain_decoding(drafting: Target, plain: SpeculativeDecoder) -> None:
     for sampling in (None, Sampling(0.4, seed=3), Sampling(0.4, top_k=3, seed=5)):
         method = None if sampling is None else "coupled"
-        text, steps = decoded(on_head(drafting), sampling=sampling, verify=method)
+        text, steps = decoded(on_head(drafting), sampling=sampling, acceptance=method)
         assert text == decoded(plain, sampling=sampling)[0]
         # Drafts fail at their first token, at their second, and later.
         assert {min(step.accepted, 2) for step in steps if step.drafted} == {0, 1, 2}
     # With rejection it is the law that stays.
-    text, steps = decoded(on_head(drafting), sampling=Sampling(0.7, seed=2), verify="rejection")
+    text, steps = decoded(on_head(drafting), sampling=Sampling(0.7, seed=2), acceptance="rejection")
     assert len(text) == 50
     assert any(step.accepted for step in steps)
 
@@ -300,7 +300,7 @@ def test_what_is_missing_is_said(file: Path, tmp_path: Path, monkeypatch: pytest
     llama = write_tiny(tmp_path / "llama.gguf", "llama")
     with Target(llama, n_ctx=64, threads=1, head=True) as plain:
         assert plain.head is None
-        assert "its file holds no NextN layer" in plain.notes[0]
+        assert "its file contains no NextN layer" in plain.notes[0]
     with monkeypatch.context() as patched:
         patched.setattr(weights, "ARCHITECTURES", frozenset())
         assert weights.head_missing(file) == "NextN layers of qwen35 are not supported"

@@ -51,7 +51,7 @@ class Files(dict[str, Path]):
 
 
 class References(dict[str, HeadReference]):
-    """What their heads should say."""
+    """Return the expected predictions of their heads."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -108,7 +108,7 @@ def test_texts_that_share_passes_do_not_mix(
             sequence.prefill(text[:-1])
         lengths = (1, 1, 1) if target.drafts_alone else (3, 1, 4)
         for turn in range(4):
-            # What each head draws on: a chain of its own behind the text, made side by side.
+            # Chains that the heads draft after the text, side by side.
             drafts = [random_text(100 + 10 * turn + i, n - 1) for i, n in enumerate(lengths)]
             parts = [
                 Part(head, [*text[len(head.tokens) :], *draft], 1 + len(draft))  # type: ignore[arg-type]

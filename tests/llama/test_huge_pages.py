@@ -90,7 +90,7 @@ SUMS = "55d0-7ffd ---p 00000000 00:00 0 [rollup]\nRss: 9000 kB\nAnonHugePages:  
 
 
 def told(given: str | None, sums: str | None, folder: Path, patch: pytest.MonkeyPatch, *, mapped: bool) -> str | None:
-    """What is said where the kernel's files hold these texts; None: there is no such file."""
+    """Return the message for these contents of the kernel's files; None: there is no such file."""
     for name, text in (("_GIVEN_TO", given), ("_SUMS", sums)):
         (folder / name).unlink(missing_ok=True)
         if text is not None:
@@ -101,9 +101,9 @@ def told(given: str | None, sums: str | None, folder: Path, patch: pytest.Monkey
 
 def test_what_the_system_gives_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for given, mapped, words in (
-        ("always [madvise] never\n", False, "94 MiB of this process, given to programs that ask"),
-        ("[always] madvise never\n", True, "94 MiB of this process, given to all; weights in the mapped file"),
-        ("always madvise [never]\n", True, "the system gives none; as root: echo madvise > "),
+        ("always [madvise] never\n", False, "94 MiB of this process, available to programs that request them"),
+        ("[always] madvise never\n", True, "94 MiB of this process, available to all; mapped weights do not use them"),
+        ("always madvise [never]\n", True, "not available; to enable them, run as root: echo madvise > "),
     ):
         line = told(given, SUMS, tmp_path, monkeypatch, mapped=mapped)
         assert line is not None

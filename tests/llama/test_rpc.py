@@ -1,4 +1,4 @@
-"""Which machines are named, how they enter the keys of measurements, and that every call that may wait is guarded."""
+"""Names of workers, their part in the keys of measurements, and guards of every call that may wait."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_what_is_no_list_of_workers_is_refused() -> None:
         "is not HOST:PORT": ("", "host", ":50052", "host:", "host:-1", "host:²"),
         "1 to 65535": ("host:0", "host:65536", "host:" + "9" * 5000),
         "'' is not HOST:PORT": ("a:1,,b:2",),
-        "a:1 is named twice": ("a:1,a:01",),
-        "IPv4 only": ("[::1]:50052", "::1:50052"),
+        "a:1 is listed twice": ("a:1,a:01",),
+        "only IPv4": ("[::1]:50052", "::1:50052"),
     }
     for reason, texts in wrong.items():
         for text in texts:
@@ -68,7 +68,7 @@ def test_a_model_s_own_head_is_not_run_with_workers(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(rpc, "_joined", SimpleNamespace(names=("a:1",), watchdog=None))
     target = Target(model, n_ctx=64, n_gpu_layers=0, threads=1, head=True)
     assert target.head is None
-    assert "the model does not draft for itself: its layer is not run over --rpc" in target.notes
+    assert "--mtp is not used: it is not supported with --rpc" in target.notes
 
 
 def test_every_function_that_may_speak_to_a_worker_is_guarded() -> None:

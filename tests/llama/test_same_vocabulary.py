@@ -1,4 +1,4 @@
-"""Which vocabularies a draft model may have."""
+"""Vocabularies that a draft model may have."""
 
 from __future__ import annotations
 
@@ -51,8 +51,16 @@ def test_padding_behind_a_vocabulary_is_no_difference(vocabularies: dict[str, Vo
     [
         ("plain", "another word", (f"at token {FIRST_WORD + 4}", "'bc' (normal)", "'zz' (normal)")),
         ("plain", "control", (f"at token {FIRST_WORD}", "'a' (normal)", "'a' (control)")),
-        ("more", "plain", (f"at token {ALL} of {ALL + 1} and {ALL}", "'more' (normal) here", "missing in")),
-        ("plain", "more", (f"at token {ALL} of {ALL} and {ALL + 1}", "missing here", "'more' (normal) in")),
+        (
+            "more",
+            "plain",
+            (f"at token {ALL} of {ALL + 1} and {ALL}", "'more' (normal) and, in the draft model, missing"),
+        ),
+        (
+            "plain",
+            "more",
+            (f"at token {ALL} of {ALL} and {ALL + 1}", "missing and, in the draft model, 'more' (normal)"),
+        ),
         ("more", "padded", (f"at token {ALL}", "'more' (normal)", "'[PAD0]' (unused)")),
     ],
 )

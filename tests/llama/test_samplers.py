@@ -24,7 +24,7 @@ def test_law_equals_llama_cpp(name: str, word_vocabulary: Vocabulary) -> None:
     """Over several positions of a text, so that the state is compared as well. So is the tests' own sampler's law."""
     rng = np.random.default_rng(1)
     s = Sampling(**{"temperature": 0.8, "seed": 5} | SETTINGS[name])
-    # What that does not know, and what tosses a coin of its own.
+    # Samplers that it does not know, or that are random.
     unknown = s.dry_multiplier or s.dynatemp_range or s.typical_p < 1 or s.top_n_sigma > 0
     alike = not unknown and s.xtc_probability in (0, 1)
     for n_vocab in (7, 300, 5003):

@@ -47,7 +47,7 @@ def test_ties_keep_the_lowest_ids() -> None:
 
 @pytest.mark.parametrize("name", ["defaults", "penalties", "top-p", "typical", "all of it", "backwards"])
 def test_probabilities_with_ties_are_llama_cpps(name: str, word_vocabulary: Vocabulary) -> None:
-    """Which of equal tokens comes through may differ, how likely each is may not."""
+    """The choice among equal tokens may differ, but not its probability."""
     rng = np.random.default_rng(10)
     s = Sampling(**{"temperature": 0.8, "seed": 5} | SETTINGS[name])
     ours, theirs = chains(word_vocabulary, s, 400)
@@ -195,13 +195,13 @@ def test_what_leaves_no_token(demo_vocabulary: Vocabulary) -> None:
     ]
     chains[-1].begin([5, 5, 5])
     for chain, size in zip(chains, [50] * 5 + [4096, 20], strict=True):
-        with pytest.raises(BadLogits, match="no token is left to choose"):
+        with pytest.raises(BadLogits, match="no token is left to sample"):
             chain.draw(np.zeros(size, np.float32), lambda law, _attempt: int(law.ids[0]))
 
 
 def test_a_bias_of_an_unknown_token() -> None:
     for token in (-1, 50, 2**40):
-        with pytest.raises(ValueError, match=f"^logit bias of token {token}, but the vocabulary has tokens 0 to 49"):
+        with pytest.raises(ValueError, match=f"^the token of a logit bias must be 0 to 49, got {token}"):
             make_chain(Sampling(1.0, logit_bias=((3, 1.0), (token, 1.0))), 50)
 
 
@@ -215,11 +215,15 @@ def test_infill_needs_a_vocabulary_that_it_can_read(tmp_path: Path, word_vocabul
     word_vocabulary.sampler(s)
     with Vocabulary(write_words(tmp_path / "long.gguf", [*WORDS, "a" * 513])) as long:
         long.sampler(Sampling(1.0))
-        with pytest.raises(ValueError, match=r"infill cannot be used .*: its vocabulary has a token of more than 512"):
+        with pytest.raises(
+            ValueError, match=r"does not support the sampler infill: its vocabulary has a token of more than 512"
+        ):
             long.sampler(s)
     with Endless(tmp_path / "long.gguf") as endless:
         endless.sampler(Sampling(1.0))
-        with pytest.raises(ValueError, match=r"infill cannot be used .*: its vocabulary has no token that ends a text"):
+        with pytest.raises(
+            ValueError, match=r"does not support the sampler infill: its vocabulary has no token that ends a text"
+        ):
             endless.sampler(s)
 
 
@@ -231,9 +235,9 @@ def test_a_dead_end_of_the_grammar(temperature: float, demo_vocabulary: Vocabula
     for piece in (b"a", b"b"):
         chain.accept(next(t for t in range(4096) if demo_vocabulary.piece(t) == piece))
     logits[[t for t in range(4096) if demo_vocabulary.piece(t) == b"c"]] = -np.inf
-    with pytest.raises(GrammarError, match=r"^the grammar comes to a dead end"):
+    with pytest.raises(GrammarError, match=r"^dead end in the grammar"):
         chain.draw(logits, lambda law, _attempt: int(law.ids[0]))
-    with pytest.raises(GrammarError, match=r"^the grammar comes to a dead end"):
+    with pytest.raises(GrammarError, match=r"^dead end in the grammar"):
         chain.distribution(logits)
 
 

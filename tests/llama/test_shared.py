@@ -238,7 +238,7 @@ def test_sequences_with_caches_of_their_own_change_no_bit(demo: Target) -> None:
     for part, rows in zip(parts, demo.evaluate_together(parts), strict=True):
         assert np.array_equal(rows, alone[part.sequence.number][1 : 1 + part.rows])
         part.sequence.rollback(len(part.sequence.tokens) - part.rows + 1)
-    # What another sequence holds, and what was saved, has the same bits too.
+    # Copies of another sequence, and saved states, have the same bits too.
     demo.sequences[0].adopt(demo.sequences[1], len(demo.sequences[1].tokens))
     assert np.array_equal(demo.sequences[0].evaluate(more[1][2:]), alone[1][2:])
     state, held = demo.sequences[2].saved(), list(demo.sequences[2].tokens)
@@ -346,20 +346,20 @@ def test_wrong_calls_change_nothing(shared: Target, demo: Target) -> None:
     one.prefill([1, 5, 6])
     wrong: list[tuple[list[Part], str]] = [
         ([], "one part"),
-        ([Part(one, [5], 1), Part(one, [6], 1)], "one of each"),
+        ([Part(one, [5], 1), Part(one, [6], 1)], "one for each"),
         ([Part(one, [], 0)], "has tokens"),
         ([Part(one, [5], 2)], "for as many at most"),
         ([Part(one, [5] * (shared.max_tokens + 1), 1)], f"than the {shared.max_tokens}"),
         ([Part(one, [5] * 40, 40), Part(two, [5] * 40, 40)], f"and {shared.max_rows}"),
-        ([Part(demo.sequences[0], [5], 1)], "its own model"),
+        ([Part(demo.sequences[0], [5], 1)], "of this model"),
     ]
     for parts, message in wrong:
         with pytest.raises(ValueError, match=message):
             shared.evaluate_together(parts)
-    with pytest.raises(ValueError, match="holds 3"):
+    with pytest.raises(ValueError, match="has 3"):
         two.adopt(one, 4)
     for stranger in (demo.sequences[0], two):
-        with pytest.raises(ValueError, match="its own context"):
+        with pytest.raises(ValueError, match="the same context"):
             two.adopt(stranger, 0)
     assert (one.tokens, two.tokens) == ([1, 5, 6], [])
 

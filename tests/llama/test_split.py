@@ -49,7 +49,7 @@ def test_rules() -> None:
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What llama.cpp logs of the batches in contexts that are opened now."""
+    """Return llama.cpp's log of the batches in contexts that are opened now."""
     monkeypatch.setenv("LLAMA_BATCH_DEBUG", "1")
     lines: list[str] = []
 

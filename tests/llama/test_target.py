@@ -27,7 +27,7 @@ from ngramspec.llama.target import Target
 
 
 def own_notes(target: Target) -> list[str]:
-    """What was noted of the model; a build whose AMX kernels are broken is noted with every model."""
+    """Notes about the model; a build whose AMX kernels are broken adds one to every model."""
     return [note for note in target.notes if note != amx.NOTE]
 
 
@@ -59,7 +59,7 @@ def some(target: Target, n: int, seed: int = 0) -> list[int]:
 
 
 def close_to(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    """Equal but for rounding: batches of several sizes run other kernels, on quantised weights most of all."""
+    """Equal except for rounding: batches of several sizes run other kernels, on quantised weights most of all."""
     return bool(np.abs(a - b).max() < 0.15 * b.std())
 
 
@@ -126,7 +126,7 @@ def test_an_aligned_prefill_does_not_depend_on_the_cache(kind: str, flash_attn: 
                 target.evaluate(text[i : i + 7])
             target.rollback(len(target.tokens) - 1)
             assert np.array_equal(target.prefill(text, aligned=True), fresh), (keep, aligned)
-        # What an unaligned prefill filled in is not taken for aligned later.
+        # The result of an unaligned prefill is not used as aligned later.
         target.clear()
         target.prefill(text[:150], aligned=True)
         target.prefill(text[:390])
@@ -349,7 +349,7 @@ def test_a_file_name_that_is_no_unicode(files: dict[str, Path], tmp_path: Path) 
 
 def test_a_context_that_llama_cpp_refuses(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_module.llama, "llama_init_from_model", lambda *_: None)
-    with pytest.raises(ModelError, match=r"no context of 900 tokens could be made .*; try a smaller -c"):
+    with pytest.raises(ModelError, match=r"could not create a context of 900 tokens .*; try a smaller -c"):
         Target(files["llama"], n_ctx=900, threads=1)
 
 

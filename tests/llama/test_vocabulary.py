@@ -112,7 +112,7 @@ def test_templates_of_other_files(tmp_path: Path) -> None:
         text = b"".join(map(bare.piece, bare.chat_prompt(TALK))).decode()
         assert "user\nHi" in text
         assert text.endswith("assistant\n")
-    with opened("{{ raise_exception('no') }}") as refusing, pytest.raises(ModelError, match="refuses"):
+    with opened("{{ raise_exception('no') }}") as refusing, pytest.raises(ModelError, match="rejects"):
         refusing.chat_prompt(TALK)
 
 

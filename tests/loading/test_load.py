@@ -43,7 +43,7 @@ def test_the_readmes_example(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_opened_is_what_the_command_opens(env: dict[str, str]) -> None:
     told: list[str] = []
     keep(tuned_file(DEMO, LoadSettings()), Tuned({"mmap": False}, 0.8, "2026-11-22", applied=True))
-    with ngramspec.load(DEMO, tell=told.append, draft_model=str(DEMO), **SMALL) as model:
+    with ngramspec.load(DEMO, on_note=told.append, draft_model=str(DEMO), **SMALL) as model:
         store = Store(memory_folder(), model.target.vocabulary_hash, "demo")
         assert (model.tuned, model.settings.no_mmap) == ({"mmap": False}, True)
         assert model.decoder.drafter is not None
@@ -56,10 +56,10 @@ def test_what_is_opened_is_what_the_command_opens(env: dict[str, str]) -> None:
     line = ["complete", DEMO, "-c", "256", "-t", "1", "--exact", "off", "-md", DEMO, "-n", "12"]
     assert run(env, *line, stdin=b"def add(a, b):\n    return").out == text
     store.append([5, 6, 7])
-    with ngramspec.load(DEMO, no_tuned=True, **SMALL) as model:
+    with ngramspec.load(DEMO, ignore_tuned=True, **SMALL) as model:
         assert model.memory is not None
         assert model.memory.stored == 4
-    with ngramspec.load(DEMO, no_tuned=True, no_memory=True, **SMALL) as model:
+    with ngramspec.load(DEMO, ignore_tuned=True, no_memory=True, **SMALL) as model:
         assert model.memory is None
 
 
@@ -73,28 +73,28 @@ def test_what_cannot_be_opened_leaves_nothing_open(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(load, "Target", noting)
     other = write_model(tmp_path / "other.gguf", "llama")
-    with pytest.raises(ModelError, match="their vocabularies differ, at token"):
+    with pytest.raises(ModelError, match="their vocabularies differ at token"):
         ngramspec.load(DEMO, draft_model=str(other), **SMALL)
-    with pytest.raises(NGramSpecError, match="memory 'work' holds nothing"):
+    with pytest.raises(NGramSpecError, match="memory 'work' has no files"):
         ngramspec.load(DEMO, memory="work", **SMALL)
     assert [one.closed for one in opened] == [True, True, True]
 
 
 def test_settings_that_cannot_be_are_named_as_the_user_named_them() -> None:
     for given, words in (
-        ({"ctx_size": 3}, "ctx_size is 3, but must be 0, or from 16 to 16777216"),
-        ({"exact": "yes"}, "exact is 'yes', but must be one of: auto, on, off"),
-        ({"draft_model": "a", "no_draft": True}, "draft_model is for drafts; leave out no_draft"),
+        ({"ctx_size": 3}, "ctx_size must be 0 or from 16 to 16777216, got 3"),
+        ({"exact": "yes"}, "exact must be one of: auto, on, off, got 'yes'"),
+        ({"draft_model": "a", "no_draft": True}, "draft_model cannot be combined with no_draft"),
         ({"rpc": "host"}, "rpc: 'host' is not HOST:PORT"),
         ({"policy": "lucky"}, "unknown policy 'lucky'"),
-        ({"lora": "a.gguf"}, "lora is 'a.gguf', but must be names of files, each with a scale"),
+        ({"lora": "a.gguf"}, "lora must be file names with a scale each, got 'a.gguf'"),
     ):
         with pytest.raises(LoadSettingsError, match=re.escape(words)):
             LoadSettings(**given)
     with pytest.raises(LoadSettingsError) as raised:
         LoadSettings(draft_model="a", mtp=True)
-    assert raised.value.worded({"draft_model": "-md"}) == "-md and mtp exclude each other"
-    with pytest.raises(LoadSettingsError, match="two models are named: a and, with hf_repo, b/c"):
+    assert raised.value.worded({"draft_model": "-md"}) == "-md cannot be combined with mtp"
+    with pytest.raises(LoadSettingsError, match="two models were given: a and hf_repo b/c"):
         ngramspec.load("a", hf_repo="b/c")
 
 

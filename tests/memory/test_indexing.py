@@ -116,9 +116,9 @@ def test_paths_without_text(store: Store, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "numbers" / "y").write_bytes(b"\xff\xfe\xfa")
     for path, words in (
         (tmp_path / "gone", "no such file or folder"),
-        (tmp_path / "nothing", "no text to add"),
-        (folder / "c.bin", r"no text to add \(skipped: 1 binary\)"),
-        (tmp_path / "numbers", r"no text to add \(skipped: 1 binary, 1 not UTF-8\)"),
+        (tmp_path / "nothing", "no text files to add"),
+        (folder / "c.bin", r"no text files to add \(skipped: 1 binary\)"),
+        (tmp_path / "numbers", r"no text files to add \(skipped: 1 binary, 1 not UTF-8\)"),
     ):
         with pytest.raises(MemoryFileError, match=words) as error:
             add(store, folder, path)

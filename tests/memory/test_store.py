@@ -269,7 +269,7 @@ def test_a_writer_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     store = filled(tmp_path)
     with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
-        with pytest.raises(MemoryFileError, match="another ngramspec"):
+        with pytest.raises(MemoryFileError, match="another process"):
             store.append([1])
         assert len(answers(store)) == 2
     store.append([1])
@@ -352,7 +352,7 @@ def test_no_space(tmp_path: Path, what: str) -> None:
             "append": lambda: store.append(noise),
             "update": lambda: store.update(lambda texts: [*texts, a_text("more", noise)]),
         }
-        with pytest.raises(MemoryFileError, match=r"cannot write .*; the memory is as it was"):
+        with pytest.raises(MemoryFileError, match=r"cannot write .*; the memory is unchanged"):
             change[what]()
 
     assert ended(forked(write)) == 0

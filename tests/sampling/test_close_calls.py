@@ -84,7 +84,7 @@ def test_a_watched_draw_is_judged_by_its_own_law() -> None:
     assert seen[-1].p == pytest.approx(law.probability(token))
 
 
-class Loaded(MockTarget):
+class LoadedModel(MockTarget):
     """A mock target that decided when it was loaded."""
 
     def __init__(self, exactness: ExactnessMode) -> None:
@@ -94,7 +94,7 @@ class Loaded(MockTarget):
 
 def total(folder: Path, exactness: ExactnessMode, drafter: str | None = "mixture") -> tuple[int, int]:
     """(tokens drafted, close calls) of a text on a mock model whose logits are all within 20."""
-    decoder = SpeculativeDecoder(Loaded(exactness), drafter=drafter, policy="fixed", calibration_folder=folder)
+    decoder = SpeculativeDecoder(LoadedModel(exactness), drafter=drafter, policy="fixed", calibration_folder=folder)
     steps = list(decoder.generate([1, 2, 3] * 20, max_tokens=60))
     assert all(step.close_calls <= len(step.tokens) for step in steps)
     return sum(len(step.drafted) for step in steps), sum(step.close_calls for step in steps)

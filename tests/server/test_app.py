@@ -349,7 +349,7 @@ def test_errors_of_the_engine_are_http_errors_until_a_stream_has_begun() -> None
     for script, status, kind in (
         (Script(wrong=grammar), 400, "invalid_request_error"),
         (Script(wrong=ValueError("no")), 400, "invalid_request_error"),
-        (Script(wrong=ClosedError("stopping")), 503, "unavailable_error"),
+        (Script(wrong=ClosedError("shutting down")), 503, "unavailable_error"),
         (Script(fails=memory, after=0), 500, "server_error"),
     ):
         for stream in (False, True):

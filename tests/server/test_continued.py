@@ -1,4 +1,4 @@
-"""A last message of the assistant is gone on with, in every API that has chats."""
+"""A last message of the assistant is continued with, in every API that has chats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that no client should send: each gets an answer, none a 5xx, and the server goes on."""
+"""Requests that no client should send: each gets an answer, none a 5xx, and the server continues."""
 
 from __future__ import annotations
 

@@ -144,14 +144,14 @@ def test_mistakes_are_told_by_field(coder: Vocabulary) -> None:
     cases: list[tuple[dict[str, Any], str | None, str]] = [
         ({"input_prefix": ...}, "input_prefix", "input_prefix is missing"),
         ({"input_suffix": ...}, "input_suffix", "input_suffix is missing"),
-        ({"input_suffix": 5}, "input_suffix", "input_suffix is 5, but must be text"),
-        ({"prompt": ["a"]}, "prompt", "must be text"),
+        ({"input_suffix": 5}, "input_suffix", "input_suffix must be a string, got 5"),
+        ({"prompt": ["a"]}, "prompt", "must be a string"),
         ({"input_extra": ["a"]}, "input_extra", "must be an object"),
         ({"input_extra": [{"filename": "a"}]}, "input_extra[0].text", "input_extra[0].text is missing"),
-        ({"input_extra": [{"text": "", "filename": 3}]}, "input_extra[0].filename", "must be text"),
+        ({"input_extra": [{"text": "", "filename": 3}]}, "input_extra[0].filename", "must be a string"),
         ({"t_max_predict_ms": "x"}, "t_max_predict_ms", "must be a whole number"),
-        ({"samplers": ["infill"]}, "samplers", "samplers names infill without top_k before it"),
-        ({"samplers": ["top_k", "infill"], "top_k": 0}, "top_k", "top_k is 0, but must be 1 to 256"),
+        ({"samplers": ["infill"]}, "samplers", "infill requires top_k before it"),
+        ({"samplers": ["top_k", "infill"], "top_k": 0}, "top_k", "top_k must be 1 to 256"),
         ({"prompt": "a b c d e f g h " * 200}, None, "exceeds the available context size"),
     ]
     for fields, param, message in cases:
@@ -163,8 +163,10 @@ def test_mistakes_are_told_by_field(coder: Vocabulary) -> None:
 def test_a_model_that_cannot(word_vocabulary: Vocabulary) -> None:
     for path, fields in (("/infill", ASKED), ("/v1/completions", {"prompt": "a", "suffix": "b"})):
         error = refused(word_vocabulary, path, fields)
-        assert (error["type"], error["code"]) == ("not_supported_error", 400)  # a retry mends nothing
-        assert error["message"].startswith("this model cannot fill in the middle: its vocabulary has no token for pre")
+        assert (error["type"], error["code"]) == ("not_supported_error", 400)  # a retry fixes nothing
+        assert error["message"].startswith(
+            "this model does not support fill-in-the-middle: its vocabulary has no token for pre"
+        )
 
 
 def test_completions_with_a_suffix(coder: Vocabulary) -> None:
@@ -180,4 +182,4 @@ def test_completions_with_a_suffix(coder: Vocabulary) -> None:
     assert list(service.requests[0].prompt) == coder.tokenize("abc", special=True)
     for fields in ({"prompt": ["a", "b"]}, {"prompt": [1, 2]}, {}):
         error = refused(coder, "/v1/completions", fields | {"suffix": "b"})
-        assert (error["param"], error["message"]) == ("suffix", "suffix goes with one prompt that is text")
+        assert (error["param"], error["message"]) == ("suffix", "suffix requires a single string as prompt")

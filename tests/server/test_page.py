@@ -115,7 +115,7 @@ def visit(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Visit]:
     server, service = scripted(n_ctx=4096)
     with (
         listening(server, keys=getattr(request, "param", ())) as address,
-        browser.new_context(viewport={"width": 900, "height": 700}) as context,  # streams go on until it is closed
+        browser.new_context(viewport={"width": 900, "height": 700}) as context,  # streams continue until it is closed
     ):
         found = Visit(context.new_page(), service, f"{address}/")
         yield found
@@ -234,13 +234,13 @@ def test_system_messages_can_be_saved_and_chosen(visit: Visit) -> None:
         visit.press("Save as …")
     visit.page.reload()
     visit.press("Settings")
-    expect(presets.locator("option")).to_have_text(["Saved ones …", "rhymes", "short"])
+    expect(presets.locator("option")).to_have_text(["Saved messages …", "rhymes", "short"])
     presets.select_option("short")
     expect(system).to_have_value("Be short.")
     visit.answered(Script())
     assert visit.sent()["messages"][0] == {"role": "system", "content": "Be short."}
     visit.press("Delete")
-    expect(presets.locator("option")).to_have_text(["Saved ones …", "rhymes"])
+    expect(presets.locator("option")).to_have_text(["Saved messages …", "rhymes"])
     # A conversation keeps its own.
     visit.press("New chat")
     presets.select_option("rhymes")
@@ -265,7 +265,7 @@ def test_a_refusal_is_told_in_the_servers_words_and_the_question_is_kept(visit: 
 def test_an_error_amid_an_answer_keeps_what_came(visit: Visit) -> None:
     visit.answered(Script("one two three", fails=TargetError("out of memory <b>"), after=2))
     expect(visit.error).to_contain_text("out of memory <b>")
-    expect(visit.note).to_have_text(re.compile("broken off$"))
+    expect(visit.note).to_have_text(re.compile("interrupted$"))
     came = visit.answer.inner_text()
     assert came
     assert "one two three".startswith(came)
@@ -366,11 +366,11 @@ def test_an_answer_can_be_made_again(visit: Visit) -> None:
 
 def test_an_answer_can_be_continued(visit: Visit) -> None:
     visit.press("Settings")
-    visit.page.get_by_label("Most tokens").fill("3")
+    visit.page.get_by_label("Maximum tokens").fill("3")
     visit.answered(Script("one two three four"))
     begun = visit.answer.inner_text()
     assert "one two three four".startswith(begun)
-    expect(visit.note).to_have_text(re.compile("ended at the most tokens$"))
+    expect(visit.note).to_have_text(re.compile("stopped at the token limit$"))
     visit.service.script = Script(" and more")
     visit.press("Continue")
     expect(visit.answer).to_have_text(re.compile(f"^{begun} and"))
@@ -406,7 +406,7 @@ def test_files_go_with_a_question(visit: Visit, tmp_path: Path) -> None:
     with visit.page.expect_file_chooser() as chosen:
         visit.press("Attach text files")
     chosen.value.set_files([tmp_path / name for name in ("a.py", "b.md", "c.bin")])
-    expect(visit.error).to_have_text("c.bin is no text in UTF-8.")
+    expect(visit.error).to_have_text("c.bin is not a UTF-8 text file.")
     expect(names).to_have_text([re.compile("a.py"), re.compile("b.md")])
     visit.press("Remove b.md")
     dropped = visit.page.evaluate_handle(
@@ -491,7 +491,7 @@ def test_conversations_are_exported_and_imported(visit: Visit, tmp_path: Path) -
     with visit.page.expect_file_chooser() as chosen:
         visit.press("Import")
     chosen.value.set_files([tmp_path / f"{name}.json" for name in ("Export all", "wrong", "saved")])
-    expect(visit.error).to_have_text("wrong.json holds no conversation.")
+    expect(visit.error).to_have_text("wrong.json contains no conversation.")
     assert visit.listed() == ["other", "other", "hi"]
     visit.page.locator("#list button", has_text="hi").click()
     expect(visit.answer.locator("em")).to_have_text("two")
@@ -526,7 +526,7 @@ def test_a_reload_amid_an_answer_keeps_what_came(visit: Visit) -> None:
     came = visit.answer.inner_text().strip()
     visit.page.reload()
     expect(visit.answer).to_have_text(re.compile(f"^{came}"))
-    expect(visit.note).to_have_text(re.compile("broken off$"))
+    expect(visit.note).to_have_text(re.compile("interrupted$"))
     (ticket,) = visit.service.tickets
     assert ticket.ended.wait(PATIENCE), "the server goes on"
 

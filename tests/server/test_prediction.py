@@ -46,11 +46,11 @@ def test_a_prediction_that_is_none_is_named(path: str) -> None:
 def test_a_prediction_is_drafted_from_the_first_token_on() -> None:
     prompt, predicted = list(range(100, 160)), list(range(500, 540))
     drafter = MixtureDrafter()
-    drafter.predicted = predicted
+    drafter.prediction = predicted
     drafter.begin(prompt)
     assert drafter.propose(16).tokens == tuple(predicted[:16])
     drafter.accept(predicted[:3])
     assert drafter.propose(8).tokens == tuple(predicted[3:11])
-    drafter.predicted = ()
+    drafter.prediction = ()
     drafter.begin(prompt)
     assert not set(drafter.propose(16).tokens) & set(predicted)

@@ -95,8 +95,8 @@ def test_a_file_that_cannot_be_used_is_refused_and_leaves_the_slot_empty(tmp_pat
         "damaged": (good[:-1] + bytes([good[-1] ^ 1]), "is damaged"),
         "short": (good[:-1], "is damaged"),
         "many": (good[:44] + b"\xff" * 8 + good[52:], "is damaged"),
-        "other": (b"GGUF" + good, "is not what a slot of this server was saved to"),
-        "nothing": (b"", "is not what a slot of this server was saved to"),
+        "other": (b"GGUF" + good, "is not a saved slot"),
+        "nothing": (b"", "is not a saved slot"),
     }
     for name, (content, _) in files.items():
         (tmp_path / name).write_bytes(content)
@@ -129,7 +129,7 @@ def test_slots_and_actions_that_are_not_there(tmp_path: Path) -> None:
     server, _ = scripted()
     assert "--slot-save-path" in refusal(server, "/slots/0?action=save", {"filename": "x"}, 501)
     server.slot_folder = tmp_path
-    assert "there is no slot 4 here, only 0 to 3" in refusal(server, "/slots/4?action=save", {"filename": "x"})
+    assert "id_slot must be 0 to 3, got 4" in refusal(server, "/slots/4?action=save", {"filename": "x"})
     for path in ("/slots/0", "/slots/0?action=eat"):
         assert "action" in refusal(server, path, {"filename": "x"})
     assert send(server, "/slots/x?action=save", {}).status_code == 404

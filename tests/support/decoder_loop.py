@@ -12,7 +12,7 @@ from support.mock_target import Clock, MockTarget
 from ngramspec.backend import Model
 from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.steps import Step
 
 CLOCK = Clock()
@@ -93,7 +93,12 @@ class Oracle(Drafter):
         self.seen = []
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
         self.limits.append(limit)
         at = len(self.seen)

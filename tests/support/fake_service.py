@@ -31,7 +31,7 @@ class Script:
 
     Attributes:
         text: of the answer, before stop strings and limits.
-        ends: whether the model ends it by itself; else it goes on until a limit, by repeating the text.
+        ends: whether the model ends it by itself; else it continues until a limit, by repeating the text.
         step: tokens of a step; of all steps but the first, all tokens but the last are accepted drafts.
         wrong: told before the request is started.
         fails: told after `after` steps.

@@ -64,7 +64,7 @@ def send(server: Server, path: str, body: Any = None, method: str = "POST", **re
 
 
 def ask(path: str, body: Any = None, script: Any = None, **settings: Any) -> tuple[Any, FakeService]:
-    """What a scripted server answers, and its engine: the JSON, or where it streams its chunks but for "[DONE]"."""
+    """What a scripted server answers, and its engine: the JSON, or where it streams its chunks except for "[DONE]"."""
     server, service = scripted(script, **settings)
     response = send(server, path, body)
     assert response.status_code == 200, response.text

@@ -201,7 +201,7 @@ def check_law(p: Distribution) -> None:
 
 
 def compare(p: Distribution, theirs: dict[int, float]) -> None:
-    """Equal but for float32: below 1e-30 its probabilities lose their digits, then vanish."""
+    """Equal except for float32: below 1e-30 its probabilities lose their digits, then vanish."""
     check_law(p)
     ours = dict(zip(p.ids.tolist(), p.probs.tolist(), strict=True))
     assert {t for t, prob in theirs.items() if prob > 1e-30} == {t for t, prob in ours.items() if prob > 1e-30}

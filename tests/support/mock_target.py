@@ -239,7 +239,7 @@ class MockTarget:
         return token in self._eog if self._vocabulary is None else self._vocabulary.is_eog(token)
 
     def piece(self, token: int) -> bytes:
-        """The bytes a token stands for."""
+        """The bytes per token stands for."""
         if self._vocabulary is not None:
             return self._vocabulary.piece(token)
         if token in self._eog:
@@ -296,7 +296,7 @@ class MockTarget:
 
 
 class Blurred(MockTarget):
-    """A draft model of a mock target: right but for a blur. Reading a text takes it time, too.
+    """A draft model of a mock target: right except for a blur. Reading a text takes it time, too.
 
     Args:
         blur: scale of what moves the target's logits, by each token in the cache.

@@ -33,7 +33,7 @@ class NumpySampler:
     def __init__(self, sampling: Sampling, n_vocab: int, n_ctx: int = 0) -> None:
         for token, _ in sampling.logit_bias:
             if not 0 <= token < n_vocab:
-                raise ValueError(f"logit bias of token {token}, but the vocabulary has tokens 0 to {n_vocab - 1} only")
+                raise ValueError(f"the token of a logit bias must be 0 to {n_vocab - 1}, got {token}")
         if sampling.dry_multiplier > 0:
             raise ValueError("DRY needs a vocabulary, for the texts that break a sequence")
         self.sampling = sampling
@@ -60,17 +60,17 @@ class NumpySampler:
         for token, bias in s.logit_bias:
             scores[token] += bias
         if scores.max() == -np.inf:
-            raise BadLogits("all logits that can be chosen are -inf: there is no token to choose")
+            raise BadLogits("no token is left to sample: all logits are -inf")
         if s.selects:
             return point_mass(self._mirostat(scores / s.temperature))
         for name in s.samplers:
-            # Nothing behind the temperature moves logits, but for penalties, and those are behind greedy's choice.
+            # Nothing behind the temperature moves logits, except for penalties, and those are behind greedy's choice.
             if s.greedy and name == "temperature":
                 break
             if step := getattr(self, f"_{name}", None):
                 scores = step(scores)
         if scores.max() in (-np.inf, np.inf) or np.isnan(scores).any():
-            raise BadLogits("no token is left to choose: the sampling settings take the logits of all out of range")
+            raise BadLogits("no token is left to sample: the sampling settings move all logits out of range")
         if s.greedy:
             return point_mass(int(np.argmax(scores)))
         left = np.flatnonzero(scores > -np.inf)

@@ -31,7 +31,7 @@ def passed(
         (7,) * emitted,
         drafted=(7,) * drafted,
         accepted=min(emitted - 1, drafted),
-        guessed=guessed,
+        correct_guesses=guessed,
         batch=1 + drafted,
         seconds=seconds,
         draft_seconds=draft_seconds,

@@ -20,7 +20,7 @@ def certain(tokens: Sequence[int]) -> Draft:
 
 
 def from_counts(counts: Sequence[dict[int, int]]) -> Propose:
-    """A drafter that picks as it is told from tables that ignore the context; the likeliest if nobody tells it."""
+    """A drafter that picks as it is told from tables that ignore the context; the most likely if nobody tells it."""
 
     def propose(_tokens: list[int], choose: Chooser | None) -> Draft:
         picked = [choose(i, c) if choose is not None else max(c, key=c.__getitem__) for i, c in enumerate(counts)]

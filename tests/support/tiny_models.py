@@ -1,4 +1,4 @@
-"""Models of some 100 kB with random weights that llama.cpp really runs, written by gguf-py.
+"""Models of about 100 kB with random weights that llama.cpp really runs, written by gguf-py.
 
 One of each kind of memory: a KV cache (llama), a KV cache with a sliding window (gemma2), and a recurrent state
 that cannot be cut back (mamba).

@@ -45,7 +45,7 @@ class Twins:
         self._before = (0, 0)
         settings = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "seed": 7} | settings
         # First ours, which leaves out AMX kernels that would end the process.
-        self.ours = ngramspec.Llama(str(path), exact="off", keep=False, **settings)
+        self.ours = ngramspec.Llama(str(path), exact="off", persist_stats=False, **settings)
         self.parent = llama_cpp.Llama(str(path), **settings)
 
     def _rest(self, text: Sequence[int]) -> list[int]:

@@ -29,7 +29,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, LARGEST, find_curves
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import FREE, MixtureDrafter
@@ -61,7 +61,7 @@ class Way:
         drafter: Drafter = MixtureDrafter()
         if self.draft is not None:
             small: Any = Modelled(Remembered(self.draft), curve, self.x, clock)
-            drafter = HybridDrafter(AskedModel(small, clock=clock)) if self.both else ModelDrafter(small, clock=clock)
+            drafter = HybridDrafter(DraftModel(small, clock=clock)) if self.both else ModelDrafter(small, clock=clock)
         model: Any = Modelled(Answering(self.target, drafter), curve, 1.0, clock)
         self.decoder = SpeculativeDecoder(
             model, vocabulary=self.target.model, drafter=drafter, exact="off", curve=curve, clock=clock

@@ -35,7 +35,7 @@ class Predicting(MixtureDrafter):
         self._prediction = prediction
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self.predicted = self._prediction
+        self.prediction = self._prediction
         super().begin(prompt)
 
 

@@ -3,7 +3,7 @@
     memory = Memory(Target("small.gguf"))
     model = Remembered(memory)             # as many of them as there are drafters, each with a cache of its own
 
-What the model held likeliest behind a text, and how likely, is kept, whatever text it was. So nothing is approximated,
+The most likely tokens after a text and their probabilities are kept, whatever text it was. So nothing is approximated,
 and all ways of drafting get the same answers, whatever batches they ask for.
 """
 
@@ -23,7 +23,7 @@ from ngramspec.llama.target import Target
 from ngramspec.tokens import common_prefix
 
 Answer = tuple[int, float]
-"""The likeliest token behind a text, and its probability."""
+"""The most likely token behind a text, and its probability."""
 
 UNREAD = (0, 0.5)
 """In place of an answer that nobody reads."""
@@ -72,7 +72,7 @@ class Memory:
 class Remembered(ModelBase):
     """A model that answers from a memory.
 
-    An answer is a row of logits in which the likeliest token has its probability, and all others share the rest: greedy
+    An answer is a row of logits in which the most likely token has its probability; the others share the rest: greedy
     decoding and greedy drafts see no more of a row.
 
     Args:

@@ -1,6 +1,6 @@
 """What sampling and verifying a batch costs, beside llama.cpp's own chain on one position of the same logits.
 
-Every round evaluates a batch anew, so that the logits lie in cold memory as they do in decoding, and times one of the
+Every round evaluates a batch again, so that the logits lie in cold memory as they do in decoding, and times one of the
 two: `llama_sampler_sample` (llama.cpp fills its candidates, runs its chain and draws) on the last position, or the
 verification of the whole batch with a draft that is accepted to its end.
 """

@@ -5,7 +5,7 @@
                                                                             those of the draft model a tenth of that
     python tools/measure/seeds.py TARGET --draft SMALL --clock              each beside a plain run of the same prompt
 
-Every prompt is continued greedily by each of them in turn; they write the same text but for rounding, and how many
+Every prompt is continued greedily by each of them in turn; they write the same text except for rounding, and how many
 texts differ is told. `tokens/pass` counts the token of the target's own, `alpha` is accepted / judged, `formula` what
 Leviathan et al. 2023, equation (1), gives for that alpha and the drafts' lengths, `calls` the draft model's passes.
 `gain` is the speed over plain decoding of the same prompts in this run, drafting included, prefill not; with `--clock`
@@ -30,7 +30,7 @@ from ngramspec.cost.given import CURVES, LARGEST, find_curves
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DRAFTERS, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import Recall
@@ -166,7 +166,7 @@ def rows(draft: Counted | None, clock: Callable[[], float], corpus: Recall | Non
         ]
     found.append(Row("ngramspec", "", of("mixture")))
     if draft is not None:
-        found.append(Row("ngramspec and a model", "-md SMALL", lambda: HybridDrafter(model(AskedModel))))  # type: ignore[arg-type]
+        found.append(Row("ngramspec and a model", "-md SMALL", lambda: HybridDrafter(model(DraftModel))))  # type: ignore[arg-type]
     return found
 
 

@@ -1,7 +1,7 @@
 """Tokens per second of ngramspec, plain and drafted, against llama.cpp's llama-bench on the same model.
 
 Build llama-bench from the source that the installed llama-cpp-python was built from, with the same flags. Both run
-the same threads, flash attention as llama.cpp chooses, an F16 KV cache, and go on from a context of the same depth;
+the same threads, flash attention as llama.cpp chooses, an F16 KV cache, and continue from a context of the same depth;
 what llama-bench reports of itself is checked. All columns are measured in turn, round by round, and every speed is
 divided by llama-bench's of its own round: the machine's speed drifts more between rounds than the columns differ.
 

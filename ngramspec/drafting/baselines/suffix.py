@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ngramspec.drafting.chances import ChanceEstimator, pick
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.predictor import Shares
 
 CLEARLY = 2  # another continuation is preferred to the most recent one if it followed at least this many times as often
@@ -137,12 +137,12 @@ class SuffixDrafter(Drafter):
     At each position the longest suffix of text and draft that has a continuation offers two: the most recent one and
     the most frequent one. Where they differ, the frequent one is taken if it was seen at least `CLEARLY` times as
     often as the other. The match grows by the guess, and the next position follows; a copy that runs into the end of
-    the text goes on with the longest suffix seen elsewhere, so that what loops is drafted for as long as it pays.
+    the text continues with the longest suffix seen elsewhere, so that what loops is drafted for as long as it pays.
 
     >>> drafter = SuffixDrafter()
     >>> drafter.begin([5, 6, 7, 5, 6, 8, 5, 6])
     >>> draft = drafter.propose(4)
-    >>> draft.tokens, draft.match, draft.support
+    >>> draft.tokens, draft.match_lengths, draft.context_counts
     ((8, 5, 6, 8), (2, 3, 4, 2), (2, 1, 1, 2))
 
     Complexity: amortised O(1) per token of the text and O(1) per drafted one; with `choose`, O(continuations of the
@@ -161,7 +161,12 @@ class SuffixDrafter(Drafter):
         self._estimator.begin()
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
         text, estimator = self._text, self._estimator
         estimator.open(price)
@@ -169,7 +174,7 @@ class SuffixDrafter(Drafter):
         q: list[Mapping[int, float]] = []
         matches: list[int] = []
         support: list[int] = []
-        chances: Sequence[float] = estimator.chances
+        chances: Sequence[float] = estimator.acceptance_probs
         state, match = text.longest_suffix()
         while match > 0 and len(tokens) < limit:
             total = text.total[state]
@@ -179,7 +184,7 @@ class SuffixDrafter(Drafter):
                 weights = text.weights(state)
                 token = pick(choose, len(tokens), weights)
                 q.append(Shares(weights, total))
-                if blind and not tokens:
+                if fixed_length and not tokens:
                     chances = [estimator.blind(match, q[0], total)] * limit
             tokens.append(token)
             matches.append(match)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting.chances import HOPELESS, ChanceEstimator, pick
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.sampling.distribution import largest
 
@@ -22,12 +22,12 @@ STEADY = 7  # runs are counted up to this length
 
 
 Successors = tuple[Mapping[int, float], int]
-"""What the target lately held likeliest after a context: the probabilities of the best two, as if there were no others,
+"""Recent predictions of the target after a context: the probabilities of the best two, as if there were no others,
 the best first; and how often in a row that was the best."""
 
 
 class SuccessorDrafter(Drafter):
-    """Drafts a chain of likeliest successors, and learns from every proposal, sent or not."""
+    """Drafts a chain of most likely successors, and learns from every proposal, sent or not."""
 
     wants_logits = True
     longest: float = math.inf  # most tokens in a draft, whatever is asked for
@@ -39,14 +39,14 @@ class SuccessorDrafter(Drafter):
         self._estimator = ChanceEstimator()
         self.begin(())
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         if rows.shape[1] != self._n_vocab:
             # Another model: its tokens have other meanings, and some of these may not be among them.
             self._pool.clear()
             self._n_vocab = rows.shape[1]
 
     def _learn(self, context: tuple[int, ...], likely: Mapping[int, float]) -> None:
-        """Note what is likeliest after a context now."""
+        """Note what is most likely after a context now."""
         before, run = self._pool.pop(context, ({}, 0))
         same = next(iter(before), None) == next(iter(likely))
         self._pool[context] = likely, min(STEADY, run + 1) if same else 1
@@ -59,21 +59,26 @@ class SuccessorDrafter(Drafter):
         """
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
         estimator = self._estimator
         estimator.open(price, self.hopeless)
         tokens: list[int] = []
         q: list[Mapping[int, float]] = []
         match: list[int] = []
-        chances: Sequence[float] = estimator.chances
+        chances: Sequence[float] = estimator.acceptance_probs
         while len(tokens) < min(limit, self.longest) and (guess := self._guess(tokens)) is not None:
             (likely, run), length, sureness = guess
             token = next(iter(likely))
             if choose is not None:
                 token = pick(choose, len(tokens), likely)
                 q.append(likely)
-                if blind and not tokens:
+                if fixed_length and not tokens:
                     chances = [estimator.blind(sureness, likely, run)] * limit
             tokens.append(token)
             match.append(length)
@@ -115,8 +120,8 @@ class RecycleDrafter(SuccessorDrafter):
         self._last = prompt[-1:]
         self._estimator.begin()
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
-        super().see(tokens, rows)
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+        super().observe_logits(tokens, rows)
         for token, row in zip(tokens, rows, strict=True):
             likely = top_two(row)
             if likely:
@@ -148,8 +153,8 @@ class LookaheadDrafter(SuccessorDrafter):
     beside it. Here all is one chain: its beginning is the n-gram to verify, its end the window. The prompt's n-grams
     are pooled too, an option of the authors' code (POOL_FROM_PROMPT).
 
-    A guess is the first that there is of these: what followed the last 3, 2 or 1 tokens in the prompt, or was likeliest
-    when the target last evaluated them (the pool); what it held likeliest at this position in the pass before, given
+    A guess is the first of these that exists: what followed the last 3, 2 or 1 tokens in the prompt, or was most likely
+    when the target last evaluated them (the pool); what it held most likely at this position in the pass before, given
     that pass's draft (the trajectory); the token before once more. Only a price ends a draft before the window does.
 
     Complexity: O(n_vocab) per position verified, O(1) per token drafted or of the prompt.
@@ -168,8 +173,8 @@ class LookaheadDrafter(SuccessorDrafter):
         self._trajectory: list[Successors | None] = []
         self._estimator.begin()
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
-        super().see(tokens, rows)
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+        super().observe_logits(tokens, rows)
         prompt, self._unread = self._unread, []
         for end, token in enumerate(prompt):
             self._pool_in(prompt[max(0, end - LONGEST) : end], {token: 1.0})
@@ -205,14 +210,14 @@ class LookaheadDrafter(SuccessorDrafter):
         return self._estimator.settle(tokens)
 
 
-FILLER = 3  # likeliest tokens that are counted at each position
+FILLER = 3  # most likely tokens that are counted at each position
 
 
 class NasdDrafter(NGramDrafter):
     """An `NGramDrafter` that also counts what the target would have said instead.
 
     NASD, "n-gram assisted speculative decoding" (romsto/Speculative-Decoding on GitHub): the counts behind a context
-    are those of the tokens that followed, and, as filler, those of the three likeliest tokens of the target at each
+    are those of the tokens that followed, and, as filler, those of the three most likely tokens of the target at each
     position. Acceptance here is this package's, so sampling stays exact; there a refused position is sampled twice.
     Without logits it is an `NGramDrafter`. Complexity: O(n_vocab) per position emitted.
     """
@@ -224,7 +229,7 @@ class NasdDrafter(NGramDrafter):
         super().begin(prompt)
         self._rows: list[NDArray[np.intp]] = []
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         self._rows = [largest(row, FILLER) for row in rows]
 
     def accept(self, tokens: Sequence[int]) -> int:

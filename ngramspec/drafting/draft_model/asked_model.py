@@ -1,4 +1,4 @@
-"""`AskedModel`: a draft model that is asked for single guesses, after tokens that others guessed.
+"""`DraftModel`: a draft model that is asked for single guesses, after tokens that others guessed.
 
 model.open(price)                        # a draft begins
 model.costs(2, price)                    # the time of two tokens and the guess behind them
@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 
 from ngramspec.backend import Logits
-from ngramspec.drafting.draft import Chooser, TokenPrice
+from ngramspec.drafting.draft import Chooser, MarginalCost
 from ngramspec.drafting.draft_model.model import ModelDrafter, ModelGuess
 from ngramspec.drafting.draft_model.passes import PassRequest
 
@@ -22,7 +22,7 @@ PART = 1 / 2
 """Of what may be lost by a refusal, so much may go into questions: once all is lost others draft no more either."""
 
 
-class AskedModel(ModelDrafter):
+class DraftModel(ModelDrafter):
     """A `ModelDrafter` whose model can also be asked about a chain that others guess."""
 
     _caught_up = _mute = False
@@ -37,13 +37,13 @@ class AskedModel(ModelDrafter):
         self._since += 1
         return super().accept(tokens)
 
-    def open(self, price: TokenPrice) -> None:
-        self.read_seconds = self._spent = 0.0
+    def open(self, price: MarginalCost) -> None:
+        self.prefill_seconds = self._spent = 0.0
         self._caught_up = self._mute = False
         if price.seconds and self._readable:
             self._time()
 
-    def costs(self, guesses: int, price: TokenPrice) -> float:
+    def costs(self, guesses: int, price: MarginalCost) -> float:
         """The time of reading so many guesses before the model's own, in units of the price; see `entry` for the text.
 
         Infinite where the model cannot, and where a refusal would lose more than may be lost, catching up included.
@@ -61,15 +61,15 @@ class AskedModel(ModelDrafter):
         lost = (self._spent + behind) / price.seconds + time_of
         return math.inf if lost > PART * price.loss_budget else time_of
 
-    def again(self, price: TokenPrice) -> float:
+    def again(self, price: MarginalCost) -> float:
         """The time of one guess more, in units of the price."""
         return self._passes.share(1, self._texts(price)) / price.seconds if price.seconds else 0.0
 
-    def _texts(self, price: TokenPrice) -> int:
+    def _texts(self, price: MarginalCost) -> int:
         """Among how many texts a pass is divided, if all ask. Where too few do, their requests are declined."""
         return price.texts if self._passes.joint else 1
 
-    def entry(self, price: TokenPrice) -> float:
+    def entry(self, price: MarginalCost) -> float:
         """How much more asking first in a draft must be worth, in units of the price.
 
         That is the time of reading what the model has not read, over the passes made without it since, and those that
@@ -82,8 +82,8 @@ class AskedModel(ModelDrafter):
         passes = self._since + self._left()
         return reading / price.seconds / passes if passes else math.inf
 
-    def promises(self, limit: int, price: TokenPrice) -> float:
-        """What a draft that the model makes alone is expected to gain, in tokens."""
+    def promises(self, limit: int, price: MarginalCost) -> float:
+        """Return the expected gain, in tokens, of a draft that the model makes alone."""
         return self._payoff.gain(limit, price) - price.rate * self.entry(price) if price.seconds else math.inf
 
     def reads(
@@ -111,7 +111,7 @@ class AskedModel(ModelDrafter):
             gain = math.inf
         held = self._held if first else len(self._text) + known
         text = self._text[held:] if first else []
-        # Where taking back needs a copy of a state, it is that behind the text.
+        # Where rolling back needs a copy of a state, it is that behind the text.
         copies = first and self.model.replays
         along = () if copies else guesses
         rows = yield self._request(held, [*text, *along], first + len(along), gain)

@@ -2,8 +2,8 @@
 
 Copying is free, a model is not. So n-grams guess first, as far as a guess may pay. The model is asked where what it is
 expected to add is worth more than its time. It then reads the n-grams' guesses in one pass, as far as that pays, and
-says of each what it would have guessed: where both agree the guess is surer, where they differ the likelier one stands.
-After it the n-grams go on, free again, and the model may be asked anew, so that either continues the other's chain.
+says of each what it would have guessed: if both agree, the guess is more certain; if not, the more likely one is used.
+After it the n-grams continue, free again, and the model may be asked again, so that either continues the other's chain.
 
 Asking is worth, over all answers that may come, what the chain that is then best gains by the cost of its pass. The
 first token of a draft may cost more than the next ten: a likely guess is then worth nothing unless others follow it.
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from ngramspec.backend import Logits
-from ngramspec.drafting.draft import Chooser, Draft, Drafting, TokenPrice
-from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft import Chooser, Draft, Drafting, MarginalCost
+from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.passes import PassRequest, draft_alone
 from ngramspec.drafting.draft_model.second_opinion import ALONE, BOTH, LEVELS, MODEL, NGRAMS, Answered, SecondOpinion
 from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter, Recall
@@ -41,7 +41,7 @@ class Guess(NamedTuple):
 class ChainValue(NamedTuple):
     """What a chain of guesses is expected to gain, in tokens, by the cost of the pass that it is sent in.
 
-    >>> price = TokenPrice(1.0, [0.4, 0.1, 0.1], costs=lambda: [0.0, 1.0, 1.1, 1.2])
+    >>> price = MarginalCost(1.0, [0.4, 0.1, 0.1], costs=lambda: [0.0, 1.0, 1.1, 1.2])
     >>> one = ChainValue().then(0.9, price)
     >>> one.most, round(one.along([0.9, 0.9], price), 3)
     (0.0, 1.239)
@@ -52,13 +52,13 @@ class ChainValue(NamedTuple):
     most: float = 0.0  # what the best beginning of it gains, beyond the time that its tokens take
     length: int = 0  # of the chain
 
-    def then(self, chance: float, price: TokenPrice) -> ChainValue:
+    def then(self, chance: float, price: MarginalCost) -> ChainValue:
         reach = self.reach * chance
         tokens, length = self.tokens + reach, self.length + 1
         return ChainValue(tokens, reach, max(self.most, tokens - price.rate * price.costs[length]), length)
 
-    def along(self, chances: Sequence[float], price: TokenPrice) -> float:
-        """What it gains with these guesses more."""
+    def along(self, chances: Sequence[float], price: MarginalCost) -> float:
+        """Return the gain with these further guesses."""
         tokens, reach, most, worth, costs = self.tokens, self.reach, self.most, price.rate, price.costs
         for length, chance in enumerate(chances, self.length + 1):
             reach *= chance
@@ -76,18 +76,18 @@ class HybridDrafter(MixtureDrafter):
 
     name = "hybrid"
 
-    def __init__(self, model: AskedModel, memory: Recall | bool | None = None, kept: Path | None = None) -> None:
+    def __init__(self, model: DraftModel, memory: Recall | bool | None = None, kept: Path | None = None) -> None:
         super().__init__(memory, kept)
         self.model = model
         self.opinion = SecondOpinion()  # what is known of how the two compare
         self._forget()
 
     @property
-    def read_seconds(self) -> float:  # type: ignore[override]
-        return self.model.read_seconds
+    def prefill_seconds(self) -> float:  # type: ignore[override]
+        return self.model.prefill_seconds
 
-    def follow(self, sampling: Sampling) -> None:
-        self.model.follow(sampling)
+    def set_sampling(self, sampling: Sampling) -> None:
+        self.model.set_sampling(sampling)
 
     def anew(self) -> HybridDrafter:
         return HybridDrafter(self.model.anew(), self._memory)
@@ -116,33 +116,43 @@ class HybridDrafter(MixtureDrafter):
             if at <= hits and at < len(tokens):
                 self.opinion.learn(answered, tokens[at])
         for at, guess in enumerate(self._chain[: min(hits + 1, len(tokens))]):
-            if guess.q and self.guesser.chances[at] > 0:
-                self._drawn.learn(self.guesser.chances[at], at < hits)
+            if guess.q and self.guesser.acceptance_probs[at] > 0:
+                self._drawn.learn(self.guesser.acceptance_probs[at], at < hits)
         self._forget()
         return proposed if by_model else hits
 
     # ------------------------------------------------------------------ a draft
 
-    def _drafting_blindly(self, limit: int, choose: Chooser, price: TokenPrice) -> Drafting:
+    def _drafting_blindly(self, limit: int, choose: Chooser, price: MarginalCost) -> Drafting:
         self.guesser.guess(limit, HOPELESS, price)
         gain, reach = 0.0, 1.0
         for at, p in enumerate(self.guesser.chain()[2]):
             reach *= self._blind.estimate(p)
             gain += max(0.0, reach - price.rate * price.slopes[at])
         if self.model.promises(limit, price) > gain:
-            draft = yield from self.model.drafting(limit, choose, blind=True, price=price)
+            draft = yield from self.model.propose_stepwise(limit, choose, fixed_length=True, price=price)
             if draft.tokens:
                 self._by_model = True
                 return draft
-        return super().propose(limit, choose, blind=True, price=price)
+        return super().propose(limit, choose, fixed_length=True, price=price)
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
-        return draft_alone(self.drafting(limit, choose, blind=blind, price=price))
+        return draft_alone(self.propose_stepwise(limit, choose, fixed_length=fixed_length, price=price))
 
-    def drafting(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    def propose_stepwise(
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Drafting:
         self._forget()
         self._asked = None
@@ -150,7 +160,7 @@ class HybridDrafter(MixtureDrafter):
         limit = min(limit, LONGEST, len(price.slopes) - 1)
         self.model.open(price)
         self._want_rows(price)
-        if choose is not None and blind:
+        if choose is not None and fixed_length:
             return (yield from self._drafting_blindly(limit, choose, price))
         self.guesser.pending = 0
         settled, reach, read = 0, 1.0, 0
@@ -163,7 +173,7 @@ class HybridDrafter(MixtureDrafter):
             if answered is None:
                 break
             settled, reach, read = answered
-            if settled >= limit or reach < HOPELESS or not price.pays(reach, settled):
+            if settled >= limit or reach < HOPELESS or not price.worth_extending(reach, settled):
                 length = settled
                 break
         chain = self._chain[:length]
@@ -171,8 +181,8 @@ class HybridDrafter(MixtureDrafter):
         chances = tuple(guess.chance for guess in chain)
         return Draft(tuple(guess.token for guess in chain), q, (), (), chances, self.name)
 
-    def _guess(self, settled: int, limit: int, choose: Chooser | None, price: TokenPrice, reach: float) -> int:
-        """Let the n-grams go on after the first `settled` guesses, and one further than pays; the length without it."""
+    def _guess(self, settled: int, limit: int, choose: Chooser | None, price: MarginalCost, reach: float) -> int:
+        """Let the n-grams continue after `settled` guesses, one further than pays; returns the length without it."""
         guesser = self.guesser
         chain = self._chain = self._chain[:settled]
         if guesser.pending != settled:
@@ -189,16 +199,16 @@ class HybridDrafter(MixtureDrafter):
                 q = guesser.distribution(at)
                 best = list(q).index(choose(at, q))
             guesser.take(at, best)
-            p = guesser.chances[at] if choose is None else self._drawn.estimate(guesser.chances[at])
+            p = guesser.acceptance_probs[at] if choose is None else self._drawn.estimate(guesser.acceptance_probs[at])
             chain.append(Guess(guesser.guesses[at], p, p, q))
             if not goes_on:
                 break
             length = len(chain)
             reach *= p
-            goes_on = reach >= HOPELESS and price.pays(reach, length)
+            goes_on = reach >= HOPELESS and price.worth_extending(reach, length)
         return length
 
-    def _worth_asking(self, settled: int, limit: int, price: TokenPrice, read: int) -> tuple[int | None, float]:
+    def _worth_asking(self, settled: int, limit: int, price: MarginalCost, read: int) -> tuple[int | None, float]:
         """How many guesses after the settled ones the model is to read before its own (None: it is not asked), and
         what that gains before its time is counted."""
         ps = [guess.p for guess in self._chain[settled:]]
@@ -223,8 +233,8 @@ class HybridDrafter(MixtureDrafter):
                 best, along, gain = paid, i, expected - bare
         return along, gain
 
-    def _further(self, price: TokenPrice, limit: int) -> Callable[[ChainValue], float]:
-        """What a chain is worth if the model may be asked behind it, guess by guess, while its guesses are good."""
+    def _further(self, price: MarginalCost, limit: int) -> Callable[[ChainValue], float]:
+        """Return the value of a chain if the model may be called after it, while its guesses are good."""
         prospects = self.opinion.expected()
         agrees = prospects.agrees.value
         outcomes = [((1.0 - agrees) * share, chance) for share, chance in prospects.others]

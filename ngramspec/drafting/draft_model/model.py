@@ -19,7 +19,7 @@ import numpy as np
 
 from ngramspec.backend import Logits, Model
 from ngramspec.drafting.chances import OutcomeMap, pick
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, TokenPrice
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, MarginalCost
 from ngramspec.drafting.draft_model.passes import ModelPasses, PassRequest, Payoff, draft_alone
 from ngramspec.sampling.distribution import largest, normalised_entropy
 from ngramspec.sampling.settings import Sampling
@@ -28,7 +28,7 @@ from ngramspec.tokens import common_prefix
 
 FIRST_READ = 8  # tokens of the first pass over several, which tells what reading takes
 PROBES = 0.004  # part of the time that may go into asking a model that does not pay, to see whether that is still so
-RARE = 0.01  # tokens less likely than this part of the likeliest are not drafted when a draft is drawn
+RARE = 0.01  # tokens less likely than this part of the most likely are not drafted when a draft is drawn
 WIDEST = 32  # most tokens that one is drawn from
 TEXTS = 8  # latest texts that tell how long the next one is expected to be
 ModelGuess = tuple[int, float, Mapping[int, float]]  # see `model_guess`
@@ -69,18 +69,18 @@ class ModelDrafter(Drafter):
         shared: SharedModel | None = None,
     ) -> None:
         if not model.can_rollback:
-            raise ValueError("this model cannot draft: what it has evaluated cannot be taken back")
+            raise ValueError("this model cannot be used as a draft model: its state cannot be rolled back")
         self.model = model
         self.n_vocab = min(model.n_vocab, n_vocab or model.n_vocab)
         self._passes = ModelPasses(clock, shared)
         self._payoff = Payoff(self._passes)
         self._free = list(shared.sequences[1:]) if shared is not None else []
-        # What probabilities mean: of the likeliest token, of one drawn, of the likeliest where one is yet to be drawn.
+        # Calibration of the most likely token, of a sampled one, and of the most likely one before sampling.
         self._likeliest, self._drawn, self._undrawn = OutcomeMap(), OutcomeMap(), OutcomeMap()
         self._credit = 0.0
         self._lengths: deque[int] = deque(maxlen=TEXTS)
         self._length = 0
-        self.follow(Sampling())
+        self.set_sampling(Sampling())
         self.begin(())
 
     def anew(self) -> Self:
@@ -93,7 +93,7 @@ class ModelDrafter(Drafter):
         What is learnt of the model, its pace and how its guesses fare, is learnt by both.
         """
         if not self._free:
-            raise ValueError("the draft model has no further sequence to draft in")
+            raise ValueError("the draft model has no free sequence")
         other = copy(self)
         other.model = self._free.pop(0)
         other._credit = 0.0
@@ -102,7 +102,7 @@ class ModelDrafter(Drafter):
 
     # ------------------------------------------------------------------ the text
 
-    def follow(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         self._sampling = sampling
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -113,7 +113,7 @@ class ModelDrafter(Drafter):
         if self._length:
             self._lengths.append(self._length)
         self._length = 0
-        self.read_seconds = 0.0
+        self.prefill_seconds = 0.0
         self._forget()
 
     def accept(self, tokens: Sequence[int]) -> int:
@@ -146,14 +146,24 @@ class ModelDrafter(Drafter):
     # ------------------------------------------------------------------ a draft
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
-        return draft_alone(self.drafting(limit, choose, blind=blind, price=price))
+        return draft_alone(self.propose_stepwise(limit, choose, fixed_length=fixed_length, price=price))
 
-    def drafting(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    def propose_stepwise(
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Drafting:
-        self.read_seconds = 0.0
+        self.prefill_seconds = 0.0
         self._forget()
         limit = min(limit, self.model.max_batch - 1, self.model.n_ctx + 1 - len(self._text))
         if price is not None:
@@ -161,10 +171,10 @@ class ModelDrafter(Drafter):
         if limit < 1 or not self._text or not self._readable or not self._pays(limit, price):
             return NO_DRAFT
         row = yield from self._catch_up()
-        return (yield from self._draft(row, limit, choose, blind=blind, price=price))
+        return (yield from self._draft(row, limit, choose, fixed_length=fixed_length, price=price))
 
     def _draft(
-        self, row: Logits, limit: int, choose: Chooser | None, *, blind: bool, price: TokenPrice | None
+        self, row: Logits, limit: int, choose: Chooser | None, *, fixed_length: bool, price: MarginalCost | None
     ) -> Drafting:
         """The model's guesses, from the logits after the text on; what is drawn never decides whether it stays."""
         tokens: list[int] = []
@@ -182,7 +192,7 @@ class ModelDrafter(Drafter):
             if choose is not None:
                 outcomes = self._drawn
                 q.append(drawn_from)
-                if blind and not tokens:
+                if fixed_length and not tokens:
                     self._before = _inside(max(drawn_from.values()))
             tokens.append(token)
             self._asked.append((outcomes, p))
@@ -204,7 +214,7 @@ class ModelDrafter(Drafter):
 
     # ------------------------------------------------------------------ what it costs
 
-    def _pays(self, limit: int, price: TokenPrice | None) -> bool:
+    def _pays(self, limit: int, price: MarginalCost | None) -> bool:
         """Whether the model is to be asked now."""
         if price is None or not price.seconds:
             return True
@@ -258,7 +268,7 @@ class ModelDrafter(Drafter):
         seconds = self._passes.clock() - began
         self._passes.took(passed, seconds)
         if not self._has_read:
-            self.read_seconds += seconds
+            self.prefill_seconds += seconds
         self._held = end
         return row
 

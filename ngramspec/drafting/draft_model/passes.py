@@ -1,11 +1,11 @@
 """Passes of a draft model: who asks for them (`PassRequest`), who makes and times them (`ModelPasses`), and what the
 guesses that come of them gain (`Payoff`).
 
-A drafter asks for a pass by yielding a `PassRequest`, and goes on when it is sent the logits. Several texts are drafted
+A drafter requests a pass by yielding a `PassRequest`, and continues when it gets the logits. Several texts are drafted
 for side by side, and what they ask for at a time goes through the model together, where that pays:
 
-    draft = draft_alone(drafter.drafting(8, price=price))
-    drafts = draft_together([drafter.drafting(8, price=price) for drafter in drafters], price)
+    draft = draft_alone(drafter.propose_stepwise(8, price=price))
+    drafts = draft_together([drafter.propose_stepwise(8, price=price) for drafter in drafters], price)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from ngramspec.backend import Logits, Model
 from ngramspec.drafting.chances import HOPELESS, FadingRate
-from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafting, TokenPrice
+from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafting, MarginalCost
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
 
 RECENT = 15
@@ -40,7 +40,7 @@ model that was chosen for its target is right at 50 to 90 % of the positions (Le
 
 
 class Payoff:
-    """What a draft model's guesses are expected to gain beyond their time, by how those at the same place fared."""
+    """Expected gain of a draft model's guesses beyond their time, by the outcome of earlier ones at the same place."""
 
     def __init__(self, passes: ModelPasses) -> None:
         self._passes = passes
@@ -51,13 +51,13 @@ class Payoff:
         self._rates[min(at, POSITIONS - 1)].add(right)
 
     def rate(self, at: int) -> float:
-        """How often guesses at a position lately were right, where all before them were."""
+        """How often guesses at a position recently were right, where all before them were."""
         return self._rates[min(at, POSITIONS - 1)].value
 
-    def gain(self, limit: int, price: TokenPrice) -> float:
+    def gain(self, limit: int, price: MarginalCost) -> float:
         """What a draft is expected to gain, in tokens, where a price in seconds is known.
 
-        With p_j the share of guesses at position j that lately were right, s_j the least that a drafted token costs the
+        With p_j the share of recent guesses at position j that were right, s_j the least that a drafted token costs the
         target, and t the model's time for a token, that is
 
             max over k <= limit of  sum over j <= k of (p_1 * ... * p_j - worth * (s_j + t))
@@ -71,7 +71,7 @@ class Payoff:
             gain += more
         return gain
 
-    def goes_on(self, reach: float, length: int, price: TokenPrice | None) -> bool:
+    def goes_on(self, reach: float, length: int, price: MarginalCost | None) -> bool:
         """Whether to make one more guess, after `length` that are all accepted with probability `reach`.
 
         It must pay for its time and for its place in the target's pass, and all may not take more than may be lost.
@@ -79,7 +79,7 @@ class Payoff:
         if reach < HOPELESS or price is None:
             return reach >= HOPELESS
         if not price.seconds:
-            return bool(price.pays(reach, length))
+            return bool(price.worth_extending(reach, length))
         time_of = self._passes.token / price.seconds
         if time_of * (length + 1) > price.loss_budget:
             return False
@@ -127,7 +127,7 @@ class ModelPasses:
         self._shared = shared
         sequences = shared.sequences if shared is not None else ()
         # Whether a pass may be over several texts: where each has a cache of its own, those that append more than
-        # others go on in batches of their own.
+        # others continue in batches of their own.
         self.joint = (
             shared is not None
             and len(sequences) > 1
@@ -174,7 +174,7 @@ class ModelPasses:
         self.texts = len(requests)
         return rows
 
-    def worthwhile(self, requests: Mapping[int, PassRequest], price: TokenPrice | None) -> list[int]:
+    def worthwhile(self, requests: Mapping[int, PassRequest], price: MarginalCost | None) -> list[int]:
         """Whose requests are worth a pass together: those that bring most beyond its time, about a + b n for n tokens.
 
         They compete by what they bring beyond b for each of their tokens, and enough of them have to share a.
@@ -220,7 +220,7 @@ def draft_alone(drafting: Drafting) -> Draft:
         rows = request.passes.evaluate([request])[0] if request.tokens else GRANTED
 
 
-def draft_together(draftings: Sequence[Drafting], price: TokenPrice | None) -> list[Draft]:
+def draft_together(draftings: Sequence[Drafting], price: MarginalCost | None) -> list[Draft]:
     """The drafts of several texts, all at the same price, none of them begun."""
     if len(draftings) == 1:
         return [draft_alone(draftings[0])]

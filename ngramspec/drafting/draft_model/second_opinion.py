@@ -33,7 +33,7 @@ LEVELS = (0.45, 0.8)  # between the classes of a guess that stands where the two
 
 AGREED, SURER = 0.9, 0.85
 """Before anything was counted: how often the two agree, as a part of p, and how often they are right then, unless the
-n-grams are surer than that."""
+n-grams are more certain than that."""
 
 OTHERS = ((0.3, 0.3), (0.3, 0.6), (0.4, 0.9))
 """Likewise, where they do not agree: how often each class of LEVELS comes, and how often it is right."""
@@ -50,7 +50,7 @@ that was taken; 0 and -1: n-grams had none."""
 
 
 class Prospects:
-    """What asking gave, and may give, where n-grams gave their guess about the chance p; 0: they had none."""
+    """Expected results of calling the model, by the probability p of the n-grams' guess; 0 if they have none."""
 
     def __init__(self, p: float) -> None:
         self.agrees = _rate(AGREED * p)  # how often the model makes the same guess

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """`Answers`: what the target said behind refused tokens, as a source of candidates.
 
-The rows after a refused token go on from one that does not stand, but what they hold likeliest is the target's own
+The rows after a refused token continue from one that does not stand, but what they hold most likely is the target's own
 guess of what comes, and costs nothing but reading it:
 
 - *in place*: at the same place of the text it is often right all the same, the more often the further it is from the

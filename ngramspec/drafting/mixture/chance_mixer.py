@@ -94,7 +94,7 @@ class ChanceMixer:
             self._token_bias, self._token_slope = beside._token_bias, beside._token_slope
 
     def shared(self) -> dict[str, memoryview]:
-        """What was learnt that has no token in it, by name: the arrays themselves, to be read or written to."""
+        """Weights that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
         weights, last = memoryview(self._weights), self._from[TOKENS + 1] * (SOURCES + 1)
         return {
             "rate": memoryview(self._rate),
@@ -198,7 +198,7 @@ CORRECTION_RATE = cython.declare(cython.double, 0.1)
 class Correction:
     """Corrects probabilities by what they turned out to mean, in view of several facts at once.
 
-    The likeliest of several candidates was chosen for its estimate, so it is overestimated where estimates are noisy.
+    The most likely of several candidates was chosen for its estimate, so it is overestimated where estimates are noisy.
     Each fact has a curve over the log-odds of the estimate, linear between its points and 0 at first. What the curves
     say is added to the log-odds, and all of them learn from the error of the sum. It is the last stage of the
     compressors of the PAQ family (Mahoney 2005, section 4, "APM"), with curves that add up, as in a generalised
@@ -227,15 +227,15 @@ class Correction:
             self._token_height, self._token_slope = beside._token_height, beside._token_slope
 
     def shared(self) -> dict[str, memoryview]:
-        """What was learnt that has no token in it, by name: the arrays themselves, to be read or written to."""
+        """Weights that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
         return {"height": memoryview(self._height), "slope": memoryview(self._slope)}
 
     def about_tokens(self) -> dict[str, memoryview]:
-        """What was learnt about single tokens, in the same way."""
+        """Weights for single tokens, in the same form."""
         return {"height": memoryview(self._token_height), "slope": memoryview(self._token_slope)}
 
     def estimate(self, cell: cython.Py_ssize_t, p: cython.double) -> cython.double:
-        """What `p`, between 0 and 1 exclusive, means in view of the facts in `cell`."""
+        """Return the calibrated value of `p`, between 0 and 1 exclusive, given the facts in `cell`."""
         z: cython.double = log(p / (1.0 - p))
         place: cython.double = (min(max(z, -REACH), REACH) + 8.0) / 2.0
         left: cython.Py_ssize_t = cython.cast(cython.Py_ssize_t, place)

@@ -28,7 +28,7 @@ STEPS = cython.declare(cython.int, 24)
 """Links of a chain followed to find them: contexts that share a hash take up some."""
 LONGEST = cython.declare(cython.int, 32)  # matches are measured up to this length in tokens
 CANDIDATES = cython.declare(cython.int, 10)
-PLACES = cython.declare(cython.int, 32)  # places in memory that a chain goes on from
+PLACES = cython.declare(cython.int, 32)  # places in memory that a chain continues from
 SOURCES = cython.declare(cython.int, 6)
 RECALLED = cython.declare(cython.int, 4)
 RECALLED_LONG = cython.declare(cython.int, 5)
@@ -58,7 +58,7 @@ class ContextCounts:
         self._matches = array("i", bytes(4 * PLACES))
         self._kept = 0
         self._recalled = 0
-        self.best = NOWHERE  # the position in the request where the longest match goes on
+        self.best = NOWHERE  # the position in the request where the longest match continues
         self.best_token = -1  # what follows the longest match; -1 if there is none
 
     def clear(self, at: cython.Py_ssize_t) -> None:
@@ -133,7 +133,7 @@ class ContextCounts:
     ) -> cython.int:
         """Gather what followed this context in memory; the length of the longest match.
 
-        A position of a chain goes on from the places that matched at the position before, as long as any still does.
+        A position of a chain continues from the places that matched at the position before, as long as any still does.
         Their next tokens are close by in memory, whereas a new search would wait for a dozen places far apart.
         """
         t = h.tokens

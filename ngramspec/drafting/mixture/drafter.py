@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from ngramspec.drafting.chances import OutcomeMap
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.token_index import SEAM, TokenIndex
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MOST = 1 << 22  # tokens of answers to remember, at some 12 bytes each: when there are more, the older half is forgotten
+MOST = 1 << 22  # tokens of answers to remember, at about 12 bytes each; beyond that, the older half is dropped
 
 
 class Recall:
@@ -72,11 +72,11 @@ SLOWER = 1.1
 HOPELESS = 0.004
 """A draft ends when the probability that all of it is accepted has fallen below this, however cheap a token is."""
 
-FREE = TokenPrice(0.0, [0.0] * (LONGEST + 1))  # the price for callers that did not say what a token costs
+FREE = MarginalCost(0.0, [0.0] * (LONGEST + 1))  # the price for callers that did not say what a token costs
 
 
 class MixtureDrafter(Drafter):
-    """Drafts from the context, from what it remembers, and from how well each of them lately did.
+    """Drafts from the context, from what it remembers, and from how well each of them recently did.
 
     Args:
         memory: texts to look up beside the context, kept up by its owner; True remembers earlier requests and
@@ -88,7 +88,7 @@ class MixtureDrafter(Drafter):
     name = "mixture"
 
     def __init__(self, memory: Recall | bool | None = None, kept: Path | None = None, *, context: bool = True) -> None:
-        self.predicted: Sequence[int] = ()
+        self.prediction: Sequence[int] = ()
         self.guesser = Guesser()
         if not context:
             self.name, self.guesser.local = "memory", False
@@ -111,7 +111,7 @@ class MixtureDrafter(Drafter):
         if kept is not None:
             learnt.take_up(self.guesser.about_tokens(), learnt.read(kept))
 
-    def keep(self) -> None:
+    def save_state(self) -> None:
         """Write down what its judge has learnt about tokens; of several processes that do, the last one counts."""
         if self._kept is not None:
             learnt.keep(self._kept, self.guesser.about_tokens())
@@ -123,7 +123,7 @@ class MixtureDrafter(Drafter):
             ValueError: this one remembers requests by itself, which come one after the other.
         """
         if self._own is not None:
-            raise ValueError("a drafter that remembers requests by itself drafts for one text at a time")
+            raise ValueError("a drafter that stores earlier requests itself can draft for only one sequence at a time")
         other = copy(self)
         other.guesser = Guesser(self.guesser)
         other._asked = other._kept = None
@@ -132,18 +132,23 @@ class MixtureDrafter(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         if self._own is not None:
             before = self.guesser.text()
-            # What requests have in common from their start enters the memory once.
+            # Add the common start of requests to the memory only once.
             self._own.hear(before[self._remembered :])
             self._remembered = common_prefix(before, prompt)
         self._asked, self.known = None, ()
         if self._memory is not None:
             self._memory.refresh()
         # A predicted answer stands in the text that is looked up as it would have been given to this prompt before.
-        before = [*prompt[-_LEADS_TO:], *self.predicted] if self.predicted else []
+        before = [*prompt[-_LEADS_TO:], *self.prediction] if self.prediction else []
         self.guesser.begin([*before, *prompt] if before else prompt)
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
         guesser = self.guesser
         price = price or FREE
@@ -157,19 +162,19 @@ class MixtureDrafter(Drafter):
             tokens, match, chances = guesser.chain()
             self._asked = None
             return Draft(tokens, (), match, (), (*sure, *chances[start:]), self.name)
-        if blind:
-            # The likeliest chain is not drawn, so its chances may decide on the length of the one that is.
+        if fixed_length:
+            # The most likely chain is not drawn, so its chances may decide on the length of the one that is.
             limit = guesser.guess(limit, HOPELESS, price, start, reach)
             likeliest = guesser.chain()[2]
             self._stand(known)
-        q = self._draw(limit, choose, None if blind else price, start, reach)
+        q = self._draw(limit, choose, None if fixed_length else price, start, reach)
         tokens, match, chances = guesser.chain()
-        self._asked = (self._blind, likeliest) if blind else (self._drawn, chances)
+        self._asked = (self._blind, likeliest) if fixed_length else (self._drawn, chances)
         secondary, given = self._asked
         estimated = (*sure, *[secondary.estimate(p) for p in given[start:]])
         return Draft(tokens, q, match, (), estimated, self.name)
 
-    def _want_rows(self, price: TokenPrice) -> None:
+    def _want_rows(self, price: MarginalCost) -> None:
         """Ask for the rows after refused tokens that are worth reading; for ROWS where nobody knows what that takes."""
         self._to_read = ROWS if self.guesser.local and price.slopes[0] <= CHEAP else 0
         if price.seconds and self._row_seconds:
@@ -184,7 +189,7 @@ class MixtureDrafter(Drafter):
             self.guesser.put(at, token)
 
     def _draw(
-        self, limit: int, choose: Chooser, price: TokenPrice | None, start: int, reach: float
+        self, limit: int, choose: Chooser, price: MarginalCost | None, start: int, reach: float
     ) -> tuple[dict[int, float], ...]:
         """Make a chain of tokens picked by `choose`, after the `start` that stand already; returns their q.
 
@@ -199,12 +204,12 @@ class MixtureDrafter(Drafter):
             chosen = list(weights).index(choose(at, weights))
             guesser.take(at, chosen)
             q.append(weights)
-            reach *= self._drawn.estimate(guesser.chances[at])
-            if price is not None and (reach < HOPELESS or not price.pays(reach, at + 1)):
+            reach *= self._drawn.estimate(guesser.acceptance_probs[at])
+            if price is not None and (reach < HOPELESS or not price.worth_extending(reach, at + 1)):
                 break
         return tuple(q)
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         refused = rows[1 + accepted : len(tokens)][: self._to_read]
         if not refused.size:
             return

@@ -4,7 +4,7 @@ from ngramspec.drafting.mixture.history cimport History
 from ngramspec.drafting.mixture.chance_mixer cimport ChanceMixer, Correction
 from ngramspec.drafting.mixture.pointers cimport Pointers
 from ngramspec.drafting.mixture.context_counts cimport ContextCounts
-from ngramspec.drafting.draft cimport TokenPrice
+from ngramspec.drafting.draft cimport MarginalCost
 
 cdef int _share(int count, int seen, int latest) noexcept
 cdef int _length(int match) noexcept
@@ -25,7 +25,7 @@ cdef class Guesser:
     cdef public list memory
     cdef public bint local
     cdef public int[::1] guesses
-    cdef public double[::1] chances
+    cdef public double[::1] acceptance_probs
     cdef public int[::1] lengths
     cdef int[::1] _best
     cdef public int pending

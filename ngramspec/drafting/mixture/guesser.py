@@ -3,7 +3,7 @@
 
 At each position `ContextCounts` gathers the tokens that followed the same context before, in this request and in
 memory; a copy in progress (`History.near`), `Answers` and `Pointers` add theirs. `ChanceMixer` gives each a chance by
-what the sources say. The likeliest is the guess, its chance is corrected by what such guesses turned out to be
+what the sources say. The most likely is the guess, its chance is corrected by what such guesses turned out to be
 (`Correction`), it becomes context, and the next position follows: a chain.
 
 Constant time per position and per token; nothing depends on the length of the context.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import cython
 
-from ngramspec.drafting.draft import TokenPrice
+from ngramspec.drafting.draft import MarginalCost
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.answers import Answers
 from ngramspec.drafting.mixture.chance_mixer import ChanceMixer, Correction
@@ -121,7 +121,7 @@ class Guesser:
         self._pointed = array("i", bytes(4 * POSITIONS))
         self.guesses = array("i", bytes(4 * POSITIONS))  # token ids of the chain
         # For each guess, the probability that it is right if all before it are.
-        self.chances = array("d", bytes(8 * POSITIONS))
+        self.acceptance_probs = array("d", bytes(8 * POSITIONS))
         self.lengths = array("i", bytes(4 * POSITIONS))  # for each guess, the length of the match behind it
         self._best = array("i", bytes(4 * POSITIONS))
         self.pending = 0  # length of the chain that waits for its outcome, at most 64
@@ -130,7 +130,7 @@ class Guesser:
         self.begin(())
 
     def shared(self) -> dict[str, memoryview]:
-        """What was learnt that has no token in it, by name: the arrays themselves, to be read or written to."""
+        """Weights that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
         pointers = self.pointers.correction.shared()
         return _named(self.mixer.shared(), correction=self.correction.shared(), pointers=pointers)
 
@@ -139,7 +139,7 @@ class Guesser:
         return _named(self.mixer.about_tokens(), correction=self.correction.about_tokens())
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start a text. What was learnt about tokens stays; all else is taken up anew."""
+        """Start a text. What was learnt about tokens stays; all else is taken up again."""
         token: cython.int
         learnt.take_up(self.shared(), learnt.shipped(learnt.START))
         self.history.clear()
@@ -161,7 +161,7 @@ class Guesser:
         return [self.history.tokens[i] for i in range(self.history.size)]
 
     def look(self, at: cython.Py_ssize_t) -> cython.int:
-        """Gather the candidates for position `at` of the chain; returns the likeliest's number, or -1."""
+        """Gather the candidates for position `at` of the chain; returns the most likely's number, or -1."""
         t = self.history.tokens
         depth: cython.Py_ssize_t = at - self._aside
         end: cython.Py_ssize_t = self.history.size + depth
@@ -210,7 +210,7 @@ class Guesser:
         recent: cython.int = cython.cast(cython.int, self._recent * 6)
         recent = min(recent, 5)
         length: cython.int = _length(longest if longest > recalled else recalled)
-        # Whence the longest match: the prompt, the answer so far, neither, memory; and from how far back.
+        # Source of the longest match (the prompt, the answer so far, neither, memory) and its distance.
         whence: cython.int = 2
         if recalled > longest:
             whence = 3
@@ -293,7 +293,7 @@ class Guesser:
         return best
 
     def _correct(self, at: cython.Py_ssize_t, whence: cython.int, n: cython.int) -> None:
-        """Correct the chance of the likeliest of the `n` candidates of a position."""
+        """Correct the chance of the most likely of the `n` candidates of a position."""
         p = self.mixer.p
         states = self.mixer.states
         facts = self.correction.facts
@@ -323,7 +323,7 @@ class Guesser:
 
     def _go_on(self, at: cython.Py_ssize_t, token: cython.int, chance: cython.double) -> None:
         self.guesses[at] = token
-        self.chances[at] = chance
+        self.acceptance_probs[at] = chance
         self.history.tokens[self.history.size + at] = token
         self.pending = at + 1
         self.pointers.take(token)
@@ -348,11 +348,11 @@ class Guesser:
         self,
         limit: cython.int,
         least: cython.double,
-        price: TokenPrice,
+        price: MarginalCost,
         start: cython.int = 0,
         reach: cython.double = 1.0,
     ) -> int:
-        """A chain of the likeliest tokens, in `guesses`, with their chances in `chances`; returns its length.
+        """A chain of the most likely tokens, in `guesses`, with their chances in `chances`; returns its length.
 
         It has at most `limit` tokens, at most `POSITIONS`, and fewer than the price has slopes. It ends where the
         chance that all of it is right falls below `least`, or where one more token cannot pay. `start` tokens stand
@@ -367,8 +367,8 @@ class Guesser:
             if c < 0:
                 break
             self.take(at, c)
-            reach *= self.chances[at]
-            if reach < least or not price.pays(reach, at + 1):
+            reach *= self.acceptance_probs[at]
+            if reach < least or not price.worth_extending(reach, at + 1):
                 break
         return self.pending
 
@@ -379,7 +379,7 @@ class Guesser:
         return (
             tuple([self.guesses[i] for i in range(n)]),
             tuple([self.lengths[i] for i in range(n)]),
-            tuple([self.chances[i] for i in range(n)]),
+            tuple([self.acceptance_probs[i] for i in range(n)]),
         )
 
     def distribution(self, at: cython.int) -> dict[int, float]:
@@ -397,7 +397,7 @@ class Guesser:
 
         Args:
             sent: the draft, fewer than `POSITIONS` tokens, `accepted` of which were accepted.
-            answers: what it held likeliest after the first refused token, after the next, and so on.
+            answers: what it held most likely after the first refused token, after the next, and so on.
         """
         at: cython.Py_ssize_t
         for at in range(len(sent)):
@@ -420,7 +420,7 @@ class Guesser:
             if self.counts.found[at] > 0:
                 self.correction.learn(at, self.counts.tokens[at * CANDIDATES + self._best[at]] == token)
             right = self.guesses[at] == token
-            if right and self.chances[at] > 0.0:
+            if right and self.acceptance_probs[at] > 0.0:
                 self._recent = self._recent * 0.85 + 0.15
                 self._streak += 1
             else:

@@ -92,7 +92,7 @@ class History:
             self._enter(i)
 
     def near(self, end: cython.Py_ssize_t, place: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        """The position around `place` from which a copy is continued at `end`, so that it goes on after an edit.
+        """The position around `place` from which a copy is continued at `end`, so that it continues after an edit.
 
         The first of these that exists, with its number in `how`:
 

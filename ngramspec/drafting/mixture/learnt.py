@@ -4,7 +4,7 @@
     take_up(guesser.about_tokens(), read(path))    what the user's own texts taught about tokens
     keep(path, guesser.about_tokens())
 
-Weights and rates are taken up anew for every text, which is better than what the last one left behind (held out, 1.212
+Weights and rates are taken up again for every text, which is better than what the last one left behind (held out, 1.212
 against 1.208 on the curve cpu-1.5b-q4_0). Files are npz with float32 in them and the number of their layout; one of
 another layout, or damaged, counts as none.
 """
@@ -25,7 +25,7 @@ from ngramspec.storage import cache_folder, replacing
 LAYOUT = 1
 """Changes whenever the same numbers would mean something else: another state, weight set or fact behind an index."""
 
-# What every text starts from, and what the target's answers are then taken to be worth; see `answers.py`.
+# Initial weights of every text, and initial acceptance of the target's predictions; see `answers.py`.
 START = Path(__file__).with_name("start.npz")  # made by `tools/train_judge.py`
 ANSWERS = Path(__file__).with_name("answers.npz")  # made by `tools/train_answers.py`
 
@@ -43,7 +43,7 @@ def file_of(vocabulary: bytes) -> Path:
 
 
 def read(path: Path) -> Arrays:
-    """What a file holds; nothing if it is missing, damaged or of another layout."""
+    """Return the contents of a file; empty if it is missing, damaged or has another layout."""
     try:
         with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -71,7 +71,7 @@ def take_up(learnt: Mapping[str, memoryview], arrays: Arrays) -> None:
 
 @cache
 def shipped(path: Path) -> Arrays:
-    """What a file of the package holds: START or ANSWERS."""
+    """Return the contents of a file of the package: START or ANSWERS."""
     return read(path)
 
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""`Pointers`: places in the text that go on as it does now, kept from one token to the next.
+"""`Pointers`: places in the text that continue as it does now, kept from one token to the next.
 
 Whether a place with the same tokens before it is being copied shows only after some tokens. So a few places are kept
 and followed, across edits too (`History.near`). New places are the latest ones where the last two, and the last four,
@@ -105,7 +105,7 @@ class Pointers:
                 self._begin_at(h, self._latest(h, state, order), token)
 
     def _follow(self, i: cython.int, token: cython.int, said: cython.int) -> None:
-        """Go on by one token, in place `i`; it said `said`."""
+        """Continue by one token, in place `i`; it said `said`."""
         if self._places[i] == NOWHERE:
             return
         self._places[i] += 1

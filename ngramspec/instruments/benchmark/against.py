@@ -30,7 +30,7 @@ PATIENCE = 3600.0
 """Seconds to wait for an answer."""
 
 Answer = tuple[str, int, float]
-"""What one side made of a prompt: its text, how many tokens it was, and the seconds from the first to the last."""
+"""Answer of one side to a prompt: its text, number of tokens, and seconds from the first to the last."""
 
 Pair = dict[str, Any]
 """Both answers to one prompt, as JSON: "category", "prompt", "ratio" (our tokens per second over theirs; None where a
@@ -82,12 +82,12 @@ class Rival:
             except HTTPError as error:
                 if error.code not in (404, 405):
                     body = error.read(2000).decode("utf-8", "replace")
-                    raise NGramSpecError(f"{self.url}{path} refused, with status {error.code}: {body}") from error
+                    raise NGramSpecError(f"{self.url}{path} returned status {error.code}: {body}") from error
                 del self._ways[path]  # it has no such address
             except (OSError, HTTPException) as error:
-                raise NGramSpecError(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from error
+                raise NGramSpecError(f"{self.url} does not respond: {getattr(error, 'reason', error)}") from error
             except (ValueError, KeyError, TypeError) as error:
-                raise NGramSpecError(f"{self.url}{path} answered without text or timings") from error
+                raise NGramSpecError(f"{self.url}{path} returned a response without text or timings") from error
         raise NGramSpecError(f"{self.url} has neither /completion nor /v1/completions")
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
@@ -96,7 +96,7 @@ class Rival:
         try:
             request = Request(self.url + path, json.dumps(body).encode(), headers)
         except ValueError as error:
-            raise NGramSpecError(f"{self.url} is no address: {error}") from error
+            raise NGramSpecError(f"{self.url} is not a valid URL: {error}") from error
         return urlopen(request, timeout=PATIENCE)
 
 
@@ -136,7 +136,7 @@ def compare(
     for number, case in enumerate(cases):
         before = rival.ask(case.tokens, max_tokens, sampling) if number % 2 else None
         decoder.target.clear()
-        steps = list(decoder.generate(case.tokens, max_tokens=max_tokens, sampling=sampling, verify=acceptance))
+        steps = list(decoder.generate(case.tokens, max_tokens=max_tokens, sampling=sampling, acceptance=acceptance))
         text, tokens = "".join(step.text for step in steps), sum(len(step.tokens) for step in steps)
         ours = text, tokens, sum(step.elapsed for step in steps)
         yield pair(case, ours, before or rival.ask(case.tokens, max_tokens, sampling))

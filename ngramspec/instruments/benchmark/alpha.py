@@ -1,10 +1,10 @@
 """Alpha by n-gram order: how often a draft from the counts of one order is right, measured in two ways.
 
-    measured   the mean of sum_x min(p(x), q(x)) over the judged positions, p the target's law, q the counts of the
+    measured   the mean of sum_x min(p(x), q(x)) over the verified positions, p the target's law, q the counts of the
                context, normalised: what alpha is (Leviathan, Kalman, Matias 2023, definition 3.1 and corollary 3.6)
     inferred   accepted over tested positions of the same drafts; one is tested if all before it were accepted
 
-At temperature 0 both laws are sure of one token, q of its likeliest, and the two agree (section 2.2: the standardised
+At temperature 0 both laws are sure of one token, q of its most likely, and the two agree (section 2.2: the standardised
 p and q). Orders 1 and 2 are the unigrams and bigrams of the paper's table 3, here counted in the context alone.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from ngramspec.backend import Runner
 from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, TokenPrice
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.exactness.decision import Exact
 from ngramspec.instruments.benchmark.figures import alpha
 from ngramspec.instruments.reports.report import Section, Table, figure
@@ -45,7 +45,12 @@ class OrderDrafter(Drafter):
         self._count(prompt)
 
     def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
     ) -> Draft:
         tokens: list[int] = []
         laws: list[dict[int, float]] = []
@@ -76,13 +81,13 @@ class OrderDrafter(Drafter):
 class AlphaOfOrder:
     """Alpha of the drafts of one order, with up to `gamma` tokens, on the prompts that it is run on.
 
-    Above temperature 0 drafts are verified by rejection. Of the positions that were `judged`, `overlap` is the sum of
+    Above temperature 0 drafts are verified by rejection. Over the `n_verified` positions, `overlap` is the sum of
     their sum_x min(p(x), q(x)).
     """
 
     def __init__(self, order: int, target: Runner, sampling: Sampling, gamma: int, *, exact: Exact = "off") -> None:
         self.order, self.gamma = order, gamma
-        self.stats, self.judged, self.overlap = Stats(), 0, 0.0
+        self.stats, self.n_verified, self.overlap = Stats(), 0, 0.0
         self._sampling = sampling
         curve = None if exact == "on" else given_curve({1: 1.0})  # nothing here is timed
         options: dict[str, Any] = {"policy": FixedPolicy(gamma), "exact": exact, "curve": curve}
@@ -90,19 +95,19 @@ class AlphaOfOrder:
 
     def run(self, prompt: Sequence[int], max_tokens: int) -> None:
         """Continue a prompt, and count."""
-        verify = None if self._sampling.greedy else "rejection"
-        settings: dict[str, Any] = {"sampling": self._sampling, "verify": verify, "detail": True}
+        acceptance = None if self._sampling.greedy else "rejection"
+        settings: dict[str, Any] = {"sampling": self._sampling, "acceptance": acceptance, "return_decisions": True}
         for step in self._decoder.generate(prompt, max_tokens=max_tokens, **settings):
             self.stats.add(step)
-            for one in step.detail:
+            for one in step.decisions:
                 if one.accepted is not None:
-                    self.judged += 1
+                    self.n_verified += 1
                     self.overlap += one.why.get("overlap", float(one.accepted))
 
     @property
     def measured(self) -> float | None:
         """Alpha by its definition; None if nothing was drafted."""
-        return self.overlap / self.judged if self.judged else None
+        return self.overlap / self.n_verified if self.n_verified else None
 
     @property
     def inferred(self) -> float | None:
@@ -116,7 +121,7 @@ class AlphaOfOrder:
             "gamma": self.gamma,
             "measured": self.measured,
             "inferred": self.inferred,
-            "judged": self.judged,
+            "verified": self.n_verified,
             **{name: getattr(self.stats, name) for name in counted},
         }
 
@@ -128,12 +133,12 @@ def alpha_section(orders: Sequence[AlphaOfOrder], *, greedy: bool) -> Section:
             {1: "1 (unigram)", 2: "2 (bigram)"}.get(one.order, str(one.order)),
             figure(one.measured, ".3f"),
             figure(one.inferred, ".3f"),
-            str(one.judged),
+            str(one.n_verified),
             f"{1 - one.stats.passes_without_draft / one.stats.passes if one.stats.passes else 0.0:.0%}",
             f"{one.stats.tokens_per_pass:.2f}",
         ]
         for one in orders
     ]
-    headings = ["order", "measured", "inferred", "judged", "passes with a draft", "tokens per pass"]
+    headings = ["order", "measured", "inferred", "verified", "passes with a draft", "tokens per pass"]
     about = f"{'greedy' if greedy else 'rejection sampling'}, drafts of up to {orders[0].gamma} tokens."
     return Section("Alpha of n-gram counts by order", about, [Table(headings, rows)])

@@ -38,7 +38,7 @@ def benchmark_report(
         for name, s in rows
     ]
     return Report(
-        title=f"{model}: drafted against plain decoding",
+        title=f"{model}: decoding with and without drafts",
         table=Table([*columns, "test", "plain t/s", "drafted t/s", "gain", "same text"], cells),
         bars=_gains(rows),
         origin=origin,
@@ -54,7 +54,7 @@ Rows = Sequence[tuple[str, Summary]]
 
 def _gains(rows: Rows) -> Bars:
     known = {name: (s.ratio.median, s.ratio.low, s.ratio.high) for name, s in rows if s.ratio is not None}
-    return reports.gains("Tokens per second, drafted / plain: median, least and most", known, ".2f")
+    return reports.gains("Tokens per second, drafted / plain: median, minimum and maximum", known, ".2f")
 
 
 def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
@@ -74,13 +74,13 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
         for name, s in rows
     ]
     about = (
-        "Tokens per second of decoding, medians over prompts and repeats. ratio: drafted / plain, run by run, so its"
-        " median need not be that of the two speeds beside it. theory: what Leviathan et al.'s formula expects, drafts"
-        " being free."
+        "Tokens per second of decoding, medians over prompts and repeats. ratio: drafted / plain for each run; its"
+        " median can differ from the ratio of the two medians. theory: expected by the formula of Leviathan et al., if"
+        " drafts take no time."
     )
     idle = [name for name, s in rows if not s.stats.drafted]
     if idle and benchmark.drafted.drafter is not None:
-        about += f" But nothing was drafted in {', '.join(idle)}: how far those ratios are from 1 is noise."
+        about += f" Nothing was drafted in {', '.join(idle)}: the difference of those ratios from 1 is noise."
     headings = ["", "prompts", "plain", "drafted", "ratio", "from-to", "theory", "identical"]
     tables = [Table(headings, speeds, totals=totals)]
     if benchmark.drafted.drafter is not None:
@@ -94,13 +94,13 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
             for name, s in rows
         ]
         tables.append(Table(["", "tokens per pass", "accepted", "no draft"], passes, totals=totals))
-    yield Section("What is gained", about, [_gains(rows), *tables])
+    yield Section("Speed-up", about, [_gains(rows), *tables])
     if any(s.exact_price for _, s in rows):
         prices = [[name, speed(s.default), speed(s.plain), *ratio(s.exact_price)] for name, s in rows]
         table = Table(["", "without", "exact", "ratio", "from-to"], prices, totals=totals)
-        yield Section("The price of exact mode", "Plain tokens per second.", [table])
+        yield Section("Cost of exact mode", "Plain tokens per second.", [table])
     if any(s.stats.drafted for _, s in rows):
-        about = "Of the drafts of which all tokens before that position were accepted."
+        about = "Acceptance rate among the drafts whose earlier tokens were all accepted."
         yield reports.acceptance({name: s.acceptance_by_position for name, s in rows}, about, totals=totals)
     curves = {}
     for policy, decoder in benchmark.policies.items():
@@ -116,18 +116,18 @@ def text_sections(benchmark: Benchmark) -> Iterator[Section]:
     if benchmark.drafted.drafter is None or not benchmark.texts:
         return
     yield from reports.calibration(benchmark.reliability.to_json(), benchmark.reliability.calibration_error)
-    about = "The first prompt's answer of each kind of text."
+    about = "The answer to the first prompt of each category."
     yield reports.drafted_texts(about, benchmark.texts, benchmark.drafted.vocabulary.piece)
 
 
 def _notes(benchmark: Benchmark) -> list[str]:
-    notes = ["t/s and gain: median (least-most) over prompts and repeats; each gain is that of two runs side by side"]
+    notes = ["t/s and gain: median (minimum-maximum) over prompts and repeats; each gain compares two consecutive runs"]
     if not benchmark.complete:
         notes.append(f"INCOMPLETE: stopped after {len(benchmark.runs)} of {benchmark.total} runs")
     if benchmark.caveat is not None:
-        notes.append(f"the texts are not meant to be the same: {benchmark.caveat}")
+        notes.append(f"the texts are not expected to be the same: {benchmark.caveat}")
     if benchmark.drafted.drafter is None:
-        notes.append("drafting is off: plain decoding was compared with itself, a ratio shows how far runs scatter")
+        notes.append("drafting is off: plain decoding was compared with itself, so the ratios show the noise")
     return notes
 
 

@@ -31,7 +31,7 @@ Kind = Literal["plain", "drafted", "default"]
 price of exactness is measured against it."""
 
 Contender = tuple[Kind, str | None]
-"""Whose runs they are: their kind, and the policy of drafted ones."""
+"""Kind of runs, and the policy of those with drafts."""
 
 WARM_UP_TOKENS = 16
 
@@ -176,7 +176,7 @@ class Benchmark:
         """Let the drafted decoders begin again with what has learnt nothing; what was measured of passes stays."""
         for name, decoder in self.policies.items():
             if decoder.drafter is not None:
-                decoder.draft_with(*self.unlearnt(name))
+                decoder.set_drafter(*self.unlearnt(name))
 
     def _prefill(self, case: Case) -> None:
         """Read the prompt into every target, so that all runs find the same tokens in the KV cache."""
@@ -193,7 +193,7 @@ class Benchmark:
         self, case: Case, contender: Contender, repeat: int, most: int
     ) -> tuple[Run, list[Step], list[Draft | None]]:
         """Generate once: the run, its steps, and what was proposed for each of them."""
-        how: dict[str, Any] = {"max_tokens": most, "sampling": self.sampling, "verify": self.acceptance}
+        how: dict[str, Any] = {"max_tokens": most, "sampling": self.sampling, "acceptance": self.acceptance}
         began = time.perf_counter()
         decoder = self._decoders[contender]
         generation = decoder.generate(case.tokens, **how)

@@ -32,7 +32,7 @@ AVERAGED = (
 
 
 def figures(tally: ReplayCounts, curves: Mapping[str, CostCurve]) -> Figures:
-    """What was counted, as JSON.
+    """Counted results, as JSON.
 
     `acceptance` is accepted / drafted. `accept_by_position` is the same for each position in the draft, among the
     drafts that reach so far (`drafts_reaching_position`). Places that only pad a batch are not drafts. Microseconds are
@@ -229,19 +229,19 @@ def replay_report(document: Figures, total: int, vocabulary: str, command: str, 
     )
     sections = [*(section for name in rows for section in _sections(name, rows[name], document)), *more]
     notes = [
-        "gain: modelled by what a pass costs, over plain decoding; one drafter for all conversations, in order",
-        f"a response's first token is the prefill's; responses are cut at {MAX_RESPONSE} tokens, prompts at the front"
-        f" so that both have {MAX_TOTAL}",
+        "gain: speed relative to plain decoding, simulated with the cost curve; one drafter for all conversations",
+        f"the first token of a response belongs to the prefill; responses are cut to {MAX_RESPONSE} tokens, and the"
+        f" start of prompts is cut so that both have at most {MAX_TOTAL}",
     ]
     if not document["complete"]:
         notes.append(f"INCOMPLETE: stopped after {document['transcripts']} of {total} conversations")
-    title = "What drafting would have gained on recorded conversations"
+    title = "Estimated speed-up on recorded conversations"
     return Report(title, _table(rows, document["oracle"]), _bars(rows), origin, command, sections, notes)
 
 
 def _table(results: Mapping[str, Mapping[str, Figures]], oracle: Mapping[str, Figures] | None) -> Table:
     """A row per curve and kind of text."""
-    headings = ["curve", "kind of text", "tokens", "per\npass", "accepted", "no\ndraft", "gain"]
+    headings = ["curve", "category", "tokens", "per\npass", "accepted", "no\ndraft", "gain"]
     headings += ["copy-oracle"] if oracle else []
     cells = []
     for name, rows in results.items():
@@ -272,7 +272,7 @@ def _bars(results: Mapping[str, Mapping[str, Figures]]) -> Bars:
     for name, found in by_curve.items():
         if kinds := [gain for category, gain in found.items() if category not in (OVERALL, MACRO)]:
             spread[name] = found[MACRO], min(kinds), max(kinds)
-    about = "Tokens per second, drafted / plain, by cost curve: mean over kinds of text, least and most"
+    about = "Tokens per second, drafted / plain, by cost curve: mean, minimum and maximum over categories"
     return reports.gains(about, spread, ".3f")
 
 
@@ -280,18 +280,18 @@ def _sections(name: str, rows: Mapping[str, Figures], document: Figures) -> Iter
     seconds = document["curves"][name]
     source = CURVES[name][1] if name in CURVES else "from a file"
     if name == MEASURED:
-        source = "passes of the model, measured here before the replay"
+        source = "Cost of passes of the model, measured before the replay"
     about = f"{source}. A gain of 1.20x is 1.2 times as many tokens per second."
     if document["oracle"]:
-        about += " The copy-oracle is the most that copying one span of the context per pass could gain."
+        about += " The copy-oracle is the maximum gain from copying one span of the context per pass."
     table = _table({name: rows}, document["oracle"])
     without_curve = Table(table.headings[1:], [row[1:] for row in table.rows], totals=2)
-    yield Section(f"What is gained on the curve {name}", about, [_bars({name: rows}), without_curve])
+    yield Section(f"Speed-up on the curve {name}", about, [_bars({name: rows}), without_curve])
     points = {name: {int(size): value for size, value in seconds.items() if size != SWITCH}}
     yield reports.costs(points, seconds.get(SWITCH))
     if not rows:
         return
     if rows[OVERALL]["max_draft"]:
         rates = {category: row["accept_by_position"] for category, row in rows.items() if category != MACRO}
-        yield reports.acceptance(rates, "Of the drafts that reach that position.", totals=1)
+        yield reports.acceptance(rates, "Acceptance rate among the drafts that reach that position.", totals=1)
     yield from reports.calibration(rows[OVERALL]["reliability"], rows[OVERALL]["calibration_error"])

@@ -116,7 +116,7 @@ class RecordedTarget(ModelBase):
 class RecordedVerifier:
     """Keeps a draft while it equals the recorded answer, and gives the record's next token after it."""
 
-    blind = False
+    fixed_length = False
 
     def __init__(self, recording: Recording) -> None:
         self._start, self._response = len(recording.prompt), tuple(recording.response)
@@ -216,7 +216,7 @@ class Replay:
         tally = ReplayCounts(1, len(recording.prompt))
         self._meter.work_seconds = 0.0
         emitted, end = 0, len(recording.response)
-        steps = self.decoder.generate(recording.prompt, max_tokens=ENDLESS, verify=RecordedVerifier(recording))
+        steps = self.decoder.generate(recording.prompt, max_tokens=ENDLESS, acceptance=RecordedVerifier(recording))
         began = time.thread_time()
         for step in steps:
             proposal = self.decoder.drafts.proposal

@@ -49,7 +49,7 @@ class Transcript:
 
 @dataclass(slots=True)
 class Transcripts:
-    """What was found in files."""
+    """Conversations found in files."""
 
     usable: list[Transcript] = field(default_factory=list)  # in the order of the files, and within a file as written
     broken: list[str] = field(default_factory=list)  # what is no transcript, a line for each: where, and what is wrong
@@ -123,7 +123,7 @@ def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
         if kind == "prompt" and parts and parts[0][0] == "response":
             yield place, {"prompt": said, "response": parts.pop(0)[2]}
         else:
-            yield place, ValueError(f"a prompt and a response belong together, but here is only a {kind}")
+            yield place, ValueError(f"a prompt and a response are required, but there is only a {kind}")
 
 
 # --------------------------------------------------------------------------- shapes
@@ -145,12 +145,12 @@ def _transcript(entry: Any, category: str, place: str) -> Transcript:
         prompt = _messages(request["messages"])
         if response is None:
             if not prompt or prompt[-1]["role"] != "assistant":
-                raise ValueError("there is no response, and the last message is none of the assistant's")
+                raise ValueError("there is no response, and the last message is not from the assistant")
             response, prompt = prompt[-1]["content"], prompt[:-1]
     elif isinstance(request.get("prompt"), str):
         prompt = _clean(request["prompt"])
     else:
-        raise ValueError("there are neither messages nor a prompt that is text")
+        raise ValueError("neither messages nor a prompt string")
     if response is None:
         raise ValueError("there is no response")
     category = str(entry.get("category") or category)

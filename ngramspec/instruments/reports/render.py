@@ -70,8 +70,8 @@ pre { padding: 1rem; border: 1px solid var(--rule); border-radius: 6px; white-sp
 ins { background: var(--corrected); text-decoration: none }"""
 
 _LEGEND = (
-    '<p class="dim"><span class="kept">drafted and kept</span> · <del class="refused">drafted and refused</del> ·'
-    " <ins>the model's own token in place of a refused one</ins> · the rest: not drafted</p>"
+    '<p class="dim"><span class="kept">accepted draft</span> · <del class="refused">rejected draft</del> ·'
+    " <ins>the model's own token after a rejected one</ins> · unmarked: not drafted</p>"
 )
 
 

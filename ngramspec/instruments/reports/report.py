@@ -126,7 +126,7 @@ def drafted_texts(about: str, texts: Texts, piece: Piece) -> Section:
         spans = (span for step in steps for span in spans_of(step, piece) if span[0])
         joined = [("".join(text for text, _ in group), mark) for mark, group in groupby(spans, key=itemgetter(1))]
         passages.append(Passage(f"{category}: {name}", joined))
-    return Section("How it was drafted", about, passages)
+    return Section("Drafts", about, passages)
 
 
 # --------------------------------------------------------------------------- figures and sections of several reports
@@ -169,37 +169,35 @@ def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, total
 
 
 def costs(curves: Mapping[str, Mapping[int, float]], switch: float | None = None) -> Section:
-    """What passes cost: the seconds by size of each curve, and what a change of size costs beside."""
+    """Cost curves: the seconds by size, and the cost of a change of size."""
     series = {
         name: [(size, value / seconds[1]) for size, value in sorted(seconds.items())]
         for name, seconds in curves.items()
     }
     sizes = [size for size in SIZES if any(size in seconds for seconds in curves.values())]
     rows = [[name, *(figure(dict(points).get(size), ".2f") for size in sizes)] for name, points in series.items()]
-    about = (
-        "The time of a pass of the model over so many tokens, in times of a pass over one: drafts pay where it is low."
-    )
+    about = "Time of a pass over n tokens relative to a pass over one token. The lower it is, the more drafts pay."
     if switch:
         about += f" A change of size: {switch:.2f}."
-    chart = Lines("Cost of a pass", "tokens in the pass", "times a single token", series)
-    return Section("What a pass costs", about, [chart, Table(["", *map(str, sizes)], rows)])
+    chart = Lines("Cost of a pass", "tokens in the pass", "relative to one token", series)
+    return Section("Cost of a pass", about, [chart, Table(["", *map(str, sizes)], rows)])
 
 
 def calibration(cells: Sequence[Mapping[str, Any]], error: float | None) -> list[Section]:
     """How right the odds were that drafts were given, if any were; of `Reliability` its cells and its error."""
     if error is None:
         return []
-    about = f"Of all positions of all proposals, sent or not; expected calibration error {error:.4f}."
+    about = f"All positions of all proposed drafts, verified or not; expected calibration error {error:.4f}."
     known = [cell for cell in cells if cell["count"]]
-    right = "if the odds were always right"
+    right = "perfect calibration"
     points = [(cell["predicted"], cell["observed"]) for cell in known]
     rows = [
         [f"{c['from']:.1f}-{c['to']:.1f}", str(c["count"]), f"{c['predicted']:.3f}", f"{c['observed']:.3f}"]
         for c in known
     ]
-    series = {"as it came": points, right: [(0.0, 0.0), (1.0, 1.0)]}
-    chart = Lines("Odds of acceptance", "predicted", "observed", series, guide=right)
-    return [Section("Calibration of the odds", about, [chart, Table(["odds", "positions", "mean", "observed"], rows)])]
+    series = {"observed": points, right: [(0.0, 0.0), (1.0, 1.0)]}
+    chart = Lines("Acceptance probability", "predicted", "observed", series, guide=right)
+    return [Section("Calibration", about, [chart, Table(["probability", "positions", "mean", "observed"], rows)])]
 
 
 # --------------------------------------------------------------------------- texts of models and files

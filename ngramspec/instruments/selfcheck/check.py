@@ -75,7 +75,7 @@ class SelfCheck:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not cases or max_tokens < 2 or not seconds > 0:
-            raise ValueError("a self-check needs a case, 2 tokens per text, and some time")
+            raise ValueError("a self-check requires a case, at least 2 tokens per text, and a time limit above 0")
         if target.n_ctx - max_tokens < LEAST_PROMPT:
             raise ValueError(f"{max_tokens} tokens leave no room for a prompt in a context of {target.n_ctx}")
         self.target, self.cases, self.exact = target, cases, exact
@@ -126,7 +126,7 @@ class SelfCheck:
 
     @property
     def probed(self) -> ProbeReport | None:
-        """What the batch-size probe said; None if it was not needed."""
+        """Result of the batch-size probe; None if it was not needed."""
         return self._calibration.probe
 
     @property
@@ -244,7 +244,7 @@ class SelfCheck:
 # --------------------------------------------------------------------------- rollback
 
 BATCHES = (5, 2, 1, 16)
-"""Sizes of what is evaluated, taken back, and evaluated again. That of a full draft comes first, as time may run out
+"""Sizes of what is evaluated, rolled back, and evaluated again. That of a full draft comes first, as time may run out
 before the end of the list."""
 
 DEPTHS = (24, 300)
@@ -260,8 +260,8 @@ class RollbackTest:
 
     depth: int  # tokens in the cache before the batch
     size: int  # tokens in the batch
-    # 0 if the whole batch was taken back and evaluated again. Otherwise this many of its tokens were kept, and what
-    # followed was evaluated twice: after two batches of this size that differ in the tokens taken back.
+    # 0 if the whole batch was rolled back and evaluated again. Otherwise this many of its tokens were kept, and what
+    # followed was evaluated twice: after two batches of this size that differ in the tokens rolled back.
     kept: int
     left_over: int  # tokens that the cache reports beyond those that it was rolled back to
     difference: float  # largest difference of a logit between the two evaluations; inf where one is nan

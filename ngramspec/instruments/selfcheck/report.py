@@ -1,4 +1,4 @@
-"""What a `SelfCheck` found, as one `Check` for each thing that must hold, and the verdict."""
+"""Results of a `SelfCheck`: one `Check` for each requirement, and the verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ngramspec.instruments.selfcheck.texts import GREEDY, TextPair
 
 Status = Literal["passed", "explained", "failed", "skipped"]
 
-NO_ROLLBACK = "this model's state cannot be taken back (recurrent or hybrid), so drafting is off"
+NO_ROLLBACK = "this model's state cannot be rolled back (recurrent or hybrid), so drafting is off"
 
 
 @dataclass(slots=True)
@@ -31,11 +31,11 @@ def report(found: SelfCheck) -> list[Check]:
     """All checks, including those that were not reached."""
     equal = "plain and drafted texts are equal"
     if not found.exact:
-        equal += ", or differ where the batch size explains it"
+        equal += " or differ only as the batch size explains"
     claims: dict[Name, str] = {
-        "rollback": "logits after a rollback are the same bits as before it",
-        "greedy": f"at temperature 0 {equal}",
-        "same seed": f"at temperature 0.8 and one seed {equal}",
+        "rollback": "logits after a rollback are bit-identical to those before it",
+        "greedy": f"at temperature 0, {equal}",
+        "same seed": f"at temperature 0.8 with a fixed seed, {equal}",
     }
     checks = [Check(name, claim, found.spent[name]) for name, claim in claims.items()]
     for check in checks:
@@ -63,10 +63,10 @@ def verdict(checks: Sequence[Check], *, complete: bool) -> str:
     if failed:
         return f"FAILED: {failed}"
     if not complete:
-        return "INCOMPLETE: what was checked holds"
-    line = "all that must hold does"
+        return "INCOMPLETE: no check failed so far"
+    line = "all checks passed"
     if explained:
-        line += "; some texts differ by the batch size alone, which exact mode rules out"
+        line += "; some texts differ because of the batch size, which exact mode rules out"
     line += f"; checked in part: {partly}" if partly else ""
     return f"{line}; not checked: {skipped}" if skipped else line
 
@@ -79,10 +79,10 @@ def _judge_rollback(check: Check, tests: Sequence[RollbackTest]) -> None:
         return
     check.status, first = "failed", wrong[0]
     if first.left_over:
-        check.reason = f"{first.left_over} tokens too many in the cache after a batch of {first.size} at {first.depth}"
+        check.reason = f"{first.left_over} extra tokens in the cache after a batch of {first.size} at {first.depth}"
     else:
         largest = max(test.difference for test in wrong)
-        check.reason = f"{len(wrong)} are not, by up to {largest:.3g}; first a batch of {first.size} at {first.depth}"
+        check.reason = f"{len(wrong)} differ, by up to {largest:.3g}; first a batch of {first.size} at {first.depth}"
 
 
 def _judge_texts(check: Check, found: SelfCheck, pairs: Sequence[TextPair]) -> None:
@@ -98,13 +98,13 @@ def _judge_texts(check: Check, found: SelfCheck, pairs: Sequence[TextPair]) -> N
     differences = [pair.difference for pair in pairs if pair.difference is not None]
     unexplained = sum(difference.needed is None for difference in differences)
     if unexplained:
-        check.status, check.reason = "failed", f"texts that differ unexplained: {unexplained}"
+        check.status, check.reason = "failed", f"texts with an unexplained difference: {unexplained}"
     elif differences:
-        check.status, check.reason = "explained", f"texts that differ by the batch size alone: {len(differences)}"
+        check.status, check.reason = "explained", f"texts that differ because of the batch size: {len(differences)}"
 
 
 def _missing(found: SelfCheck, name: Name, pairs: Sequence[TextPair]) -> str:
-    """What a check leaves out: categories and ways of sampling for lack of time, and what cannot be done."""
+    """Return the parts that a check skipped, for lack of time or of support."""
     if name == "greedy":
         wanted, seen = [case.category for case in found.cases], {pair.category for pair in pairs}
     else:
@@ -116,7 +116,7 @@ def _missing(found: SelfCheck, name: Name, pairs: Sequence[TextPair]) -> str:
     if not any(pair.drafted for pair in pairs):
         parts.append("nothing was drafted")
     if found.ungrammatical and name == "same seed":
-        parts.append(f"this vocabulary cannot be held to the grammar: {found.ungrammatical}")
+        parts.append(f"the grammar does not work with this vocabulary: {found.ungrammatical}")
     return "; ".join(parts)
 
 

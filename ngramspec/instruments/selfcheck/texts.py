@@ -158,7 +158,7 @@ class TextComparison:
         try:
             text, stats, row = self._generate(self.drafted, case.tokens, setting, len(plain), plain)
         except GrammarError as error:
-            raise RuntimeError(f"a grammar that plain decoding keeps to stops drafting: {error}") from error
+            raise RuntimeError(f"a grammar that works in plain decoding fails with drafts: {error}") from error
         common, difference = common_prefix(plain, text), None
         if row is not None or len(text) < len(plain):
             difference = self._explain(case.tokens, setting, plain, text, row)
@@ -176,12 +176,14 @@ class TextComparison:
         """A text's tokens, its counters, and the logits of its last token if that differs from the expected one."""
         tokens: list[int] = []
         stats, row = Stats(), None
-        _, sampling, verify = setting
+        _, sampling, acceptance = setting
         # Short texts repeat little. What is to come, slightly wrong, has drafts accepted and refused in any text.
         foretold: list[int] = []
-        if expected is not None and decoder.drafter is not None and decoder.drafter.predicted is not None:
+        if expected is not None and decoder.drafter is not None and decoder.drafter.prediction is not None:
             foretold = [(token + (i % 8 == 7)) % self.target.n_vocab for i, token in enumerate(expected)]
-        generation = decoder.generate(prompt, max_tokens=most, sampling=sampling, verify=verify, prediction=foretold)
+        generation = decoder.generate(
+            prompt, max_tokens=most, sampling=sampling, acceptance=acceptance, prediction=foretold
+        )
         for step in generation:
             stats.add(step)
             for token, logits in zip(step.tokens, self.target.rows, strict=False):

@@ -10,7 +10,7 @@ from ngramspec.machine import DEEP, DRAFTS, LONG_READING, READING, SINGLE, Measu
 
 WHOLE = (SINGLE, *DRAFTS, READING)
 ATTENTION = (SINGLE, DRAFTS[0], READING, *DEEP)
-"""What attention has a share in, the longer the context the more."""
+"""Measurements affected by attention, more for longer contexts."""
 
 MICRO_BATCHES = (256, 1024)
 
@@ -80,7 +80,7 @@ REPACKED = {"x86_64": _X86, "amd64": _X86, "arm64": _ARM, "aarch64": _ARM}
 """By what `platform.machine()` says, in small letters."""
 
 AMX = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
-"""What has kernels for several rows besides, on processors with AMX."""
+"""Further types with kernels for several rows on processors with AMX."""
 
 
 def advice(types: Mapping[int, int], processor: str, steepness: float, *, amx: bool = False) -> str | None:
@@ -98,6 +98,6 @@ def advice(types: Mapping[int, int], processor: str, steepness: float, *, amx: b
     if not slow:
         return None
     return (
-        f"A batch of 4 costs {steepness:.1f} passes here: {' and '.join(slow)}, which this processor's kernels take row"
-        f" by row. A quantisation that they repack ({', '.join(known)}) would be cheaper to verify drafts with."
+        f"A batch of 4 costs {steepness:.1f} times one token here: {' and '.join(slow)}, for which this processor has"
+        f" no batch kernels. Drafts would be cheaper to verify with a repacked quantisation ({', '.join(known)})."
     )

@@ -28,7 +28,7 @@ TRYING, COMPARING = 0.5, 0.8
 ENOUGH = 30
 """More rounds would say nothing that these do not."""
 
-NO_TIME = "there was no time for it"  # why a candidate was left out that more time would let in
+NO_TIME = "no time left"  # why a candidate was left out that more time would let in
 TOGETHER = "together"  # the name of the winners in the last comparison
 
 WEIGHTS: Mapping[int, float] = {1: 128, 4: 64, 8: 32, LEAST_READ: 1000, 1024: 1000}
@@ -131,7 +131,7 @@ class Tuning:
 
     timer: Timer  # takes the times of settings
     present: Settings  # the settings that are to be beaten
-    candidates: Mapping[str, Candidate]  # what may beat them, by name, the likeliest first
+    candidates: Mapping[str, Candidate]  # what may beat them, by name, the most likely first
     seconds: float = 60.0  # for all of it, about
     clock: Callable[[], float] = time.monotonic  # tells the time in seconds
     left_out: dict[str, str] = field(default_factory=dict)  # candidates that were not compared, and why

@@ -1,4 +1,4 @@
-// What the server is asked, and the answer as it comes.
+// Requests to the server, and answers as they arrive.
 "use strict";
 
 const NUMBERS = [
@@ -6,14 +6,14 @@ const NUMBERS = [
 ];
 const BROKEN = "The connection ended before the answer did.";
 
-// Asks an address; `data`: what to post.
+// Sends a request; `data` is the body to post.
 function request(path, data, signal) {
   const key = $("key").value.trim();
   const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
   return fetch(path, { headers, signal, ...(data && { method: "POST", body: JSON.stringify(data) }) });
 }
 
-// What to ask for a chat's next message. Throws a SyntaxError if the schema is no JSON.
+// Builds the request for the next message of a chat. Throws a SyntaxError if the schema is not valid JSON.
 function fieldsOf({ system, messages }) {
   const first = system.trim() ? [{ role: "system", content: system }] : [];
   const schema = $("json_schema").value.trim();
@@ -51,9 +51,9 @@ async function refusal(response) {
   }
 }
 
-// Reads the answer to a chat into a message, and calls `progress` whenever it grew.
+// Reads the answer to a chat into a message, and calls `progress` whenever it has grown.
 //
-// Returns {done, fault, keyless}: whether it came to its end; what went wrong, in words; whether a key is missing.
+// Returns {done, fault, keyless}: whether it is complete, an error message, and whether an API key is missing.
 async function receive(chat, answer, signal, progress) {
   const seen = { reading: "Reading …", begun: false };
   answer.note = seen.reading;
@@ -64,7 +64,7 @@ async function receive(chat, answer, signal, progress) {
   } catch (error) {
     ending = { fault: signal.aborted ? "" : faultOf(error, seen.begun) };
   }
-  if (!ending.done) seen.reason = signal.aborted ? "stopped" : "broken off";
+  if (!ending.done) seen.reason = signal.aborted ? "stopped" : "interrupted";
   answer.note = summary(seen);
   return ending;
 }
@@ -84,7 +84,7 @@ async function read(chat, answer, signal, seen, progress) {
     content(choice?.delta?.content, choice?.drafted);
     seen.timings = chunk.timings ?? seen.timings;
     seen.usage = chunk.usage ?? seen.usage;
-    if (choice?.finish_reason === "length") seen.reason = "ended at the most tokens";
+    if (choice?.finish_reason === "length") seen.reason = "stopped at the token limit";
     const { processed, total } = chunk.prompt_progress ?? {};
     if (total) seen.reading = `Reading, ${processed} of ${total} tokens`;
     answer.note = seen.timings?.predicted_n ? summary(seen) : seen.reading;
@@ -99,7 +99,7 @@ function faultOf(error, begun) {
   return begun ? BROKEN : "The server cannot be reached.";
 }
 
-// What adds a piece to a field of an answer, and to its marks what of the piece was drafted: spans in code points.
+// Adds a piece to a field of an answer, and its drafted spans (in code points) to the marks.
 function grower(answer, field, marks) {
   let length = Array.from(answer[field]).length;
   return (piece, drafted) => {
@@ -114,7 +114,7 @@ function grower(answer, field, marks) {
   };
 }
 
-// The line below an answer.
+// Builds the note below an answer.
 function summary({ timings, usage, reason }) {
   const parts = [];
   const tokens = usage?.completion_tokens ?? timings?.predicted_n;

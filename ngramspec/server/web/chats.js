@@ -1,8 +1,8 @@
-// The conversations, kept in this browser; and as files, which the command line's chat reads with /load.
+// Conversations, stored in this browser and as files, which the /load command of `ngramspec chat` reads.
 //
-// A chat: {id, title, changed, system, messages}. A message: {role, content} as the server takes it, and beside that
-// of a question: typed, files [{name, text}], of which its content was made;
-// of an answer: reasoning_content, drafted and thoughts_drafted (spans in code points), note (the line below it).
+// A chat: {id, title, changed, system, messages}. A message: {role, content} as the server expects it, and in addition
+// for a question: typed, files [{name, text}], from which its content was made;
+// for an answer: reasoning_content, drafted and thoughts_drafted (spans in code points), note (shown below it).
 "use strict";
 
 const PREFIX = "ngramspec.chat.";
@@ -41,7 +41,7 @@ function store(key, value) {
   try {
     localStorage.setItem(key, JSON.stringify(value));
   } catch {
-    fail("The browser has no room left for conversations: export or delete some.");
+    fail("The browser's storage is full: export or delete some conversations.");
   }
 }
 
@@ -62,7 +62,7 @@ function exported({ title, changed, system, messages }) {
   return { title, changed, messages: [...first, ...messages] };
 }
 
-// The chats in a file's text: one or several.
+// Parses the chats in a file, one or several.
 function readChats(text) {
   const data = JSON.parse(text);
   return (data.conversations ?? [data]).map(({ title, changed, messages }) => {

@@ -1,4 +1,4 @@
-// Making elements: of texts, never of markup.
+// Creates elements from text, never from markup.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
@@ -29,7 +29,7 @@ function fail(text) {
   $("error").hidden = !text;
 }
 
-// Makes a change, and stays at the end of the conversation if that was in sight.
+// Makes a change, and stays at the end of the conversation if it was visible.
 function following(change) {
   const box = $("scroller");
   const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
@@ -43,11 +43,11 @@ async function copy(text) {
     else copySelected(text);
     tell("Copied.");
   } catch {
-    tell("Not copied.");
+    tell("Copying failed.");
   }
 }
 
-// Where the page came neither from this machine nor by HTTPS there is no clipboard.
+// Without HTTPS, pages from other machines have no access to the clipboard.
 function copySelected(text) {
   const focused = document.activeElement;
   const box = make("textarea", "unseen", document.body);
@@ -63,7 +63,7 @@ const TAGS = new Set(
   "a blockquote br code div em h3 h4 h5 h6 hr li ol p pre s span strong table tbody td th thead tr ul".split(" ")
 );
 
-// An element as the server describes it: text, or [tag, attributes, ...children].
+// Creates an element from its description: text, or [tag, attributes, ...children].
 function build(node) {
   if (typeof node === "string") return node;
   const [tag, attributes, ...children] = node;
@@ -96,7 +96,7 @@ function boxed(pre, language) {
 
 const NOTHING = { elements: 0, units: 0, points: 0 };
 
-// A text in Markdown as it grows. The server makes elements of it; those of blocks that are over stay.
+// Markdown text as it grows. The server turns it into elements; those of finished blocks stay.
 class Markdown {
   constructor(element) {
     this.element = element;
@@ -104,7 +104,7 @@ class Markdown {
     this.over = NOTHING;
   }
 
-  // Shows a text, of which `drafted` counts code points. `whole`: it grows no more, and is made anew.
+  // Shows a text; `drafted` has spans in code points. `whole`: the text is complete and rendered again.
   show(text, drafted, whole) {
     if (whole && !this.element.firstChild) make("div", "plain", this.element, text);
     this.next = { text, drafted, whole };
@@ -118,7 +118,7 @@ class Markdown {
       this.next = null;
       const began = performance.now();
       await this.render(text, drafted, whole);
-      // No more than a tenth of the time goes into this.
+      // At most a tenth of the time is spent on rendering.
       const pause = Math.min(Math.max(100, 9 * (performance.now() - began)), 1000);
       if (!whole) await new Promise((resolve) => setTimeout(resolve, pause));
     }
@@ -126,7 +126,7 @@ class Markdown {
 
   async render(text, drafted, whole) {
     const from = whole ? NOTHING : this.over;
-    // A number may become the next item of a list that would else be over.
+    // A number may become the next item of a list that would otherwise have ended.
     const rest = whole ? text : text.slice(from.units).replace(/\n\s*\d+$/, "");
     const marked = drafted.map((span) => span.map((at) => Math.max(0, at - from.points))).filter(([, end]) => end);
     let made = { blocks: [["div", { class: "plain" }, rest]], last: 0 };
@@ -134,7 +134,7 @@ class Markdown {
       const response = await request("markdown", { text: rest, drafted: marked });
       if (response.ok) made = await response.json();
     } catch {
-      // It is shown as it is.
+      // It is shown unchanged.
     }
     following(() => {
       while (this.element.childNodes.length > from.elements) this.element.lastChild.remove();

@@ -1,20 +1,20 @@
-// The page: what is shown, and what its controls do.
+// The page: its views and controls.
 "use strict";
 
 const KEPT = "ngramspec.settings";
 const FIELDS = ["system", ...NUMBERS, "json_schema"];
 
 let chat = newChat("");
-let running = null; // {abort, answer, before}: the answer that is being written, and the chat without it
-let editing = null; // which message the composer's text replaces
-let files = []; // that the next question has with it
+let running = null; // {abort, answer, before}: the answer in progress, and the chat without it
+let editing = null; // index of the message that the text in the composer will replace
+let files = []; // files attached to the next question
 let presets = {};
 let contextSize = 0;
 let shown = []; // the messages in the log, each with its view
 
 // ---------------------------------------------------------------- the conversation
 
-// What shows an answer.
+// Creates the view of an answer.
 class AnswerView {
   constructor(answer, at) {
     this.element = make("article", "", $("log"));
@@ -56,7 +56,7 @@ class QuestionView {
   }
 }
 
-// Shows the conversation; what of it is shown already stays.
+// Shows the conversation; unchanged parts stay in place.
 function show() {
   let same = 0;
   while (same < shown.length && shown[same].message === chat.messages[same]) same++;
@@ -84,7 +84,7 @@ function open(next) {
   $("question").focus();
 }
 
-// Where later messages would be lost, a copy of the conversation goes on.
+// If later messages would be lost, a copy of the conversation is continued instead.
 function cut(at) {
   const kept = chat.messages.slice(0, at);
   const forked = chat.messages.length > at + 2;
@@ -102,7 +102,7 @@ function goOn() {
 
 const newAnswer = () => ({ role: "assistant", content: "", reasoning_content: "", drafted: [], thoughts_drafted: [], note: "" });
 
-// Lets the model write an answer, or go on with it, at the end of a chat. If nothing comes, all is as it was before, and
+// Lets the model write or continue the answer at the end of a chat. If nothing arrives, the chat is restored, and
 // the question is in the composer again.
 async function answer(asked, written, question = null) {
   if (running) return;
@@ -117,12 +117,12 @@ async function answer(asked, written, question = null) {
   show();
   const { view } = shown.at(-1);
   view.element.ariaBusy = "true";
-  tell("The model answers.");
+  tell("The model is answering.");
   const ending = await receive(length ? mine : asked, written, mark.work.signal, () => view.show(written, false));
   const here = running === mark;
   const came = ending.done || sizeOf(written) > length;
   if (loadChat(mine.id)) {
-    // It was not deleted meanwhile.
+    // The chat has not been deleted in the meantime.
     if (!came) deleteChat(mine.id);
     saveChat(came ? mine : before);
   }
@@ -130,7 +130,7 @@ async function answer(asked, written, question = null) {
   running = null;
   busy(false);
   fail(ending.fault);
-  tell(ending.done ? "The answer is complete." : "The answer was broken off.");
+  tell(ending.done ? "The answer is complete." : "The answer was interrupted.");
   if (ending.keyless) settings(true, $("key"));
   if (!came) return retract(before, question);
   list();
@@ -141,7 +141,7 @@ async function answer(asked, written, question = null) {
 
 const sizeOf = ({ content, reasoning_content: thoughts }) => content.length + thoughts.length;
 
-// Lets a question that was not answered be put again.
+// Lets an unanswered question be asked again.
 function retract(before, question) {
   chat = { ...before, title: chat.title, system: chat.system };
   show();
@@ -159,7 +159,7 @@ function busy(yes) {
 
 // ---------------------------------------------------------------- questions
 
-// What the model reads: the files, each between fences that do not occur in it, then what was typed.
+// Builds the message for the model: the files, each in fences that do not occur in it, then the typed text.
 function contentOf(typed, files) {
   const parts = files.map(({ name, text }) => {
     const ticks = Math.max(2, ...(text.match(/`+/g) ?? []).map((found) => found.length));
@@ -209,7 +209,7 @@ async function attach(chosen) {
       if (text.includes("\0")) throw new TypeError("binary");
       files = [...files, { name: file.name, text }];
     } catch {
-      fail(`${file.name} is no text in UTF-8.`);
+      fail(`${file.name} is not a UTF-8 text file.`);
     }
   }
   showFiles();
@@ -277,7 +277,7 @@ async function imports(chosen) {
     try {
       readChats(await file.text()).forEach(saveChat);
     } catch {
-      fail(`${file.name} holds no conversation.`);
+      fail(`${file.name} contains no conversation.`);
     }
   }
   list();
@@ -302,7 +302,7 @@ function recall() {
   try {
     kept = JSON.parse(localStorage.getItem(KEPT)) ?? {};
   } catch {
-    // As if there were none.
+    // Treated as missing.
   }
   for (const id of FIELDS) $(id).value = kept.fields?.[id] ?? "";
   presets = kept.presets ?? {};
@@ -322,7 +322,7 @@ function coloured() {
 function showPresets() {
   const text = $("system").value;
   $("preset").replaceChildren();
-  make("option", "", $("preset"), "Saved ones …").value = "";
+  make("option", "", $("preset"), "Saved messages …").value = "";
   for (const name of Object.keys(presets).sort()) {
     const option = make("option", "", $("preset"), name);
     option.selected = presets[name] === text;
@@ -350,7 +350,7 @@ function deletePreset() {
   keep();
 }
 
-// What the server says of its model and its settings.
+// Shows the model and the settings of the server.
 async function identify() {
   const [models, props] = await Promise.all(["v1/models", "props"].map((path) => request(path).catch(() => null)));
   if (models?.status === 503) setTimeout(identify, 2000);
@@ -451,7 +451,7 @@ addEventListener("pagehide", () => {
   let [left, draft] = [chat, $("question").value];
   if (running) {
     const { written, before, question } = running;
-    written.note += " · broken off";
+    written.note += " · interrupted";
     if (!sizeOf(written)) {
       deleteChat(chat.id);
       left = before;

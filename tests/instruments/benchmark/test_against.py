@@ -86,14 +86,14 @@ def test_another_server_is_sent_the_text_and_timed_from_its_first_piece() -> Non
 
 def test_what_a_server_does_wrong_is_an_error_in_words() -> None:
     for reply, words in (
-        ((401, b"no key"), "refused, with status 401: no key"),
+        ((401, b"no key"), "returned status 401: no key"),
         ((404, b""), "neither /completion nor /v1/completions"),
         ((200, b"<html>"), "without text or timings"),
     ):
         with server(lambda *_, reply=reply: reply) as (url, _), pytest.raises(NGramSpecError, match=words):
             Rival(url, MockTarget()).ask(PROMPT, 5, Sampling())
     # The last one has gone.
-    with pytest.raises(NGramSpecError, match=f"{url} does not answer"):
+    with pytest.raises(NGramSpecError, match=f"{url} does not respond"):
         Rival(url, MockTarget()).ask(PROMPT, 5, Sampling())
 
 
@@ -139,6 +139,9 @@ def test_the_command_compares_and_says_what_is_missing(env: dict[str, str], tmp_
         assert table[0][-3:] == ["0", "of", "2"]
     told = json.loads((tmp_path / "found.json").read_text())
     assert [pair["theirs"]["tokens_per_second"] for pair in told["pairs"]] == [2.0, 2.0]
-    assert "does not answer" in run(env, *bench, url).complaint
-    assert "leave out --repeat, --html" in run(env, *bench, url, "--repeat", "2", "--html", "x.html").complaint
-    assert "leave out other settings" in run(env, *bench, url, "--repeat-penalty", "1.1").complaint
+    assert "does not respond" in run(env, *bench, url).complaint
+    assert (
+        "cannot be combined with --repeat, --html"
+        in run(env, *bench, url, "--repeat", "2", "--html", "x.html").complaint
+    )
+    assert "supports only the sampling options" in run(env, *bench, url, "--repeat-penalty", "1.1").complaint

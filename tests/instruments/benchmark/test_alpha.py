@@ -29,7 +29,7 @@ def test_q_is_what_followed_the_last_tokens_before() -> None:
         draft = drafter.propose(1, lambda _offset, weights: min(weights))
         assert draft.q == (({x: n / followers.total() for x, n in followers.items()},) if followers else ())
         assert draft.tokens == ((min(followers),) if followers else ())
-    # A greedy draft is the likeliest chain.
+    # A greedy draft is the most likely chain.
     drafter = OrderDrafter(2)
     drafter.begin([*TEXT, 2])
     assert drafter.propose(3).tokens == (3, 1, 2)
@@ -47,7 +47,7 @@ def measured(mock: MockTarget, sampling: Sampling, gamma: int, prompts: list[lis
 def test_alpha_on_a_known_law() -> None:
     """p uniform over 8 tokens, q of 4 or 5 different ones, none rarer than 1/5: sum min(p, q) is their number / 8."""
     unigram = measured(MockTarget(8, peak=0.0), replace(HOT, seed=4), 1, [[0, 1, 2, 3]], 3)[0]
-    assert unigram.judged == 1
+    assert unigram.n_verified == 1
     assert unigram.measured in (pytest.approx(4 / 8), pytest.approx(5 / 8))  # the prefill's token is counted too
 
 
@@ -58,7 +58,7 @@ def test_alpha_on_a_known_law() -> None:
 def test_the_two_alphas_agree(prompts: int, judged: int, off: float) -> None:
     starts = [[start, 1, 2] for start in range(prompts)]
     for one in measured(MockTarget(8, peak=1.5, seed=2), HOT, 3, starts, 400)[:3]:
-        assert one.judged > judged
+        assert one.n_verified > judged
         assert one.measured is not None
         assert one.inferred == pytest.approx(one.measured, abs=off)
 
@@ -78,4 +78,4 @@ def test_the_command_line(env: dict[str, str], tmp_path: Path) -> None:
     rows = json.loads(report.read_text())["alpha"]
     assert [row["order"] for row in rows] == [1, 2, 3, 4]
     assert all(row["accepted"] <= row["drafted"] for row in rows)
-    assert rows[0]["judged"] > 0
+    assert rows[0]["verified"] > 0

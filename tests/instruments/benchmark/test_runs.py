@@ -157,7 +157,9 @@ def test_drafting_work_counts(clock: Clock) -> None:
         def begin(self, prompt: Sequence[int]) -> None:
             clock.now += 7.0
 
-        def propose(self, limit: int, choose: object = None, *, blind: bool = False, price: object = None) -> Draft:
+        def propose(
+            self, limit: int, choose: object = None, *, fixed_length: bool = False, price: object = None
+        ) -> Draft:
             clock.now += 3.0
             return super().propose(limit)
 
@@ -196,7 +198,7 @@ class Always(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         pass
 
-    def propose(self, limit: int, choose: object = None, *, blind: bool = False, price: object = None) -> Draft:
+    def propose(self, limit: int, choose: object = None, *, fixed_length: bool = False, price: object = None) -> Draft:
         return Draft((0,), ({0: 1.0},), (0,), (1,), (0.5,), self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:

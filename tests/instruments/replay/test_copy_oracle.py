@@ -41,7 +41,7 @@ def test_by_hand() -> None:
     assert copy_lengths([1, 2, 3, 4], [1, 2, 3, 9]).tolist() == [0, 2, 1, 0]
     # A copy may run into itself, and is capped.
     assert copy_lengths([5, 5], [5] * 100)[1:].tolist() == [min(63, 99 - i) for i in range(99)]
-    # What the prefill gives costs nothing.
+    # The prefill's token costs nothing.
     for response in ([], [3]):
         assert least_cost(copy_lengths([1, 2], response), [given_curve({1: 1.0})]).tolist() == [0.0]
 

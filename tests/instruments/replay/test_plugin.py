@@ -25,7 +25,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def drive(drafter: Any, recording: Recording) -> tuple[int, int, int, Counter[int]]:
-    """What a harness does: (tokens, passes, accepted, passes by batch size)."""
+    """Return the results of a harness: (tokens, passes, accepted, passes by batch size)."""
     response = list(recording.response)
     drafter.start(list(recording.prompt))
     drafter.accept(response[:1])
@@ -81,5 +81,5 @@ def test_memory_is_the_drafters(ours: Any) -> None:
         with_memory, without = (sum(drive(plugin, r)[1] for r in [*told, *told]) for plugin in (one, other))
         assert with_memory < without
     else:
-        with pytest.raises(ValueError, match="cannot remember"):
+        with pytest.raises(ValueError, match="does not use earlier answers"):
             ours(memory=True)

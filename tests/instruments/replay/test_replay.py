@@ -47,7 +47,7 @@ class Scripted(Drafter):
     def propose(self, limit: int, *_: object, **__: object) -> Draft:
         self.limits.append(limit)
         tokens = tuple(next(self._drafts))
-        return Draft(tokens, chances=(0.75,) * len(tokens), source=self.name)
+        return Draft(tokens, acceptance_probs=(0.75,) * len(tokens), source=self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         self.told.append(tuple(tokens))
@@ -100,7 +100,7 @@ def test_a_change_of_size_costs_what_the_curve_says() -> None:
 
 
 def test_it_drafts_as_real_decoding_does() -> None:
-    """What a target decodes greedily, replayed at the same costs, takes the same passes."""
+    """Greedy decoding by a target, replayed at the same costs, takes the same passes."""
     drafter = "ngram"  # which looks at no logits: a record has none
     points = {1: 1.0, 2: 1.2, 4: 1.3, 8: 2.0, 64: 12.0}
     clock = Clock(0.0)
@@ -140,8 +140,8 @@ def test_the_meter_counts_drafting_and_nothing_else(monkeypatch: pytest.MonkeyPa
     options = {"drafter": Scripted([11], []), "policy": FixedPolicy(4), "curve": CPU, "clock": target.clock}
     decoder = SpeculativeDecoder(target, **options)
     decoder.speculation = meter = Metered(decoder.policy, target.clock)
-    verifier = Mock(blind=False, **{"choose.return_value": None, "verify.return_value": Verdict((10,), 0)})
-    steps = decoder.generate([1, 2], max_tokens=ENDLESS, verify=verifier)
+    verifier = Mock(fixed_length=False, **{"choose.return_value": None, "verify.return_value": Verdict((10,), 0)})
+    steps = decoder.generate([1, 2], max_tokens=ENDLESS, acceptance=verifier)
     for _ in range(3):
         next(steps)
     steps.close()
@@ -251,8 +251,8 @@ def test_a_given_curve_is_neither_measured_nor_kept(decoder: SpeculativeDecoder,
 def test_a_verifier_that_is_handed_in_has_its_own_sampling(decoder: SpeculativeDecoder) -> None:
     for sampling in (Sampling(), Sampling(1.0, seed=3)):
         given = RuleVerifier(decoder.target.sampler(sampling))
-        ways: list[dict[str, Any]] = [{"verify": given}, {"sampling": sampling}]
+        ways: list[dict[str, Any]] = [{"acceptance": given}, {"sampling": sampling}]
         one, other = (list(decoder.generate([1, 2, 3], max_tokens=50, **how)) for how in ways)
         assert [t for s in one for t in s.tokens] == [t for s in other for t in s.tokens]
         with pytest.raises(ValueError, match="has its own"):
-            decoder.generate([1, 2, 3], max_tokens=5, sampling=sampling, verify=given)
+            decoder.generate([1, 2, 3], max_tokens=5, sampling=sampling, acceptance=given)

@@ -88,7 +88,7 @@ def test_an_array_is_as_good_as_lines_and_lines_end_where_lines_end() -> None:
     entries = [{"messages": HELLO, "response": "hi"}, {"messages": HELLO}, {"prompt": "a", "response": "b"}]
     found = read(json.dumps(entries, indent=2), "log.json")
     assert [t.id for t in found.usable] == ["entry 1", "entry 3"]
-    assert found.broken == ["log.json, entry 2: there is no response, and the last message is none of the assistant's"]
+    assert found.broken == ["log.json, entry 2: there is no response, and the last message is not from the assistant"]
     # U+2028 and a carriage return are no ends of a line, a byte order mark is no part of one.
     odd = '\ufeff{"prompt": "a\u2028b", "response": "c"}\r\n\n  \n{"prompt": "d", "response": "e"}'
     assert [t.response for t in read(odd).usable] == ["c", "e"]

@@ -1,4 +1,4 @@
-"""What the self-check takes for rounding, against random rounding."""
+"""Differences that the self-check attributes to rounding, with random rounding."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ HOW: dict[str, tuple[Sampling, Acceptance]] = {
 HEADER = TraceHeader(
     model="m\x1b[31m",
     sampling=encode({"temperature": 0.8, "top_k": 40, "seed": 7}),
-    verify="coupled",
+    acceptance="coupled",
     lossy="typical acceptance",
     drafter="ngram",
     policy="fixed",
@@ -65,7 +65,7 @@ def made(target: Any, path: Path, prompt: Sequence[int], how: str, n: int = 120,
     path.write_text("something older")
     with TraceWriter(path) as trace:
         trace.begin(prompt, target.piece, TraceHeader.of(decoder, "some model", sampling, verify))
-        options |= {"sampling": sampling, "verify": verify, "detail": True}
+        options |= {"sampling": sampling, "acceptance": verify, "return_decisions": True}
         for step in decoder.generate(prompt, max_tokens=n, **options):
             trace.add(step)
             steps.append(step)
@@ -90,17 +90,20 @@ def test_a_trace_holds_every_step(how: str, tmp_path: Path) -> None:
     header, *found = records(path)
     assert isinstance(header, TraceHeader)
     assert (header.model, header.drafter, header.policy) == ("some model", "mixture", "fixed")
-    assert header.verify in how
+    assert header.acceptance in how
     assert bool(header.lossy) == (how not in ("greedy", "coupled", "rejection"))
-    assert any(done.step.guessed for done in found)
+    assert any(done.step.correct_guesses for done in found)
     text = list(prompt)
     for done, step in zip(found, steps, strict=True):
-        draft = step.judged
-        for token, q, kept in zip(draft.tokens, draft.q, done.step.judged.q, strict=bool(draft.q)):
+        draft = step.verified_draft
+        for token, q, kept in zip(draft.tokens, draft.q, done.step.verified_draft.q, strict=bool(draft.q)):
             assert [kept[t] for t in list(kept)[:TOP]] == sorted(q.values(), reverse=True)[:TOP]
             assert kept[token] == q[token]
             assert all(q[t] == kept[t] for t in kept)
-        assert replace(done.step, judged=replace(done.step.judged, q=draft.q, entropy=draft.entropy)) == step
+        assert (
+            replace(done.step, verified_draft=replace(done.step.verified_draft, q=draft.q, entropy=draft.entropy))
+            == step
+        )
         assert done.context == tuple(text[-CONTEXT:])
         assert done.texts == {token: target.piece(token) for token in done.texts}
         assert done.texts.keys() >= {*done.context, *step.tokens, *draft.tokens, *(e.token for e in step.logprobs)}
@@ -113,7 +116,7 @@ def test_a_trace_holds_every_step(how: str, tmp_path: Path) -> None:
 
 def test_what_json_lacks_comes_back(tmp_path: Path) -> None:
     path, token = tmp_path / "t.jsonl", TokenDecision(3, None, 1.0, {"margin": float("inf"), "slack": float("-inf")})
-    step = Step((3,), ("é",), position=4, detail=(token,), explained={"entropy": 0.5, "gamma": 3})
+    step = Step((3,), ("é",), position=4, decisions=(token,), policy_details={"entropy": 0.5, "gamma": 3})
     raws = (b"", b" the", b"\n\x1b\0", "é€😀".encode(), b"\xc3", b"\xa9 x", b"\xff\xfe", "\ufffd".encode())
     with TraceWriter(path) as trace:
         for raw in raws:
@@ -126,14 +129,14 @@ def test_what_json_lacks_comes_back(tmp_path: Path) -> None:
     assert path.read_bytes().isascii()
     line = json.loads(path.read_text().splitlines()[1])
     always = ["position", "batch", "seconds", "tokens", "pieces"]
-    assert list(line) == [*always, "explained", "detail", "context", "texts"]
-    assert line["detail"][0]["why"] == {"margin": "inf", "slack": "-inf"}
+    assert list(line) == [*always, "policy_details", "decisions", "context", "texts"]
+    assert line["decisions"][0]["why"] == {"margin": "inf", "slack": "-inf"}
 
 
 def test_the_header_of_a_generation(tmp_path: Path) -> None:
     plain = SpeculativeDecoder(MockTarget(), drafter=None, exact="on", calibration_folder=tmp_path)
     header = TraceHeader.of(plain, "m", Sampling(0.5, logit_bias=((3, float("-inf")),)), Acceptance())
-    assert (header.drafter, header.policy, header.verify, header.lossy) == ("", "cost", "coupled", None)
+    assert (header.drafter, header.policy, header.acceptance, header.lossy) == ("", "cost", "coupled", None)
     assert header.exact
     assert (header.sampling["temperature"], header.sampling["logit_bias"]) == (0.5, [[3, "-inf"]])
     with pytest.raises(ValueError, match="temperature"):
@@ -145,7 +148,7 @@ def test_a_step_without_its_detail_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="begin"):
             trace.add(Step((1,), ("",)))
         trace.begin([1], lambda _token: b"", HEADER)
-        with pytest.raises(ValueError, match="detail=True"):
+        with pytest.raises(ValueError, match="return_decisions=True"):
             trace.add(Step((1,), ("",)))
 
 
@@ -154,7 +157,7 @@ def test_a_step_without_its_detail_is_refused(tmp_path: Path) -> None:
 
 def test_a_header_is_written_when_it_changes(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    step = Step((3,), ("d",), position=1, stop="length", detail=(TokenDecision(3, None, 1.0, {}),))
+    step = Step((3,), ("d",), position=1, stop="length", decisions=(TokenDecision(3, None, 1.0, {}),))
     other = replace(HEADER, sampling={"temperature": 0.8, "seed": 8})
     with TraceWriter(path) as trace:
         for header in (HEADER, HEADER, other):
@@ -180,32 +183,35 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
             trace.begin([1], MockTarget().piece, HEADER)
 
 
-HEAD = json.dumps({"ngramspec_trace": 2, **encode(HEADER)}).encode() + b"\n"
+HEAD = json.dumps({"ngramspec_trace": 3, **encode(HEADER)}).encode() + b"\n"
 OWN = {"token": 1, "accepted": None, "p": 1.0, "why": {}}
-PASS = {"tokens": [1], "position": 3, "batch": 1, "seconds": 0.5, "detail": [OWN]}
-NO_HEADERS = (b"hello\n", b"GGUF\x03\0\xff\n", b"[]\n", b'{"messages": []}\n', HEAD[:-20], b'{"ngramspec_trace": 2}\n')
+PASS = {"tokens": [1], "position": 3, "batch": 1, "seconds": 0.5, "decisions": [OWN]}
+NO_HEADERS = (b"hello\n", b"GGUF\x03\0\xff\n", b"[]\n", b'{"messages": []}\n', HEAD[:-20], b'{"ngramspec_trace": 3}\n')
 
 
 def test_what_is_no_trace() -> None:
     for lines, words in (
         ([], "empty"),
         ([b"\n", b" \n"], "empty"),
-        *(([raw], "line 1 is not the header") for raw in (*NO_HEADERS, b"[" * 100_000)),
+        *(([raw], "line 1 is not a header") for raw in (*NO_HEADERS, b"[" * 100_000)),
         ([json.dumps(PASS).encode()], "the header is missing"),
-        ([HEAD.replace(b'_trace": 2', b'_trace": 1')], "has format 1, and this ngramspec reads format 2"),
+        ([HEAD.replace(b'_trace": 3', b'_trace": 1')], "has format 1, but this version of ngramspec reads format 3"),
     ):
         with pytest.raises(NGramSpecError, match=words):
             list(read_trace(lines))
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    *(({name: value}, f"{name}: ") for name, value in {"seconds": None, "tokens": 1, "detail": 1, "stop": "x"}.items()),
+    *(
+        ({name: value}, f"{name}: ")
+        for name, value in {"seconds": None, "tokens": 1, "decisions": 1, "stop": "x"}.items()
+    ),
     ({"position": 3.5}, "position: "),
     ({"tokens": ["x"]}, "tokens.0: "),
-    ({"detail": [{"token": 1}]}, "detail.0.accepted: Field required"),
-    ({"detail": [{**OWN, "accepted": True, "why": {"u": []}}]}, "detail.0.why.u: "),
+    ({"decisions": [{"token": 1}]}, "decisions.0.accepted: Field required"),
+    ({"decisions": [{**OWN, "accepted": True, "why": {"u": []}}]}, "decisions.0.why.u: "),
     ({"logprobs": [{"token": 1, "logprob": 1, "top": [[1]]}]}, "logprobs.0.top.0.1: "),
-    ({"judged": {"tokens": [1], "q": [{"x": 1}]}}, "judged.q.0.x"),
+    ({"verified_draft": {"tokens": [1], "q": [{"x": 1}]}}, "verified_draft.q.0.x"),
     ({"context": ["x"]}, "'context' is not"),
     ({"texts": {"1": 1}}, "'texts' is not"),
     ({"texts": {"1": "\ud800"}}, "surrogates not allowed"),
@@ -255,16 +261,26 @@ def sample(tmp_path: Path) -> Path:
         sizes = {"drafted": tuple(sent), "batch": 1 + len(sent), "position": position}
         return Step(tuple(tokens), tuple(texts), **{"source": "ngram", **sizes, **more})
 
-    first = {"explained": {"entropy": 0.5, "gamma": 4}, "seconds": 0.0123}
+    first = {"policy_details": {"entropy": 0.5, "gamma": 4}, "seconds": 0.0123}
     held = {"source": "ngram+grammar", "seconds": 0.002}
     steps = [
-        Step((0,), ("one",), position=3, seconds=0.5, detail=(judged(0),)),
-        step(4, [0, 6], ["one", "漢字"], draft.tokens, accepted=1, judged=draft, detail=refused, **first),
-        Step((4,), ("\n",), position=6, batch=1, seconds=0.001, elapsed=0.5, detail=(judged(4),)),
-        step(7, [2, 3, 5], ["", "€", ""], [2, 3], accepted=2, judged=both, detail=kept, **held),
+        Step((0,), ("one",), position=3, seconds=0.5, decisions=(judged(0),)),
+        step(4, [0, 6], ["one", "漢字"], draft.tokens, accepted=1, verified_draft=draft, decisions=refused, **first),
+        Step((4,), ("\n",), position=6, batch=1, seconds=0.001, elapsed=0.5, decisions=(judged(4),)),
+        step(7, [2, 3, 5], ["", "€", ""], [2, 3], accepted=2, verified_draft=both, decisions=kept, **held),
         # Forbidden by a grammar, and so refused without being sent.
-        step(10, [1], [""], [], judged=Draft((0,)), detail=(judged(0, False), judged(1))),
-        step(11, [1], [" t"], [1, 1, 0], accepted=1, judged=three, detail=late, stop="stop", stop_string="\nwo"),
+        step(10, [1], [""], [], verified_draft=Draft((0,)), decisions=(judged(0, False), judged(1))),
+        step(
+            11,
+            [1],
+            [" t"],
+            [1, 1, 0],
+            accepted=1,
+            verified_draft=three,
+            decisions=late,
+            stop="stop",
+            stop_string="\nwo",
+        ),
     ]
     path = tmp_path / "sample.jsonl"
     with TraceWriter(path) as trace:
@@ -297,18 +313,18 @@ def test_a_line_a_pass_with_marks_in_place_of_colours_and_the_numbers_behind_the
     assert columns.split() == ["pos", "batch", "ms", "source", "context", "draft", "and", "own", "token"]
     assert passes == PLAIN.splitlines()
     assert total.startswith("passes: 5, 2 of them without a draft; 9 tokens at ")
-    counts = "44% of 9 drafted accepted; accepted: ngram 2 of 7, ngram+grammar 2 of 2"
+    counts = "44% of 9 draft tokens accepted; accepted: ngram 2 of 7, ngram+grammar 2 of 2"
     assert total.endswith(f"; 1.60 tokens per pass; {counts}")
     lines = run(env, "trace", "--numbers", sample).out.splitlines()[2:-1]
     assert [line for line in lines if not line.startswith(" " * 9)] == passes
     numbers = [line.strip() for line in lines if line.startswith(" " * 9)]
     assert numbers[1:5] == [
-        "entropy 0.5, drafts of at most 4",
+        "entropy 0.5, maximum draft length 4",
         '+ "one"  p 0.25, q 0.375, u 0.125, expected 0.75, match 2',
         '- " two"  p 0.25, q 0.5, u 0.875, expected 0.5, match 3',
         '> "漢字"  p 0.25',
     ]
-    assert numbers.count('- "one"  p 0.25, forbidden by the grammar and not sent') == 1
+    assert numbers.count('- "one"  p 0.25, forbidden by the grammar, not verified') == 1
     assert numbers[-3:] == ['+ " two"  p 0.25, ␛[2J 1', '~ " two"  p 0.25', '~ "one"  p 0.25']
 
 
@@ -379,9 +395,9 @@ def test_broken_lines_are_named_and_the_rest_is_shown(env: dict[str, str], sampl
     assert (done.code, len(shown)) == (0, 2 + 4 + 1)
     assert shown[-1].startswith("passes: 3, ")
     assert done.err.splitlines() == [
-        *(f"{sample}: skipped line {number}: it is not JSON" for number in range(3, 13)),
-        f"{sample}: line 19, the last, is cut short: what wrote it did not get to its end",
-        f"{sample}: skipped 13 broken lines in all",
+        *(f"{sample}: skipped line {number}: it is not valid JSON" for number in range(3, 13)),
+        f"warning: {sample}: line 19, the last one, is incomplete; its writer was interrupted",
+        f"{sample}: skipped 13 broken lines in total",
     ]
 
 
@@ -390,11 +406,11 @@ def test_a_text_without_an_end_and_a_trace_of_the_future(env: dict[str, str], sa
     sample.write_bytes(b"".join(lines[:-1]))
     done = run(env, "trace", sample)
     assert (done.code, len(done.out.splitlines())) == (0, 8)
-    assert done.err == f"{sample}: the last text has no end: its generation was interrupted, or goes on\n"
-    sample.write_bytes(b"".join([*lines, lines[0].replace(b'_trace":2', b'_trace":9')]))
+    assert done.err == f"{sample}: the last text is incomplete; its generation was interrupted or is still running\n"
+    sample.write_bytes(b"".join([*lines, lines[0].replace(b'_trace":3', b'_trace":9')]))
     done = run(env, "trace", sample)
     assert (done.code, len(done.out.splitlines())) == (1, 9)
-    assert done.complaint == f"{sample}: the trace has format 9, and this ngramspec reads format 2"
+    assert done.complaint == f"{sample}: the trace has format 9, but this version of ngramspec reads format 3"
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly(env: dict[str, str], sample: Path) -> None:

@@ -257,7 +257,7 @@ def test_what_was_kept_comes_back_and_what_cannot_be_kept_is_told_where_it_matte
     assert recalled(path) == kept
     assert flags(kept.changes) == "-t 3 -tb 4 -fa off -ub 256 --no-mmap --no-repack"
     keep(path / "below", Tuned({}, None, "2026-11-22", applied=False))
-    with pytest.raises(NGramSpecError, match="cannot keep the settings"):
+    with pytest.raises(NGramSpecError, match="cannot save the settings"):
         keep(path / "below", kept)
 
 
@@ -268,10 +268,10 @@ MIXED = {0: 10, 12: 500, 14: 490}  # F32, Q4_K, Q6_K
 
 def test_types_that_are_not_repacked_are_named_with_their_share() -> None:
     line = advice(MIXED, "x86_64", 2.43)
-    assert "A batch of 4 costs 2.4 passes here: 49% of its weights are Q6_K" in line
+    assert "A batch of 4 costs 2.4 times one token here: 49% of its weights are Q6_K" in line
     assert "Q4_0, Q4_K, IQ4_NL, MXFP4" in line
     line = advice({11: 500, 14: 500}, "x86_64", 2.43, amx=True)
-    assert "50% of its weights are Q3_K, which" in line
+    assert "50% of its weights are Q3_K, for which" in line
     assert "MXFP4, Q4_1, Q8_0, Q5_K, Q6_K, IQ4_XS" in line
     # Where there is nothing to say:
     assert advice(MIXED, "x86_64", 2.43, amx=True) is None
