@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.llama.json_schema import schema_grammar
+from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import option, options

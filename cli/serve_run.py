@@ -24,6 +24,7 @@ from ngramspec.batching.engine import Engine
 from ngramspec.batching.scheduler import warm_up
 from ngramspec.cost.calibration import Calibration
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.grammars.worker import worker
 from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.rpc import wait_for_loss
 from ngramspec.llama.target import Target
@@ -75,6 +76,7 @@ def run(
             try:
                 lost = _wait(served, options)
                 server.draining = True
+                worker.close()
                 # Running requests may continue; where a worker is lost they end at their next pass.
                 served.service.stop(DRAIN_SECONDS)
             except (KeyboardInterrupt, Terminated):

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = (
     ("errors", "storage", "tokens", "json_data", "version", "cpu"),
+    ("grammars",),
     ("sampling", "models", "machine", "conversation", "chat_prompt", "fill_in", "tool_calls"),
     ("backend",),
     ("shared_model",),

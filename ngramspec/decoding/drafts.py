@@ -78,6 +78,10 @@ class Drafts:
         if self.drafter is not None:
             self.drafter.begin(prompt)
 
+    def forget_grammar(self) -> None:
+        """Draft the rest of the text as if it had no grammar."""
+        self._guide = None
+
     def first(self, token: int) -> None:
         """Tell the drafter of the prefill's token, for which nothing was drafted."""
         if self.drafter is not None:

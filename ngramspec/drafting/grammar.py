@@ -1,8 +1,8 @@
-"""`GrammarGuide`: what a grammar knows of the next tokens.
+"""`GrammarGuide`: drafts that keep to a grammar, and drafts of the text that a grammar forces.
 
-A draft is trimmed at the first token that the grammar forbids. Where the drafter has no more to say, the text that the
-grammar forces, character by character, is a draft that costs nothing: the keys and the punctuation of JSON. Grammars of
-JSON leave white space open nearly everywhere; the guess is what followed the same mark before in this text.
+A draft ends at the first token that the grammar forbids. If the drafter has no more to propose, the text that the
+grammar forces, such as the keys and the punctuation of JSON, is a draft that costs nothing. Grammars of JSON leave
+white space open nearly everywhere; the guess is what followed the same character before in this text.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from ngramspec.drafting.chances import FadingRate
 from ngramspec.drafting.draft import Draft
+from ngramspec.errors import GrammarError
 from ngramspec.sampling.sampler import GrammarState
 from ngramspec.tokens import Tokenizer, ending_tokens
 
 _CHARACTERS = ["\t", "\n", *map(chr, range(0x20, 0x7F))]
 _SPACE = b" \t\n\r"
-_LONGEST = 64  # characters looked ahead: each takes some 20 microseconds
+_LONGEST = 64  # bytes to look ahead
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class _Layout:
         return _Layout(dict(self.habits), self.mark, self.space)
 
     def read(self, text: bytes) -> None:
-        """Go on by some text."""
+        """Continue with some text."""
         for i in range(len(text)):
             character = text[i : i + 1]
             if character in _SPACE:
@@ -71,14 +72,11 @@ class GrammarGuide:
         """A draft as the grammar would have it, at most `limit` tokens.
 
         A blind draft is left alone, unless it can be replaced whole: whether a drawn token is in the draft must
-        not depend on the token. `legal` then tells where to cut it for the batch.
+        not depend on the token. `legal` then returns where to cut it for the batch.
         """
-        here = self.grammar.copy()
-        legal = 0
-        if not fixed_length:
-            legal = _walk(here, draft.tokens)
+        legal = 0 if fixed_length else self.grammar.count_allowed(draft.tokens)
         self._forced = range(0)
-        forced = self._forced_tokens(here)[: limit - legal] if legal < limit else []
+        forced = self._forced_tokens(draft.tokens[:legal])[: limit - legal] if legal < limit else []
         if not forced:
             return draft if fixed_length else draft.head(legal)
         self._forced = range(legal, legal + len(forced))
@@ -95,35 +93,53 @@ class GrammarGuide:
         )
 
     def legal(self, draft: Draft) -> int:
-        """How many tokens of a draft the grammar allows."""
-        return _walk(self.grammar.copy(), draft.tokens)
+        """Return how many tokens of a draft the grammar allows."""
+        return self.grammar.count_allowed(draft.tokens)
 
     def learn(self, sent: int, accepted: int, tokens: Sequence[int]) -> None:
-        """What came of the draft shaped last: `sent` of its tokens were sent, and the pass emitted `tokens`."""
+        """Learn from a pass that sent `sent` tokens of the draft shaped last, and emitted `tokens`."""
         for i in self._forced:
             if i < sent and i <= accepted:
                 (self._final if i == self._forced[-1] else self._inner).add(i < accepted)
         for token in tokens:
             self._layout.read(self.grammar.vocabulary.piece(token))
 
-    def _forced_tokens(self, here: GrammarState) -> Sequence[int]:
+    def _forced_tokens(self, draft: Sequence[int]) -> Sequence[int]:
+        """Return the tokens that spell the text which must follow a draft, or does by habit."""
+        accepted = 0
+        try:
+            text = b""
+            ahead = self._layout.copy()
+            for token in draft:
+                self.grammar.accept(token)
+                accepted += 1
+                ahead.read(self.grammar.vocabulary.piece(token))
+            while len(text) < _LONGEST:
+                piece = _whole(self.grammar.forced()) or self._habit(ahead)
+                tokens = _spell(self.grammar.vocabulary, piece) if piece else []
+                if not tokens:
+                    break
+                for token in tokens:
+                    self.grammar.accept(token)
+                    accepted += 1
+                text += piece
+                ahead.read(piece)
+        except GrammarError:
+            return []  # a limit of the grammar, which plain decoding does not reach if the text goes elsewhere
+        finally:
+            self.grammar.rollback(accepted)
+        return _spell(self.grammar.vocabulary, text) if text else []
+
+    def _habit(self, ahead: _Layout) -> bytes:
+        """Return the next character by habit, if white space is allowed; empty if habit does not say."""
         vocabulary = self.grammar.vocabulary
         probes = _probes(vocabulary)
-        ahead = self._layout.copy()
-        text = b""
-        while len(text) < _LONGEST:
-            allowed = probes[here.allowed(probes)].tolist()
-            characters = {} if any(map(vocabulary.is_eog, allowed)) else {vocabulary.piece(t): t for t in allowed}
-            if len(characters) > 1:
-                guess = ahead.guess(characters)
-                characters = {guess: characters[guess]} if guess in characters else {}
-            if not characters:
-                break
-            ((character, token),) = characters.items()
-            text += character
-            ahead.read(character)
-            here.accept(token)
-        return _spell(vocabulary, text.decode()) if text else []
+        allowed = probes[self.grammar.allowed(probes)].tolist()
+        if any(map(vocabulary.is_eog, allowed)):
+            return b""
+        characters = {vocabulary.piece(token) for token in allowed}
+        guess = ahead.guess(characters)
+        return guess if guess in characters else b""
 
 
 _known_probes: WeakKeyDictionary[Tokenizer, NDArray[np.int32]] = WeakKeyDictionary()
@@ -139,21 +155,23 @@ def _probes(vocabulary: Tokenizer) -> NDArray[np.int32]:
     return known
 
 
-def _spell(vocabulary: Tokenizer, text: str) -> list[int]:
-    """The tokens that spell a text in the middle of another; none where the vocabulary cannot spell it there."""
+def _spell(vocabulary: Tokenizer, text: str | bytes) -> list[int]:
+    """Return the tokens that spell a text in the middle of another; none if the vocabulary cannot spell it there."""
+    text, raw = (text.decode(), text) if isinstance(text, bytes) else (text, text.encode())
     # Some vocabularies put a space before a text's first word.
     for before in ("", "\n"):
         tokens = vocabulary.tokenize(before + text, add_bos=False)
         for i in range(len(tokens)):
-            if b"".join(map(vocabulary.piece, tokens[i:])) == text.encode():
+            if b"".join(map(vocabulary.piece, tokens[i:])) == raw:
                 return tokens[i:]
     return []
 
 
-def _walk(here: GrammarState, tokens: Sequence[int]) -> int:
-    """How many of the tokens the grammar allows one after the other; moves it past them."""
-    for i, token in enumerate(tokens):
-        if not here.allows(token):
-            return i
-        here.accept(token)
-    return len(tokens)
+def _whole(text: bytes) -> bytes:
+    """Return the start of a text, at most `_LONGEST` bytes, as far as it is whole characters."""
+    start = text[:_LONGEST]
+    try:
+        start.decode()
+    except UnicodeDecodeError as error:
+        return start[: error.start]
+    return start

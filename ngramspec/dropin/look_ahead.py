@@ -139,7 +139,11 @@ class SpeculativeEvaluator(Text):
         """The owner has chosen the next token."""
         self._sampled = token
         if self.active and self._guide is not None:
-            self._guide.grammar.accept(token)
+            if self._guide.grammar.allows(token):
+                self._guide.grammar.accept(token)
+            else:  # the owner's grammar allows control tokens within texts: then ours knows nothing of the rest
+                self._guide = None
+                self.drafts.forget_grammar()
 
     # ------------------------------------------------------------------ a token
 

@@ -1,130 +1,248 @@
-"""`Grammar`: which tokens may come next, by llama.cpp's own GBNF engine, and its place in one text."""
+"""`Grammar`: which tokens may come next, by llguidance, and the position in one text."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Self
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import Any
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
-from ngramspec.llama import bindings
-from ngramspec.llama.grammar_check import check_grammar
+from ngramspec.grammars.deep_stack import on_deep_stack
+from ngramspec.grammars.gbnf import NAMED_TOKEN
+from ngramspec.grammars.lark import LIMITS, MAX_SIZE, Lark, reason
+from ngramspec.grammars.lexemes import gbnf_to_lark
+from ngramspec.grammars.worker import compiled, worker
+from ngramspec.tokens import ending_tokens
 
-CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama.cpp's `llama_token_data`
+_CACHED = 4 * MAX_SIZE
+"""Characters of the grammars that stay compiled."""
+
+Bools = NDArray[np.bool_]
 
 
 class Grammar:
-    """A grammar at one place of its text. Tokens it does not allow must not be accepted.
+    """A grammar at one position of its text, shared by the sampler, the verifier and the drafter.
 
-    Raises:
-        GrammarError: the text is not GBNF with a rule named root; the message names the line.
-        ValueError: by all methods, once the vocabulary is closed.
+    Args:
+        vocabulary: Vocabulary of the tokens.
+        start: State of llguidance at the start of a text; it is copied.
     """
 
-    def __init__(self, vocabulary: Any, text: str) -> None:
+    def __init__(self, vocabulary: Any, start: LLMatcher) -> None:
         self.vocabulary = vocabulary
-        bindings.log_tail.clear()
-        with _captured_stderr() as captured:
-            self._sampler = llama.llama_sampler_init_grammar(vocabulary._vocab, _encode(text), b"root")
-        if not self._sampler:
-            raise GrammarError(
-                _parse_error(captured[0], text) or f"the grammar cannot be used: {bindings.last_complaint()}"
-            )
+        self._start, self._matcher = start, start.deep_copy()
+        self._tokens: list[int] = []
+        self._ended = 0  # number of tokens accepted since the text ended, which the matcher does not get
+        self._bits = np.zeros((vocabulary.grammars.tokenizer.vocab_size + 31) // 32, np.int32)
+        self._mask: Bools | None = None  # of the tokens that may come next; None until it is computed
 
-    def copy(self) -> Self:
-        """An independent grammar at the same place."""
-        self._check_open()
-        twin = object.__new__(type(self))
-        twin.vocabulary = self.vocabulary
-        twin._sampler = llama.llama_sampler_clone(self._sampler)
-        return twin
-
-    def forbid(self, candidates: NDArray[np.void]) -> None:
-        """Set the logit of every forbidden token to -inf; `candidates` is a contiguous array of `CANDIDATE`."""
-        self._check_open()
-        data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(llama.llama_token_data))
-        array = llama.llama_token_data_array(data=data, size=candidates.size, selected=-1, sorted=False)
-        llama.llama_sampler_apply(self._sampler, ctypes.byref(array))
-
-    def allowed(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Which of these tokens, shape (n,), may come next."""
-        candidates = np.zeros(ids.size, CANDIDATE)
-        candidates["id"] = ids
-        self.forbid(candidates)
-        result: NDArray[np.bool_] = candidates["logit"] == 0
-        return result
+    @property
+    def is_complete(self) -> bool:
+        """True if the text may end here."""
+        return self._matcher.is_accepting() or self._matcher.stop_reason() == "NoExtension"
 
     def allows(self, token: int) -> bool:
-        """Whether this token may come next."""
-        # Asked about a token outside the vocabulary, llama.cpp would end the process.
-        return 0 <= token < self.vocabulary.n_vocab and bool(self.allowed(np.array([token]))[0])
+        """Return True if this token may come next."""
+        count = self._count((token,))
+        self._check()
+        return count == 1
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many of the tokens may come one after the other; 0 if a limit of llguidance is exceeded."""
+        count = self._count(tokens)
+        if self._matcher.is_error():
+            self._restore()
+            return 0
+        return count
+
+    def _count(self, tokens: Sequence[int]) -> int:
+        vocabulary = self.vocabulary
+        if not tokens or not 0 <= tokens[0] < vocabulary.n_vocab:
+            return 0
+        if self._ended or self._matcher.is_stopped():
+            return int(vocabulary.is_eog(tokens[0]) and self.is_complete)
+        known = next((i for i, token in enumerate(tokens) if not 0 <= token < vocabulary.n_vocab), len(tokens))
+        return self._matcher.validate_tokens(list(tokens[:known]))
+
+    def allowed(self, ids: NDArray[np.integer]) -> Bools:
+        """Return which of these tokens, shape (n,), may come next; see `mask` for errors."""
+        found: Bools = self.mask()[ids]
+        return found
+
+    def mask(self) -> Bools:
+        """Return which tokens may come next, by their ids; it is computed once for each position.
+
+        Raises:
+            GrammarError: a limit of llguidance was exceeded.
+        """
+        if self._mask is None:
+            if self._ended:
+                self._mask = np.zeros(self.vocabulary.n_vocab, np.bool_)
+                self._mask[list(ending_tokens(self.vocabulary))] = True
+            else:
+                self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+                self._check()
+                self._mask = np.unpackbits(self._bits.view(np.uint8), bitorder="little").view(np.bool_)
+        return self._mask
 
     def accept(self, token: int) -> None:
-        """Move on by a token that is allowed."""
-        self._check_open()
-        llama.llama_sampler_accept(self._sampler, token)
+        """Advance by a token that is allowed.
 
-    def _check_open(self) -> None:
-        # llama.cpp's grammar points into the vocabulary, which goes with the model.
-        if self.vocabulary.closed:
-            raise ValueError(f"the {type(self.vocabulary).__name__.lower()} is closed")
+        Raises:
+            GrammarError: the token is not allowed, or a limit of llguidance was exceeded.
+        """
+        self._mask = None
+        if self._ended or (self.vocabulary.is_eog(token) and self.is_complete):
+            self._ended += 1
+            return
+        self._matcher.consume_token(token)
+        self._check()
+        self._tokens.append(token)
 
-    def __del__(self) -> None:
-        if getattr(self, "_sampler", None):
-            llama.llama_sampler_free(self._sampler)
-            self._sampler = None
+    def rollback(self, count: int) -> None:
+        """Roll back the last `count` tokens."""
+        if not count:
+            return
+        self._mask = None
+        ended = min(count, self._ended)
+        self._ended -= ended
+        count -= ended
+        if count:
+            del self._tokens[-count:]
+            if not self._matcher.rollback(count):
+                self._restore()
+
+    def forced(self) -> bytes:
+        """Return the text that must come next, as far as there is only one, without control tokens."""
+        if self._ended or self._matcher.is_stopped():
+            return b""
+        found = self._matcher.compute_ff_bytes()
+        if self._matcher.is_error():
+            self._restore()
+            return b""
+        return found.partition(b"\xff")[0]
+
+    def _restore(self) -> None:
+        """Go back to the accepted tokens from the start, after an error that a draft led to."""
+        self._matcher = self._start.deep_copy()
+        self._matcher.consume_tokens(self._tokens)
+
+    def _check(self) -> None:
+        if not self._matcher.is_error():
+            return
+        problem = reason(self._matcher.get_error())
+        if "NoExtensionBias" in problem or "no tokens allowed" in problem:
+            raise GrammarError("the grammar comes to a dead end: it allows none of the model's tokens here")
+        raise GrammarError(f"the grammar exceeds a limit: {problem}")
 
 
-def _encode(text: str) -> bytes:
-    """A grammar for llama.cpp, which reads up to the first NUL, and takes an empty one for none."""
-    try:
-        raw = text.encode()
-    except UnicodeEncodeError as error:
-        raise GrammarError(f"the grammar does not parse: character {error.start} of it is not valid text") from error
-    if not raw or b"\0" in raw:
-        raise GrammarError(f"the grammar {'holds a NUL character' if raw else 'is empty: it has no rule named root'}")
-    check_grammar(text)
-    return raw
+class Grammars:
+    """The grammars of one vocabulary, compiled; its methods may be called from any thread.
 
+    Those that were used last stay compiled, and in addition all that are held.
+    """
 
-@contextmanager
-def _captured_stderr() -> Iterator[list[str]]:
-    """What C code writes to stderr meanwhile: llama.cpp prints there what is wrong with a grammar."""
-    captured = [""]
-    sys.stderr.flush()
-    try:
-        kept = os.dup(2)
-    except OSError:  # a program without stderr
-        yield captured
-        return
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
+    def __init__(self, vocabulary: Any) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._held: Counter[str] = Counter()
+
+    @property
+    def tokenizer(self) -> LLTokenizer:
+        """The vocabulary for llguidance, made with the first grammar, in up to a few seconds."""
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = _make_tokenizer(self._vocabulary)
+            return self._tokenizer
+
+    def begin(self, text: str) -> Grammar:
+        """Return a grammar at the start of a text; `text`: GBNF or `Lark`.
+
+        Raises:
+            GrammarError: the text is not a grammar, or exceeds a limit.
+        """
+        return Grammar(self._vocabulary, self.compiled(text))
+
+    def hold(self, text: str) -> None:
+        """Compile a grammar within the worker's limits, and keep it until `release`; see `begin` for errors."""
+        with self._lock:
+            self._held[_key(text)] += 1
         try:
-            yield captured
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            file.seek(0)
-            captured[0] = file.read().decode("utf-8", "replace")
+            if _key(text) not in self._compiled:
+                names = set[str]() if isinstance(text, Lark) else {*NAMED_TOKEN.findall(text)}
+                known = {name: token for name in names if (token := self._find_token(name)) is not None}
+                self._add(text, worker.call(compiled, text, known, self._vocabulary.n_vocab))
+        except BaseException:
+            self.release(text)
+            raise
+
+    def release(self, text: str) -> None:
+        """Let go of a grammar that was held."""
+        with self._lock:
+            self._held[_key(text)] -= 1
+            if not self._held[_key(text)]:
+                del self._held[_key(text)]
+
+    def compiled(self, text: str) -> LLMatcher:
+        """Return the compiled grammar; see `begin` for errors."""
+        with self._lock:
+            if (known := self._compiled.get(_key(text))) is not None:
+                self._compiled.move_to_end(_key(text))
+                return known
+        return self._add(text, text if isinstance(text, Lark) else gbnf_to_lark(text, self._find_token))
+
+    def _add(self, text: str, grammar: Lark) -> LLMatcher:
+        """Compile a grammar, which is `text` as `Lark`."""
+        tokenizer = self.tokenizer
+        matcher = on_deep_stack(
+            lambda: LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=LIMITS)
+        )
+        if matcher.is_error():
+            raise GrammarError(f"the grammar cannot be used: {reason(matcher.get_error())}")
+        with self._lock:
+            self._compiled[_key(text)] = matcher
+            size = sum(map(len, self._compiled))
+            for key in [key for key in self._compiled if key not in self._held]:
+                if size <= _CACHED:
+                    break
+                del self._compiled[key]
+                size -= len(key)
+        return matcher
+
+    def _find_token(self, name: str) -> int | None:
+        tokens = self._vocabulary.tokenize(name, special=True, add_bos=False)
+        return tokens[0] if len(tokens) == 1 else None
 
 
-def _parse_error(printed: str, text: str) -> str | None:
-    """llama.cpp's reason, which ends in all that follows the mistake: the line it is in says that better."""
-    _, found, reason = printed.partition("error parsing grammar: ")
-    if not found:
-        return None
-    reason = reason.split("\n\n" + text)[0]
-    what, at, rest = reason.partition(" at ")
-    if at and text.endswith(rest):
-        line = text[: len(text) - len(rest)].count("\n") + 1
-        near = rest.split("\n")[0].strip()
-        what += f" in line {line}" + (f", at {near[:40]!r}" if near else "")
-    return f"the grammar does not parse: {' '.join(what.split())}"
+def _key(text: str) -> str:
+    """Return the key of a grammar: GBNF and `Lark` may be the same text."""
+    return f"{type(text).__name__} {text}"
+
+
+class _Tokens:
+    """The tokenizer that llguidance asks for; it is never called, since no grammar here forces a tokenization."""
+
+    def __init__(self, vocabulary: Any) -> None:
+        ids = range(vocabulary.n_vocab)
+        ends = list(ending_tokens(vocabulary))
+        self.special_token_ids = [token for token in ids if not vocabulary.piece(token) or vocabulary.is_eog(token)]
+        self.eos_token_id = ends[0] if ends else None
+        self.bos_token_id = None
+        self.tokens = [vocabulary.piece(token) for token in ids]
+        for token in self.special_token_ids:
+            self.tokens[token] = b"\xff" + (vocabulary.shown(token) or b"[%d]" % token)
+
+    def __call__(self, text: bytes) -> list[int]:
+        raise NotImplementedError
+
+
+def _make_tokenizer(vocabulary: Any) -> LLTokenizer:
+    ends = list(ending_tokens(vocabulary))
+    return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)), eos_token=ends or None)

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
 from ngramspec.llama import bindings
-from ngramspec.llama.grammar import CANDIDATE, Grammar
+from ngramspec.llama.grammar import Grammar
 from ngramspec.sampling.distribution import BadLogits, Distribution, largest, point_mass, softmax, top_token
 from ngramspec.sampling.sampler import Draw
 from ngramspec.sampling.settings import Sampling
 
+CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama.cpp's `llama_token_data`
 _LEAST_TEMPERATURE = 1e-20  # below it the scaled logits leave float32; nothing but the best has a chance long before
 _MOVING = ("penalties", "dry")
 _DECIDING = (*_MOVING, "infill")  # after which another token may be the most likely
@@ -253,8 +254,7 @@ class SamplerChain:
         candidates["p"] = 0
         if grammar is None:
             return candidates
-        grammar.forbid(candidates)
-        candidates = candidates[candidates["logit"] > -np.inf]
+        candidates = candidates[grammar.allowed(ids) & (values > -np.inf)]
         if not candidates.size and ids.size >= logits.size:
             raise GrammarError("dead end in the grammar: it allows none of the model's tokens here")
         return candidates

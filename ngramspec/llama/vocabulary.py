@@ -18,7 +18,7 @@ from ngramspec.errors import ModelError, TargetError
 from ngramspec.fill_in import FillInTokens
 from ngramspec.llama import bindings, crash_check
 from ngramspec.llama.devices import build
-from ngramspec.llama.grammar import Grammar
+from ngramspec.llama.grammar import Grammar, Grammars
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.models.gguf import read_header
 from ngramspec.sampling.settings import Sampling
@@ -235,6 +235,15 @@ class Vocabulary:
 
     @cached_property
     def _chat(self) -> ChatTemplate:
+        return ChatTemplate(self.chat_template or CHATML, self._render, self._controls, self.ends[0])
+
+    @property
+    def controls(self) -> Mapping[str, int]:
+        """The ids of the control tokens by their names."""
+        return {name: control.token for name, control in self._controls.items()}
+
+    @cached_property
+    def _controls(self) -> dict[str, Control]:
         controls = {}
         for token in range(self.n_vocab):
             attributes = llama.llama_vocab_get_attr(self._vocab, token)
@@ -242,7 +251,7 @@ class Vocabulary:
                 strips = (attributes & llama.LLAMA_TOKEN_ATTR_LSTRIP, attributes & llama.LLAMA_TOKEN_ATTR_RSTRIP)
                 controls[self._special_text(token)] = Control(token, *map(bool, strips))
         controls.pop("", None)
-        return ChatTemplate(self.chat_template or CHATML, self._render, controls, self.ends[0])
+        return controls
 
     def _special_text(self, token: int) -> str:
         text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
@@ -264,9 +273,14 @@ class Vocabulary:
         return FillInTokens(*(token if token >= 0 else None for token in ids))
 
     def grammar(self, text: str) -> Grammar:
-        """A GBNF grammar over this vocabulary, at its start. Raises GrammarError for a text that is not one."""
+        """Return a grammar at its start, given as GBNF or `Lark`; GrammarError if it is neither."""
         self._check_open()
-        return Grammar(self, text)
+        return self.grammars.begin(text)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """The compiled grammars over this vocabulary."""
+        return Grammars(self)
 
     def sampler(self, sampling: Sampling) -> SamplerChain:
         """The samplers that a `Sampling` asks for, for one text; GrammarError if its grammar is not one.

@@ -17,7 +17,7 @@ import llm
 from llm.parts import Message, ReasoningPart, StreamEvent, TextPart, ToolCallPart, ToolResultPart
 from pydantic import AfterValidator, Field, create_model
 
-from ngramspec.llama.json_schema import schema_rules
+from ngramspec.grammars.json_schema import json_rule
 from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import Option, options
@@ -97,8 +97,9 @@ def answer(loaded: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> I
     grammar = None
     if (schema := cast(Any, prompt.schema)) is not None:
         template = target.chat_template
-        json = schema_rules({"json": schema}, trimmed=True)
-        grammar = answer_grammar(tools, schema_rules, json=json, template=template, opening=chat.opening)
+        grammar = answer_grammar(
+            tools, json=json_rule(schema), template=template, opening=chat.opening, controls=target.controls
+        )
     sampling = sampling_of(prompt.options, grammar)
     target.sampler(sampling)  # refuses what this model cannot do, before the conversation is read
     parser = parser_for(target.chat_template, tools, opening=chat.opening)

@@ -134,7 +134,7 @@ def open_found(
         target, drafter=drafter, policy=settings.policy, draft_max=settings.draft_max, exact=target.exact
     )
     if drafter is not None and target.exact_price is not None and texts is None:
-        tell(
+        on_note(
             "drafts may change a text here where rounding decides: ruling that out (--exact on) takes"
             f" {target.exact_price:.2f} times as long"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,22 +21,28 @@ from ngramspec.tokens import Tokenizer
 
 
 class GrammarState(Protocol):
-    """A grammar at one place of its text. Tokens it does not allow must not be accepted."""
+    """A grammar at one position of its text. Tokens that it does not allow must not be accepted."""
 
     @property
     def vocabulary(self) -> Tokenizer: ...
-
-    def copy(self) -> Self:
-        """An independent grammar at the same place."""
 
     def allowed(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Return which of these tokens, shape (n,), may come next."""
 
     def allows(self, token: int) -> bool:
-        """Whether this token may come next."""
+        """Return True if this token may come next."""
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many of the tokens may come one after the other; the position stays."""
 
     def accept(self, token: int) -> None:
-        """Move on by a token that is allowed."""
+        """Advance by a token that is allowed."""
+
+    def rollback(self, count: int) -> None:
+        """Roll back the last `count` tokens."""
+
+    def forced(self) -> bytes:
+        """Return the text that must come next, as far as there is only one."""
 
 
 Draw = Callable[[Distribution, int], int]

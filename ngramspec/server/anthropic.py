@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ngramspec.server.call import ApiError, Call, Fields, json_answer
 from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, Transcript, as_json, count_prompt, run_chat
-from ngramspec.server.common_fields import form_rules, read_form
+from ngramspec.server.common_fields import Form, read_form
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.reply import Block, Reply, event, respond
 
@@ -174,13 +174,13 @@ def _choice(given: Fields, toolbox: Toolbox) -> tuple[str, bool]:
             return kind, parallel
 
 
-def _form(given: Fields) -> str:
+def _form(given: Fields) -> Form | None:
     config = given.object("output_config")
     form = (config.object("format") if config else None) or given.object("output_format")  # the latter is the older
     if form is None:
         return read_form(given)
     form.needed_choice("type", ("json_schema",))
-    return read_form(given, form_rules(form.needed_object("schema").data, f"{form.path}schema"))
+    return read_form(given, Form(form.needed_object("schema").data, f"{form.path}schema"))
 
 
 def _variables(given: Fields) -> dict[str, Any]:

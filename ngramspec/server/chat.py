@@ -14,11 +14,10 @@ from typing import Any
 
 from ngramspec.batching.request import Request
 from ngramspec.chat_prompt import ChatPrompt
-from ngramspec.errors import GrammarError
-from ngramspec.llama.json_schema import schema_rules
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field
-from ngramspec.server.common_fields import read_rules, read_sampling, read_slot, several_seeds
+from ngramspec.server.common_fields import Form, prepared, read_rules, read_sampling, read_slot, several_seeds
 from ngramspec.server.generate import TextEvents, generate
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import answer_grammar, begun_answer
@@ -38,7 +37,7 @@ class ChatTask:
     tools: Sequence[Tool] = ()  # that may be called
     tool_choice: str = "auto"  # or "none", "required", or the name of the tool that must be called
     parallel: bool = True  # whether one answer may hold several calls
-    form: str = ""  # GBNF rules of the JSON that the answer must be, which is "json" in them; "": free text
+    form: Form | None = None  # JSON that the answer must be; None for any text
     max_tokens: int | None = None  # most tokens to emit; None: as many as the context holds
     stop: tuple[str, ...] = ()  # this and others of these names: see `Request`
     logprobs: int | None = None
@@ -102,7 +101,7 @@ def _lay_out(call: Call, task: ChatTask) -> tuple[Request, str]:
     model, sampling = call.model, read_sampling(call, schemas=False)
     prompt = chat_prompt(model, task)
     model.check_size(len(task.prediction))
-    grammar = _grammar(task, sampling, model.vocabulary.chat_template, prompt.opening)
+    grammar = _grammar(task, sampling, model.vocabulary, prompt.opening)
     request = Request(
         prompt.tokens,
         max_tokens=model.most(task.max_tokens),
@@ -117,27 +116,26 @@ def _lay_out(call: Call, task: ChatTask) -> tuple[Request, str]:
     return request, prompt.opening
 
 
-def _grammar(task: ChatTask, sampling: Sampling, template: str | None, opening: str) -> str | None:
+def _grammar(task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, opening: str) -> str | None:
     """Return the grammar of the answer, if the task requires a format or a call."""
     tools = task.callable_tools
     forced = bool(tools) and task.tool_choice != "auto"
-    if not task.form and not forced:
+    if task.form is None and not forced:
         return None
     name = "tools" if tools else "response_format"
     if sampling.grammar is not None:
         raise bad_field("grammar", f"grammar cannot be combined with {name}")
-    try:
-        return answer_grammar(
-            tools,
-            schema_rules,
-            choice=task.tool_choice if forced else "auto",
-            parallel=task.parallel,
-            json=task.form,
-            template=template,
-            opening=opening,
-        )
-    except (GrammarError, RecursionError) as error:
-        raise bad_field("tools", f"tools: {error}") from error
+    return prepared(
+        "tools",
+        answer_grammar,
+        tools,
+        choice=task.tool_choice if forced else "auto",
+        parallel=task.parallel,
+        json="" if task.form is None else task.form.rule(),
+        template=vocabulary.chat_template,
+        opening=opening,
+        controls=vocabulary.controls,
+    )
 
 
 async def run_chat(call: Call, task: ChatTask, count: int = 1) -> TextEvents:

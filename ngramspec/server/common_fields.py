@@ -10,13 +10,14 @@ import json
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from typing import Any, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, get_type_hints
 
 from ngramspec.batching.request import Request
 from ngramspec.errors import GrammarError
-from ngramspec.llama.json_schema import pattern_grammar, schema_rules
-from ngramspec.llama.json_values import one_of
+from ngramspec.grammars.json_schema import json_rule
+from ngramspec.grammars.lark import Lark, choice_grammar, lark, pattern_grammar
+from ngramspec.grammars.worker import worker
 from ngramspec.sampling.option import options
 from ngramspec.sampling.sampler import TextRules
 from ngramspec.sampling.settings import LARGEST_BIAS, NAMED_ONLY, SAMPLERS, Sampling, parse_samplers
@@ -25,6 +26,7 @@ from ngramspec.tokens import Tokenizer, ending_tokens
 
 _OPTIONS = options(Sampling)
 _TYPES = get_type_hints(Sampling)
+T = TypeVar("T")
 _OFF = {f.name: f.default for f in fields(Sampling)}
 
 _OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "mirostat": "mirostat_mode"}  # vLLM's, text-generation-webui's
@@ -266,10 +268,41 @@ _SCHEMAS = ("json", "json_object")
 _GUIDED = ("json", "choice", "grammar", "regex", "json_object", "structural_tag")
 
 
-def read_grammar(given: Fields, schemas: bool = True) -> str | None:
-    """The grammar that a request asks for, but for a `response_format`; None: none.
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The JSON that an answer must be."""
 
-    `schemas`: whether vLLM's `guided_json` counts; else `read_form` reads it, for answers with thoughts before.
+    schema: Mapping[str, Any]  # {} means any object
+    field: str  # name of the field that asks for it
+    strict: bool = True  # refuse what cannot be kept of the schema; otherwise leave it out
+
+    def rule(self) -> str:
+        """Return the expression of this JSON; an ApiError that names the field if it cannot be kept."""
+        return prepared(self.field, json_rule, self.schema, strict=self.strict)
+
+    def grammar(self) -> Lark:
+        """Return the grammar of texts that are this JSON; errors as of `rule`."""
+        return lark(f"start: {self.rule()}")
+
+
+def prepared(field: str, make: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Return the grammar or expression that a function makes, in the worker's process and time.
+
+    Raises:
+        ApiError: it cannot be made; the message begins with the name of the field.
+    """
+    try:
+        return worker.call(make, *arguments, **named)
+    except (GrammarError, RecursionError) as error:
+        raise bad_field(field, f"{field}: {error}") from error
+
+
+def read_grammar(given: Fields, schemas: bool = True) -> str | None:
+    """Return the grammar that a request asks for, except for a `response_format`; None if it asks for none.
+
+    Args:
+        given: Fields of the request.
+        schemas: Take vLLM's `guided_json` into account. Otherwise `read_form` reads it, for answers with thoughts.
     """
     for name, (agreeing, instead) in _UNSUPPORTED.items():
         if name in given and given.data[name] not in agreeing:
@@ -278,7 +311,7 @@ def read_grammar(given: Fields, schemas: bool = True) -> str | None:
     if "json_schema" in given:
         if "grammar" in given:
             raise bad_field("json_schema", "json_schema and grammar exclude each other")
-        grammar = form_grammar(form_rules(given.needed_object("json_schema").data, "json_schema"))
+        grammar = Form(given.needed_object("json_schema").data, "json_schema").grammar()
     for kind, (where, name) in _guided(given).items():
         if kind in _SCHEMAS and not schemas:
             continue
@@ -308,18 +341,15 @@ def _guided_grammar(where: Fields, name: str, kind: str) -> str:
         texts = where.texts(name)
         if not texts:
             raise where.wrong(name, "a list of texts")
-        return f"root ::= {one_of(texts)}"
+        return prepared(where.path + name, choice_grammar, texts)
     if kind == "regex":
-        try:
-            return pattern_grammar(where.needed_name(name))
-        except GrammarError as error:
-            raise where.refused(name, str(error)) from error
+        return prepared(where.path + name, pattern_grammar, where.needed_name(name))
     if kind in _SCHEMAS:
-        return form_grammar(_guided_form(where, name, kind))
+        return _guided_form(where, name, kind).grammar()
     raise where.refused(name, "is not supported; use a grammar (GBNF) instead")
 
 
-def _guided_form(where: Fields, name: str, kind: str) -> str:
+def _guided_form(where: Fields, name: str, kind: str) -> Form:
     schema = {} if kind == "json_object" else where.data[name]
     if isinstance(schema, str):
         try:
@@ -328,37 +358,21 @@ def _guided_form(where: Fields, name: str, kind: str) -> str:
             raise where.refused(name, "is text that is not JSON") from None
     if not isinstance(schema, dict):
         raise where.wrong(name, "an object")
-    return form_rules(schema, where.path + name)
+    return Form(schema, where.path + name)
 
 
-def form_rules(schema: Mapping[str, Any], field: str, strict: bool = True) -> str:
-    """GBNF rules, of which "json" is JSON of the schema that a field asks for; {} is any object.
-
-    `strict`: whether a schema that no grammar can say whole is refused; else it is kept as far as one can.
-    """
-    try:
-        return schema_rules({"json": schema}, strict=strict, trimmed=True)
-    except (GrammarError, RecursionError) as error:
-        raise bad_field(field, f"{field}: {error}") from error
-
-
-def form_grammar(rules: str) -> str:
-    """The grammar of texts that are such JSON."""
-    return f"root ::= json\n{rules}"
-
-
-def read_form(given: Fields, own: str = "") -> str:
-    """The rules of the JSON that the answer must be: an API's own field's, or those of one of vLLM's; "": free text."""
+def read_form(given: Fields, own: Form | None = None) -> Form | None:
+    """Return the JSON that the answer must be, by an API's own field or one of vLLM's; None for any text."""
     for kind, (where, name) in _guided(given).items():
         if kind in _SCHEMAS:
-            if own:
+            if own is not None:
                 raise where.refused(name, "goes with no other constraint of the text")
             own = _guided_form(where, name, kind)
     return own
 
 
-def read_format(given: Fields) -> str:
-    """What `response_format` asks for, or one of vLLM's fields, as `read_form` has it."""
+def read_format(given: Fields) -> Form | None:
+    """Return what `response_format` asks for, or one of vLLM's fields, as `read_form` does."""
     asked = given.object("response_format")
     kind = "text" if asked is None else asked.choice("type", _FORMATS, "text")
     if asked is None or kind == "text":
@@ -368,5 +382,4 @@ def read_format(given: Fields) -> str:
         raise bad_field("response_format.json_schema", "response_format.json_schema is missing")
     form = wrapped or asked
     schema = form.object("schema")
-    rules = form_rules({} if schema is None else schema.data, "response_format", form.flag("strict"))
-    return read_form(given, rules)
+    return read_form(given, Form({} if schema is None else schema.data, "response_format", form.flag("strict")))

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol, Self
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event, Listener, Prefilled, Request, Scored, Started
+from ngramspec.errors import GrammarError
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.call import Call, Counters, leaving, of_failure, overflow
 from ngramspec.steps import Step
@@ -80,7 +81,10 @@ async def generate(call: Call, requests: Sequence[Request], readers: Sequence[Te
     left, texts = len(requests), [_Text(reader) for reader in readers] or [_Text(None) for _ in requests]
     streamed = call.streamed or any(reader.ended is not None for reader in readers)
     patience = call.server.ping_seconds / _LOOKS if call.streamed else None
-    async with Running(call.model.service, requests, call.counters, streamed=streamed) as running:
+    async with (
+        _Grammars(call, requests),
+        Running(call.model.service, requests, call.counters, streamed=streamed) as running,
+    ):
         while left:
             number, event = await running.next(patience)
             if event is None:
@@ -91,6 +95,33 @@ async def generate(call: Call, requests: Sequence[Request], readers: Sequence[Te
                     running.cancel(number)
                 left -= isinstance(told, End)
                 yield number, told
+
+
+class _Grammars:
+    """The grammars of requests, compiled while the block lasts, so that the engine never waits for one.
+
+    Raises:
+        ApiError: on entry, if a grammar cannot be used.
+    """
+
+    def __init__(self, call: Call, requests: Sequence[Request]) -> None:
+        self._grammars = call.model.vocabulary.grammars
+        self._texts = {request.sampling.grammar for request in requests} - {None}
+        self._held: list[str] = []
+
+    async def __aenter__(self) -> None:
+        try:
+            for text in self._texts:
+                assert text is not None
+                await asyncio.to_thread(self._grammars.hold, text)
+                self._held.append(text)
+        except GrammarError as error:
+            await self.__aexit__()
+            raise of_failure(error) from error
+
+    async def __aexit__(self, *_: object) -> None:
+        for text in self._held:
+            self._grammars.release(text)
 
 
 class _Text:

@@ -45,7 +45,8 @@ async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, list
         )
     n_probs = given.whole(given.name("n_probs", "logprobs"), 0, most=call.model.vocabulary.n_vocab) or None
     cache_prompt = given.flag("cache_prompt", True)
-    requests = read_requests(call, prompts, read_sampling(call), n_probs, cache_prompt=cache_prompt)
+    sampling = await asyncio.to_thread(read_sampling, call)
+    requests = read_requests(call, prompts, sampling, n_probs, cache_prompt=cache_prompt)
     milliseconds = given.whole("t_max_predict_ms", -1, least=-(2**31)) or 0
     seconds, indent = milliseconds / 1000 if milliseconds > 0 else None, given.whole("n_indent", 0) or 0
     limits = [LineLimits(seconds, indent) for _ in requests] if seconds is not None or indent else []

@@ -22,7 +22,6 @@ from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field
 from ngramspec.server.common_fields import (
     MOST_ANSWERS,
     check_token,
-    form_grammar,
     read_answers,
     read_format,
     read_max_tokens,
@@ -64,7 +63,7 @@ def _read(call: Call) -> tuple[list[Request], list[str]]:
     if form := read_format(given):
         if sampling.grammar is not None:
             raise bad_field("response_format", "response_format cannot be combined with grammar")
-        sampling = replace(sampling, grammar=form_grammar(form))
+        sampling = replace(sampling, grammar=form.grammar())
     requests = read_requests(call, prompts, sampling, logprobs, scored=echo and logprobs is not None)
     texts = _texts(model, given, prompts) if echo else [""] * len(prompts)
     return requests, [text for text in texts for _ in range(answers)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from ngramspec.server.chat import (
     run_chat,
 )
 from ngramspec.server.common_fields import (
-    form_rules,
+    Form,
     read_form,
     read_prediction,
     read_sampling,
@@ -44,7 +45,7 @@ async def responses(call: Call) -> Response:
     """Answer a chat."""
     given, model = call.given, call.model
     task, toolbox, echo = read_request(given)
-    sampling = read_sampling(call, schemas=False)
+    sampling = await asyncio.to_thread(read_sampling, call, schemas=False)
     echo |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
     id, name = f"resp_{secrets.token_hex(12)}", given.text("model") or model.name
     return await respond(call, run_chat(call, task), ResponseReply(model, toolbox, echo, id, name, task.prediction))
@@ -181,16 +182,16 @@ def _part(part: Fields) -> str:
             raise part.refused("type", f"unsupported content type {other!r}")
 
 
-def _format(given: Fields) -> tuple[dict[str, Any], str]:
+def _format(given: Fields) -> tuple[dict[str, Any], Form | None]:
     """The form of the text as the answer repeats it, and what that means."""
     text = given.object("text")
     form = text.object("format") if text else None
     if form is None:
-        return {"type": "text"}, ""
+        return {"type": "text"}, None
     kind = form.needed_choice("type", ("text", "json_object", "json_schema"))
     schema = form.needed_object("schema").data if kind == "json_schema" else {}
     strict = bool(form.data.get("strict"))
-    return dict(form.data), "" if kind == "text" else form_rules(schema, f"{form.path}schema", strict)
+    return dict(form.data), None if kind == "text" else Form(schema, f"{form.path}schema", strict)
 
 
 def _logprobs(given: Fields) -> int | None:

@@ -6,10 +6,14 @@ Hermes' form, which it reads, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ngramspec.errors import GrammarError
+from ngramspec.grammars.json_schema import call_rule, json_rule
+from ngramspec.grammars.lark import Lark, lark, literal, marked
 from ngramspec.tool_calls.calls import ReadCall, named, objects, python, quote, rows
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.tagged import invoked, read_function, read_gemma4, read_hermes
@@ -177,95 +181,102 @@ def opened(tags: Mapping[str, str], opening: str) -> str | None:
 
 # --------------------------------------------------------------------------- grammars
 
-SchemaRules = Callable[..., str]
-"""GBNF rules for JSON schemas, by the names of the rules: `ngramspec.llama.json_schema.schema_rules`."""
-
 
 def answer_grammar(
     tools: Sequence[Tool],
-    schema_rules: SchemaRules,
     *,
     choice: str = "auto",
     parallel: bool = True,
     json: str = "",
     template: str | None = None,
     opening: str = "",
-) -> str:
-    """A GBNF grammar of answers that call tools, in the form that `parser_for` reads, or are JSON.
+    controls: Mapping[str, int] | None = None,
+) -> Lark:
+    """Return the grammar of answers that call tools, in the form that `parser_for` reads, or are JSON.
 
-    Thoughts may come first where the template knows them, and must end before that.
+    Thoughts may come first if the template knows them, and must end before that.
 
     Args:
-        tools: that may be called.
-        schema_rules: makes rules of JSON schemas.
+        tools: Tools that may be called.
         choice: "required", or the name of the tool that must be called; "auto": an answer may be JSON instead.
-        parallel: whether there may be several calls; of a named tool there is one.
-        json: GBNF rules of that JSON, which is "json" in them; "": the answer may not be any.
-        template, opening: as for `parser_for`.
+        parallel: Allow several calls. A tool that is named is called once.
+        json: Expression of that JSON, made by `json_rule`; "": the answer may not be any.
+        template: Chat template of the model.
+        opening: Text that the prompt ends in, as for `parser_for`.
+        controls: Ids of the control tokens by their names. Marks around calls and thoughts that are named there are
+            these tokens, and text otherwise.
 
     Raises:
         ValueError: no tool of that name.
-        GrammarError: a schema that cannot be a grammar; the message names the tool whose parameters it is for.
+        GrammarError: a schema that cannot be kept; the message names the tool whose parameters it is for.
     """
+    controls = controls or {}
     called = [tool for tool in tools if choice in {"auto", "required", tool.name}]
     if choice != "auto" and not called:
         raise ValueError(f"tool_choice {choice!r} is not one of the tools")
     family = family_of(template) or HERMES
-    rules, names = list[str](), list[str]()
-    for number, tool in enumerate(called):
-        before, after = family.write(tool.name)
-        names.append(f"call-{number}")
-        parameters = {"type": "object", **tool.parameters}
-        try:
-            rules.append(schema_rules({f"arguments-{number}": parameters}, strict=tool.strict))
-        except GrammarError as error:
-            raise GrammarError(f"the parameters of the tool {tool.name!r}: {error}") from error
-        rules.append(f"call-{number} ::= {quote(before)} arguments-{number} {quote(after)}")
-    answers = []
+    answers, rules = list[str](), list[str]()
     if called:
-        answers.append("calls")
+        calls = [_call(family, tool, controls) for tool in called]
         begin, between, end = family.around
-        several = parallel and choice in {"auto", "required"}
-        more = f" ({quote(between)} call)*" if several and between is not None else ""
-        rules += [f"calls ::= {quote(begin)} call{more} {quote(end)}", f"call ::= {' | '.join(names)}"]
+        several = parallel and choice in {"auto", "required"} and between is not None
+        more = f"({_text(between or '', controls)} call)*" if several else ""
+        answers.append("calls")
+        rules += [
+            f"calls: {_text(begin, controls)} call {more} {_text(end, controls)}",
+            f"call: {' | '.join(f'call_{number}' for number in range(len(calls)))}",
+            *(f"call_{number}: {call}" for number, call in enumerate(calls)),
+        ]
     if choice == "auto" and json:
         answers.append("json")
-        rules.append(json)
-    first = [*_thoughts_first("answer", template, opening), f"answer ::= {' | '.join(answers)}"]
-    return "\n".join([*first, *dict.fromkeys("\n".join(rules).splitlines())])
+        rules.append(f"json: {json}")
+    return lark(*_thoughts_first("answer", template, opening, controls), f"answer: {' | '.join(answers)}", *rules)
 
 
-def _thoughts_first(rest: str, template: str | None, opening: str) -> list[str]:
-    """GBNF rules whose root is the rule `rest`, with thoughts before it where the model thinks.
+def _text(text: str, controls: Mapping[str, int]) -> str:
+    return marked(text, controls) if text else ""
 
-    Where the prompt has opened thoughts, they must end first; where the template knows tags, there may be thoughts.
+
+def _call(family: Family, tool: Tool, controls: Mapping[str, int]) -> str:
+    """Return the expression of a call of a tool."""
+    parameters: dict[str, Any] = {"type": "object", **tool.parameters}
+    before, after = family.call
+    try:
+        if (key := _KEY_OF_ARGUMENTS.fullmatch(before)) is not None:
+            # As one piece of JSON: only then it can be told apart from an answer that is JSON by its first property.
+            return call_rule(tool.name, key[1], parameters, strict=tool.strict)
+        arguments = json_rule(parameters, strict=tool.strict)
+    except GrammarError as error:
+        raise GrammarError(f"the parameters of the tool {tool.name!r}: {error}") from error
+    names = {"%(name)s": tool.name, "%(json)s": quote(tool.name)}  # text, even if it looks like a control token
+    parts = [
+        literal(names[part]) if part in names else _text(part, controls)
+        for part in re.split(r"(%\((?:name|json)\)s)", before)
+    ]
+    return " ".join([*parts, arguments, _text(after, controls)])
+
+
+_KEY_OF_ARGUMENTS = re.compile(r'\{"name": %\(json\)s, "([a-z]+)": ')
+
+
+def _thoughts_first(rest: str, template: str | None, opening: str, controls: Mapping[str, int]) -> list[str]:
+    """Return rules whose start is the rule `rest`, with thoughts before it if the model thinks.
+
+    If the prompt has opened thoughts, they must end first; if the template knows tags, there may be thoughts.
     """
     tags = thought_tags(template)
     begun = opened(tags, opening)
     if begun is not None:
-        return [f"root ::= thoughts [ \\n]* {rest}", *_up_to("thoughts", tags[begun])]
-    rules, choices = [], []
-    for number, (start, end) in enumerate(tags.items()):
-        choices.append(f"{quote(start)} thoughts-{number}")
-        rules += _up_to(f"thoughts-{number}", end)
-    return [f"root ::= (({' | '.join(choices)}) [ \\n]*)? {rest}" if choices else f"root ::= {rest}", *rules]
+        return [f"start: thoughts_0 /[ \\n]*/ {rest}", _up_to("thoughts_0", tags[begun], controls)]
+    if not tags:
+        return [f"start: {rest}"]
+    choices = [f"{_text(start, controls)} thoughts_{number}" for number, start in enumerate(tags)]
+    rules = [_up_to(f"thoughts_{number}", end, controls) for number, end in enumerate(tags.values())]
+    return [f"start: (({' | '.join(choices)}) /[ \\n]*/)? {rest}", *rules]
 
 
-def _up_to(name: str, end: str) -> list[str]:
-    """Rules of any text up to the first occurrence of `end`, which is read: one for each length of it that has come."""
-    rules = []
-    known = "".join(sorted(set(end)))
-    for done in range(len(end)):
-        choices = []
-        for character in known:
-            text = end[:done] + character
-            begun = next(n for n in range(len(text), -1, -1) if end.startswith(text[len(text) - n :]) or n == 0)
-            after = f" {name}-{begun}" if begun < len(end) else ""
-            choices.append(f"{quote(character)}{after if begun else f' {name}-0'}")
-        choices.append(f"[^{''.join(map(_in_class, known))}] {name}-0")
-        rules.append(f"{name}-{done} ::= {' | '.join(choices)}")
-    return [f"{name} ::= {name}-0", *rules]
-
-
-def _in_class(character: str) -> str:
-    return f"\\x{ord(character):02X}" if ord(character) < 256 else character
+def _up_to(name: str, end: str, controls: Mapping[str, int]) -> str:
+    """Return the rule of any text up to the first occurrence of `end`, which is read."""
+    if end in controls:
+        return f"{name}: /(?s:.*)/ {marked(end, controls)}"
+    return f"{name}[suffix={literal(end)}]: /(?s:.*)/"

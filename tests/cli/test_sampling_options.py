@@ -28,8 +28,8 @@ SCHEMA = {
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        ("--grammar root:=x", 1, "the grammar does not parse: expecting ::= in line 1"),
-        ("""--grammar 'a::="x"'""", 1, "grammar does not contain a 'root' symbol"),
+        ("--grammar root:=x", 1, "the grammar does not parse: expected ::= in line 1"),
+        ("""--grammar 'a::="x"'""", 1, "the grammar has no rule named root"),
         ("--logit-bias 999999+1", 2, "the token of a logit bias must be 0 to 4095, got 999999"),
         ("--logprobs 5000 --json", 2, "--logprobs must be at most 4096"),
     ],

@@ -26,8 +26,8 @@ from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.exactness import decision
 from ngramspec.exactness.decision import Measured
+from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.llama.cache_tree import Branch
-from ngramspec.llama.json_schema import schema_grammar
 from ngramspec.llama.target import LEAVES, Target
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling

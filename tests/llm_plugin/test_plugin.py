@@ -194,7 +194,7 @@ def answering(*answers: str) -> tuple[NGramSpec, mock.Mock]:
         text = next(texts)
         return (Step((7,), pieces=(text[at : at + 5],), batch=1) for at in range(0, len(text), 5))
 
-    told = mock.Mock(n_ctx=512, chat_template=TEMPLATE, notes=(), exactness=SimpleNamespace(same=True))
+    told = mock.Mock(n_ctx=512, chat_template=TEMPLATE, controls={}, notes=(), exactness=SimpleNamespace(same=True))
     told.chat.return_value = ChatPrompt([1, 2, 3], "", "")
     told.is_eog.return_value = False
     told.generate.side_effect = generate
@@ -241,4 +241,4 @@ def test_a_schema_leaves_room_for_calls_where_there_are_tools() -> None:
     without, with_tools = (call.args[0].grammar for call in told.sampler.call_args_list)
     assert "multiply" not in str(without)
     assert "multiply" in str(with_tools)
-    assert "answer ::= calls | json" in str(with_tools)
+    assert "answer: calls | json" in str(with_tools)

@@ -14,7 +14,7 @@ from support.chat_scripts import Said, answers, finish, refused
 from ngramspec.server.anthropic import MessageReply, hides_thoughts, read_request, worded
 from ngramspec.server.call import ApiError, Fields, overflow
 from ngramspec.server.chat import ChatTask
-from ngramspec.server.common_fields import form_rules
+from ngramspec.server.common_fields import Form
 from ngramspec.tool_calls.deltas import Delta, Tool
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
@@ -137,7 +137,7 @@ def test_documents_of_text_are_read() -> None:
 def test_settings_of_the_request() -> None:
     got = task(stop_sequences=["END"], tools=[LOOK], metadata={"user_id": "u"}, container=None, unknown=[1])
     assert (got.max_tokens, got.stop, got.tools) == (9, ("END",), [Tool("look", "Looks.", LOOK["input_schema"])])
-    assert (got.tool_choice, got.parallel, got.form, dict(got.variables)) == ("auto", True, "", {})
+    assert (got.tool_choice, got.parallel, got.form, dict(got.variables)) == ("auto", True, None, {})
 
 
 def test_tools_and_their_choice() -> None:
@@ -163,8 +163,8 @@ def test_thinking_effort_and_format() -> None:
     assert task(output_config={"effort": "max"}).variables == {"reasoning_effort": "high"}
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     form = {"type": "json_schema", "schema": schema}
-    assert task(output_config={"format": form}).form == form_rules(schema, "")
-    assert task(output_format=form).form == form_rules(schema, "")
+    assert task(output_config={"format": form}).form == Form(schema, "output_config.format.schema")
+    assert task(output_format=form).form == Form(schema, "output_format.schema")
     assert hides_thoughts(Fields({"thinking": {"type": "adaptive", "display": "omitted"}}))
     assert not hides_thoughts(Fields({"thinking": {"type": "adaptive"}}))
 

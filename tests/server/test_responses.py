@@ -22,7 +22,7 @@ from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server import responses
 from ngramspec.server.call import ApiError, Fields, overflow
 from ngramspec.server.chat import ChatTask, Toolbox
-from ngramspec.server.common_fields import form_rules
+from ngramspec.server.common_fields import Form
 from ngramspec.server.generate import Piece
 from ngramspec.server.reply import logprobs_content
 from ngramspec.server.responses import ResponseReply, read_request
@@ -166,12 +166,11 @@ def test_settings_of_the_request() -> None:
         prompt_cache_key="k",
         client_metadata={},
     )
-    assert (got.max_tokens, got.form, got.logprobs) == (16, form_rules(schema, ""), 0)
+    assert (got.max_tokens, got.form, got.logprobs) == (16, Form(schema, "text.format.schema"), 0)
     assert got.variables == {"enable_thinking": True, "reasoning_effort": "low"}
     assert task(reasoning={"effort": "none"}).variables["enable_thinking"] is False
-    assert (task().form, task().logprobs, task().variables) == ("", None, {})
-    told = form_rules({"type": "object"}, "", strict=False)
-    assert task(text={"format": {"type": "json_object"}}).form == told
+    assert (task().form, task().logprobs, task().variables) == (None, None, {})
+    assert task(text={"format": {"type": "json_object"}}).form == Form({}, "text.format.schema", strict=False)
     assert task(top_logprobs=3).logprobs == 3
     assert task(input=[]).messages == task(input="").messages == [{"role": "user", "content": ""}]
 

@@ -1,0 +1,282 @@
+"""JSON schemas as expressions of a `Lark` grammar; llguidance does the work.
+
+Five things are settled here, because the standard leaves them open or llguidance decides otherwise:
+
+- An object with `properties` or `required` contains only the properties that the schema names, unless the schema
+  mentions others (`additionalProperties`, `patternProperties`). Models would add properties without end.
+- `oneOf` means `anyOf`, and an unknown `format` is a comment.
+- A schema without `type` is of the type that its other keywords are about, and an array with `prefixItems` contains no
+  further items unless `items` allows them.
+- White space is what models write: nothing, a space, or one or two line ends and an indentation.
+- A schema that is not strict loses what no engine supports, such as `not`, `if`, `uniqueItems` and lookarounds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llguidance import LLMatcher
+
+from ngramspec.errors import GrammarError
+from ngramspec.grammars.lark import Lark, failure, lark
+
+OPTIONS: Mapping[str, Any] = {
+    "whitespace_pattern": r" |\n{1,2}[ \t]{0,20}",
+    "coerce_one_of": True,
+    "json_allow_general_unicode_escapes": True,
+}
+"""Options of llguidance's JSON compiler."""
+
+FORMATS = frozenset(
+    {
+        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
+    }
+)
+"""Formats that are enforced."""
+
+_SIZES = {
+    "object": ("minProperties", "maxProperties"),
+    "array": ("minItems", "maxItems"),
+    "string": ("minLength", "maxLength"),
+}
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE = ("items", "additionalItems", "additionalProperties")
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref")
+_TYPES: Mapping[str, frozenset[str]] = {
+    "object": frozenset({*("properties", "required", "additionalProperties", "patternProperties"), *_SIZES["object"]}),
+    "array": frozenset({*("items", "prefixItems"), *_SIZES["array"]}),
+    "string": frozenset({*("pattern",), *_SIZES["string"]}),
+    "number": frozenset({*("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")}),
+}
+"""Keywords that are about one type each."""
+
+_OPENING = ("additionalProperties", "patternProperties")
+_EMPTY: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ({},)),
+    **{"uniqueItems": (False,), "unevaluatedProperties": (False, True), "minContains": (0, 1)},
+}
+"""Keywords that llguidance does not know, and their values that constrain nothing here."""
+
+_LENIENT = (
+    (),
+    ("multipleOf", "patternProperties", "minProperties", "maxProperties"),
+    ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems"),
+    ("allOf", "format", "pattern"),
+)
+"""Keywords that are left out one group after the other until a schema that is not strict compiles."""
+
+_JSON = "%json "
+
+MAX_SCHEMAS = 20_000
+"""Maximum number of schemas in one, with those that references repeat."""
+
+
+def json_rule(schema: Mapping[str, Any], *, strict: bool = True) -> str:
+    """Return the Lark expression of JSON that is valid by a schema; {} means any object.
+
+    Args:
+        schema: JSON schema.
+        strict: Refuse constraints that cannot be kept; otherwise leave them out.
+
+    Raises:
+        GrammarError: the schema is not one, or contains what cannot be kept.
+    """
+    return _expression(_prepare(schema or {"type": "object"}, strict=strict), strict=strict)
+
+
+def call_rule(name: str, key: str, parameters: Mapping[str, Any], *, strict: bool = True) -> str:
+    """Return the Lark expression of a call as an object: {"name": NAME, KEY: arguments}.
+
+    Args:
+        name: Name of the tool.
+        key: Property that contains the arguments.
+        parameters: JSON schema of the arguments.
+        strict: As for `json_rule`.
+
+    Raises:
+        GrammarError: as `json_rule` does.
+    """
+    # Its own id makes references within the parameters point into them.
+    arguments = {"$id": "arguments:", **_prepare(parameters, strict=strict)}
+    properties = {"name": {"const": name}, key: arguments}
+    whole = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return _expression(whole, strict=strict)
+
+
+def _prepare(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    """Return a schema in the form for llguidance, which can compile it; see `json_rule` for errors."""
+    problem: str | None = None
+    left_out: set[str] = set()
+    for group in _LENIENT if not strict else ((),):
+        left_out |= {*group}
+        prepared = _Preparation(schema, strict=strict, left_out=left_out).root()
+        text = _expression(prepared, strict=strict).removeprefix(_JSON)
+        if (found := failure(LLMatcher.grammar_from_json_schema(text))) is None:
+            return prepared
+        problem = problem or found
+    raise _unusable(problem or "it is too large")
+
+
+def _expression(prepared: Mapping[str, Any], *, strict: bool) -> str:
+    try:
+        # As the last key: llguidance puts the last one in its place, and takes the order of properties from the keys.
+        return _JSON + json.dumps({**prepared, "x-guidance": {**OPTIONS, "lenient": not strict}})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _unusable(f"it is nested too deeply, or is not JSON: {error}") from error
+
+
+def schema_grammar(schema: str, *, strict: bool = True) -> Lark:
+    """Return the grammar of a JSON schema that is given as JSON text; see `json_rule` for arguments and errors."""
+    try:
+        loaded = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"the JSON schema is not JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise GrammarError(f"the JSON schema is a {type(loaded).__name__}, but must be an object")
+    return lark(f"start: {json_rule(loaded, strict=strict)}")
+
+
+def _unusable(why: str) -> GrammarError:
+    return GrammarError(f"the JSON schema cannot be used: {' '.join(why.split())}")
+
+
+def _is_pattern(pattern: str) -> bool:
+    """Return True if llguidance knows everything in a regular expression."""
+    return failure(LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))) is None
+
+
+class _Preparation:
+    """One pass over a schema that brings it into the form for llguidance; `left_out`: keywords to remove."""
+
+    def __init__(self, root: Mapping[str, Any], *, strict: bool, left_out: set[str]) -> None:
+        self._root, self._strict, self._left_out = root, strict, left_out
+        self._count = 0
+
+    def root(self) -> dict[str, Any]:
+        try:
+            prepared: dict[str, Any] = self._schema(self._root, closed=True)
+        except RecursionError as error:
+            raise _unusable("it is nested too deeply") from error
+        prepared.pop("x-guidance", None)
+        return prepared
+
+    def _schema(self, schema: Any, *, closed: bool) -> Any:
+        """Prepare a schema.
+
+        Args:
+            schema: Schema, or anything else that the user put there, which llguidance complains of.
+            closed: Allow only the named properties in an object. False for a part of a conjunction, in which other
+                parts name further ones.
+        """
+        if not isinstance(schema, Mapping):
+            return schema
+        self._count += 1
+        if self._count > MAX_SCHEMAS:
+            raise _unusable(f"it consists of more than {MAX_SCHEMAS:,} schemas")
+        if not closed and (target := self._target(schema)) is not None:
+            schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+            return self._schema(schema, closed=False)
+        self._check_circle(schema)
+        kept = {key: value for key, value in schema.items() if self._keeps(key, value)}
+        inner_closed = closed and self._is_alone(kept)
+        prepared = {key: self._value(key, value, closed=inner_closed) for key, value in kept.items()}
+        if _CHOICES.isdisjoint(kept) and (kind := next((kind for kind in _TYPES if _TYPES[kind] & kept.keys()), None)):
+            prepared["type"] = kind
+        if "prefixItems" in kept:
+            prepared.setdefault("items", False)
+        if closed and not (inner_closed and _IN_PLACE_SET & kept.keys()):
+            self._close(schema, prepared)
+        return prepared
+
+    def _value(self, key: str, value: Any, *, closed: bool) -> Any:
+        if key in _MAPS and isinstance(value, Mapping):
+            return {name: self._schema(one, closed=True) for name, one in value.items()}
+        if key in _LISTS and isinstance(value, list):
+            return [self._schema(one, closed=closed or key not in _IN_PLACE) for one in value]
+        if key in _SINGLE:
+            each = value if isinstance(value, list) else [value]
+            found = [self._schema(one, closed=True) for one in each]
+            return found if isinstance(value, list) else found[0]
+        return value
+
+    def _keeps(self, key: str, value: Any) -> bool:
+        if key == "format":
+            return value in FORMATS and key not in self._left_out if isinstance(value, str) else True
+        if key == "pattern" and not self._strict and isinstance(value, str):
+            return key not in self._left_out and _is_pattern(value)
+        return key not in self._left_out and not (key in _EMPTY and value in _EMPTY[key])
+
+    # ------------------------------------------------------------------ objects
+
+    @staticmethod
+    def _is_alone(schema: Mapping[str, Any]) -> bool:
+        """Return True if a schema leaves it to at most one other place which properties there are."""
+        parts = [key for key in _IN_PLACE if key in schema]
+        if not parts:
+            return True
+        several = parts == ["allOf"] and isinstance(schema["allOf"], list) and len(schema["allOf"]) > 1
+        return len(parts) == 1 and not several and schema.keys().isdisjoint({"properties", *_OPENING})
+
+    def _close(self, schema: Mapping[str, Any], prepared: dict[str, Any]) -> None:
+        """Forbid properties that no part of a schema names."""
+        names: dict[str, None] = {}
+        for part in self._parts(schema):
+            if any(key in part for key in _OPENING):
+                return
+            if isinstance(properties := part.get("properties"), Mapping):
+                names |= dict.fromkeys(properties)
+            required = part.get("required", ())
+            names |= dict.fromkeys(name for name in required if isinstance(name, str))
+        known = prepared.get("properties", {})
+        if ("properties" not in schema and not names) or not isinstance(known, Mapping):
+            return
+        prepared["properties"] = {**known, **{name: True for name in names if name not in known}}
+        prepared["additionalProperties"] = False
+        # llguidance takes the order of properties from the keyword that comes first.
+        for key in [key for key in prepared if key in _IN_PLACE]:
+            prepared[key] = prepared.pop(key)
+
+    def _parts(self, schema: Any) -> Iterator[Mapping[str, Any]]:
+        """Yield a schema and all others that it applies in place, each once."""
+        waiting, seen = [schema], set[int]()
+        while waiting:
+            part = waiting.pop()
+            if not isinstance(part, Mapping) or id(part) in seen:
+                continue
+            seen.add(id(part))
+            yield part
+            for key in ("oneOf", "anyOf", "allOf"):
+                if isinstance(inner := part.get(key), list):
+                    waiting += reversed(inner)
+            waiting.append(self._target(part))
+
+    # ------------------------------------------------------------------ references
+
+    def _target(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the schema that `$ref` points to; None without one, or if only llguidance finds it."""
+        reference, target = schema.get("$ref"), self._root
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            return None
+        for step in reference[2:].split("/") if reference != "#" else []:
+            key = step.replace("~1", "/").replace("~0", "~")
+            inner = target.get(key) if isinstance(target, Mapping) else None
+            if inner is None:
+                return None
+            target = inner
+        return target if isinstance(target, Mapping) else None
+
+    def _check_circle(self, schema: Mapping[str, Any]) -> None:
+        """Refuse a reference that leads to itself, which llguidance takes for a grammar without any text."""
+        seen, part = set[int](), schema
+        while (target := self._target(part)) is not None:
+            if id(target) in seen:
+                raise _unusable(f"{schema['$ref']} refers to itself")
+            seen.add(id(target))
+            part = target
+
+
+_IN_PLACE_SET = frozenset(_IN_PLACE)
+_CHOICES = frozenset({*_IN_PLACE, "type", "const", "enum"})

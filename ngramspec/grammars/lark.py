@@ -1,0 +1,120 @@
+"""`Lark`: a grammar in the Lark dialect of llguidance, and the expressions that such grammars are made of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+
+from ngramspec.errors import GrammarError
+from ngramspec.grammars.deep_stack import on_deep_stack
+
+# Any tokenization of the text is accepted, as without a grammar, and not only the tokenizer's own.
+_HEADER = '%llguidance {"no_forcing": true}'
+
+LIMITS = LLParserLimits(verbose_errors=False)
+"""The limits of llguidance on the size of a grammar and on the work for one token: its defaults."""
+
+MAX_SIZE = 2_000_000
+"""Maximum length of a grammar in characters."""
+
+
+class Lark(str):
+    """A grammar in the Lark dialect of llguidance, whose start rule is `start`.
+
+    As a separate type, it cannot be confused with the GBNF text that users pass.
+    """
+
+    __slots__ = ()
+
+
+def lark(*rules: str) -> Lark:
+    """Return the grammar with these rules; one of them is `start`."""
+    return Lark("\n".join([_HEADER, *rules, ""]))
+
+
+def literal(text: str) -> str:
+    """Return the expression that matches exactly this text.
+
+    Raises:
+        GrammarError: the text contains half of a surrogate pair.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarError(f"character {error.start} of {text[:40]!r} is not valid text") from error
+    return json.dumps(text)
+
+
+def special(token: int) -> str:
+    """Return the expression that matches one token by its id."""
+    return f"<[{token}]>"
+
+
+def marked(text: str, controls: Mapping[str, int]) -> str:
+    """Return the expression that matches a text in which the names of control tokens stand for these tokens.
+
+    Args:
+        text: Text, not empty.
+        controls: Token ids by the names of the control tokens.
+    """
+    names = sorted((name for name in controls if name in text), key=len, reverse=True)
+    parts: list[str | int] = [text]
+    for name in names:
+        parts = [piece for part in parts for piece in _split(part, name, controls[name])]
+    return " ".join([special(part) if isinstance(part, int) else literal(part) for part in parts if part != ""])
+
+
+def _split(part: str | int, name: str, token: int) -> Iterable[str | int]:
+    if isinstance(part, int):
+        return (part,)
+    first, *others = part.split(name)
+    return (first, *(piece for other in others for piece in (token, other)))
+
+
+def pattern_grammar(pattern: str) -> Lark:
+    """Return the grammar of the texts that a regular expression matches as a whole.
+
+    The syntax is that of Rust's `regex` without lookarounds; `\\d`, `\\w` and `\\s` match ASCII only.
+
+    Raises:
+        GrammarError: the pattern does not parse, or contains lookarounds or references.
+    """
+    inner = pattern.removeprefix("^")
+    inner = inner.removesuffix("$") if not inner.endswith("\\$") else inner
+    grammar = lark(f"start: /{regex_to_lark(f'(?:{inner})', 'dws')}/")
+    if (problem := failure(LLMatcher.grammar_from_lark(grammar))) is not None:
+        raise GrammarError(f"the pattern cannot be used: {problem}")
+    return grammar
+
+
+def choice_grammar(texts: Sequence[str]) -> Lark:
+    """Return the grammar of these texts."""
+    choices = " | ".join([literal(text) for text in dict.fromkeys(texts) if text])
+    if not choices:
+        return lark('start: ""')
+    return lark("start: CHOICE" + (' | ""' if "" in texts else ""), f"CHOICE: {choices}")
+
+
+def failure(grammar: str) -> str | None:
+    """Return why llguidance cannot compile a grammar, given as `LLMatcher` takes it; None if it can."""
+    if len(grammar) > MAX_SIZE:
+        return f"it has more than {MAX_SIZE:,} characters"
+    failed, messages = on_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS))
+    return reason(messages[0]) if failed else None
+
+
+def reason(message: str) -> str:
+    """Return why llguidance refuses a grammar, from its message, in one line without places in the Lark text."""
+    lines = message.strip().splitlines() or [""]
+    line = re.sub(r"^(at )?[0-9]+\([0-9]+\): ", "", lines[0]).removeprefix("failed to compile JSON schema: ")
+    if (keys := re.match(r"Unimplemented keys: \[(.*)\]", line)) is not None:
+        line = f"unsupported keywords: {keys[1].replace(chr(34), '')}"
+    if "regex parse error" in line:
+        line = next((one for one in lines if one.startswith("error: ")), line).removeprefix("error: ")
+        line = f"a regular expression does not parse: {line}"
+    if line.startswith("panic: "):
+        line = "llguidance fails on it, perhaps because it is too large"
+    return line[:200]

@@ -1,0 +1,400 @@
+"""The lexemes of a GBNF grammar, and the grammar as `Lark`.
+
+llguidance reads a text by lexemes, each a regular expression, and takes the longest that fits. GBNF has no lexemes: any
+way to read the text counts. So a part of the grammar without recursion becomes one lexeme only if the longest reading
+cannot miss another: if a text of a lexeme R is also the beginning of a longer text of a lexeme S, no character that
+may follow R may continue S there. Otherwise S is split into its parts, down to single characters, of which none begins
+another. A grammar without recursion is one lexeme, for which nothing has to be checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from ngramspec.grammars.conflicts import Conflicts, Lexeme
+from ngramspec.grammars.gbnf import (
+    Chars,
+    Choice,
+    FindToken,
+    Node,
+    Reference,
+    Repetition,
+    Sequence,
+    Text,
+    Token,
+    children,
+    parse,
+    walk,
+)
+from ngramspec.grammars.lark import Lark, lark, literal
+from ngramspec.grammars.rules import Alphabet, bottom_up, check_depth, find_recursive
+
+
+def gbnf_to_lark(text: str, find_token: FindToken = lambda name: None) -> Lark:
+    """Return the `Lark` grammar of the texts that a GBNF grammar describes; see `parse` for arguments and errors."""
+    return _Writer(parse(text, find_token)).write()
+
+
+_Item = Lexeme | Reference | Token | Sequence | Choice | Repetition  # the latter three with items in them
+
+
+class _Writer:
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        self._rules = rules
+        self._alphabet = Alphabet(rules)
+        self._conflicts = Conflicts(rules, self._alphabet)
+        self._recursive = find_recursive(rules)
+        self._nullable: dict[str, bool] = {}
+        self._split = set[int]()  # nodes, by their ids, that are not one lexeme
+        self._as_rules = set[str]()  # rules without recursion that are not part of a lexeme
+        self._runs: dict[tuple[int, ...], Sequence] = {}
+        self._letters: dict[int, list[Chars]] = {}
+        self._first_of: dict[int, int] = {}
+        self._fixed_rules: dict[str, str | None] = {}
+        self._expressions: dict[int, str] = {}
+        self._joined: list[Node] = []
+        self._numbers = {name: number for number, name in enumerate(rules)}
+        self._regular: dict[str, bool] = {}
+        for name in bottom_up(rules, self._recursive):
+            self._regular[name] = name not in self._recursive and self._is_regular(rules[name])
+        check_depth(rules, self._regular)
+        self._find_nullable()
+
+    # ------------------------------------------------------------------ what is a lexeme
+
+    def write(self) -> Lark:
+        while True:
+            items = self._items()
+            lexemes = [leaf for item in items.values() for leaf in _leaves(item) if isinstance(leaf, Lexeme)]
+            self._find_follow(items)
+            same: dict[str, list[Lexeme]] = defaultdict(list)
+            for lexeme in lexemes:
+                same[self._expression(lexeme.node)].append(lexeme)
+            distinct = [Lexeme(each[0].node, False, _union(one.follow for one in each)) for each in same.values()]
+            conflicts = self._conflicts.find(distinct) if any(one.follow for one in distinct) else []
+            if not conflicts:
+                return self._text(items)
+            for lexeme in (one for node in conflicts for one in same[self._expression(node)]):
+                if isinstance(lexeme.node, Reference):
+                    self._as_rules.add(lexeme.node.name)
+                self._split.add(id(lexeme.node))
+
+    def _is_regular(self, node: Node) -> bool:
+        return all(
+            not isinstance(part, Token) and (not isinstance(part, Reference) or self._regular.get(part.name, False))
+            for part in walk(node)
+        )
+
+    def _items(self) -> dict[str, _Item]:
+        """Return the rules that are reached from the root, with lexemes in them."""
+        found: dict[str, _Item] = {}
+        waiting = ["root"]
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found[name] = self._lower(self._rules[name])
+                waiting += [item.name for item in _leaves(found[name]) if isinstance(item, Reference)]
+        return found
+
+    def _can_join(self, node: Node) -> bool:
+        """Return True if a node may be a lexeme, or part of one."""
+        if id(node) in self._split:
+            return False
+        match node:
+            case Token():
+                return False
+            case Reference(name):
+                return self._regular[name] and name not in self._as_rules
+        return all(map(self._can_join, children(node)))
+
+    def _lower(self, node: Node) -> _Item:
+        if self._can_join(node):
+            return Lexeme(node, self._is_nullable(node))
+        match node:
+            case Sequence(parts):
+                joined: list[_Item] = []
+                run: list[Node] = []
+                for part in parts:
+                    if self._can_join(part):
+                        run.append(part)
+                    else:
+                        joined += [*self._lower_run(run), self._lower(part)]
+                        run = []
+                return Sequence([*joined, *self._lower_run(run)])
+            case Choice(options):
+                return Choice([self._lower(option) for option in options])
+            case Repetition(part, least, most):
+                return Repetition(self._lower(part), least, most)
+            case Text(text):
+                return Sequence(
+                    [Lexeme(letter, False) for letter in self._letters.setdefault(id(node), _letters(text))]
+                )
+        assert isinstance(node, Reference | Token)
+        return node
+
+    def _lower_run(self, parts: list[Node]) -> list[_Item]:
+        """Return the lexemes of parts in a row: one; or if that is split, the last part alone; or all alone."""
+        if len(parts) < 2:
+            return [self._lower(part) for part in parts]
+        # A lexeme is known by its node, which must therefore be the same one in every round.
+        whole = self._runs.setdefault(tuple(map(id, parts)), Sequence(parts))
+        if id(whole) not in self._split:
+            return [Lexeme(whole, self._is_nullable(whole))]
+        *before, last = parts
+        if len(before) > 1:
+            first = self._runs.setdefault(tuple(map(id, before)), Sequence(before))
+            if id(first) not in self._split:
+                return [Lexeme(first, self._is_nullable(first)), self._lower(last)]
+        return [self._lower(part) for part in parts]
+
+    # ------------------------------------------------------------------ what may follow
+
+    def _find_nullable(self) -> None:
+        users: dict[str, set[str]] = defaultdict(set)
+        for name, rule in self._rules.items():
+            for node in walk(rule):
+                if isinstance(node, Reference):
+                    users[node.name].add(name)
+        self._nullable = dict.fromkeys(self._rules, False)
+        waiting = list(self._rules)
+        while waiting:
+            name = waiting.pop()
+            if not self._nullable[name] and self._is_nullable(self._rules[name]):
+                self._nullable[name] = True
+                waiting += users[name]
+
+    def _is_nullable(self, node: Node | _Item) -> bool:
+        match node:
+            case Lexeme():
+                return node.nullable
+            case Reference(name):
+                return self._nullable[name]
+            case Sequence(parts):
+                return all(map(self._is_nullable, parts))
+            case Choice(options):
+                return any(map(self._is_nullable, options))
+            case Repetition(part, least):
+                return least == 0 or self._is_nullable(part)
+        return False
+
+    def _find_follow(self, items: Mapping[str, _Item]) -> None:
+        """Set which characters may come after each lexeme."""
+        users: dict[str, set[str]] = defaultdict(set)
+        for name, item in items.items():
+            for leaf in _leaves(item):
+                if isinstance(leaf, Reference):
+                    users[leaf.name].add(name)
+        firsts: dict[str, int] = dict.fromkeys(items, 0)
+        starts: dict[int, int] = {}
+
+        def first(item: _Item) -> int:
+            match item:
+                case Lexeme():
+                    if id(item) not in starts:
+                        starts[id(item)] = self._first(item.node)
+                    return starts[id(item)]
+                case Reference(name):
+                    return firsts[name]
+                case Sequence(parts):
+                    mask = 0
+                    for part in parts:
+                        mask |= first(part)
+                        if not self._is_nullable(part):
+                            break
+                    return mask
+                case Choice(options):
+                    mask = 0
+                    for option in options:
+                        mask |= first(option)
+                    return mask
+                case Repetition(part):
+                    return first(part)
+            return 0
+
+        waiting = list(items)
+        while waiting:
+            name = waiting.pop()
+            if (mask := first(items[name])) != firsts[name]:
+                firsts[name] = mask
+                waiting += users[name]
+        follows: dict[str, int] = dict.fromkeys(items, 0)
+        changed = set[str]()
+
+        def spread(item: _Item, follow: int) -> None:
+            match item:
+                case Lexeme():
+                    item.follow |= follow
+                case Reference(name) if follow & ~follows[name]:
+                    follows[name] |= follow
+                    changed.add(name)
+                case Sequence(parts):
+                    for part in reversed(parts):
+                        spread(part, follow)
+                        follow = first(part) | (follow if self._is_nullable(part) else 0)
+                case Choice(options):
+                    for option in options:
+                        spread(option, follow)
+                case Repetition(part, _, most):
+                    spread(part, follow | (first(part) if most is None or most > 1 else 0))
+
+        changed |= items.keys()
+        while changed:
+            name = changed.pop()
+            spread(items[name], follows[name])
+
+    def _first(self, node: Node) -> int:
+        """Return the characters that a part without recursion may begin with."""
+        if (known := self._first_of.get(id(node))) is not None:
+            return known
+        mask = 0
+        match node:
+            case Chars(ranges):
+                mask = self._alphabet.mask(ranges)
+            case Text(text):
+                mask = self._alphabet.letter(text[0])
+            case Reference(name):
+                mask = self._first(self._rules[name])
+            case Sequence(parts):
+                for part in parts:
+                    mask |= self._first(part)
+                    if not self._is_nullable(part):
+                        break
+            case Choice(options):
+                for option in options:
+                    mask |= self._first(option)
+            case Repetition(part, _, most) if most != 0:
+                mask = self._first(part)
+        self._first_of[id(node)] = mask
+        return mask
+
+    # ------------------------------------------------------------------ the text
+
+    def _fixed(self, node: Node) -> str | None:
+        """Return the only text of a part without recursion; None if there are others."""
+        match node:
+            case Chars(((low, high),)) if low == high:
+                return chr(low)
+            case Text(text):
+                return text
+            case Reference(name):
+                if name not in self._fixed_rules:
+                    self._fixed_rules[name] = self._fixed(self._rules[name])
+                return self._fixed_rules[name]
+            case Sequence(parts):
+                texts = list(map(self._fixed, parts))
+                return None if None in texts else "".join(one for one in texts if one is not None)
+        return None
+
+    def _expression(self, node: Node) -> str:
+        """Return the regular expression of a part without recursion; rules in it are separate terminals."""
+        if (known := self._expressions.get(id(node))) is not None:
+            return known
+        if (text := self._fixed(node)) is not None:
+            found = literal(text)
+        else:
+            match node:
+                case Chars(ranges):
+                    found = _class(ranges)
+                case Reference(name):
+                    found = f"PART_{self._numbers[name]}"
+                case Sequence(parts):
+                    found = f"({' '.join(map(self._expression, self._texts_joined(parts)))})"
+                case Choice(options):
+                    found = f"({' | '.join(dict.fromkeys(map(self._expression, options)))})"
+                case Repetition(part, least, most):
+                    found = f"({self._expression(part)}){_bounds(least, most)}"
+                case _:
+                    raise AssertionError(node)
+        self._expressions[id(node)] = found
+        return found
+
+    def _texts_joined(self, parts: list[Node]) -> list[Node]:
+        """Return the parts of a sequence, in which neighbours that are fixed texts are one."""
+        found: list[Node] = []
+        for is_fixed, group in groupby(parts, key=lambda part: self._fixed(part) is not None):
+            members = [*group]
+            found += [Sequence(members)] if is_fixed else members
+        self._joined += found  # so that no other node gets their ids
+        return found
+
+    def _text(self, items: Mapping[str, _Item]) -> Lark:
+        names = {name: "start" if name == "root" else f"rule_{self._numbers[name]}" for name in items}
+        terminals: dict[str, str] = {}  # names by expression
+
+        def write(item: _Item) -> str:  # noqa: PLR0911
+            match item:
+                case Lexeme(node, nullable):
+                    if not self._first(node):
+                        return '""'
+                    expression = self._expression(node)
+                    expression = f"({expression}) & /(?s:.+)/" if nullable else expression
+                    return terminals.setdefault(expression, f"LEXEME_{len(terminals)}") + "?" * nullable
+                case Reference(name):
+                    return names[name]
+                case Token(token, negated):
+                    return f"<[{'^' * negated}{token}]>"
+                case Sequence(parts):
+                    return " ".join(map(write, parts)) if parts else '""'
+                case Choice(options):
+                    return f"({' | '.join(map(write, options))})"
+                case Repetition(part, least, most):
+                    return f"({write(part)}){_bounds(least, most)}" if most != 0 else '""'
+            raise AssertionError(item)
+
+        lines = [f"{names[name]}: {write(item)}" for name, item in items.items()]
+        lines += [f"{name}: {expression}" for expression, name in terminals.items()]
+        by_number = list(self._rules.values())
+        seen, waiting = set[str](), [*terminals]
+        while waiting:
+            for part in {*_PART.findall(waiting.pop())} - seen:
+                seen.add(part)
+                waiting.append(self._expression(by_number[int(part)]))
+                lines.append(f"PART_{part}: {waiting[-1]}")
+        return lark(*lines)
+
+
+_PART = re.compile(r"\bPART_([0-9]+)\b")
+
+
+def _letters(text: str) -> list[Chars]:
+    return [Chars(((ord(letter), ord(letter)),)) for letter in text]
+
+
+def _union(masks: Iterable[int]) -> int:
+    found = 0
+    for mask in masks:
+        found |= mask
+    return found
+
+
+def _leaves(item: _Item) -> Iterator[_Item]:
+    waiting = [item]
+    while waiting:
+        item = waiting.pop()
+        inner: list[Any] = children(item) if isinstance(item, Sequence | Choice | Repetition) else []
+        if not inner:
+            yield item
+        waiting += inner
+
+
+def _class(ranges: tuple[tuple[int, int], ...]) -> str:
+    inner = "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in _without_surrogates(ranges))
+    return f"/[{inner}]/"
+
+
+def _without_surrogates(ranges: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int]]:
+    for low, high in ranges:
+        if low < 0xD800:
+            yield low, min(high, 0xD7FF)
+        if high > 0xDFFF:
+            yield max(low, 0xE000), high
+
+
+def _bounds(least: int, most: int | None) -> str:
+    if most is None:
+        return {0: "*", 1: "+"}.get(least, f"{{{least},}}")
+    return "?" if (least, most) == (0, 1) else f"{{{least},{most}}}"

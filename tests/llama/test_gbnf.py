@@ -1,0 +1,178 @@
+"""GBNF as `Lark` describes the same texts as llama.cpp reads in it, and is read by few lexemes."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from support.llama_grammar import theirs
+
+from ngramspec.errors import GrammarError
+from ngramspec.grammars.deep_stack import on_deep_stack
+from ngramspec.grammars.lark import LIMITS, Lark
+from ngramspec.grammars.lexemes import gbnf_to_lark
+from ngramspec.grammars.rules import MAX_DEPTH
+from ngramspec.llama.vocabulary import Vocabulary
+
+BYTES = LLTokenizer("byte")
+
+JSON = r"""
+# llama.cpp's grammars/json.gbnf
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+
+array  ::=
+  "[" ws (
+            value
+    ("," ws value)*
+  )? "]" ws
+
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) # escapes
+  )* "\"" ws
+
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+
+# Optional space: by convention, applied in this grammar after literal chars when allowed
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+ARITHMETIC = """root ::= (expr "=" ws term "\\n")+\r
+expr ::= term ([-+*/] term)*\r
+term ::= ident | num | "(" ws expr ")" ws\r
+ident ::= [a-z] [a-z0-9_]* ws\r
+num ::= [0-9]+ ws\r
+ws ::= [ \\t\\n]*"""
+
+
+def ours(grammar: Lark, raw: bytes) -> tuple[int, bool]:
+    """Return how many bytes our reading allows, and whether the text may end after all of them."""
+    matcher = on_deep_stack(lambda: LLMatcher(BYTES, grammar, log_level=0, limits=LIMITS))
+    count = matcher.try_consume_tokens(list(raw))
+    assert not matcher.is_error(), matcher.get_error()
+    return count, count == len(raw) and (matcher.is_accepting() or matcher.stop_reason() == "NoExtension")
+
+
+def random_rule(rng: random.Random, later: list[str], every: list[str], depth: int = 0) -> str:
+    """Return the right side of a rule; only after a character it refers to any rule: llama.cpp hangs otherwise."""
+
+    def part() -> str:
+        return random_rule(rng, later, every, depth + 1)
+
+    kind = rng.random()
+    if depth > 3 or kind < 0.3:
+        return rng.choice(
+            ['"a"', '"b"', '"ab"', '"ba"', '"aba"', "[ab]", "[^a]", "[a-c]", '"c"', '""', ".", '"\\u00e9"']
+        )
+    if kind < 0.5:
+        return " ".join(part() for _ in range(rng.randint(1, 3)))
+    if kind < 0.65:
+        return f"({' | '.join(part() for _ in range(rng.randint(1, 3)))})"
+    if kind < 0.8:
+        return f"({part()}){rng.choice(['*', '+', '?', '{2}', '{0,2}', '{1,}', '{2,3}'])}"
+    if kind < 0.88 and later:
+        return rng.choice(later)
+    name = rng.choice(every)
+    return rng.choice([f'"a" {name}', f'[ab] {name} "b"', f'"c" {name}?', f'"b" ({name} "a")*'])
+
+
+def random_grammar(rng: random.Random) -> str:
+    names = ["root", "x", "y"]
+    return "\n".join(
+        f"{name} ::= {' | '.join(random_rule(rng, names[i + 1 :], names) for _ in range(rng.randint(1, 2)))}"
+        for i, name in enumerate(names)
+    )
+
+
+def check_same_texts(vocabulary: Vocabulary, seeds: range) -> int:
+    """Compare both readings of random grammars on random texts; the number of grammars that need several lexemes."""
+    several = 0
+    for seed in seeds:
+        rng = random.Random(seed)
+        text = random_grammar(rng)
+        grammar = gbnf_to_lark(text)
+        several += "LEXEME_1" in grammar
+        for _ in range(10):
+            raw = "".join(rng.choice("aaabbbc\u00e9") for _ in range(rng.randint(0, 8))).encode()
+            assert theirs(vocabulary, text, raw) in (ours(grammar, raw), None), (seed, text, raw, grammar)
+    return several
+
+
+def test_random_grammars_describe_the_texts_that_llama_cpp_reads(word_vocabulary: Vocabulary) -> None:
+    assert check_same_texts(word_vocabulary, range(60)) > 20
+
+
+@pytest.mark.exhaustive
+def test_many_random_grammars_describe_the_texts_that_llama_cpp_reads(word_vocabulary: Vocabulary) -> None:
+    assert check_same_texts(word_vocabulary, range(100, 400)) > 100
+
+
+@pytest.mark.parametrize(
+    ("text", "texts"),
+    [
+        (
+            JSON,
+            [
+                '{"a": [1, -2.5e1, "x\\n\\u00e9"], "b": {}}',
+                "{\n  }",
+                '{"a":"é"}',
+                "[]",
+                '{"a": 01}',
+                '{"a":1}  ',
+                '{"\\x',
+            ],
+        ),
+        (ARITHMETIC, ["a=1\n", "a+b*(c-1)=2\n", "ab12 + 3 = 4\n5=6\n", "a b=1\n", "1a=1\n", "(a=1\n"]),
+        ('root ::= ("a" | "ab") "bc"? root?', ["abc", "abbc", "ab", "aabc", "bc"]),
+        (r'root ::= "\x41\u00e9\U0001F600\t\"\\\[\]" [\]\-^a] "x"', ['A\u00e9\U0001f600\t"\\[]-x', "A", "B"]),
+        ("root ::= item{2,3} # two or three\nitem ::= [^\\n,]+ ','?".replace("'", '"'), ["a,b", "a,b,c,", "ab", ","]),
+    ],
+    ids=["json", "arithmetic", "ambiguous", "escapes", "bounds"],
+)
+def test_written_grammars_describe_the_texts_that_llama_cpp_reads(
+    text: str, texts: list[str], word_vocabulary: Vocabulary
+) -> None:
+    grammar = gbnf_to_lark(text)
+    for one in texts:
+        raw = one.encode()
+        assert ours(grammar, raw) == theirs(word_vocabulary, text, raw), one
+
+
+def test_nul_and_line_ends_are_characters() -> None:
+    assert ours(gbnf_to_lark(r'root ::= "\x00" [\x00-\x01] .'), b"\0\1\n") == (3, True)
+    assert ours(gbnf_to_lark('root ::= [^a-z"\\\\]*'), b"\r\n/\xc3\xa9#") == (6, True)
+
+
+def test_texts_without_recursion_are_one_lexeme() -> None:
+    assert gbnf_to_lark("root ::= a b* | c\na ::= [a-z]+ b\nb ::= c{2,}\nc ::= [0-9]").count("\nLEXEME_") == 1
+
+
+def test_strings_of_json_are_one_lexeme() -> None:
+    """Of several lexemes a mask would take a hundred times as long."""
+    assert gbnf_to_lark(JSON).count("\nLEXEME_") == 10
+    string = gbnf_to_lark('root ::= "[" root "]" | "\\"" [^"\\\\]* "\\""')
+    assert re.search(r'^LEXEME_2: \("\\"" \(/.*/\)\* "\\""\)$', string, re.MULTILINE), string
+
+
+def test_a_large_choice_and_a_long_chain_stay_small() -> None:
+    words = " | ".join(f'"word{number}"' for number in range(3000))
+    assert ours(gbnf_to_lark(f"root ::= {words}"), b"word2999") == (8, True)
+    chain = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(8))
+    assert ours(gbnf_to_lark(f'root ::= r0\n{chain}\nr8 ::= "a"?'), b"aaa") == (3, True)
+
+
+def test_rules_within_rules_have_a_limit() -> None:
+    chain = "\n".join(f"r{i} ::= r{i + 1}" for i in range(MAX_DEPTH + 5))
+    with pytest.raises(GrammarError, match=f"is nested more than {MAX_DEPTH} deep"):
+        gbnf_to_lark(f'root ::= r0\n{chain}\nr{MAX_DEPTH + 5} ::= "a"')
+    recursive = "\n".join(f'r{i} ::= "a" r{i + 1} | "b" root' for i in range(2000))
+    assert ours(gbnf_to_lark(f'root ::= r0\n{recursive}\nr2000 ::= "x"'), b"aabax") == (4, False)

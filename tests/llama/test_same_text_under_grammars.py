@@ -1,0 +1,99 @@
+"""Under a grammar a text is the same with and without drafts: on the demo model, bit for bit with `exact="on"`."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from support.cli_runner import DEMO
+from support.json_texts import whole_schema
+
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting import DRAFTERS
+from ngramspec.errors import GrammarError
+from ngramspec.grammars.json_schema import schema_grammar
+from ngramspec.grammars.lark import choice_grammar, pattern_grammar
+from ngramspec.llama.target import Target
+from ngramspec.sampling.settings import Sampling
+
+NAMES = tuple(name for name in DRAFTERS if name != "memory")  # which drafts from earlier answers only
+
+SAMPLERS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {},
+    {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    {"repeat_penalty": 1.2, "presence_penalty": 0.3},
+    {"temperature": 0.0, "repeat_penalty": 1.3},
+    {"dry_multiplier": 0.8},
+    {"xtc_probability": 0.4, "typical_p": 0.9},
+    {"mirostat": 1},
+    {"mirostat": 2},
+    {"dynatemp_range": 0.4, "top_n_sigma": 2.0},
+    {"logit_bias": ((40, 5.0), (50, -5.0))},
+)
+GRAMMARS = (
+    'root ::= "{" ws pair ("," ws pair)* "}"\npair ::= "\\"" [a-z]{1,5} "\\":" ws value\n'
+    'value ::= [0-9]{1,4} | root\nws ::= " "?',
+    'root ::= line{3,}\nline ::= [A-Z] [a-z ]{3,20} ".\\n"',
+    'root ::= ("a" | "ab") ("bc" | "c" root) | "x" root "y"',
+)
+PROMPTS = ("Give me JSON: ", '[{"name": "red", "size": 5}, {"name": "green", "size": ', "The list of all words:\n")
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    with Target(DEMO, n_ctx=512, threads=1, exact="on") as opened:
+        yield opened
+
+
+def text_of(decoder: SpeculativeDecoder, prompt: list[int], sampling: Sampling) -> tuple[list[int], str, int]:
+    """Return the tokens of a text, the error that ended it, and how many drafts were accepted."""
+    tokens: list[int] = []
+    accepted, ended = 0, ""
+    try:
+        for step in decoder.generate(prompt, max_tokens=48, sampling=sampling):
+            tokens += step.tokens
+            accepted += step.accepted
+    except GrammarError as error:
+        ended = str(error)
+    return tokens, ended, accepted
+
+
+def compare(target: Target, seeds: range) -> int:
+    """Compare random combinations of grammar, sampler, seed and drafter; the number of accepted draft tokens."""
+    accepted = 0
+    decoders = {
+        name: SpeculativeDecoder(
+            target, drafter=name, policy="fixed" if name else "cost", draft_max=7 if name else None, exact="on"
+        )
+        for name in (None, *NAMES)
+    }
+    for seed in seeds:
+        rng = random.Random(seed)
+        grammar = rng.choice(
+            [*GRAMMARS, pattern_grammar(r"\d{3}-[a-z]{2,9}( \w+)*"), choice_grammar(["red", "reed", "blue sky"])]
+        )
+        if rng.random() < 0.6:
+            with suppress(GrammarError):  # a few random schemas contradict themselves
+                grammar = schema_grammar(json.dumps(whole_schema(rng)))
+        sampling = Sampling(**{"temperature": 0.8, "seed": seed, "grammar": grammar} | rng.choice(SAMPLERS))
+        prompt = target.tokenize(rng.choice(PROMPTS))
+        drafter = rng.choice(NAMES)
+        plain = text_of(decoders[None], prompt, sampling)
+        drafted = text_of(decoders[drafter], prompt, sampling)
+        assert plain[:2] == drafted[:2], (seed, drafter, sampling)
+        accepted += drafted[2]
+    return accepted
+
+
+def test_texts_under_grammars_are_the_same_with_drafts(target: Target) -> None:
+    assert compare(target, range(6)) > 10
+
+
+@pytest.mark.exhaustive
+def test_500_texts_under_grammars_are_the_same_with_drafts(target: Target) -> None:
+    assert compare(target, range(100, 600)) > 1500
