@@ -41,18 +41,19 @@ def test_the_statistics_of_a_session() -> None:
     stats = Stats()
     stats.add(Step((1,), ("a",), seconds=0.5))
     timed = {"seconds": 0.25, "plain_seconds": 0.25, "elapsed": 0.5}
-    stats.add(Step((1, 2), ("a", "b"), drafted=(1, 3, 4), accepted=1, batch=4, **timed))
-    stats.add(Step((1,), ("a",), batch=1, **timed))
+    for _ in range(8):
+        stats.add(Step((1, 2), ("a", "b"), drafted=(1, 3, 4), accepted=1, batch=4, **timed))
+        stats.add(Step((1,), ("a",), batch=1, **timed))
     written = StringIO()
     Console(width=90, file=written).print(*totals(stats, {"model": "m\x1b[bold]"}))
     shown = [" ".join(re.findall(r"[^\s│┃]+", line)) for line in written.getvalue().splitlines()]
     assert "model m␛[bold]" in shown
-    assert "tokens 4 generated, prompts processed in 0.5 s" in shown
+    assert "tokens 25 generated, prompts processed in 0.5 s" in shown
     assert "speed 3.0 tokens/s, 1.50 tokens per pass" in shown
-    assert "passes 2, 50% of them without a draft" in shown
-    assert "drafts 1 of 3 drafted tokens accepted (33%)" in shown
+    assert "passes 16, 50% of them without a draft" in shown
+    assert "drafts 8 of 24 drafted tokens accepted (33%)" in shown
     assert "gain about 1.50x plain decoding (estimated from this machine's cost curve)" in shown
-    assert [line for line in shown if re.fullmatch(r"[\d %]+", line)] == ["1 1 1 1 100%", "2 1 1 0 0%"]
+    assert [line for line in shown if re.fullmatch(r"[\d %]+", line)] == ["1 8 8 8 100%", "2 8 8 0 0%"]
     assert len(totals(Stats(), {})) == 1
 
 

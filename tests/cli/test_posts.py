@@ -139,12 +139,13 @@ def counted(plain_seconds: float) -> Stats:
     stats = Stats()
     stats.add(Step((1,), ("a",), seconds=0.5))
     timed = {"seconds": 0.25, "plain_seconds": plain_seconds, "elapsed": 0.25}
-    stats.add(Step((1, 2), ("a", "b"), drafted=(1, 3), accepted=1, batch=3, **timed))
+    for _ in range(16):
+        stats.add(Step((1, 2), ("a", "b"), drafted=(1, 3), accepted=1, batch=3, **timed))
     return stats
 
 
 def test_the_gain_is_told_where_there_is_one() -> None:
-    told = "3 tokens at 8.0 tokens/s"
+    told = "33 tokens at 8.0 tokens/s"
     assert summary(counted(0.2)) == f"{told}, about 1.60 times as fast as without drafts"
     assert {summary(counted(plain_seconds)) for plain_seconds in (0.1255, 0.1, 0.0)} == {told}  # the first: 1.004
     stats = Stats()
@@ -154,16 +155,14 @@ def test_the_gain_is_told_where_there_is_one() -> None:
 
 
 def test_where_there_is_no_gain_the_reason_is_told() -> None:
-    def told(*, drafted: tuple[int, ...], plain_seconds: float, passes: int = 16) -> str | None:
+    def told(*, drafted: tuple[int, ...], plain_seconds: float, passes: int = 16, accepted: int = 0) -> str | None:
         stats = Stats()
+        tokens, timed = (1, 2)[: 1 + accepted], {"seconds": 0.25, "plain_seconds": plain_seconds}
         for _ in range(passes):
-            step = Step(
-                (1,), ("a",), drafted=drafted, batch=1 + len(drafted), seconds=0.25, plain_seconds=plain_seconds
-            )
-            stats.add(step)
+            stats.add(Step(tokens, ("a",), drafted=drafted, accepted=accepted, batch=1 + len(drafted), **timed))
         return no_gain(stats, CostCurve({1: 0.1, 4: 0.38}))
 
-    assert told(drafted=(2,), plain_seconds=0.5) is None  # a gain
+    assert told(drafted=(2,), plain_seconds=0.5, accepted=1) is None  # a gain
     assert told(drafted=(2,), plain_seconds=0.2) == "drafts gained nothing: 0 of 16 draft tokens were accepted"
     assert str(told(drafted=(), plain_seconds=0.25)).endswith(
         "a batch of 4 tokens costs 3.8 times one token, so no draft was worth it"

@@ -159,15 +159,6 @@ def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measured, "relative_time", lambda *_: 1.0)
 
 
-def test_a_server_measures_longer_while_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    budgets: list[float | None] = []
-    monkeypatch.setattr(decision, "BUDGET", 8.0)
-    monkeypatch.setattr(decision.ExactAuto, "measure", lambda _, budget=None: budgets.append(budget))
-    for texts in (None, 1, 2):
-        Target(DEMO, n_ctx=64, texts=texts).close()
-    assert budgets == [8.0, 32.0, 32.0]
-
-
 def text(target: Target, prompt: list[int], drafter: str | None, sampling: Sampling) -> tuple[list[int], int]:
     """(tokens, close calls) of a fresh request."""
     target.clear()

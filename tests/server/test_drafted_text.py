@@ -82,7 +82,7 @@ def test_what_is_told_of_an_answer_and_of_its_drafts_to_whom_asks() -> None:
     assert len(set(counts)) > 1
     assert {chunk["timings"]["cache_n"] for chunk in told[1:]} == {2}
     assert not any("drafted" in chunk["choices"][0] for chunk in told)
-    told, _ = ask(CHATS, CHAT, Script(text="Hello, world: all of it", step=3))
+    told, _ = ask(CHATS, CHAT, Script(text="Hello, world: all of it" * 12, step=3))
     assert "drafted" not in told["choices"][0]
     # Each of the fake's passes takes as long as a token alone.
     tokens = told["timings"]["predicted_n"]
