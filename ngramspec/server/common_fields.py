@@ -1,6 +1,6 @@
 """The fields that all APIs share which generate text: how tokens are chosen, how many, what the text must be like.
 
-Every setting of `Sampling` is a field of its own name, which is llama-server's too, or of other servers' names; a
+Every setting of `Sampling` is a field of the same name, which is llama-server's too, or of other servers' names; a
 request's take the place of the server's defaults. A value that cannot be is an `ApiError` that names its field.
 """
 
@@ -117,7 +117,7 @@ def check_token(vocabulary: Tokenizer, value: Any, name: str) -> int:
 
 
 def _read_setting(name: str, given: Fields, key: str, vocabulary: Tokenizer) -> Any:
-    """The value of a setting; without a reader of its own it is a number."""
+    """Return the value of a setting, which is a number unless the setting has a reader."""
     if name == "logit_bias":
         return _biases(given, key, vocabulary)
     if name in _READERS:
@@ -177,7 +177,7 @@ def _bias(key: str, pair: Any, vocabulary: Tokenizer) -> list[tuple[int, float]]
 
 
 def read_max_tokens(given: Fields) -> int | None:
-    """Most tokens to emit, under any of its names; None: as many as the context holds, which -1 means too."""
+    """Return the maximum number of tokens, under any of its names; `None` and -1 mean until the context is full."""
     most = given.whole(given.name("max_completion_tokens", "max_tokens", "n_predict"), -1, least=-1)
     return None if most == -1 else most
 
@@ -236,7 +236,7 @@ def read_usage_too(call: Call) -> bool:
 
 
 def several_seeds(request: Request, count: int) -> list[Request]:
-    """One request so many times, each with the seed after the last one's."""
+    """Repeat a request `count` times, each time with the next seed."""
     sampling = request.sampling
     return [replace(request, sampling=replace(sampling, seed=(sampling.seed + i) % 2**64)) for i in range(count)]
 
@@ -281,7 +281,7 @@ class Form:
         return prepared(self.field, json_rule, self.schema, strict=self.strict)
 
     def grammar(self) -> Lark:
-        """Return the grammar of texts that are this JSON; errors as of `rule`."""
+        """Return the grammar of texts that are this JSON; raises as `rule` does."""
         return lark(f"start: {self.rule()}")
 
 
@@ -329,7 +329,7 @@ def _guided(given: Fields) -> dict[str, tuple[Fields, str]]:
             name = prefix + kind
             if name in where and where.data[name] is not False:
                 if kind in found:
-                    raise where.refused(name, f"stands beside guided_{kind}")
+                    raise where.refused(name, f"cannot be combined with guided_{kind}")
                 found[kind] = where, name
     return found
 

@@ -1,0 +1,64 @@
+"""Exact mode gives the same bits with any number of threads, and with a number that changes in the middle of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.cli_runner import DEMO
+
+from architectures.files import names, write_models
+from ngramspec.cpu.thread_governor import ThreadGovernor
+from ngramspec.errors import ModelError
+from ngramspec.llama.target import Target
+
+SIZES = (1, 1, 4, 1, 2, 8, 1, 1)  # tokens of the decode calls after the prompt
+PROMPT = 600  # beyond 512 cells, where flash attention on a CPU splits the context over the threads
+
+
+def compute_bits(path: Path, threads: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Return the logits of a prompt and of decode calls after it, each with the next number of threads."""
+    monkeypatch.setattr(ThreadGovernor, "choose", lambda self, size: next(threads))
+    with Target(path, n_ctx=PROMPT + sum(SIZES), exact="on", n_gpu_layers=0) as target:
+        tokens = [int(t) for t in np.random.default_rng(0).integers(0, target.n_vocab, PROMPT + sum(SIZES))]
+        rows = [target.prefill(tokens[:PROMPT]).tobytes()]
+        at = PROMPT
+        for size in SIZES:
+            rows.append(target.evaluate(tokens[at : at + size]).tobytes())
+            at += size
+    return b"".join(rows)
+
+
+def check_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = compute_bits(path, cycle([1]), monkeypatch)
+    for numbers in ((2,), (3,), (4,), (1, 2), (2, 1, 4, 3)):
+        assert compute_bits(path, cycle(numbers), monkeypatch) == expected, f"threads {numbers}"
+
+
+def test_bits_of_the_demo_model_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_threads(DEMO, monkeypatch)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", names())
+def test_bits_of_an_architecture_do_not_depend_on_threads(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_models(tmp_path, [name])[name]
+    try:
+        check_threads(path, monkeypatch)
+    except ModelError as error:
+        pytest.skip(str(error))
+
+
+def test_flash_attention_in_exact_mode_fixes_the_number() -> None:
+    for flash_attn, adapts in (("auto", True), ("on", False)):
+        with Target(DEMO, n_ctx=64, exact="on", flash_attn=flash_attn, n_gpu_layers=0) as target:
+            assert target.governor.adapts is adapts
+    with Target(DEMO, n_ctx=64, exact="off", flash_attn="on", n_gpu_layers=0) as target:
+        assert target.governor.adapts
+    with Target(DEMO, n_ctx=64, threads=2) as target:
+        assert not target.governor.adapts
