@@ -22,9 +22,9 @@ class LossBudget:
     CREDIT = 1.0
     START = 1.0
     DEBT = 2.0
-    OVERHEAD = 0.005
+    OVERHEAD = 0.004
     FADE = 0.995
-    ASKING_CREDIT = 0.5
+    ASKING_CREDIT = 0.25
     RESERVE = 2.0  # plain passes' time of savings that asking may use up later
     CHEAP = 0.05
 

@@ -125,7 +125,7 @@ def visit(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Visit]:
 
 def test_an_answer_grows_and_then_says_how_fast_it_was(visit: Visit) -> None:
     go = threading.Semaphore(2)
-    text = "one two three four five six"
+    text = " ".join(["one two three four five six"] * 8)
     visit.begun(Script(text, step=3, go=go))
     begun = visit.answer.inner_text()
     assert text.startswith(begun)
@@ -223,7 +223,7 @@ def test_an_answer_keeps_to_a_schema(visit: Visit) -> None:
     expect(visit.question).to_have_value("hi")
     schema.fill('{"type": "integer"}')
     visit.answered(Script("12"))
-    assert "root ::=" in (visit.service.requests[-1].sampling.grammar or "")
+    assert '"type": "integer"' in (visit.service.requests[-1].sampling.grammar or "")
 
 
 def test_system_messages_can_be_saved_and_chosen(visit: Visit) -> None:
