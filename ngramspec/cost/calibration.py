@@ -198,6 +198,3 @@ def choose_class(report: ProbeReport, curve: CostCurve) -> tuple[int, ...]:
     """
     affordable = [c for c in report.classes if min(map(curve.ratio, c)) <= EXACT_TOLERANCE]
     return max(affordable, key=lambda c: (len(c), -c[0]))
-
-
-# --------------------------------------------------------------------------- disturbance

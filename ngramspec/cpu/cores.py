@@ -157,11 +157,13 @@ QUIET = 0.2
 
 
 def count_running() -> int | None:
-    """Return how many threads of the machine are running or ready to run; `None` if the system does not report it."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/stat").read_text().splitlines():
-            if line.startswith("procs_running"):
-                return int(line.split()[1])
+    """Return how many threads of other programs are running or ready now; `None` if the system does not report it."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/stat").read_text().splitlines()
+        everything = int(next(line for line in lines if line.startswith("procs_running")).split()[1])
+        # The state is the first field after the name, which is in brackets and may contain any character.
+        stats = [(task / "stat").read_text() for task in Path("/proc/self/task").iterdir()]
+        return max(0, everything - sum(text.rpartition(")")[2].split()[0] == "R" for text in stats))
     return None
 
 
@@ -171,7 +173,7 @@ class CpuLoad:
     Args:
         read: Returns the CPU time used so far.
         clock: Returns the wall time in seconds.
-        running: Returns how many threads are running or ready; `None` if that is unknown.
+        running: Returns how many threads of other programs run or are ready; `None` if that is unknown.
     """
 
     INTERVAL = 0.1  # minimum seconds between two samples; the system counts in steps of 10 ms
@@ -206,8 +208,8 @@ class CpuLoad:
         weight = 1.0 - math.exp(-passed / self.MEMORY)
         self.cores += weight * (max(0.0, used / passed) - self.cores)
         if passed > self.GAP and (running := self._running()) is not None:
-            # This thread is one of them. What ran earlier in the gap may have ended.
-            self.cores = min(self.cores, float(max(0, running - 1)))
+            # What ran earlier in the gap may have ended.
+            self.cores = min(self.cores, float(running))
         self._before, self._at = current, now
         self._interval = max(self.INTERVAL, (self._clock() - now) / self.SHARE)
         return True

@@ -15,8 +15,6 @@ faster one stays. What trials cost is bounded by a share of the time. On an idle
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,7 +31,7 @@ EPISODE_CALLS, EPISODE_SECONDS = 3, 0.1
 BETTER = 0.95  # another number is used if it takes at most this share of the present number's time
 HOPELESS = 4.0  # a trial ends early once it has taken this many times as long as the present number would
 TRIAL_SHARE = 0.02  # maximum share of the time that trials may lose
-FIRST_TRIAL, LAST_TRIAL = 2.0, 60.0  # seconds between trials; doubled by each trial that fails
+FIRST_TRIAL, LAST_TRIAL = 2.0, 60.0  # seconds of calls between trials; doubled by each trial that fails
 
 UNSEEN = 2.5
 """Decode calls that take this many times as long as usual on an apparently idle machine may be slowed down by programs
@@ -67,13 +65,14 @@ class _Choice:
     usual: float = 0.0  # seconds that these calls usually take
     upwards: bool = True  # direction of the next trial
     pause: float = FIRST_TRIAL
-    next_trial: float = 0.0
+    spent: float = 0.0  # seconds of all calls
+    next_trial: float = 0.0  # in `spent`
 
-    def restart(self, number: int, now: float) -> None:
+    def restart(self, number: int) -> None:
         """Use this number, and forget how long calls took."""
         self.number = self.home = number
         self.slowness.clear()
-        self.upwards, self.pause, self.next_trial = True, FIRST_TRIAL, now + FIRST_TRIAL
+        self.upwards, self.pause, self.next_trial = True, FIRST_TRIAL, self.spent + FIRST_TRIAL
         self.start_episode()
 
     def start_episode(self) -> None:
@@ -113,7 +112,6 @@ class ThreadGovernor:
         adapts: Whether the number for one token may change, and that for more.
         load: What other programs use; `None` for what all models of this process share.
         cores: Logical cores that this process may use; `None` for those that it may.
-        clock: Returns the wall time in seconds.
 
     Attributes:
         period: Counts changes of the load and of the numbers. Times of different periods cannot be compared.
@@ -127,13 +125,11 @@ class ThreadGovernor:
         adapts: tuple[bool, bool] = (True, True),
         load: CpuLoad | None = None,
         cores: int | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.threads = threads  # for one token on an idle machine
         self.period = 0
         self._load = load or shared_load()
         self._cores = self._free = cores or logical_cores()
-        self._clock = clock
         self._is_unseen = False  # whether calls are slow although no other program appears to run
         self._usual: dict[int, float] = {}  # seconds of an undisturbed call by its size
         single, batch = adapts
@@ -165,10 +161,11 @@ class ThreadGovernor:
             usual += DRIFT * (seconds - usual)
         self._usual[size] = usual
         choice.calls += 1
+        choice.spent += seconds
         choice.seconds += seconds
         choice.usual += usual
         if choice.has_measured:
-            self._end_episode(choice, self._clock())
+            self._end_episode(choice)
 
     @property
     def is_quiet(self) -> bool:
@@ -219,11 +216,10 @@ class ThreadGovernor:
 
     def _restart(self) -> None:
         self.period += 1
-        now = self._clock()
         for choice in self._choices:
-            choice.restart(min(choice.most, self._free) if choice.adapts else choice.most, now)
+            choice.restart(min(choice.most, self._free) if choice.adapts else choice.most)
 
-    def _end_episode(self, choice: _Choice, now: float) -> None:
+    def _end_episode(self, choice: _Choice) -> None:
         """Note how slow a number was, use the fastest one known, and try another if it is time."""
         slowness = choice.seconds / choice.usual
         before = choice.slowness.get(choice.number)
@@ -231,14 +227,14 @@ class ThreadGovernor:
         if choice.on_trial:
             lost = choice.seconds - choice.slowness[choice.home] * choice.usual
             choice.pause = FIRST_TRIAL if self._is_unseen else min(LAST_TRIAL, 2 * choice.pause)
-            choice.next_trial = now + max(choice.pause, lost / TRIAL_SHARE)
+            choice.next_trial = choice.spent + max(choice.pause, lost / TRIAL_SHARE)
         best = min(choice.slowness, key=choice.slowness.__getitem__)
         if choice.slowness[best] <= BETTER * choice.slowness[choice.home]:
             choice.home, choice.pause = best, FIRST_TRIAL
             self.period += 1
         if self._load.is_quiet and choice is self._choices[0]:
             self._judge_unseen(choice)
-        is_due = not self.is_quiet and now >= choice.next_trial
+        is_due = not self.is_quiet and choice.spent >= choice.next_trial
         choice.number = choice.neighbour() if is_due else choice.home
         choice.start_episode()
 

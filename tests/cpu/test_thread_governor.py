@@ -28,7 +28,7 @@ class Machine:
     def governor(self, threads: int | None = None, **options: object) -> ThreadGovernor:
         load = CpuLoad(lambda: self.used, lambda: self.now, lambda: None)
         n = threads or self.cores
-        return ThreadGovernor(n, n, load=load, cores=self.cores, clock=lambda: self.now, **options)  # type: ignore[arg-type]
+        return ThreadGovernor(n, n, load=load, cores=self.cores, **options)  # type: ignore[arg-type]
 
     def call_seconds(self, threads: int, size: int) -> float:
         others = self.others(self.now)
@@ -98,7 +98,7 @@ def test_low_guess_is_corrected_by_trials() -> None:
         return CpuSeconds(machine.used.system + 2.0 * machine.now, machine.used.process)
 
     load = CpuLoad(read, lambda: machine.now, lambda: None)
-    governor = ThreadGovernor(4, 4, load=load, cores=4, clock=lambda: machine.now)
+    governor = ThreadGovernor(4, 4, load=load, cores=4)
     machine.rate(governor, 1.0)
     assert governor.state.threads < 4
     machine.rate(governor, 10.0)
