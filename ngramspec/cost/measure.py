@@ -51,7 +51,8 @@ FEWEST_ROUNDS = 4  # with fewer, the cost of a change cannot be told from noise
 CHANGE_SHARE = 0.3  # maximum share of the budget for timing changes
 
 
-BUDGET = 2.0  # seconds that measuring may take, or 5 % of the generation where that is more
+BUDGET = 2.0  # seconds that measuring may take, or 5 % of the generation if that is more
+LONGEST = 8.0  # seconds that measuring may take in any case
 ROUNDS = 4  # most runs per size
 
 
@@ -72,7 +73,7 @@ def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) ->
     fast = single < BUDGET / 10
     best = {1: time_pass(target, 1) if fast else single}
     run, tried = RUN if fast else 1, fast
-    deadline = began + max(BUDGET, 0.05 * tokens * best[1])
+    deadline = began + min(max(BUDGET, 0.05 * tokens * best[1]), LONGEST)
     switch = 0.0
     # Round by round, so that a disturbance of some milliseconds does not hit all passes of one size.
     for number in range(ROUNDS):

@@ -172,6 +172,7 @@ class Measured:
 # --------------------------------------------------------------------------- measuring
 
 BUDGET = 7.0  # seconds to measure in while a model is loaded
+GRACE = 2.0  # seconds after which a step is abandoned that takes longer than expected, as when other programs start
 COST, ROUNDING_COST = 150, 170  # passes over one token, roughly, that a step takes at most, and that of rounding
 ROUNDS = 2
 UNMEASURED = 1.0  # how far batch sizes are taken to move a logit where there was no time to measure it
@@ -264,6 +265,8 @@ class ExactAuto:
         settings = self._model.settings if what == "times" else ("exact" if what == "exact" else "fast",)
         with ExitStack() as stack:
             trials = {name: stack.enter_context(self._model.trial(name)) for name in settings}
+            for trial in trials.values():
+                trial.deadline = ends + GRACE
             expected = trials[settings[0]].single() * (ROUNDING_COST if what == "rounding" else COST)
             if time.perf_counter() + expected > ends:
                 return False

@@ -14,6 +14,7 @@ evaluates the last ones before those that it compares.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -46,6 +47,9 @@ class TrialContext:
 
     Its batches hold STRETCH tokens or more, whatever `params` says. Raises TargetError where the machine lacks the
     memory for it; its methods do where llama.cpp failed.
+
+    Attributes:
+        deadline: When measuring must end, by `time.perf_counter`. Later decode calls raise `TargetError`.
     """
 
     def __init__(self, model: Any, params: Any, adapters: Sequence[Adapter]) -> None:
@@ -54,6 +58,7 @@ class TrialContext:
         params.n_rs_seq = 0
         self._recurrent = is_recurrent(model)
         self._kept = 0
+        self.deadline = math.inf
         self._ctx, self._passes, self._sequence = self._open(params)
         self.n_vocab, self.micro_batch = self._passes.n_vocab, int(params.n_ubatch)
 
@@ -183,6 +188,8 @@ class TrialContext:
 
     def evaluate(self, tokens: Sequence[int], rows: int = 1) -> Logits:
         """Append tokens in one pass; logits after the first `rows` of them, or after the last for 1."""
+        if time.perf_counter() > self.deadline:
+            raise TargetError("measuring takes too long")
         # As in decoding, a pass that could hold a draft computes the logits after all of its tokens; one of a prefill
         # its last token's only.
         asked = len(tokens) if rows > 1 else 1

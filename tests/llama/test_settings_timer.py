@@ -95,6 +95,9 @@ def test_micro_batches(tmp_path: Path) -> None:
         assert (target.n_batch, target.present.threads_batch) == (64, 2)
         with target.trial("fast") as trial:
             assert trial.identity(1024).agreeing[0] == 1
+            trial.deadline = 0.0
+            with pytest.raises(TargetError, match="takes too long"):
+                trial.identity(1024)
     with Target(path, n_ctx=64, threads=1, micro_batch=1024, exact="on") as target:
         assert target.n_batch == 128
     with Target(path, n_ctx=64, threads=1, micro_batch=1024) as target:
