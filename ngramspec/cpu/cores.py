@@ -156,8 +156,26 @@ QUIET = 0.2
 """Cores used by other programs up to which the machine counts as idle: about what a desktop uses at rest."""
 
 
+LOOKS, LOOK_SECONDS = 4, 0.002
+"""Counts of running threads that must agree, and the time between two. Many threads run for less than that."""
+
+
 def count_running() -> int | None:
-    """Return how many threads of other programs are running or ready now; `None` if the system does not report it."""
+    """Return how many threads of other programs run or are ready to; `None` if that is unknown for the allowed CPUs."""
+    if logical_cores() < (os.cpu_count() or 1):
+        return None
+    fewest = None
+    for look in range(LOOKS):
+        if look:
+            time.sleep(LOOK_SECONDS)
+        running = _count_running_once()
+        if not running:
+            return running
+        fewest = running if fewest is None else min(fewest, running)
+    return fewest
+
+
+def _count_running_once() -> int | None:
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/stat").read_text().splitlines()
         everything = int(next(line for line in lines if line.startswith("procs_running")).split()[1])
@@ -173,7 +191,8 @@ class CpuLoad:
     Args:
         read: Returns the CPU time used so far.
         clock: Returns the wall time in seconds.
-        running: Returns how many threads of other programs run or are ready; `None` if that is unknown.
+        running: Returns how many threads of other programs run or are ready to; `None` if that is unknown.
+        count: CPUs that this process may use.
     """
 
     INTERVAL = 0.1  # minimum seconds between two samples; the system counts in steps of 10 ms
@@ -186,8 +205,10 @@ class CpuLoad:
         read: Callable[[], CpuSeconds] = read_cpu_seconds,
         clock: Callable[[], float] = time.perf_counter,
         running: Callable[[], int | None] = count_running,
+        count: int | None = None,
     ) -> None:
         self._read, self._clock, self._running = read, clock, running
+        self._count = count or logical_cores()
         self.cores = 0.0  # cores that other programs use
         self._interval = self.INTERVAL
         self._before, self._at = read(), clock()
@@ -208,8 +229,8 @@ class CpuLoad:
         weight = 1.0 - math.exp(-passed / self.MEMORY)
         self.cores += weight * (max(0.0, used / passed) - self.cores)
         if passed > self.GAP and (running := self._running()) is not None:
-            # What ran earlier in the gap may have ended.
-            self.cores = min(self.cores, float(running))
+            # What ran in the gap may have ended, and what runs now may have started at its end.
+            self.cores = float(min(running, self._count))
         self._before, self._at = current, now
         self._interval = max(self.INTERVAL, (self._clock() - now) / self.SHARE)
         return True

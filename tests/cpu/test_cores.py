@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from ngramspec.cpu import cores
-from ngramspec.cpu.cores import CpuLoad, CpuSeconds, cpu_quota, logical_cores, physical_cores, usable_cores
+from ngramspec.cpu.cores import (
+    CpuLoad,
+    CpuSeconds,
+    count_running,
+    cpu_quota,
+    logical_cores,
+    physical_cores,
+    usable_cores,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system has no CPU affinity")
 
@@ -97,15 +105,26 @@ def test_load_is_what_others_use_and_forgets_it_within_a_second() -> None:
     assert not load.sample(), "too soon"
 
 
-def test_load_after_a_gap_is_no_more_than_what_runs_now() -> None:
+def test_load_after_a_gap_is_what_runs_now() -> None:
     now = system = 0.0
-    counts = iter((0, 2, 9))
-    load = CpuLoad(lambda: CpuSeconds(system, 0.0), lambda: now, lambda: next(counts))
-    for expected in (0.0, 2.0, 2.0):
+    counts = iter((0, 2, 9, 1))
+    load = CpuLoad(lambda: CpuSeconds(system, 0.0), lambda: now, lambda: next(counts), count=4)
+    for used, expected in ((10.0, 0.0), (10.0, 2.0), (20.0, 4.0), (0.0, 1.0)):
         now += 5.0
-        system += 10.0
+        system += used
         assert load.sample()
         assert load.cores == pytest.approx(expected, abs=0.01)
+
+
+def test_running_threads_count_only_if_each_look_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter((3, 1, 2, 1, 2, 0))
+    monkeypatch.setattr(cores, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(cores, "_count_running_once", lambda: next(looks))
+    monkeypatch.setattr(cores, "logical_cores", lambda: os.cpu_count() or 1)
+    assert count_running() == 1
+    assert count_running() == 0
+    monkeypatch.setattr(cores, "logical_cores", lambda: 0)
+    assert count_running() is None, "it cannot be told which of them run on these CPUs"
 
 
 def test_load_of_this_machine_is_within_its_cores() -> None:
