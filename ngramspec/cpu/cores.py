@@ -156,7 +156,7 @@ QUIET = 0.2
 """Cores used by other programs up to which the machine counts as idle: about what a desktop uses at rest."""
 
 
-LOOKS, LOOK_SECONDS = 4, 0.002
+LOOKS, LOOK_SECONDS = 5, 0.002
 """Counts of running threads that must agree, and the time between two. Many threads run for less than that."""
 
 
@@ -197,7 +197,7 @@ class CpuLoad:
 
     INTERVAL = 0.1  # minimum seconds between two samples; the system counts in steps of 10 ms
     MEMORY = 0.2  # time constant of the average, in seconds
-    GAP = 0.5  # seconds after which an average says little about the present
+    PAUSE = 0.15  # seconds without a decode call after which an average says little about the present
     SHARE = 0.005  # maximum share of the time spent on reading the counters, which takes long on many cores
 
     def __init__(
@@ -212,11 +212,17 @@ class CpuLoad:
         self.cores = 0.0  # cores that other programs use
         self._interval = self.INTERVAL
         self._before, self._at = read(), clock()
+        self._call_ended = self._at
+        self._is_guess = True  # whether `cores` is not an average
 
     @property
     def is_quiet(self) -> bool:
         """True if other programs use next to nothing."""
         return self.cores <= QUIET
+
+    def end_call(self) -> None:
+        """Note that a decode call ended now."""
+        self._call_ended = self._clock()
 
     def sample(self) -> bool:
         """Update `cores` if the last sample is old enough. Return True if it was updated."""
@@ -226,11 +232,12 @@ class CpuLoad:
             return False
         current = self._read()
         used = (current.system - self._before.system) - (current.process - self._before.process)
-        weight = 1.0 - math.exp(-passed / self.MEMORY)
+        weight = 1.0 if self._is_guess else 1.0 - math.exp(-passed / self.MEMORY)
         self.cores += weight * (max(0.0, used / passed) - self.cores)
-        if passed > self.GAP and (running := self._running()) is not None:
-            # What ran in the gap may have ended, and what runs now may have started at its end.
-            self.cores = float(min(running, self._count))
+        self._is_guess = False
+        if now - max(self._call_ended, self._at) > self.PAUSE and (running := self._running()) is not None:
+            # What ran in the pause may have ended, and what runs now may have started at its end.
+            self.cores, self._is_guess = float(min(running, self._count)), True
         self._before, self._at = current, now
         self._interval = max(self.INTERVAL, (self._clock() - now) / self.SHARE)
         return True

@@ -149,6 +149,10 @@ class ThreadGovernor:
         if self._load.sample():
             self._follow_load()
 
+    def end_call(self) -> None:
+        """Note that a decode call of any context ended now."""
+        self._load.end_call()
+
     def record(self, size: int, threads: int, seconds: float) -> None:
         """Learn from a call over `size` tokens that took `seconds`."""
         choice = self._choice(size)

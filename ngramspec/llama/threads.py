@@ -35,6 +35,7 @@ class GovernedContext:
         threads = self.set_threads(size)
         began = time.perf_counter()
         status: int = llama.llama_decode(self._context, batch)
+        self._governor.end_call()
         if self._is_timed:
             self._governor.record(size, threads, time.perf_counter() - began)
         return status

@@ -105,15 +105,31 @@ def test_load_is_what_others_use_and_forgets_it_within_a_second() -> None:
     assert not load.sample(), "too soon"
 
 
-def test_load_after_a_gap_is_what_runs_now() -> None:
+def test_load_after_a_pause_is_what_runs_now() -> None:
     now = system = 0.0
     counts = iter((0, 2, 9, 1))
     load = CpuLoad(lambda: CpuSeconds(system, 0.0), lambda: now, lambda: next(counts), count=4)
-    for used, expected in ((10.0, 0.0), (10.0, 2.0), (20.0, 4.0), (0.0, 1.0)):
-        now += 5.0
+    for used, expected in ((10.0, 0.0), (0.4, 2.0), (20.0, 4.0), (0.0, 1.0)):
+        now += 0.2
         system += used
         assert load.sample()
-        assert load.cores == pytest.approx(expected, abs=0.01)
+        assert load.cores == expected
+    load.end_call()
+    now += 0.11
+    assert load.sample()
+    assert load.cores == 0.0, "the first average replaces what the count suggested"
+
+
+def test_load_during_a_long_call_is_the_average_of_its_time() -> None:
+    now = system = 0.0
+    load = CpuLoad(lambda: CpuSeconds(system, 0.0), lambda: now, lambda: 9, count=4)
+    for _ in range(3):
+        now += 5.0
+        system += 7.5
+        load.end_call()
+        now += 0.01
+        assert load.sample()
+    assert load.cores == pytest.approx(1.5, abs=0.01)
 
 
 def test_running_threads_count_only_if_each_look_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
