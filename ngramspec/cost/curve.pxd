@@ -34,4 +34,4 @@ cdef class CostCurve:
     cpdef double undisturbed(self, Py_ssize_t size, double seconds) except? -1
     @cython.locals(scale=cython.double, known=cython.double, weight=cython.double)
     cpdef restart(self)
-    cpdef observe(self, Py_ssize_t size, double seconds)
+    cpdef observe(self, Py_ssize_t size, double seconds, bint is_quiet=*)

@@ -27,6 +27,10 @@ LEAST = 0.8
 """No batch costs less than this part of a pass over one token, which does less; where one seems to, that pass was
 disturbed. Believed, it would be padded to from then on, and no pass over one token would ever tell."""
 
+NOISY = 0.25
+"""Factor of the weight of a pass for the ratio of its size while other programs run: each pass takes another time then,
+and the two that a ratio compares rarely met the same load."""
+
 RARE = 0.3  # maximum weight of a pass for the level
 RESTART = 3  # passes after a restart, of which the fastest shows the level
 SPIKE = 1.1  # a pass looks interrupted when it takes more than this many times what is expected
@@ -176,8 +180,15 @@ class CostCurve:
             before, self._excess_single = self._excess_single, seconds / expected
         return min(seconds, max(SPIKE, before) * expected)
 
-    def observe(self, size: cython.Py_ssize_t, seconds: cython.double) -> None:
-        """Learn from a real pass over `size` tokens, if the curve was measured."""
+    def observe(self, size: cython.Py_ssize_t, seconds: cython.double, is_quiet: bool = True) -> None:
+        """Learn from a real pass over `size` tokens, if the curve was measured.
+
+        Args:
+            size: Tokens of the pass.
+            seconds: What it took.
+            is_quiet: Whether the machine was idle otherwise. If not, the cost of a change stays as it is: it is small,
+                and an estimate that noise made too large would forbid all drafts, so that nothing corrected it.
+        """
         if not self.measured:
             self.last = size
             return
@@ -205,7 +216,8 @@ class CostCurve:
             if switch:
                 # Half of the difference is put down to the change, and half to the level.
                 self.level += REFRESH / 2 * error
-                self.switch = max(0.0, switch + REFRESH / 2 * error)
+                if is_quiet:
+                    self.switch = max(0.0, switch + REFRESH / 2 * error)
             else:
                 self.level += min(RARE, REFRESH * self._since_plain) * error
                 self._since_plain = 0
@@ -214,7 +226,7 @@ class CostCurve:
         self.level += REFRESH / 8 * (seconds / ratio - self.level)
         beyond = size > max(self._ratios)
         known = self._ratios.get(size, ratio)
-        weight = BEYOND if beyond else REFRESH
+        weight = (BEYOND if beyond else REFRESH) * (1.0 if is_quiet else NOISY)
         self._ratios[size] = min(known + weight * (seconds / self.level - known), self.worst * size)
         self._unseen += 1
         if beyond or self._unseen >= REBUILD_EVERY:

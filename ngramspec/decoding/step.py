@@ -212,7 +212,7 @@ class Speculation:
                 step.draft_seconds = overhead - reading
             self.policy.record(step)
         if curve is not None and step.batch <= self.sizes[-1]:
-            curve.observe(step.batch, step.seconds)
+            curve.observe(step.batch, step.seconds, step.is_quiet)
 
     @staticmethod
     def _undisturbed(curve: CostCurve, size: int, seconds: float, is_quiet: bool) -> float:
@@ -256,7 +256,7 @@ class Speculation:
             )
         )
         if 0 < whole <= self.sizes[-1]:
-            curve.observe(whole, sent.seconds)
+            curve.observe(whole, sent.seconds, sent.is_quiet)
 
 
 _ONE_TOKEN = no_draft(1)

@@ -327,6 +327,16 @@ def test_a_change_of_size_is_measured_through_disturbances(clock: Clock) -> None
     assert curve.switch == pytest.approx(5e-4, rel=0.25)
 
 
+def test_noise_of_other_programs_does_not_forbid_drafts() -> None:
+    """Under load the cost of a change grew to several passes, so that nothing was drafted and nothing corrected it."""
+    curve, rng = CostCurve({1: 1e-3, 4: 2e-3}, switch=1e-4), random.Random(0)
+    for _ in range(1000):
+        for size, seconds in ((4, 2e-3), (1, 1e-3), (1, 1e-3)):
+            curve.observe(size, seconds * rng.choice((1.0, 1.0, 2.0, 5.0)), is_quiet=False)
+    assert curve.switch == 1e-4
+    assert curve.ratio(4) == pytest.approx(2.0, rel=0.3)
+
+
 @pytest.mark.parametrize("true", [1e-4, 6e-4])
 def test_level_and_switch_are_told_apart(true: float) -> None:
     curve = CostCurve({1: 1e-3, 4: 2e-3}, switch=3e-4)
