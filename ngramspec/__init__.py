@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING
 
 from ngramspec.version import __version__ as __version__
 
-# Before ggml loads: where it ends the process, it would start a debugger that prints every thread.
+# Set before ggml loads. Otherwise ggml starts a debugger that prints every thread when it ends the process.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-# Before libgomp loads, too. Threads that spin for milliseconds, its default of 300,000 turns, wait many times as long
-# as a pass takes where another process holds a core (a token of SmolLM2 Q4_1 after 340 others then takes 2,000 ms,
-# with 10,000 turns 124, with 4,000 67; 2 threads on 2 cores of an Intel Xeon). Where none does, they must not sleep
-# before the slower one is done: flash attention gives one thread up to 256 more of the context's tokens than another,
-# 0.25 ms a layer (17.9 ms a token with 4,000 turns, 17.1 with 10,000, 16.6 with more; without it 12.7 with any).
+# Set before libgomp loads. It decides how many turns a thread waits for the others before it sleeps; policies/README.md
+# has the measurements. Sleeping is far too slow on an idle machine, and long waiting on a busy one.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 if TYPE_CHECKING:
     from ngramspec.decoding.decoder import SpeculativeDecoder as SpeculativeDecoder

@@ -29,18 +29,16 @@ class Step:
     correct_guesses: int = 0  # how many tokens of the drafter's proposal were right, sent or not
     batch: int = 0  # tokens in the pass, padding, questions and tokens that were evaluated again included
     seconds: float = 0.0  # of the target pass (of the whole prefill at the first step)
-    interruption_seconds: float = (
-        0.0  # how many of them an interruption by the system added (see `CostCurve.undisturbed`)
-    )
+    # How many of `seconds` an interruption by the system added; see `CostCurve.undisturbed`.
+    interruption_seconds: float = 0.0
     draft_seconds: float = 0.0  # spent on asking the drafter, and on being able to take a refused draft back
     plain_seconds: float = 0.0  # what a pass without a draft costs now; 0 when that was not measured
     elapsed: float = 0.0  # since the step before, on the wall, its reader's time included; 0: the first, or not taken
     is_quiet: bool = True  # whether no other program slowed the pass down
     source: str = ""  # the drafter, or "" without a draft
     close_calls: int = 0  # tokens that rounding could have decided, where it was counted (see `CloseCalls`)
-    policy_details: Mapping[str, float] = field(
-        default_factory=dict
-    )  # behind the policy's decision; see `Policy.explain`
+    # The numbers that the policy decided by; see `Policy.explain`.
+    policy_details: Mapping[str, float] = field(default_factory=dict)
     position: int = 0  # absolute index in the sequence of the first token that the pass decided
     stop: StopReason | None = None  # why the generation ended with this step, or None
     stop_string: str | None = None  # the stop string that ended it, where one did

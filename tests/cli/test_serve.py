@@ -10,39 +10,23 @@ import ssl
 import subprocess
 import sys
 import webbrowser
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import httpx
 import pytest
 from architectures.files import write_model as write_with_head
 from ngramspec_cli import serve_run
-from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run, run_process
+from support.cli_runner import COMMAND, DEMO, PATIENCE, run, run_process
+from support.serving import SMALL, serve
 from support.tiny_adapters import write_adapter
 
 from ngramspec import SpeculativeDecoder, Target
 
-SMALL = ("-t", "1", "-c", "512", "--exact", "off", "--port")
 STREAM = {"stream": True}
 ENDLESS = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "stream": True}
-
-
-def serve(
-    env: dict[str, str], client: Callable[[httpx.Client], None], *options: str, model: tuple[str, ...] = (str(DEMO),)
-) -> Done:
-    """Serve the demo model in this process; once it is ready `client` is called, behind which the server ends."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with (
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as http,
-        mock.patch.object(serve_run, "wait_for_loss", partial(client, http)),
-    ):
-        return run(env, "serve", *model, *SMALL, str(port), *options)
 
 
 @pytest.mark.exhaustive

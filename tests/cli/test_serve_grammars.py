@@ -1,0 +1,87 @@
+"""Grammars that hang other servers: other clients are served meanwhile, and a signal ends the server."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from support.cli_runner import PATIENCE
+from support.serving import serve
+
+SHORT = {"prompt": "Once upon a time", "n_predict": 2}
+
+
+def nest(depth: int) -> dict[str, Any]:
+    """Return a schema of arrays within each other."""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def match(pattern: str) -> dict[str, Any]:
+    return {"json_schema": {"type": "string", "pattern": pattern}}
+
+
+QUICK: dict[str, dict[str, Any]] = {
+    "optional characters": match("^(a?){1000}a{1000}$"),
+    "optional characters in GBNF": {"grammar": 'root ::= ("a"?){1000} "a"{1000}'},
+    "left recursion": {"grammar": 'root ::= root "a" | "a"'},
+    "cycle of references": {"json_schema": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
+}
+SLOW: dict[str, dict[str, Any]] = {
+    "nullable repetitions": {"grammar": 'root ::= ((("a"?)*)*)* "b"'},
+    "no end": {"grammar": 'root ::= "a" root'},
+    "exponential pattern": match("^(([a-z]+)+)+$"),
+    "exponential automaton": match("^(.*a.{40}){3}$"),
+    "repeated repetitions": match("^(((a{1,200}){1,200}){1,200}){1,200}$"),
+    "100,000 alternatives": {"json_schema": {"enum": [f"choice {i}" for i in range(100_000)]}},
+    "1,000 levels": {"json_schema": nest(1000)},
+    "1 MB": {"grammar": 'root ::= "a" | ' + " | ".join(f'"{"x" * 90}{i}"' for i in range(10_000))},
+    "1,000 optional properties": {
+        "json_schema": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}}
+    },
+}
+ATTACKS = [
+    *(pytest.param(body, id=name) for name, body in QUICK.items()),
+    *(pytest.param(body, id=name, marks=pytest.mark.exhaustive) for name, body in SLOW.items()),
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_other_clients_are_served_during_a_hostile_grammar(env: dict[str, str], attack: dict[str, Any]) -> None:
+    statuses = []
+
+    def client(http: httpx.Client) -> None:
+        with ThreadPoolExecutor() as pool:
+            hostile = pool.submit(http.post, "/completion", json=SHORT | attack)
+            answered = 0
+            while not hostile.done() or not answered:
+                assert http.post("/completion", json=SHORT).status_code == 200
+                assert http.get("/health").status_code == 200
+                answered += 1
+            response = hostile.result()
+            statuses.append(response.status_code)
+            assert response.status_code == 200 or response.json()["error"]["message"]
+
+    serve(env, client).ok()
+    assert statuses in ([200], [400])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("attack", ATTACKS[:2])
+def test_sigterm_ends_the_server_during_a_hostile_grammar(env: dict[str, str], attack: dict[str, Any]) -> None:
+    def client(http: httpx.Client) -> None:
+        def send() -> None:
+            with httpx.Client(base_url=http.base_url, timeout=PATIENCE) as other:
+                other.post("/completion", json=SHORT | attack)
+
+        threading.Thread(target=send, daemon=True).start()
+        assert http.post("/completion", json=SHORT).status_code == 200
+        signal.raise_signal(signal.SIGTERM)
+
+    serve(env, client).ok()

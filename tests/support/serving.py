@@ -1,0 +1,27 @@
+"""`ngramspec serve` in this process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from functools import partial
+from unittest import mock
+
+import httpx
+from ngramspec_cli import serve_run
+from support.cli_runner import DEMO, PATIENCE, Done, run
+
+SMALL = ("-t", "1", "-c", "512", "--exact", "off", "--port")
+
+
+def serve(
+    env: dict[str, str], client: Callable[[httpx.Client], None], *options: str, model: tuple[str, ...] = (str(DEMO),)
+) -> Done:
+    """Serve the demo model. Once the server is ready, `client` is called; after that, the server ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with (
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as http,
+        mock.patch.object(serve_run, "wait_for_loss", partial(client, http)),
+    ):
+        return run(env, "serve", *model, *SMALL, str(port), *options)
