@@ -63,6 +63,7 @@ def run(
     found = find(model, load)
     server = Server(sampling, seed, slot_folder=options.slot_save_path)
     hosts = [options.host, *(options.allow_host or ())]
+    worker.open()
     app = make_app(server, keys=keys, origins=options.cors or (), hosts=hosts, log=log)
     with _listening(options.host, options.port) as listener:
         address = _address(options, listener.getsockname()[1])

@@ -68,8 +68,12 @@ class Worker:
             return cast(T, result)
         raise result
 
+    def open(self) -> None:
+        """Allow calls again after `close`."""
+        self._closed = False
+
     def close(self) -> None:
-        """End the child; later calls fail."""
+        """End the child; calls fail until `open`."""
         self._closed = True
         if (process := self._process) is not None:
             process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,19 +13,22 @@ import pytest
 from support.cli_runner import PATIENCE
 from support.serving import serve
 
+JSON = {"Content-Type": "application/json"}
 SHORT = {"prompt": "Once upon a time", "n_predict": 2}
 
 
-def nest(depth: int) -> dict[str, Any]:
-    """Return a schema of arrays within each other."""
-    schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(depth):
-        schema = {"type": "array", "items": schema}
-    return schema
+NESTED = '{"type": "array", "items": ' * 1000 + "{}" + "}" * 1000
+"""A schema of 1,000 levels as JSON, which Python's own encoder refuses to write."""
 
 
 def match(pattern: str) -> dict[str, Any]:
+    """Return the fields of a request for a text that matches a pattern."""
     return {"json_schema": {"type": "string", "pattern": pattern}}
+
+
+def encode(attack: dict[str, Any]) -> str:
+    """Return the body of a request."""
+    return json.dumps(SHORT | attack).replace('"NESTED"', NESTED)
 
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -40,7 +44,7 @@ SLOW: dict[str, dict[str, Any]] = {
     "exponential automaton": match("^(.*a.{40}){3}$"),
     "repeated repetitions": match("^(((a{1,200}){1,200}){1,200}){1,200}$"),
     "100,000 alternatives": {"json_schema": {"enum": [f"choice {i}" for i in range(100_000)]}},
-    "1,000 levels": {"json_schema": nest(1000)},
+    "1,000 levels": {"json_schema": "NESTED"},
     "1 MB": {"grammar": 'root ::= "a" | ' + " | ".join(f'"{"x" * 90}{i}"' for i in range(10_000))},
     "1,000 optional properties": {
         "json_schema": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}}
@@ -58,7 +62,7 @@ def test_other_clients_are_served_during_a_hostile_grammar(env: dict[str, str], 
 
     def client(http: httpx.Client) -> None:
         with ThreadPoolExecutor() as pool:
-            hostile = pool.submit(http.post, "/completion", json=SHORT | attack)
+            hostile = pool.submit(http.post, "/completion", content=encode(attack), headers=JSON)
             answered = 0
             while not hostile.done() or not answered:
                 assert http.post("/completion", json=SHORT).status_code == 200
@@ -66,7 +70,7 @@ def test_other_clients_are_served_during_a_hostile_grammar(env: dict[str, str], 
                 answered += 1
             response = hostile.result()
             statuses.append(response.status_code)
-            assert response.status_code == 200 or response.json()["error"]["message"]
+            assert "shutting down" not in response.text
 
     serve(env, client).ok()
     assert statuses in ([200], [400])
@@ -78,7 +82,7 @@ def test_sigterm_ends_the_server_during_a_hostile_grammar(env: dict[str, str], a
     def client(http: httpx.Client) -> None:
         def send() -> None:
             with httpx.Client(base_url=http.base_url, timeout=PATIENCE) as other:
-                other.post("/completion", json=SHORT | attack)
+                other.post("/completion", content=encode(attack), headers=JSON)
 
         threading.Thread(target=send, daemon=True).start()
         assert http.post("/completion", json=SHORT).status_code == 200

@@ -73,3 +73,7 @@ def test_closing_ends_a_call_at_work(worker: Worker) -> None:
     worker.close()
     thread.join()
     assert errors == ["the server is shutting down"]
+    with pytest.raises(GrammarError, match="shutting down"):
+        worker.call(os.getppid)
+    worker.open()
+    assert worker.call(os.getppid) == os.getpid()
