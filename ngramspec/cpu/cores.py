@@ -236,7 +236,7 @@ class CpuLoad:
         self.cores += weight * (max(0.0, used / passed) - self.cores)
         self._is_guess = False
         if now - max(self._call_ended, self._at) > self.PAUSE and (running := self._running()) is not None:
-            # What ran in the pause may have ended, and what runs now may have started at its end.
+            # Programs that ran in the pause may have ended, and others may have started at its end.
             self.cores, self._is_guess = float(min(running, self._count)), True
         self._before, self._at = current, now
         self._interval = max(self.INTERVAL, (self._clock() - now) / self.SHARE)
