@@ -18,8 +18,8 @@ from ngramspec.version import __version__ as __version__
 
 # Set before ggml loads. Otherwise ggml starts a debugger that prints every thread when it ends the process.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-# Set before libgomp loads. It decides how many turns a thread waits for the others before it sleeps; policies/README.md
-# has the measurements. Sleeping is far too slow on an idle machine, and long waiting on a busy one.
+# Set before libgomp loads. GOMP_SPINCOUNT is how many turns a thread waits for the others before it sleeps. With few
+# turns an idle machine decodes slowly, with many a busy one. ngramspec/policies/README.md has the measurements.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
