@@ -202,6 +202,14 @@ def test_times_are_not_taken_while_other_programs_run(tmp_path: Path, measured: 
     assert measured == ALL_STEPS
 
 
+def test_times_are_dropped_if_a_program_ran_and_ended_meanwhile(tmp_path: Path) -> None:
+    model, used = Model(0.01), iter((0.0, 0.0, 100.0))
+    load = CpuLoad(lambda: CpuSeconds(next(used), 0.0), lambda: model.clock.now, running=lambda: 0)
+    auto = ExactAuto(model, folder=tmp_path, load=load)
+    auto.measure()
+    assert not auto.known.times
+
+
 def test_without_memory_for_a_trial_the_fastest_settings_are_taken(tmp_path: Path) -> None:
     def refuse(_: str) -> Any:
         raise TargetError("no memory")
