@@ -28,8 +28,7 @@ LEAST = 0.8
 disturbed. Believed, it would be padded to from then on, and no pass over one token would ever tell."""
 
 NOISY = 0.25
-"""Factor of the weight of a pass for the ratio of its size while other programs run: each pass takes another time then,
-and the two that a ratio compares rarely met the same load."""
+"""Factor for the weight of a pass in the ratio of its size while other programs run, because its time varies more."""
 
 RARE = 0.3  # maximum weight of a pass for the level
 RESTART = 3  # passes after a restart, of which the fastest shows the level
@@ -185,9 +184,9 @@ class CostCurve:
 
         Args:
             size: Tokens of the pass.
-            seconds: What it took.
-            is_quiet: Whether the machine was idle otherwise. If not, the cost of a change stays as it is: it is small,
-                and an estimate that noise made too large would forbid all drafts, so that nothing corrected it.
+            seconds: Time of the pass.
+            is_quiet: Whether other programs were idle. If not, the cost of a change is kept: noise could raise it so
+                far that no draft pays, and without drafts no later pass would correct it.
         """
         if not self.measured:
             self.last = size

@@ -156,22 +156,20 @@ QUIET = 0.2
 """Cores used by other programs up to which the machine counts as idle: about what a desktop uses at rest."""
 
 
-LOOKS, LOOK_SECONDS = 5, 0.002
-"""Counts of running threads that must agree, and the time between two. Many threads run for less than that."""
+REPEATS, REPEAT_SECONDS = 5, 0.002
+"""How often running threads are counted, and the time between two counts. The lowest counts: many run for a moment."""
 
 
 def count_running() -> int | None:
     """Return how many threads of other programs run or are ready to; `None` if that is unknown for the allowed CPUs."""
     if logical_cores() < (os.cpu_count() or 1):
         return None
-    fewest = None
-    for look in range(LOOKS):
-        if look:
-            time.sleep(LOOK_SECONDS)
-        running = _count_running_once()
-        if not running:
-            return running
-        fewest = running if fewest is None else min(fewest, running)
+    fewest = _count_running_once()
+    for _ in range(REPEATS - 1):
+        if not fewest:
+            break
+        time.sleep(REPEAT_SECONDS)
+        fewest = min(fewest, _count_running_once() or 0)
     return fewest
 
 
@@ -213,7 +211,7 @@ class CpuLoad:
         self._interval = self.INTERVAL
         self._before, self._at = read(), clock()
         self._call_ended = self._at
-        self._is_guess = True  # whether `cores` is not an average
+        self._is_guess = True  # whether `cores` is a guess and not an average
 
     @property
     def is_quiet(self) -> bool:

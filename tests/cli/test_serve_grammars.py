@@ -16,7 +16,6 @@ from support.serving import serve
 JSON = {"Content-Type": "application/json"}
 SHORT = {"prompt": "Once upon a time", "n_predict": 2}
 
-
 NESTED = '{"type": "array", "items": ' * 1000 + "{}" + "}" * 1000
 """A schema of 1,000 levels as JSON, which Python's own encoder refuses to write."""
 

@@ -132,15 +132,15 @@ def test_load_during_a_long_call_is_the_average_of_its_time() -> None:
     assert load.cores == pytest.approx(1.5, abs=0.01)
 
 
-def test_running_threads_count_only_if_each_look_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = iter((3, 1, 2, 1, 2, 0))
-    monkeypatch.setattr(cores, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(cores, "_count_running_once", lambda: next(looks))
+def test_running_threads_are_the_lowest_of_some_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter((3, 1, 2, 1, 2, 0))
+    monkeypatch.setattr(cores, "REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr(cores, "_count_running_once", lambda: next(counts))
     monkeypatch.setattr(cores, "logical_cores", lambda: os.cpu_count() or 1)
     assert count_running() == 1
     assert count_running() == 0
     monkeypatch.setattr(cores, "logical_cores", lambda: 0)
-    assert count_running() is None, "it cannot be told which of them run on these CPUs"
+    assert count_running() is None, "some of them may run on other CPUs"
 
 
 def test_load_of_this_machine_is_within_its_cores() -> None:
