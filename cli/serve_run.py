@@ -63,9 +63,8 @@ def run(
     found = find(model, load)
     server = Server(sampling, seed, slot_folder=options.slot_save_path)
     hosts = [options.host, *(options.allow_host or ())]
-    worker.open()
     app = make_app(server, keys=keys, origins=options.cors or (), hosts=hosts, log=log)
-    with _listening(options.host, options.port) as listener:
+    with worker.session(), _listening(options.host, options.port) as listener:
         address = _address(options, listener.getsockname()[1])
         with _answering(app, listener, options) as stop_answering:
             note(f"listening on {address}")

@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import IO, Any, TypeVar, cast
 from weakref import finalize
@@ -68,12 +68,16 @@ class Worker:
             return cast(T, result)
         raise result
 
-    def open(self) -> None:
-        """Allow calls again after `close`."""
-        self._closed = False
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Allow calls again at the end of this context if `close` was called in it."""
+        try:
+            yield
+        finally:
+            self._closed = False
 
     def close(self) -> None:
-        """End the child; calls fail until `open`."""
+        """End the child; later calls fail until the session ends."""
         self._closed = True
         if (process := self._process) is not None:
             process.kill()

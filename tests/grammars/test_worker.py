@@ -70,10 +70,10 @@ def test_closing_ends_a_call_at_work(worker: Worker) -> None:
     thread.start()
     while not worker._lock.locked():
         time.sleep(0.01)
-    worker.close()
-    thread.join()
-    assert errors == ["the server is shutting down"]
-    with pytest.raises(GrammarError, match="shutting down"):
-        worker.call(os.getppid)
-    worker.open()
+    with worker.session():
+        worker.close()
+        thread.join()
+        assert errors == ["the server is shutting down"]
+        with pytest.raises(GrammarError, match="shutting down"):
+            worker.call(os.getppid)
     assert worker.call(os.getppid) == os.getpid()
