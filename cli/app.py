@@ -72,6 +72,7 @@ app = typer.Typer(
     help="Faster text generation from local GGUF models, without a draft model and without changing the output.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -133,6 +134,11 @@ def run(arguments: list[str]) -> int:
 def _format_usage_error(error: Any) -> str:
     """Format an error in the command line. Newer versions of typer pass on pydantic's messages, which are replaced."""
     message: str = error.format_message()
+    if option := getattr(error, "option_name", ""):
+        from .llama_options import REASONS
+
+        if option in REASONS:
+            return f"{option} is not supported: {REASONS[option]}"
     cause = error.__cause__
     if not hasattr(cause, "errors"):
         return message

@@ -89,7 +89,9 @@ def bench(
     repeat: int | None = option(
         None, help="Number of runs with and without drafts per prompt; default: 3.", allowed=within(1)
     ),
-    predict: int = option(128, "-n", "--predict", help="Maximum number of tokens per run.", allowed=within(2)),
+    predict: int = option(
+        128, "-n", "--predict", "--n-predict", help="Maximum number of tokens per run.", allowed=within(2)
+    ),
     alpha: bool = option(False, help="Also measure alpha of n-gram counts by order, in two ways, untimed."),
     against: str | None = option(
         None,

@@ -45,7 +45,7 @@ def chat(
     sampling: Annotated[SamplingOptions, {"temperature": setting("temperature", CHAT_TEMPERATURE)}],
     model: Model = None,
     predict: int = option(
-        -1, "-n", "--predict", help="Maximum number of tokens per answer; -1: until the context is full."
+        -1, "-n", "--predict", "--n-predict", help="Maximum number of tokens per answer; -1: until the context is full."
     ),
     system: str | None = option(None, "-sys", "--system", help="System message."),
     file: str | None = option(None, "-f", "--file", help="File with the first user message; -: all of stdin."),

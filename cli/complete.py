@@ -48,7 +48,11 @@ def complete(
         None, "-f", "--file", help="File with the text to continue, instead of the argument."
     ),
     predict: int = option(
-        256, "-n", "--predict", help="Maximum number of tokens to generate; -1: until the context is full."
+        256,
+        "-n",
+        "--predict",
+        "--n-predict",
+        help="Maximum number of tokens to generate; -1: until the context is full.",
     ),
     stop: list[str] | None = STOP,
     suffix: str | None = option(

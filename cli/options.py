@@ -21,6 +21,7 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load as loading
 from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings, LoadSettingsError
+from ngramspec.machine import Flash
 from ngramspec.memory import Memory, MemoryFileError
 from ngramspec.models.check import check_whole
 from ngramspec.models.find import ModelSource, resolve
@@ -135,8 +136,32 @@ def parse_threads(text: str) -> int | None:
         raise ValueError(f"{text!r} is not a whole number or {AUTO!r}") from None
 
 
+def parse_layers(text: str) -> int:
+    """Return a number of layers, -1 for "all" and "auto"; raises ValueError."""
+    try:
+        return -1 if text in ("all", AUTO) else int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number, 'all' or {AUTO!r}") from None
+
+
+def parse_flash(text: str) -> Flash:
+    """Return a setting of flash attention from any of llama.cpp's words for it; raises ValueError."""
+    for value, words in _FLASH_WORDS.items():
+        if text in words:
+            return value
+    raise ValueError(f"{text!r} is not one of: {', '.join(_FLASH_WORDS)}")
+
+
+_FLASH_WORDS: Mapping[Flash, tuple[str, ...]] = {
+    "on": ("on", "enabled", "true", "1"),
+    "off": ("off", "disabled", "false", "0"),
+    "auto": (AUTO, "-1"),
+}
+
 _TYPERS: dict[str, dict[str, Any]] = {
     "threads": {"parser": parse_threads},
+    "gpu_layers": {"parser": parse_layers},
+    "flash_attn": {"parser": parse_flash},
     "draft_model": {"autocompletion": complete_model},
     "model_file": {"autocompletion": complete_model},
     "api_key": {"envvar": "NGRAMSPEC_API_KEY"},
@@ -164,6 +189,7 @@ def _parameter(name: str, hint: Any, one: Field[Any], other: str | Field[Any] | 
         *known.flags,
         help=other if isinstance(other, str) else known.help,
         metavar=known.metavar,
+        hidden=known.is_hidden,
         show_default=shown,
         **_TYPERS.get(name, {"min": least, "max": most}),
     )

@@ -9,9 +9,10 @@ from ngramspec.sampling.option import option, options, within
 from ngramspec.sampling.settings import Sampling
 
 from .console import fail, note, usage_error
+from .llama_options import NoEffect
 from .options import Model
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, setting
-from .serve_options import LONGEST_DRAFT, ServeOptions, Unneeded
+from .serve_options import LONGEST_DRAFT, ServeOptions
 
 _LOAD = (
     (
@@ -43,12 +44,9 @@ def serve(
     model_file: str | None = option(
         None, "-m", "--model", metavar="MODEL", help="Model, instead of the argument MODEL."
     ),
-    alias: str | None = option(
-        None, "-a", "--alias", metavar="NAME", help="Model name reported to clients; default: the file name."
-    ),
     open_page: bool = option(False, "--open", help="Open the chat page in a browser."),
     *,
-    unneeded: Unneeded,
+    no_effect: NoEffect,
 ) -> None:
     """Serve a model over HTTP: ngramspec serve model.gguf (then http://127.0.0.1:8080/ shows a chat page)
 
@@ -57,7 +55,8 @@ def serve(
     model is loading. The sampling options are defaults for requests that do not set them.
 
     Command lines of llama-server work with one difference: -c is the context size of each request, not of all
-    together. llama-server's -c 8192 -np 4 is -c 2048 -np 4 here.
+    together. llama-server's -c 8192 -np 4 is -c 2048 -np 4 here. Options of llama-server that have no effect here
+    are accepted with a note; those that cannot be supported are rejected with the reason.
 
     After SIGTERM or Ctrl-C, running requests have a few seconds to finish; a second Ctrl-C stops immediately. The log
     on stderr has one entry per request and contains no text of requests or responses.
@@ -71,7 +70,7 @@ def serve(
 
     if model is not None and model_file is not None:
         usage_error(f"two models were given: {model} and -m {model_file}; remove one")
-    unneeded.tell()
+    no_effect.report()
     if load.ctx_size and serving.parallel > 1:
         shared = max(16, load.ctx_size // serving.parallel)
         each = f"-c {load.ctx_size} is the context size of each of {serving.parallel} requests"
@@ -81,4 +80,4 @@ def serve(
     except ValueError as error:
         usage_error(str(error))
     seed = None if sampling.seed == -1 else sampling.seed
-    run(load, serving, defaults, seed, model or model_file, alias, open_page=open_page)
+    run(load, serving, defaults, seed, model or model_file, open_page=open_page)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from ngramspec.llama.embedder import Pooling
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.vocabulary import CHATML
-from ngramspec.sampling.option import between, option, options, within
+from ngramspec.sampling.option import between, option, within
 
-from .console import fail, note, read_text, usage_error
+from .console import fail, read_text, usage_error
 from .options import check_predict
 
 LONGEST_DRAFT = MAX_EVALUATE - 1
@@ -20,26 +19,36 @@ LONGEST_DRAFT = MAX_EVALUATE - 1
 MOST_EMBEDDED = 8192
 """Most tokens of a text to embed: OpenAI's models take as many, and the cache of more would surprise."""
 
-_CHANGES_NOTHING = "Accepted and ignored: "
-
-
-def _unneeded(*flags: str, help: str) -> bool:
-    """Return an option that is accepted and ignored, so that command lines of llama-server work."""
-    return option(False, *flags, help=f"{_CHANGES_NOTHING}{help}.")
-
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """Address, access control, parallel requests and embeddings of the server."""
 
-    host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0: all addresses of this machine.")
+    alias: str | None = option(
+        None,
+        "-a",
+        "--alias",
+        metavar="NAME,...",
+        help="Model names for clients, the first one for responses; default: the file name.",
+    )
+    tags: str | None = option(None, metavar="TAG,...", help="Labels of the model, shown in /v1/models.")
+    host: str = option(
+        "127.0.0.1",
+        metavar="ADDRESS,...",
+        help="Addresses to listen on; 0.0.0.0: all IPv4 addresses of this machine.",
+    )
     port: int = option(8080, help="Port to listen on; 0: any free port.", allowed=between(0, 65535))
     api_key: str | None = option(None, help="API key that requests must send; default: $NGRAMSPEC_API_KEY, or no key.")
     api_key_file: Path | None = option(None, metavar="FILE", help="File with accepted API keys, one per line.")
     ssl_key_file: Path | None = option(None, metavar="FILE", help="Private key for HTTPS (PEM).")
     ssl_cert_file: Path | None = option(None, metavar="FILE", help="Certificate for HTTPS (PEM).")
     cors: list[str] | None = option(
-        None, metavar="ORIGIN", help="Allowed origin of web pages, such as https://example.org; *: all; repeatable."
+        None,
+        "--cors",
+        "--cors-origins",
+        metavar="ORIGIN,...",
+        help="Allowed origins of web pages, such as https://example.org; *: all; repeatable;"
+        " pages of this machine are always allowed.",
     )
     allow_host: list[str] | None = option(
         None, metavar="NAME", help="Additional accepted host name of this server; repeatable."
@@ -53,6 +62,8 @@ class ServeOptions:
     )
     cache_ram: int | None = option(
         None,
+        "-cram",
+        "--cache-ram",
         metavar="MIB",
         help="Prompt cache in MiB, for conversations evicted from their slot; default: a quarter of free RAM.",
         allowed=within(0),
@@ -63,12 +74,14 @@ class ServeOptions:
         help="Folder for POST /slots/N?action=save|restore; default: saving is disabled.",
     )
     predict: int = option(
-        -1, "-n", "--predict", help="Default for max_tokens of requests; -1: until the context is full."
+        -1, "-n", "--predict", "--n-predict", help="Default for max_tokens of requests; -1: until the context is full."
     )
     chat_template: str | None = option(None, metavar="JINJA|chatml", help="Chat template, instead of the model's own.")
     chat_template_file: Path | None = option(
         None, metavar="FILE", help="File with a chat template, instead of the model's own."
     )
+    no_slots: bool = option(False, help="Disable /slots, which shows the progress of running requests.")
+    no_ui: bool = option(False, "--no-ui", "--no-webui", help="Disable the chat page.")
     spm_infill: bool = option(False, help="Use suffix-prefix-middle order for fill-in-the-middle prompts (Codestral).")
     embeddings: bool = option(
         False,
@@ -108,6 +121,26 @@ class ServeOptions:
             usage_error("--pooling and --embd-normalize require --embeddings")
 
     @property
+    def hosts(self) -> list[str]:
+        """Addresses to listen on. Exits if there is none."""
+        return _split(self.host) or usage_error("--host must not be empty")
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the model for clients; empty means the name of its file."""
+        return _split(self.alias or "")
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels of the model for clients."""
+        return _split(self.tags or "")
+
+    @property
+    def origins(self) -> list[str]:
+        """Allowed origins of web pages, in addition to those of this machine."""
+        return [name for text in self.cors or () for name in _split(text) if name != "localhost"]
+
+    @property
     def keys(self) -> list[str]:
         """Accepted API keys; empty means that no key is required. Exits if the file cannot be used."""
         keys = [] if self.api_key is None else [self.api_key]
@@ -126,21 +159,6 @@ class ServeOptions:
         return CHATML if self.chat_template == "chatml" else self.chat_template
 
 
-@dataclass(frozen=True, slots=True)
-class Unneeded:
-    """Options of llama-server's that change nothing here."""
-
-    jinja: bool = _unneeded(help="chat templates always use Jinja")
-    cont_batching: bool = _unneeded("-cb", "--cont-batching", help="continuous batching is always on")
-    metrics: bool = _unneeded(help="/metrics is always enabled")
-    slots: bool = _unneeded(help="/slots is always enabled")
-    reasoning_format: Literal["auto", "deepseek"] | None = option(
-        None, help=f"{_CHANGES_NOTHING}reasoning is always returned as reasoning_content."
-    )
-    verbose: bool = _unneeded("-v", "--verbose", help="requests are always logged, without their text")
-
-    def tell(self) -> None:
-        """Print a note for each of these options that was given."""
-        for name, known in options(self).items():
-            if getattr(self, name):
-                note(f"{known.flags[0]} is {known.help[0].lower()}{known.help[1:].rstrip('.')}")
+def _split(text: str) -> list[str]:
+    """Split a list with commas into its parts, without empty ones."""
+    return [part.strip() for part in text.split(",") if part.strip()]

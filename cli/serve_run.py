@@ -12,9 +12,9 @@ import socket
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import psutil
 import uvicorn
@@ -54,25 +54,30 @@ def run(
     sampling: Sampling,
     seed: int | None,
     model: str | None,
-    alias: str | None,
     *,
     open_page: bool,
 ) -> None:
     """Serve until a signal comes; `sampling` and `seed`: of requests that do not say."""
     keys = options.keys
     found = find(model, load)
-    server = Server(sampling, seed, slot_folder=options.slot_save_path)
-    hosts = [options.host, *(options.allow_host or ())]
-    app = make_app(server, keys=keys, origins=options.cors or (), hosts=hosts, log=log)
-    with worker.session(), _listening(options.host, options.port) as listener:
-        address = _address(options, listener.getsockname()[1])
-        with _answering(app, listener, options) as stop_answering:
+    server = Server(
+        sampling,
+        seed,
+        has_slots=not options.no_slots,
+        has_page=not options.no_ui,
+        slot_folder=options.slot_save_path,
+    )
+    hosts = [*options.hosts, *(options.allow_host or ())]
+    app = make_app(server, keys=keys, origins=options.origins, hosts=hosts, log=log)
+    with worker.session(), _listening(options.hosts, options.port) as listeners:
+        address = _address(options, listeners[0].getsockname()[1])
+        with _answering(app, listeners, options) as stop_answering:
             note(f"listening on {address}")
-            if not keys and not options.host.startswith(_LOOPBACK):
+            if not keys and not all(host.startswith(_LOOPBACK) for host in options.hosts):
                 note("warning: anyone who can reach this address can use the model; set --api-key to require a key")
             if open_page:
                 webbrowser.open(address)
-            server.model = served = open_served(load, options, found, alias, sampling.grammar)
+            server.model = served = open_served(load, options, found, sampling.grammar)
             try:
                 lost = _wait(served, options)
                 server.draining = True
@@ -87,7 +92,7 @@ def run(
 
 
 def open_served(
-    load: LoadSettings, options: ServeOptions, found: ModelSource, alias: str | None, grammar: str | None = None
+    load: LoadSettings, options: ServeOptions, found: ModelSource, grammar: str | None = None
 ) -> ServedModel:
     """The model, ready to answer, and a small one that drafts for it, if there is one; `grammar`: of its default.
 
@@ -135,7 +140,7 @@ def open_served(
         "size": target.size_bytes,
         "ftype": target.quantisation,
     }
-    name, exact = alias or path.stem, target.exact == "on"
+    names, exact = options.names or [path.stem], target.exact == "on"
     drafts = "" if drafter is None else drafter.name
     predict = None if options.predict == -1 else options.predict
     known = drafter is not None, options.spm_infill, exact, drafts, predict, embedder
@@ -144,13 +149,15 @@ def open_served(
     return ServedModel(
         engine,
         target,
-        name,
+        names[0],
         str(path),
         meta,
         *known,
         embd_normalize=scale,
         threads=lambda: target.governor.state,
         adapters=lora,
+        aliases=names,
+        tags=options.labels,
     )
 
 
@@ -181,28 +188,35 @@ def _wait(model: ServedModel, options: ServeOptions) -> str | None:
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens; ends the program if the port is taken or there is no such address."""
+def _listening(hosts: Sequence[str], port: int) -> Iterator[list[socket.socket]]:
+    """Listen on one port of several addresses; ends the program if the port is taken or an address is unknown."""
+    with ExitStack() as stack:
+        listeners: list[socket.socket] = []
+        for host in hosts:
+            listeners.append(stack.enter_context(_listen(host, port)))
+            port = listeners[0].getsockname()[1]  # with --port 0, the first address gets a free port
+        yield listeners
+
+
+def _listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.create_server(address[:2], family=family, backlog=2048)
+        return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         # Python adds the address to what the system says.
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         fail(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host")
-    with listener:
-        yield listener
 
 
 def _address(options: ServeOptions, port: int) -> str:
     """Where a browser on this machine finds the server."""
-    host, scheme = options.host, "http" if options.ssl_cert_file is None else "https"
+    host, scheme = options.hosts[0], "http" if options.ssl_cert_file is None else "https"
     name = "127.0.0.1" if host == "0.0.0.0" else f"[{host if host != '::' else '::1'}]" if ":" in host else host
     return f"{scheme}://{name}:{port}"
 
 
 @contextmanager
-def _answering(app: object, listener: socket.socket, options: ServeOptions) -> Iterator[Callable[[], None]]:
+def _answering(app: object, listeners: Sequence[socket.socket], options: ServeOptions) -> Iterator[Callable[[], None]]:
     """Answer requests on a thread until the block ends."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
@@ -216,7 +230,7 @@ def _answering(app: object, listener: socket.socket, options: ServeOptions) -> I
         timeout_graceful_shutdown=2,
     )
     served = uvicorn.Server(config)
-    thread = threading.Thread(target=served.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
+    thread = threading.Thread(target=served.run, kwargs={"sockets": list(listeners)}, name="http", daemon=True)
     thread.start()
     while not served.started and thread.is_alive():
         time.sleep(0.01)

@@ -96,7 +96,15 @@ class LoadSettings:
         help="Context size in tokens; default or 0: the model's own, if memory allows.",
         allowed=CONTEXT,
     )
-    gpu_layers: int = option(-1, "-ngl", "--gpu-layers", help="Number of layers on the GPU; -1: all.", allowed=LAYERS)
+    gpu_layers: int = option(
+        -1,
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        metavar="N|all|auto",
+        help="Number of layers on the GPU; -1, all or auto: all.",
+        allowed=LAYERS,
+    )
     rpc: str | None = option(
         None,
         metavar="HOST:PORT,...",
@@ -133,6 +141,7 @@ class LoadSettings:
         None,
         "-fa",
         "--flash-attn",
+        metavar="on|off|auto",
         help="Flash attention; default: auto (llama.cpp decides; off on a CPU for --exact).",
         allowed=FLASH,
     )
@@ -166,6 +175,7 @@ class LoadSettings:
         None,
         "-md",
         "--draft-model",
+        "--model-draft",
         metavar="MODEL",
         help="Also draft with this smaller model (same vocabulary); accepts the same names as MODEL.",
     )
@@ -173,6 +183,7 @@ class LoadSettings:
         None,
         "-ngld",
         "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
         help="Number of draft-model layers on the GPU; default: all, or none with -ngl 0.",
         allowed=LAYERS,
     )
@@ -186,7 +197,11 @@ class LoadSettings:
     )
     policy: str = option("cost", help=f"Policy for the draft length: {', '.join(POLICIES)}.")
     draft_max: int | None = option(
-        None, help="Maximum draft length in tokens; default depends on --policy.", allowed=DRAFT_LENGTHS
+        None,
+        "--draft-max",
+        "--spec-draft-n-max",
+        help="Maximum draft length in tokens; default depends on --policy.",
+        allowed=DRAFT_LENGTHS,
     )
     memory: str | None = option(
         None,

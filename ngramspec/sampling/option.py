@@ -38,6 +38,7 @@ class Option:
     # ValueError. None: the command line's own reading of the type will do.
     parse: Callable[[Any], Any] | None = None
     repeatable: bool = False  # whether the flag may be given more than once
+    is_hidden: bool = False  # True if the help omits the option
     sampler: str | None = None  # the sampler that this setting turns on, and that does nothing without it
     moves: bool = False  # whether it can change which token is the most likely
     draws: bool = False  # whether it chooses among tokens, and so contradicts temperature 0

@@ -79,7 +79,9 @@ class Sampling:
     (token id, what is added to its logit). `samplers` holds names from `SAMPLERS` and `NAMED_ONLY`, in their order.
     """
 
-    temperature: float = option(0.0, "--temp", help="Temperature; 0: greedy decoding.", allowed=NOT_NEGATIVE)
+    temperature: float = option(
+        0.0, "--temp", "--temperature", help="Temperature; 0: greedy decoding.", allowed=NOT_NEGATIVE
+    )
     top_k: int = option(40, help="Keep the k most likely tokens; 0: off.", allowed=COUNT, sampler="top_k")
     top_p: float = option(
         0.95, help="Keep the most likely tokens with this total probability; 1: off.", allowed=MASS, sampler="top_p"

@@ -36,6 +36,7 @@ from ngramspec.server.page import markdown, page
 from ngramspec.server.status import health, lora_adapters, metrics, model, models, props, slot_action, slots
 
 _SLOT = re.compile("/slots/[0-9]{1,4}")
+_LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _COUNTERS = "ngramspec.counters"  # where a request's scope holds them
 
 
@@ -169,7 +170,8 @@ class Access:
       the browser. Its requests still name evil.example as their host, which is refused. An address in digits names no
       page of anybody else, so any is fine.
     - Another page's requests carry its origin. One that was not allowed is refused, though it could not read the
-      answer: an answer costs minutes of the machine.
+      answer: an answer costs minutes of the machine. Pages of this machine, on any port, are allowed: only a program
+      of the user's can serve them, and such a program needs no browser to reach this server.
     - With API keys, one of them must be shown. Then containers may call this machine host.docker.internal, too: a page
       that has this name has no key.
     - Health checks of HTTP/1.0 name no host; browsers always do.
@@ -204,7 +206,7 @@ class Access:
         if not self._known(host) and not (public and old and "host" not in headers):
             return ApiError(403, f"unknown host name {host[:80]!r}; start the server with --allow-host to accept it")
         origin = headers.get("origin")
-        if origin is not None and not self._origins & {origin, "*"} and origin.partition("://")[2] != host:
+        if origin is not None and not self._is_allowed(origin) and origin.partition("://")[2] != host:
             return ApiError(
                 403,
                 f"requests from pages of {origin[:80]!r} are not allowed; start the server with --cors to allow them",
@@ -212,6 +214,9 @@ class Access:
         if self._keys and not public and not self._shown(headers):
             return ApiError(401, "Invalid API Key")
         return None
+
+    def _is_allowed(self, origin: str) -> bool:
+        return bool(self._origins & {origin, "*"} or _LOCAL_PAGE.fullmatch(origin))
 
     def _known(self, host: str) -> bool:
         name = _without_port(host).lower()
@@ -229,6 +234,28 @@ class Access:
         # Every key is compared to the end, or the time would tell how much of one is right.
         found = [hmac.compare_digest(raw.encode("latin-1"), key) for raw in candidates for key in self._keys]
         return any(found)
+
+
+class CrossOrigin(CORSMiddleware):
+    """Middleware that lets browsers read the responses to pages of allowed origins, and of this machine.
+
+    Preflight requests of other origins get status 200 without permission, as llama-server answers them.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+        super().__init__(
+            app,
+            allow_origins=list(origins),
+            allow_origin_regex=_LOCAL_PAGE.pattern,
+            allow_methods=["GET", "POST", "OPTIONS"],
+            allow_headers=["*"],
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        return Response(headers={"Vary": "Origin"})
 
 
 def _without_port(host: str) -> str:
@@ -250,7 +277,7 @@ ENDPOINTS = (
     Endpoint(("/slots/{id_slot:int}",), slot_action),
     Endpoint(("/metrics",), metrics, "GET"),
     Endpoint(("/v1/chat/completions", "/chat/completions"), chat_completions),
-    Endpoint(("/v1/chat/completions/input_tokens",), openai_chat.input_tokens),
+    Endpoint(("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), openai_chat.input_tokens),
     Endpoint(("/v1/completions",), completions),
     Endpoint(("/completion", "/completions"), completion),
     Endpoint(("/infill",), infill),
@@ -301,9 +328,7 @@ def make_app(
     by_path = {path: endpoint for endpoint in ENDPOINTS for path in endpoint.paths}
     routes = [Route(path, one, methods=[one.method]) for path, one in by_path.items()]
     middleware = [Middleware(logged, paths=frozenset(by_path), log=log)]
-    if origins:
-        cors: dict[str, Any] = {"allow_origins": list(origins), "allow_methods": ["*"], "allow_headers": ["*"]}
-        middleware.append(Middleware(CORSMiddleware, **cors))
+    middleware.append(Middleware(CrossOrigin, origins=origins))
     middleware.append(Middleware(Access, endpoints=by_path, keys=keys, origins=origins, hosts=hosts))
 
     async def refused(request: Request, error: Exception) -> Response:

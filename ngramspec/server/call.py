@@ -286,6 +286,8 @@ class ServedModel:
     embedder: Embedder | None = None  # makes vectors of texts; None: nobody does
     embd_normalize: int = EUCLIDEAN  # how they are scaled where a request does not say; see `embeddings.normalized`
     threads: Callable[[], ThreadState] | None = None  # returns the numbers of threads at present
+    aliases: Sequence[str] = ()  # all names of the model that clients may use
+    tags: Sequence[str] = ()  # labels of the model, for clients only
     adapters: Sequence[tuple[str, float]] = ()  # files of LoRA adapters that are always applied, and their scales
 
     @property
@@ -315,6 +317,8 @@ class Server:
     seed: int | None = None
     ping_seconds: float = 15.0  # of silence, after which a stream says that it is alive
     most_bytes: int = 32 * 2**20  # of a request
+    has_slots: bool = True  # False if /slots is disabled
+    has_page: bool = True  # False if the chat page is disabled
     slot_folder: Path | None = None  # where what slots hold may be saved; None: nowhere
     model: ServedModel | None = None  # None until it is loaded
     draining: bool = False  # whether no more requests are taken

@@ -28,7 +28,7 @@ from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, St
 from pygments.util import ClassNotFound
 from starlette.responses import HTMLResponse, Response
 
-from ngramspec.server.call import Call, json_answer
+from ngramspec.server.call import ApiError, Call, json_answer
 
 
 def hash_of(text: str) -> str:
@@ -76,6 +76,8 @@ def contents() -> tuple[str, dict[str, str]]:
 
 async def page(call: Call) -> Response:
     """Answer with the page, or with 304 where the browser has it."""
+    if not call.server.has_page:
+        raise ApiError(404, "File Not Found")
     html, headers = contents()
     if call.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)

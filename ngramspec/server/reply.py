@@ -238,7 +238,8 @@ class _EventStream(Response):
 # --------------------------------------------------------------------------- what answers tell of themselves
 
 
-FINGERPRINT = f"ngramspec-{__version__}"
+FINGERPRINT = f"b{__version__}-ngramspec"
+"""Name of this build. As in llama-server it begins with "b", which clients expect."""
 
 
 def timings(prompt_tokens: int, stats: Stats, cached: int, prompt_seconds: float, seconds: float) -> dict[str, Any]:

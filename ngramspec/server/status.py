@@ -43,7 +43,7 @@ async def models(call: Call) -> Response:
 async def model(call: Call) -> Response:
     """The one model, by its name."""
     name = call.given.text("id")
-    if name != call.model.name:
+    if name not in (call.model.name, *call.model.aliases):
         raise ApiError(
             404, f"unknown model {shown(name)}; this server has only {call.model.name!r}", code="model_not_found"
         )
@@ -53,7 +53,15 @@ async def model(call: Call) -> Response:
 def _listed(call: Call) -> dict[str, Any]:
     model = call.model
     meta = {**model.meta, "n_vocab": model.vocabulary.n_vocab, "n_ctx": model.n_ctx}
-    return {"id": model.name, "object": "model", "created": call.server.began, "owned_by": "llamacpp", "meta": meta}
+    return {
+        "id": model.name,
+        "aliases": list(model.aliases),
+        "tags": list(model.tags),
+        "object": "model",
+        "created": call.server.began,
+        "owned_by": "llamacpp",
+        "meta": meta,
+    }
 
 
 async def props(call: Call) -> Response:
@@ -70,10 +78,10 @@ async def props(call: Call) -> Response:
             "model_path": model.path,
             "model_ftype": model.meta.get("ftype"),
             "modalities": {"vision": False, "audio": False},
-            "endpoint_slots": True,
+            "endpoint_slots": call.server.has_slots,
             "endpoint_props": False,
             "endpoint_metrics": True,
-            "webui": True,
+            "webui": call.server.has_page,
             "is_sleeping": False,
             "chat_template": model.vocabulary.chat_template or "",
             "chat_template_caps": model.vocabulary.template_capabilities,
@@ -94,6 +102,8 @@ async def lora_adapters(call: Call) -> Response:
 
 async def slots(call: Call) -> Response:
     """Return the state of each slot. With `fail_on_no_slot` the status is 503 while none is free."""
+    if not call.server.has_slots:
+        raise ApiError(501, "/slots is disabled; start the server without --no-slots")
     model = call.model
     found = model.service.report().slots
     if call.given.data.get("fail_on_no_slot") == "1" and all(slot.request for slot in found):

@@ -74,6 +74,12 @@ def test_a_page_of_another_origin_may_not_ask() -> None:
     for origin, allowed, expected in (
         ("https://evil.example", [], 403),
         ("null", [], 403),
+        ("http://localhost:3000", [], 200),
+        ("https://127.0.0.1:8443", [], 200),
+        ("http://[::1]:5173", [], 200),
+        ("http://localhost.evil.example", [], 403),
+        ("http://localhost:3000.evil.example", [], 403),
+        ("http://notlocalhost:3000", [], 403),
         (own, [], 200),
         (GOOD, [GOOD], 200),
         ("https://evil.example", [GOOD], 403),
@@ -89,6 +95,10 @@ def test_an_allowed_page_is_told_that_it_is() -> None:
     assert (response.status_code, response.headers[told]) == (200, GOOD)
     response = answer(headers={"Origin": GOOD}, origins=[GOOD], keys=["k"])
     assert (response.status_code, response.headers[told]) == (401, GOOD)
+    response = answer("/completion", asked | {"Origin": "http://localhost:3000"}, "OPTIONS")
+    assert (response.status_code, response.headers[told]) == (200, "http://localhost:3000")
+    response = answer("/completion", asked, "OPTIONS")
+    assert (response.status_code, response.headers.get(told)) == (200, None)
     assert told not in answer().headers
 
 

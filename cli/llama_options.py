@@ -1,0 +1,139 @@
+"""Options of llama.cpp's programs that do nothing here or are not supported.
+
+`NoEffect` accepts the first kind, so that command lines of llama-server can be pasted. `REASONS` explains the second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ngramspec.sampling.option import option, options
+
+from .console import note
+
+
+def _always(*flags: str, help: str) -> bool:
+    """Return an option for behaviour that is always on, which needs no note."""
+    return option(False, *flags, help=f"Accepted: {help}.")
+
+
+def _ignored(*flags: str, help: str) -> bool:
+    """Return an option without a value that is hidden from the help and ignored with a note."""
+    return option(False, *flags, help=help, is_hidden=True)
+
+
+def _ignored_value(*flags: str, help: str) -> str | None:
+    """Return an option with a value that is hidden from the help and ignored with a note."""
+    return option(None, *flags, help=help, is_hidden=True)
+
+
+_LENGTH = "the measured cost of a batch determines the draft length; --draft-max limits it"
+_LOGGING = "the log has one entry per request on stderr"
+
+
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """Options of llama-server that are accepted and change nothing."""
+
+    jinja: bool = _always(help="chat templates always use Jinja")
+    cont_batching: bool = _always("-cb", "--cont-batching", help="continuous batching is always on")
+    metrics: bool = _always(help="/metrics is always enabled")
+    slots: bool = _always(help="/slots is enabled unless --no-slots is set")
+    reasoning_format: Literal["auto", "deepseek"] | None = option(
+        None, help="Accepted: reasoning is always returned as reasoning_content."
+    )
+    batch_size: str | None = _ignored_value(
+        "-b", "--batch-size", help="a prompt is evaluated in chunks of at most --ubatch-size tokens"
+    )
+    kv_unified: bool = _ignored(
+        "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", help="each request has its own context of -c tokens"
+    )
+    swa_full: bool = _ignored(help="sliding windows keep what a rollback needs")
+    no_jinja: bool = _ignored(help="chat templates always use Jinja")
+    no_warmup: bool = _ignored("--warmup", "--no-warmup", help="the cost of batches is measured once per model")
+    mlock: bool = _ignored(help="the system decides which weights stay in memory")
+    no_mmproj: bool = _ignored("--no-mmproj", "--no-mmproj-auto", help="the server accepts only text")
+    no_context_shift: bool = _ignored(help="a response always ends when its context is full")
+    cache_prompt: bool = _ignored(help="the cache is always used unless a request sets cache_prompt to false")
+    cache_reuse: str | None = _ignored_value(help="the cache is used up to the first token that differs")
+    cache_idle_slots: bool = _ignored(
+        "--cache-idle-slots", "--no-cache-idle-slots", help="idle slots keep their tokens until they are needed"
+    )
+    backend_sampling: bool = _ignored("-bs", "--backend-sampling", "--backend_sampling", help="samplers run on the CPU")
+    spec_default: bool = _ignored(help="drafting is always on; --no-draft turns it off")
+    spec_type: str | None = _ignored_value(help="drafting is always on; --no-draft turns it off")
+    spec_draft_n_min: str | None = _ignored_value("--spec-draft-n-min", "--draft-min", "--draft-n-min", help=_LENGTH)
+    spec_draft_p_min: str | None = _ignored_value("--spec-draft-p-min", "--draft-p-min", help=_LENGTH)
+    threads_http: str | None = _ignored_value(help="one thread handles all connections")
+    timeout: str | None = _ignored_value("-to", "--timeout", help="responses have no time limit")
+    verbosity: str | None = _ignored_value("-lv", "--verbosity", "--log-verbosity", help=_LOGGING)
+    log_format: bool = _ignored(
+        *("--log-prefix", "--no-log-prefix", "--log-timestamps", "--no-log-timestamps", "--perf", "--no-perf"),
+        help=_LOGGING,
+    )
+
+    def report(self) -> None:
+        """Print a note for each given option that users could expect to have an effect."""
+        for name, known in options(self).items():
+            if known.is_hidden and getattr(self, name):
+                flag = next(flag for flag in known.flags if flag.startswith("--"))
+                note(f"{flag} has no effect: {known.help}")
+
+
+_TEXT_ONLY = "the server accepts only text"
+_ONE_MODEL = "a server has one model; start one server per model"
+_PLACEMENT = "llama.cpp places the layers; set -ngl, and CUDA_VISIBLE_DEVICES or GGML_VK_VISIBLE_DEVICES"
+_NO_AGENT = "the server runs no tools; clients do"
+_FILE_ONLY = "edit the metadata of the model file instead"
+_SCHEDULING = "use taskset, numactl or nice"
+_EFFORT = "drafts cannot be simulated"
+
+REASONS = {
+    **dict.fromkeys(
+        ("--mmproj", "-mm", "--mmproj-url", "-mmu", "--image-min-tokens", "--image-max-tokens"),
+        _TEXT_ONLY,
+    ),
+    "--media-path": _TEXT_ONLY,
+    **dict.fromkeys(("--rerank", "--reranking"), "ranking is not supported"),
+    "--context-shift": "a response ends when its context is full; set a larger -c",
+    **dict.fromkeys(("-nocb", "--no-cont-batching"), "set -np 1 to run one request at a time"),
+    "--no-cache-prompt": "set cache_prompt to false in the requests",
+    "--keep": "a response ends when its context is full",
+    **dict.fromkeys(("--models-dir", "--models-preset", "--models-max", "--no-models-autoload"), _ONE_MODEL),
+    "--sleep-idle-seconds": "the model stays loaded; stop the server to free its memory",
+    **dict.fromkeys(
+        (
+            *("-dev", "--device", "-mg", "--main-gpu", "-ts", "--tensor-split", "-sm", "--split-mode"),
+            *("-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-fit", "--fit"),
+            *("--op-offload", "--no-op-offload", "-nkvo", "--no-kv-offload", "-kvo", "--kv-offload", "--no-host"),
+        ),
+        _PLACEMENT,
+    ),
+    **dict.fromkeys(("--tools", "--tools-runtime", "--agent", "-ag", "--ui-mcp-proxy", "--webui-mcp-proxy"), _NO_AGENT),
+    **dict.fromkeys(("--mcp-servers-config", "--mcp-servers-json"), _NO_AGENT),
+    **dict.fromkeys(("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale"), _FILE_ONLY),
+    **dict.fromkeys(("--yarn-orig-ctx", "--yarn-ext-factor", "--yarn-attn-factor", "--override-kv"), _FILE_ONLY),
+    **dict.fromkeys(("-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"), "self-extend is not supported; set a larger -c"),
+    **dict.fromkeys(("--control-vector", "--control-vector-scaled"), "only LoRA adapters are supported; use --lora"),
+    **dict.fromkeys(("-C", "--cpu-mask", "-Cr", "--cpu-range", "--cpu-strict", "--prio", "--numa"), _SCHEDULING),
+    "--poll": "threads wait briefly and then sleep, see -t auto",
+    **dict.fromkeys(("-mu", "--model-url"), "download the file, or name a Hugging Face repository with -hf"),
+    **dict.fromkeys(("-dr", "--docker-repo"), "name a Hugging Face repository with -hf, or an Ollama model"),
+    **dict.fromkeys(("-hff", "--hf-file"), "use hf:owner/repo:FILE as MODEL"),
+    **dict.fromkeys(("-hft", "--hf-token"), "set HF_TOKEN"),
+    **dict.fromkeys(("-hfd", "--hf-repo-draft", "--spec-draft-hf"), "use -md hf:owner/repo:file-or-quant"),
+    **dict.fromkeys(("--spec-synth-len", "--spec-synth-rates"), _EFFORT),
+    **dict.fromkeys(("-ctkd", "--cache-type-k-draft", "-ctvd", "--cache-type-v-draft"), "the draft model uses f16"),
+    "--path": "the chat page is built in; serve other files with a web server",
+    "--api-prefix": "use a reverse proxy to change paths",
+    "--props": "settings cannot be changed after the server has started",
+    "--log-file": "redirect stderr to a file",
+    "--log-disable": "redirect stderr to /dev/null",
+    "--sampler-seq": "use --samplers",
+    "--sampling-seq": "use --samplers",
+    "--adaptive-target": "the adaptive-p sampler is not supported",
+    "--lookup-cache-static": "use ngramspec memory",
+    "--lookup-cache-dynamic": "use ngramspec memory",
+}
+"""Reasons why options of llama.cpp's programs are rejected, and alternatives, by flag."""
