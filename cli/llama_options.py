@@ -43,9 +43,6 @@ class NoEffect:
     reasoning_format: Literal["auto", "deepseek"] | None = option(
         None, help="Accepted: reasoning is always returned as reasoning_content."
     )
-    batch_size: str | None = _ignored_value(
-        "-b", "--batch-size", help="a prompt is evaluated in chunks of at most --ubatch-size tokens"
-    )
     kv_unified: bool = _ignored(
         "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", help="each request has its own context of -c tokens"
     )

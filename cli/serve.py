@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
+from ngramspec.llama.target import LEAST_MICRO, MICRO_BATCH
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.sampling.option import option, options, within
 from ngramspec.sampling.settings import Sampling
@@ -71,6 +73,8 @@ def serve(
     if model is not None and model_file is not None:
         usage_error(f"two models were given: {model} and -m {model_file}; remove one")
     no_effect.report()
+    if serving.batch_size is not None and serving.batch_size < (load.ubatch_size or MICRO_BATCH):
+        load = replace(load, ubatch_size=max(serving.batch_size, LEAST_MICRO))
     if load.ctx_size and serving.parallel > 1:
         shared = max(16, load.ctx_size // serving.parallel)
         each = f"-c {load.ctx_size} is the context size of each of {serving.parallel} requests"

@@ -80,6 +80,14 @@ class ServeOptions:
     chat_template_file: Path | None = option(
         None, metavar="FILE", help="File with a chat template, instead of the model's own."
     )
+    batch_size: int | None = option(
+        None,
+        "-b",
+        "--batch-size",
+        help="Maximum number of prompt tokens per decode call; limits --ubatch-size.",
+        allowed=within(1),
+    )
+    verbose: bool = option(False, "-v", "--verbose", help="Add the prompt and all settings to responses, as __verbose.")
     no_slots: bool = option(False, help="Disable /slots, which shows the progress of running requests.")
     no_ui: bool = option(False, "--no-ui", "--no-webui", help="Disable the chat page.")
     spm_infill: bool = option(False, help="Use suffix-prefix-middle order for fill-in-the-middle prompts (Codestral).")

@@ -63,6 +63,7 @@ def run(
     server = Server(
         sampling,
         seed,
+        is_verbose=options.verbose,
         has_slots=not options.no_slots,
         has_page=not options.no_ui,
         slot_folder=options.slot_save_path,

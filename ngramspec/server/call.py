@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.request import ClosedError, Done
+from ngramspec.batching.request import ClosedError, Done, Request
 from ngramspec.cpu.thread_governor import ThreadState
 from ngramspec.errors import GrammarError, ModelError, NGramSpecError, PromptError
 from ngramspec.llama.embedder import Embedder
@@ -317,6 +317,7 @@ class Server:
     seed: int | None = None
     ping_seconds: float = 15.0  # of silence, after which a stream says that it is alive
     most_bytes: int = 32 * 2**20  # of a request
+    is_verbose: bool = False  # True if responses contain `__verbose` unless a request sets verbose to false
     has_slots: bool = True  # False if /slots is disabled
     has_page: bool = True  # False if the chat page is disabled
     slot_folder: Path | None = None  # where what slots hold may be saved; None: nowhere
@@ -371,6 +372,7 @@ class Call:
     counters: Counters = field(default_factory=Counters)
     query: Fields = field(default_factory=lambda: Fields({}))
     headers: Headers = field(default_factory=Headers)
+    requests: Sequence[Request] = ()  # of the engine, once their prompts are known
 
     @cached_property
     def model(self) -> ServedModel:

@@ -74,6 +74,7 @@ async def generate(call: Call, requests: Sequence[Request], readers: Sequence[Te
     Raises:
         ApiError: a request is wrong, the engine failed, or the server is being stopped.
     """
+    call.requests = requests
     for request in requests:
         # A prompt must leave room for a token, unless none is asked for.
         if len(request.prompt) + (request.max_tokens != 0) > call.model.n_ctx:

@@ -5,17 +5,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.batching.request import Prefilled, Request
+from ngramspec.batching.request import Request
 from ngramspec.fill_in import Limits
-from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import Call, bad_field, json_answer
 from ngramspec.server.chat import chat_prompt
 from ngramspec.server.common_fields import (
@@ -24,9 +21,11 @@ from ngramspec.server.common_fields import (
     read_sampling,
 )
 from ngramspec.server.generate import End, Piece, TextEvent, generate
+from ngramspec.server.native_answer import native_answer
 from ngramspec.server.openai_chat import read_chat
 from ngramspec.server.openai_completions import gap_prompt, read_prompts, read_requests, several
-from ngramspec.server.reply import Reply, event, logprobs_content, respond, timings
+from ngramspec.server.reply import Reply, event, logprobs_content, respond
+from ngramspec.server.telemetry import Telemetry
 from ngramspec.tool_calls.deltas import Delta
 
 
@@ -59,12 +58,11 @@ class NativeReply(Reply):
 
     def __init__(self, call: Call, requests: Sequence[Request], listed: bool) -> None:
         super().__init__(len(requests))
-        given, most = call.given, read_max_tokens(call.given)
-        self._model, self._requests, self._listed = call.model, requests, listed
-        self._most = -1 if most is None else most  # tokens that were asked for; -1: as many as the context holds
+        given = call.given
+        self._call, self._model, self._requests, self._listed = call, call.model, requests, listed
         self._tokens_too = given.flag("return_tokens")
-        self._shown = given.texts("response_fields") if "response_fields" in given else None  # the fields; None: all
-        self._progress_too = call.streamed and given.flag("return_progress")
+        self._shown = given.texts("response_fields")  # names of the fields to return; empty means all
+        self._telemetry = [Telemetry(call) for _ in requests]
 
     def whole(self) -> Any:
         told = [self._end(number, streamed=False) for number in range(len(self.answers))]
@@ -72,13 +70,13 @@ class NativeReply(Reply):
 
     def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
         self.answers[number].take(told)
+        self._telemetry[number].update(told)
         if isinstance(told, Piece):
             yield event(self._piece(number, told))
         elif isinstance(told, End):
             yield event(self._end(number, streamed=True))
-        elif isinstance(told, Prefilled) and self._progress_too:
-            progress = {"total": told.total, "cache": self.answers[number].cached, "processed": told.done}
-            yield event({"index": number, "content": "", "tokens": [], "stop": False, "prompt_progress": progress})
+        elif progress := self._telemetry[number].progress(told):
+            yield event({"index": number, "content": "", "tokens": [], "stop": False, **progress})
 
     def _piece(self, number: int, piece: Piece) -> dict[str, Any]:
         answer = self.answers[number]
@@ -90,38 +88,23 @@ class NativeReply(Reply):
             "id_slot": answer.slot,
             "tokens_predicted": len(answer.tokens),
             "tokens_evaluated": answer.prompt_tokens,
+            **self._telemetry[number].timings(),
         }
         if self._requests[number].logprobs is not None:
             told["completion_probabilities"] = logprobs_content(self._model, piece.logprobs)
         return told
 
     def _end(self, number: int, *, streamed: bool) -> dict[str, Any]:
-        """The answer, or the last chunk of a stream."""
+        """Return the answer, or the last chunk of a stream."""
         answer, request = self.answers[number], self._requests[number]
-        end, text = answer.end, answer.text()
-        assert end is not None
-        told: dict[str, Any] = {
-            "index": number,
-            "content": "" if streamed else text,
-            "tokens": answer.tokens if self._tokens_too and not streamed else [],
-            "id_slot": answer.slot,
-            "stop": True,
-            "model": self._model.name,
-            "tokens_predicted": end.done.stats.generated,
-            "tokens_evaluated": answer.prompt_tokens,
-            "generation_settings": generation_settings(request.sampling, self._most, request.stop)
-            | {"n_probs": request.logprobs or 0, "stream": streamed},
-            "has_new_line": "\n" in text,
-            "truncated": end.full,
-            "stop_type": "limit" if end.reason == "length" else "eos" if end.stop_string is None else "word",
-            "stopping_word": end.stop_string or "",
-            # The last token was never evaluated.
-            "tokens_cached": answer.prompt_tokens + max(0, len(answer.tokens) - 1),
-            "timings": timings(answer.prompt_tokens, *end.done[1:]),
-        }
+        result = native_answer(self._call, request, answer) | {"index": number}
+        if streamed:
+            result["content"] = ""
+        if streamed or not self._tokens_too:
+            result["tokens"] = []
         if request.logprobs is not None and not streamed:
-            told["completion_probabilities"] = logprobs_content(self._model, answer.logprobs)
-        return told if self._shown is None else _chosen(told, self._shown)
+            result["completion_probabilities"] = logprobs_content(self._model, answer.logprobs)
+        return _chosen(result, self._shown) if self._shown else result
 
 
 def _chosen(told: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -134,20 +117,6 @@ def _chosen(told: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         if value is not None:
             found[name] = value
     return found
-
-
-def generation_settings(sampling: Sampling, max_tokens: int, stop: Sequence[str]) -> dict[str, Any]:
-    """What a text is generated with: every field of `Sampling` under its own name, and a few more.
-
-    `max_tokens` -1: as many as the context holds.
-    """
-    told: dict[str, Any] = {f.name: getattr(sampling, f.name) for f in fields(sampling)}
-    told["logit_bias"] = [
-        {"id": token, "bias": False if bias == -math.inf else bias} for token, bias in sampling.logit_bias
-    ]
-    told["grammar"] = sampling.grammar or ""
-    unused = {"n_keep": 0, "n_discard": 0, "min_keep": 0}
-    return told | unused | {"n_predict": max_tokens, "max_tokens": max_tokens, "stop": list(stop)}
 
 
 # --------------------------------------------------------------------------- text to tokens and back

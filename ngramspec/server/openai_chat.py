@@ -10,7 +10,6 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.batching.request import Prefilled, Started
 from ngramspec.server.call import Call, Fields, ServedModel, bad_field, json_answer
 from ngramspec.server.chat import ChatTask, Toolbox, as_json, count_prompt, free_text, run_chat
 from ngramspec.server.common_fields import (
@@ -22,6 +21,7 @@ from ngramspec.server.common_fields import (
     read_usage_too,
 )
 from ngramspec.server.generate import DraftedText, End, Piece, Span, TextEvent
+from ngramspec.server.native_answer import verbose_field
 from ngramspec.server.reply import (
     DONE,
     FINGERPRINT,
@@ -32,10 +32,9 @@ from ngramspec.server.reply import (
     logprobs_content,
     prediction_usage,
     respond,
-    timings,
     totals,
 )
-from ngramspec.steps import Stats
+from ngramspec.server.telemetry import Telemetry
 from ngramspec.tool_calls.deltas import Delta
 
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
@@ -164,13 +163,12 @@ class ChatReply(Reply):
     def __init__(self, call: Call, count: int, toolbox: Toolbox, prediction: str) -> None:
         super().__init__()
         given, self._prediction = call.given, prediction
+        self._request = call
         self._toolbox, self._older = toolbox, "functions" in given
         self._model = call.model
         self._likely, self._usage_too = given.flag("logprobs"), read_usage_too(call)
-        self._progress_too = given.flag("return_progress")
-        self._paced = call.streamed and given.flag("timings_per_token")
         self._marked = given.flag("return_drafts")
-        self.answers = self._choices = [_Choice(number, self._marked) for number in range(count)]
+        self.answers = self._choices = [_Choice(number, self._marked, Telemetry(call)) for number in range(count)]
         self._head = {
             "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
             "created": int(time.time()),
@@ -206,23 +204,27 @@ class ChatReply(Reply):
             if self._marked:
                 told["drafted"] = choice.drafted
             choices.append(told)
-        return {**self._head, "object": "chat.completion", "choices": choices, **self._totals(usage_too=True)}
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": choices,
+            **self._totals(usage_too=True),
+            **verbose_field(self._request, self._choices[0]),
+        }
 
     def chunks(self, number: int, event: TextEvent) -> Iterator[str]:
         choice = self._choices[number]
         choice.take(event)
-        if isinstance(event, Started | Piece):
-            choice.note(event)
-        if isinstance(event, Prefilled) and self._progress_too:
+        choice.telemetry.update(event)
+        if progress := choice.telemetry.progress(event):
             yield from self._beginning(choice)
-            progress = {"total": event.total, "cache": choice.cached, "processed": event.done}
-            yield self._part(choice, {}, {"prompt_progress": progress})
+            yield self._part(choice, {}, progress)
         elif isinstance(event, Piece):
             yield from self._pieces(choice, event)
         elif isinstance(event, End):
             yield from self._beginning(choice)
             last = not self._usage_too and all(one.end for one in self._choices)
-            more = self._totals(usage_too=False) if last else self._timings(choice)
+            more = self._totals(usage_too=False) if last else choice.telemetry.timings()
             yield from self._input(choice)
             yield self._part(choice, {}, more, finish_reason=self._reason(event))
 
@@ -235,7 +237,7 @@ class ChatReply(Reply):
         deltas = choice.marked(piece)
         if piece.logprobs and not (deltas and deltas[-1][0].kind == "text"):
             deltas.append((Delta("text"), []))
-        if deltas or self._paced:
+        if deltas or choice.telemetry.has_timings:
             yield from self._beginning(choice)
         for place, (delta, drafted) in enumerate(deltas):
             if delta.kind == "arguments" and choice.input is not None:
@@ -250,7 +252,7 @@ class ChatReply(Reply):
                 more["drafted"] = drafted
             if piece.logprobs and place == len(deltas) - 1:
                 more["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs)}
-            yield self._part(choice, self._fields(delta), self._timings(choice), **more)
+            yield self._part(choice, self._fields(delta), choice.telemetry.timings(), **more)
 
     def _part(self, choice: _Choice, delta: dict[str, Any], more: dict[str, Any], **fields: Any) -> str:
         """A chunk of one choice; `more`: beside the choice, `fields`: in it."""
@@ -262,7 +264,7 @@ class ChatReply(Reply):
         if choice.input is not None:
             (call, parts), choice.input = choice.input, None
             delta = {"tool_calls": [{"index": call, "custom": {"input": free_text("".join(parts))}}]}
-            yield self._part(choice, delta, self._timings(choice))
+            yield self._part(choice, delta, choice.telemetry.timings())
 
     def _call(self, call: Block) -> dict[str, Any]:
         if call.name in self._toolbox.custom:
@@ -290,10 +292,6 @@ class ChatReply(Reply):
             choice.begun = True
             yield self._part(choice, {"role": "assistant", "content": None}, {})
 
-    def _timings(self, choice: _Choice) -> dict[str, Any]:
-        """How far a choice is, where each chunk tells it."""
-        return {"timings": choice.timings()} if self._paced else {}
-
     def _totals(self, usage_too: bool) -> dict[str, Any]:
         told = totals(self.answers, len(self.answers), usage_too)
         texts = [answer.tokens for answer in self.answers]
@@ -303,33 +301,18 @@ class ChatReply(Reply):
 
 
 class _Choice(Answer):
-    """An answer, how far its stream is, and when its tokens came."""
+    """An answer, and the state of its stream."""
 
-    def __init__(self, number: int, marked: bool) -> None:
+    def __init__(self, number: int, marked: bool, telemetry: Telemetry) -> None:
         super().__init__()
         self.number = number
-        self.begun = False  # whether the stream told its role
+        self.telemetry = telemetry
+        self.begun = False  # True after the stream sent the role
         self.input: tuple[int, list[str]] | None = None  # a call of a custom tool that is open, and its arguments
         self.drafted: list[Span] = []  # of its content
         self.length = 0  # of the content so far
         self._texts = DraftedText() if marked else None
-        self._stats = Stats()
-        self._first: float | None = None
-        self._began = self._now = time.monotonic()
 
     def marked(self, piece: Piece) -> list[tuple[Delta, list[Span]]]:
         """The deltas of a piece, and what of each was drafted."""
         return [(delta, []) for delta in piece.deltas] if self._texts is None else self._texts.mark(piece)
-
-    def note(self, event: Started | Piece) -> None:
-        """It left the queue, or has more tokens."""
-        self._now = time.monotonic()
-        if isinstance(event, Started):
-            self._began = self._now
-        elif event.step is not None:
-            self._first = self._first or self._now
-            self._stats.add(event.step)
-
-    def timings(self) -> dict[str, Any]:
-        first = self._first or self._now
-        return timings(self.prompt_tokens, self._stats, self.cached, first - self._began, self._now - first)

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.server.call import ApiError, Call, Fields, ServedModel, json_answer
+from ngramspec.server.call import ApiError, Call, Fields, json_answer
 from ngramspec.server.chat import (
     EFFORTS,
     ChatTask,
@@ -30,7 +30,8 @@ from ngramspec.server.common_fields import (
     read_sampling,
 )
 from ngramspec.server.generate import End, TextEvent
-from ngramspec.server.reply import Block, Reply, event, logprobs_content, prediction_usage, respond
+from ngramspec.server.reply import Block, Reply, event, logprobs_content, prediction_usage, respond, timings
+from ngramspec.server.telemetry import Telemetry
 
 _EFFORTS = {"none": "low", "minimal": "low"} | EFFORTS
 
@@ -48,7 +49,7 @@ async def responses(call: Call) -> Response:
     sampling = await asyncio.to_thread(read_sampling, call, schemas=False)
     echo |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
     id, name = f"resp_{secrets.token_hex(12)}", given.text("model") or model.name
-    return await respond(call, run_chat(call, task), ResponseReply(model, toolbox, echo, id, name, task.prediction))
+    return await respond(call, run_chat(call, task), ResponseReply(call, toolbox, echo, id, name, task.prediction))
 
 
 async def input_tokens(call: Call) -> Response:
@@ -215,10 +216,11 @@ class ResponseReply(Reply):
     """
 
     def __init__(
-        self, model: ServedModel, toolbox: Toolbox, echo: dict[str, Any], id: str, name: str, prediction: str = ""
+        self, call: Call, toolbox: Toolbox, echo: dict[str, Any], id: str, name: str, prediction: str = ""
     ) -> None:
         super().__init__()
-        self._model, self._prediction = model, prediction
+        self._model, self._prediction = call.model, prediction
+        self._telemetry = Telemetry(call)
         self._toolbox, self._echo, self._id, self._name = toolbox, echo, id, name
         self._created = int(time.time())
         self._output: list[dict[str, Any]] = []
@@ -234,6 +236,10 @@ class ResponseReply(Reply):
         return self._ending(answer.end)
 
     def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
+        self._telemetry.update(told)
+        if progress := self._telemetry.progress(told):
+            yield from self._beginning()
+            yield self._chunk({"type": "response.in_progress", "response": self._response("in_progress"), **progress})
         for kind, block, piece, logprobs in self.answers[number].changes(told):
             yield from self._beginning()
             yield from self._last_closed(cut=False)
@@ -248,7 +254,14 @@ class ResponseReply(Reply):
             yield from self._beginning()
             yield from self._last_closed(cut=told.reason == "length")
             response = self._ending(told)
-            yield self._chunk({"type": f"response.{response['status']}", "response": response})
+            yield self._chunk(
+                {"type": f"response.{response['status']}", "response": response, **self._final_timings(told)}
+            )
+
+    def _final_timings(self, end: End) -> dict[str, Any]:
+        if not self._telemetry.has_timings:
+            return {}
+        return {"timings": timings(self.answers[0].prompt_tokens, *end.done[1:])}
 
     def _last_closed(self, cut: bool) -> Iterator[str]:
         if self._closed is not None:
@@ -321,7 +334,7 @@ class ResponseReply(Reply):
         kind, item = self._named(block)
         if kind == "message":
             delta = {"type": "response.output_text.delta", **_place(item, block, 0), "delta": piece}
-            yield delta | {"logprobs": logprobs_content(self._model, logprobs)}
+            yield {**delta, "logprobs": logprobs_content(self._model, logprobs), **self._telemetry.timings()}
         elif kind == "reasoning":
             yield {"type": "response.reasoning_text.delta", **_place(item, block, 0), "delta": piece}
         elif kind == "function_call":

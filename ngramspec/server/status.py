@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 from ngramspec.batching.request import Report, Slot
 from ngramspec.errors import TargetError
 from ngramspec.server.call import ApiError, Call, ServedModel, bad_field, json_answer, shown
-from ngramspec.server.llama_server import generation_settings
+from ngramspec.server.native_answer import generation_settings
 from ngramspec.server.reply import FINGERPRINT
 from ngramspec.shared_model import SequenceModel
 from ngramspec.storage import replacing

@@ -94,6 +94,7 @@ def test_a_stream_tells_on_demand_how_much_of_the_prompt_is_read() -> None:
     told, service = ask(CHATS, CHAT | {"stream": True, "return_progress": True}, Script(cached=2))
     length = len(service.requests[0].prompt)
     assert told[0]["choices"][0]["delta"]["role"] == "assistant"
-    assert told[1]["prompt_progress"] == {"total": length, "cache": 2, "processed": length}
+    for chunk, processed in zip(told[1:], (2, length), strict=False):
+        assert chunk["prompt_progress"] == {"total": length, "cache": 2, "processed": processed}
     told, _ = ask(CHATS, CHAT | {"stream": True})
     assert not any("prompt_progress" in chunk for chunk in told)

@@ -20,7 +20,7 @@ from support.http import scripted
 
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server import responses
-from ngramspec.server.call import ApiError, Fields, overflow
+from ngramspec.server.call import ApiError, Call, Fields, Server, overflow
 from ngramspec.server.chat import ChatTask, Toolbox
 from ngramspec.server.common_fields import Form
 from ngramspec.server.generate import Piece
@@ -57,7 +57,7 @@ def time_stands() -> Iterator[None]:
 
 def answering(request: Asked | None) -> ResponseReply:
     _, toolbox, echo = request or asked()
-    return ResponseReply(MODEL, toolbox, echo, "resp_1", "m")
+    return ResponseReply(Call(Server(model=MODEL), Fields({})), toolbox, echo, "resp_1", "m")
 
 
 def streamed(said: list[Said], request: Asked | None = None) -> list[dict[str, Any]]:

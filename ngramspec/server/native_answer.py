@@ -1,0 +1,77 @@
+"""The final JSON of a completion in llama-server's own format, which `verbose` adds to other formats too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from ngramspec.batching.request import Request
+from ngramspec.sampling.settings import Sampling
+from ngramspec.server.call import Call, ServedModel
+from ngramspec.server.common_fields import read_max_tokens
+from ngramspec.server.reply import Answer, timings
+
+
+def native_answer(call: Call, request: Request, answer: Answer) -> dict[str, Any]:
+    """Return a completion that ended, with its text, its prompt and all settings."""
+    model, end = call.model, answer.end
+    assert end is not None
+    limit = read_max_tokens(call.given)
+    settings = generation_settings(request.sampling, -1 if limit is None else limit, request.stop)
+    text = answer.text()
+    return {
+        "index": 0,
+        "content": text,
+        "tokens": answer.tokens,
+        "id_slot": answer.slot,
+        "stop": True,
+        "model": model.name,
+        "tokens_predicted": end.done.stats.generated,
+        "tokens_evaluated": answer.prompt_tokens,
+        "generation_settings": settings | {"n_probs": request.logprobs or 0, "stream": call.streamed},
+        "prompt": prompt_text(model, request.prompt),
+        "has_new_line": "\n" in text,
+        "truncated": end.full,
+        "stop_type": "limit" if end.reason == "length" else "eos" if end.stop_string is None else "word",
+        "stopping_word": end.stop_string or "",
+        # The last token was never evaluated.
+        "tokens_cached": answer.prompt_tokens + max(0, len(answer.tokens) - 1),
+        "timings": timings(answer.prompt_tokens, *end.done[1:]),
+    }
+
+
+def verbose_field(call: Call, answer: Answer) -> dict[str, Any]:
+    """Return llama-server's `__verbose` for one answer of another format; empty if it was not requested."""
+    if not call.given.flag("verbose", call.server.is_verbose):
+        return {}
+    return {"__verbose": native_answer(call, call.requests[0], answer)}
+
+
+def prompt_text(model: ServedModel, tokens: Sequence[int]) -> str:
+    """Return a prompt with the names of its control tokens."""
+    return b"".join(map(model.vocabulary.shown, tokens)).decode("utf-8", "replace")
+
+
+def generation_settings(sampling: Sampling, max_tokens: int, stop: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a response: every field of `Sampling` under its own name, and a few more.
+
+    Args:
+        sampling: Settings of the samplers.
+        max_tokens: Maximum number of tokens; -1 means until the context is full.
+        stop: Strings that end the response.
+    """
+    settings: dict[str, Any] = {f.name: getattr(sampling, f.name) for f in fields(sampling)}
+    # JSON has no infinity; llama-server writes null.
+    biases = [{"id": token, "bias": None if bias == -math.inf else bias} for token, bias in sampling.logit_bias]
+    constants = {"n_keep": 0, "n_discard": 0, "min_keep": 0, "adaptive_target": -1.0, "adaptive_decay": 0.9}
+    return {
+        **settings,
+        "logit_bias": biases,
+        "grammar": sampling.grammar or "",
+        **constants,
+        "n_predict": max_tokens,
+        "max_tokens": max_tokens,
+        "stop": list(stop),
+    }
