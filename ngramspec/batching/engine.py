@@ -101,7 +101,7 @@ class Engine:
         self._closing: float | None = None
         self._stats = Stats()
         self._asked = 0
-        self._prompt_tokens = self._cached_tokens = 0
+        self._prompt_tokens = self._cached_tokens = self._max_held = 0
         self._ended: Future[None] = Future()
         if executor is not None:
             executor.submit(self._run)
@@ -156,11 +156,12 @@ class Engine:
                 if active.sequence is not None:
                     at, counters = active.sequence.number, (active.prefilled, active.cached, active.stats.generated)
                     slots[at] = Slot(at, slots[at].held, active.request, active.number, *counters, active.new_line)
+            self._max_held = max(self._max_held, *(slot.held for slot in slots))
             stats = Stats()
             for counted in (self._stats, *(active.stats for active in self._working)):
                 stats.merge(counted)
             read, writer = (self._prompt_tokens, self._cached_tokens), self._writer
-            return Report(tuple(slots), len(self._queue), stats, *read, writer.passes, writer.busy)
+            return Report(tuple(slots), len(self._queue), stats, *read, writer.passes, writer.busy, self._max_held)
 
     def stop(self, drain: float = 0.0) -> None:
         """Take no more requests, let those at work go on for `drain` seconds, then end them; returns when all ended."""
@@ -334,6 +335,7 @@ class Engine:
         sequence = active.sequence
         active.finish(error)
         if sequence is not None:
+            self._max_held = max(self._max_held, len(sequence.tokens))
             self._slots.give_back(sequence)
         if self._drafter is not None and self._clock() - self._kept > KEPT_SECONDS:
             self._drafter.save_state()

@@ -111,6 +111,7 @@ class Report:
     cached_tokens: int  # tokens of prompts that were in the cache
     passes: int  # batches evaluated
     busy: int  # the sum of slots at work over those batches
+    max_held: int = 0  # maximum number of tokens that a slot held
 
 
 class ActiveRequest:

@@ -53,6 +53,7 @@ class Embedder:
         self.pooling, self.n_ctx = pooling, n_ctx
         self.width = bindings.width_out(llama, model)  # numbers in a vector
         self._context, self._n_batch = context, n_batch
+        self.n_tokens = self.n_passes = 0  # evaluated so far
         cache = Cache(context, recurrent=is_recurrent(model), window=0)
         self._passes = Passes(context, [cache], self, n_batch=n_batch, governor=governor)
         self._sequence = CacheSequence(self._passes, cache, n_ctx=n_ctx)
@@ -81,6 +82,8 @@ class Embedder:
             llama.llama_set_embeddings(self._context, shown)
             append(self._passes, [(self._sequence, tokens[done : done + size], size if shown else 0)])
             done += size
+            self.n_tokens += size
+            self.n_passes += 1
             if not shown:
                 continue
             pointer = llama.llama_get_embeddings(self._context)

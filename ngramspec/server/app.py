@@ -30,10 +30,11 @@ from ngramspec.server.call import ApiError, Call, Counters, Fields, Server, json
 from ngramspec.server.common_fields import ADAPTERS_STAY
 from ngramspec.server.embeddings import embedding, embeddings
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
+from ngramspec.server.metrics import metrics
 from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
 from ngramspec.server.page import markdown, page
-from ngramspec.server.status import health, lora_adapters, metrics, model, models, props, slot_action, slots
+from ngramspec.server.status import health, lora_adapters, model, models, props, slot_action, slots
 
 _SLOT = re.compile("/slots/[0-9]{1,4}")
 _LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")

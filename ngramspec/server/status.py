@@ -9,17 +9,17 @@ import asyncio
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
-from ngramspec.batching.request import Report, Slot
+from ngramspec.batching.request import Slot
 from ngramspec.errors import TargetError
-from ngramspec.server.call import ApiError, Call, ServedModel, bad_field, json_answer, shown
+from ngramspec.server.call import ApiError, Call, bad_field, json_answer, shown
 from ngramspec.server.native_answer import generation_settings
 from ngramspec.server.reply import FINGERPRINT
 from ngramspec.shared_model import SequenceModel
@@ -142,70 +142,6 @@ def _slot(call: Call, slot: Slot) -> dict[str, Any]:
 
 _TEXTS = ("stop", "grammar", "logit_bias", "dry_sequence_breakers")
 """Settings that hold what a client wrote, or show it."""
-
-
-# --------------------------------------------------------------------------- /metrics
-
-
-async def metrics(call: Call) -> Response:
-    """The engine's counters, under llama-server's names and vLLM's."""
-    model = call.model
-    name = model.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    lines: list[str] = []
-    for metric, kind, text, value in (*_figures(model.service.report(), model.n_ctx), *_thread_figures(model)):
-        lines += [f"# HELP {metric} {text}", f"# TYPE {metric} {kind}"]
-        label = f'model_name="{name}"'
-        if isinstance(value, tuple):  # one for each position of a draft
-            lines += [f'{metric}{{{label},position="{position}"}} {one}' for position, one in enumerate(value)]
-        else:
-            lines.append(f"{metric}{{{label}}} {value:.12g}")
-    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
-
-
-def _figures(report: Report, n_ctx: int) -> Iterator[tuple[str, str, str, float | tuple[int, ...]]]:
-    """Names, kinds, meanings and values."""
-    stats, busy = report.stats, sum(slot.request is not None for slot in report.slots)
-    drafts = stats.passes - stats.passes_without_draft
-    held, room = sum(slot.held for slot in report.slots), n_ctx * len(report.slots)
-    prompt_rate = report.prompt_tokens / stats.prefill_seconds if stats.prefill_seconds else 0.0
-    slots_each = report.busy / report.passes if report.passes else 0.0
-    asked = report.prompt_tokens + report.cached_tokens
-    for prefix, running, waiting, generated in (
-        ("llamacpp", "requests_processing", "requests_deferred", "tokens_predicted_total"),
-        ("vllm", "num_requests_running", "num_requests_waiting", "generation_tokens_total"),
-    ):
-        yield f"{prefix}:prompt_tokens_total", "counter", "Prompt tokens evaluated.", report.prompt_tokens
-        yield f"{prefix}:{generated}", "counter", "Tokens generated.", stats.generated
-        yield f"{prefix}:{running}", "gauge", "Running requests.", busy
-        yield f"{prefix}:{waiting}", "gauge", "Waiting requests.", report.waiting
-        name = f"{prefix}:spec_decode_num"
-        yield f"{name}_drafts_total", "counter", "Decode calls with a draft.", drafts
-        yield f"{name}_draft_tokens_total", "counter", "Draft tokens verified.", stats.drafted
-        yield f"{name}_accepted_tokens_total", "counter", "Draft tokens accepted.", stats.accepted
-        help_ = "Draft tokens accepted, by position in the draft."
-        yield f"{name}_accepted_tokens_per_pos_total", "counter", help_, tuple(stats.accepted_at)
-    yield "llamacpp:prompt_seconds_total", "counter", "Time for prompt processing, in seconds.", stats.prefill_seconds
-    help_ = "Time from first to last tokens, in seconds."
-    yield "llamacpp:tokens_predicted_seconds_total", "counter", help_, stats.decode_seconds
-    yield "llamacpp:prompt_tokens_seconds", "gauge", "Average prompt tokens per second.", prompt_rate
-    help_ = "Average generated tokens per second."
-    yield "llamacpp:predicted_tokens_seconds", "gauge", help_, stats.tokens_per_second or 0.0
-    yield "llamacpp:n_decode_total", "counter", "Batches evaluated.", report.passes
-    yield "llamacpp:n_busy_slots_per_decode", "gauge", "Average number of busy slots per decode call.", slots_each
-    yield "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the cache.", asked
-    yield "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the cache.", report.cached_tokens
-    yield "vllm:kv_cache_usage_perc", "gauge", "Share of the cache in use, 0 to 1.", held / room
-    yield "ngramspec:close_calls_total", "counter", "Tokens that rounding could have decided.", stats.close_calls
-
-
-def _thread_figures(model: ServedModel) -> Iterator[tuple[str, str, str, float]]:
-    """Return the gauges of the numbers of threads, in the form of `_figures`."""
-    if model.threads is not None:
-        state = model.threads()
-        yield "ngramspec:threads", "gauge", "CPU threads of a pass over one token.", state.threads
-        yield "ngramspec:threads_batch", "gauge", "CPU threads of a pass over a draft.", state.threads_batch
-        yield "ngramspec:threads_prompt", "gauge", "CPU threads of a pass over a prompt.", state.threads_prompt
-        yield "ngramspec:other_cores", "gauge", "CPU cores that other programs use.", state.other_cores
 
 
 # --------------------------------------------------------------------------- what slots hold, in files

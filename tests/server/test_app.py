@@ -471,11 +471,14 @@ def test_what_other_servers_have_is_answered_with_words() -> None:
 def test_metrics_have_names_of_both_servers_and_count() -> None:
     server, _ = scripted(Script(step=3))
     send(server, NATIVE, {"prompt": "x"})
-    lines = send(server, "/metrics", method="GET").text.splitlines()
-    values = {line.split("{")[0]: float(line.split()[-1]) for line in lines if not line.startswith("#")}
+    response = send(server, "/metrics", method="GET")
+    assert response.headers["Process-Start-Time-Unix"] == str(server.began)
+    lines = response.text.splitlines()
+    values = {line.split("{")[0].split()[0]: float(line.split()[-1]) for line in lines if not line.startswith("#")}
     assert values["llamacpp:tokens_predicted_total"] == values["vllm:generation_tokens_total"] == 7
     assert values["llamacpp:spec_decode_num_draft_tokens_total"] == 2
-    assert 'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{model_name="demo",position="1"} 1' in lines
+    assert 'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 1' in lines
+    assert 'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="demo",position="1"} 1' in lines
     typed = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(typed) == len(set(typed))
 

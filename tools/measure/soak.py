@@ -69,7 +69,7 @@ async def part(http: httpx.AsyncClient, body: dict[str, Any], chunks: int) -> st
 
 async def counter(http: httpx.AsyncClient, name: str) -> float:
     lines = (await http.get("/metrics")).raise_for_status().text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"llamacpp:{name}{{"))
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"llamacpp:{name} "))
 
 
 async def client(
