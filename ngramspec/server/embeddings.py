@@ -69,8 +69,8 @@ def _read_texts(call: Call, name: str) -> list[list[int]]:
     """The token ids of each text of a field."""
     value, embedder = call.given.needed(name), _embedder(call)
     values = value if several(value) else [value]
-    if not values or not all(one or one == 0 for one in values):
-        raise bad_field(name, f"{name} must not be empty or contain an empty string")
+    if not values:
+        raise bad_field(name, f"{name} must not be empty")
     texts = [read_tokens(call.model, one, name, embedder.n_ctx) for one in values]
     if not all(texts):
         raise bad_field(name, f"{name} must not contain a text without tokens")

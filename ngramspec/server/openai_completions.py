@@ -190,14 +190,14 @@ def several(value: Any) -> bool:
     """Whether the value of `prompt` is a list of prompts, not one of tokens and texts."""
     if not isinstance(value, list):
         return False
-    return any(isinstance(item, list) for item in value) or all(isinstance(item, str) for item in value)
+    return any(isinstance(item, list | dict) for item in value) or all(isinstance(item, str) for item in value)
 
 
 def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = None) -> list[int]:
     """The token ids of a text, or of a list of token ids and texts, for a context of `n_ctx`; None: a request's."""
     vocabulary = model.vocabulary
-    if isinstance(value, dict) and value.keys() == {"prompt_string"}:  # llama-server's form of a text with images
-        value = value["prompt_string"]
+    if isinstance(value, dict):
+        value = _object_text(Fields(value, f"{name}."))
     if isinstance(value, str):
         model.check_size(len(value), n_ctx)
         return list(vocabulary.tokenize(value, special=True))
@@ -211,6 +211,21 @@ def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = N
         else:
             tokens.append(check_token(vocabulary, item, name))
     return tokens
+
+
+def _object_text(given: Fields) -> str:
+    """Return the text of llama-server's objects for prompts with images, of which only texts are supported."""
+    if "content" in given:
+        return "".join([_part_text(part) for part in given.objects("content")])
+    if images := given.data.keys() - {"prompt_string"}:
+        raise given.refused(min(images), "is not supported; the server accepts only text")
+    return given.needed_text("prompt_string")
+
+
+def _part_text(part: Fields) -> str:
+    if part.text("type") != "text":
+        raise part.wrong("type", "'text', the only supported type")
+    return part.needed_text("text")
 
 
 def read_requests(

@@ -50,6 +50,12 @@ def of(*texts: Any) -> Any:
         ([7, 8, 9], [[7, 8, 9]]),
         ([[7], [8, 9]], [[7], [8, 9]]),
         ([[7, 8], "hello"], [[7, 8], "hello"]),
+        # An empty text has the token that begins every text.
+        ("", [""]),
+        (["hello", ""], ["hello", ""]),
+        ({"prompt_string": "hello"}, ["hello"]),
+        ({"content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}, ["hello"]),
+        (["hello", {"prompt_string": "there"}], ["hello", "there"]),
     ],
 )
 def test_texts_and_tokens_have_vectors_of_length_1_in_their_order(given: Any, texts: list[Any]) -> None:
@@ -104,12 +110,12 @@ def test_scaling() -> None:
     [
         ({}, "input"),
         ({"input": None}, "input"),
-        ({"input": ""}, "input"),
         ({"input": []}, "input"),
-        ({"input": ["hello", ""]}, "input"),
         ({"input": [[5], []]}, "input"),
         ({"input": 0}, "input"),
-        ({"input": {"content": "hello"}}, "input"),
+        ({"input": {"content": "hello"}}, "input.content"),
+        ({"input": {"content": [{"type": "image_url", "image_url": {"url": "x"}}]}}, "input.content[0].type"),
+        ({"input": {"prompt_string": "x", "multimodal_data": ["x"]}}, "input.multimodal_data"),
         ({"input": [5, 10**6]}, "input"),
         ({"input": [True]}, "input"),
         ({"input": "hello", "dimensions": 2}, "dimensions"),
