@@ -132,6 +132,7 @@ def open_served(
         draft_max=load.draft_max or LONGEST_DRAFT,
         memory=loaded.memory,
         cache_room=room,
+        scales=[scale for _, scale in load.adapters],
         crashed=lambda error: complain(f"the engine failed: {type(error).__name__}: {error}"),
         executor=executor,
     )
@@ -146,7 +147,6 @@ def open_served(
     predict = None if options.predict == -1 else options.predict
     known = drafter is not None, options.spm_infill, exact, drafts, predict, embedder
     scale = EUCLIDEAN if options.embd_normalize is None else options.embd_normalize
-    lora = [(str(file), factor) for file, factor in load.adapters]
     return ServedModel(
         engine,
         target,
@@ -156,7 +156,7 @@ def open_served(
         *known,
         embd_normalize=scale,
         threads=lambda: target.governor.state,
-        adapters=lora,
+        adapters=[str(file) for file, _ in load.adapters],
         aliases=names,
         tags=options.labels,
     )

@@ -72,6 +72,9 @@ class SharedModel(Protocol):
             TargetError: the pass failed; every sequence is as before, though it may owe tokens.
         """
 
+    def scale_adapters(self, scales: Sequence[float]) -> None:
+        """Set the scale of each LoRA adapter for the following passes."""
+
     def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
         """The sizes of the batches of a pass over parts of at least one token each; each batch reads the weights again.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import partial
@@ -54,6 +54,7 @@ class Engine:
         cache_room: bytes for texts that left their sequence.
         crashed: told of an error that nobody expected, with which all requests at work ended.
         clock: tells the seconds that passes and drafting take.
+        scales: Scales of the model's LoRA adapters at the start.
         executor: of one thread, on which the engine then runs until `stop`; None: a thread of its own. It should be the
             thread that measured the model (see README.md).
     """
@@ -72,6 +73,7 @@ class Engine:
         cache_room: int = 0,
         crashed: Callable[[BaseException], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        scales: Sequence[float] = (),
         executor: Executor | None = None,
     ) -> None:
         self.n_ctx = model.n_ctx  # most tokens of a request, prompt and answer together
@@ -91,7 +93,8 @@ class Engine:
         }
         ends = model.sequences[0], model.sequences[-1]
         apart = len(model.sequences) > 2 and len(model.batches([1, 1], ends)) > 1
-        self._slots = Slots(model.sequences, cache_room, apart=apart)
+        self._slots = Slots(model.sequences, cache_room, apart=apart, scales=tuple(scales))
+        self._scales = self._applied_scales = tuple(scales)
         self._scheduler = Scheduler()
         self._wake = threading.Condition()
         self._queue: deque[ActiveRequest] = deque()
@@ -114,6 +117,7 @@ class Engine:
         """Queue a request. What is wrong with it is told as an error."""
         active = ActiveRequest(request, listener, self._clock)
         with self._wake:
+            active.scales = self._scales if request.scales is None else request.scales
             active.number, self._asked = self._asked, self._asked + 1
             closed = self._closing is not None
             if not closed:
@@ -122,6 +126,16 @@ class Engine:
         if closed:
             active.finish(ClosedError(CLOSED))
         return active
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """Scales of the LoRA adapters for requests that do not set their own."""
+        return self._scales
+
+    def set_scales(self, scales: Sequence[float]) -> None:
+        """Set the scales of the LoRA adapters for later requests; running ones keep theirs."""
+        with self._wake:
+            self._scales = tuple(scales)
 
     def on_slot(self, number: int, work: Callable[[SequenceModel], Any]) -> Future[Any]:
         """Do something with a slot's sequence, on the engine's thread, once no request is at work there."""
@@ -219,6 +233,7 @@ class Engine:
         """What is wanted of slots where no request is at work."""
         if not self._errands:
             return
+        self._slots.set_scales(self._scales)
         busy = {active.sequence.number for active in self._working if active.sequence is not None}
         with self._wake:
             ready = [errand for errand in self._errands if errand[0] not in busy]
@@ -226,7 +241,7 @@ class Engine:
         for number, work, told in ready:
             if told.set_running_or_notify_cancel():
                 try:
-                    told.set_result(work(self._model.sequences[number]))
+                    told.set_result(work(self._slots.normalise(self._model.sequences[number])))
                 except Exception as error:
                     told.set_exception(error)
 
@@ -272,7 +287,9 @@ class Engine:
             with self._wake:
                 self._working.append(active)
             # Who wants nothing of the cache gets no copy of what is known, only to clear it.
-            sequence = self._slots.take(request.prompt if request.cache_prompt else (), request.slot)
+            self._slots.set_scales(self._scales)
+            prompt = request.prompt if request.cache_prompt else ()
+            sequence = self._slots.take(prompt, request.slot, active.scales)
             try:
                 active.start(sequence, self._drafts[sequence.number], aligned=self._exactness.aligned, most=self._chunk)
             except TargetError as error:
@@ -293,8 +310,9 @@ class Engine:
 
     def _work(self) -> None:
         """One pass: a chunk of a prompt, or a token and a draft for the texts whose turn it is."""
-        writers = self._writers
-        readers = [active for active in self._working if active.reader is not None]
+        group = self._take_turns()
+        writers = [active for active in group if active.reader is None]
+        readers = [active for active in group if active.reader is not None]
         reader = self._scheduler.reads(readers, writers)
         if reader is not None:
             self._read(reader)
@@ -309,6 +327,19 @@ class Engine:
                 active.emit(step)
             for active, error in ended:
                 self._end(active, error)
+
+    def _take_turns(self) -> list[ActiveRequest]:
+        """Return the requests of the next pass, which have the same scales of LoRA adapters, and apply these."""
+        groups = list(dict.fromkeys(active.scales for active in self._working))
+        if not groups:
+            return []
+        # With several groups, the one after the group of the last pass has its turn.
+        turn = groups.index(self._applied_scales) + 1 if self._applied_scales in groups else 0
+        scales = groups[turn % len(groups)]
+        if scales != self._applied_scales:
+            self._model.scale_adapters(scales)
+            self._applied_scales = scales
+        return [active for active in self._working if active.scales == scales]
 
     def _read(self, active: ActiveRequest) -> None:
         began, before = self._clock(), active.prefilled

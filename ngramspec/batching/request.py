@@ -40,6 +40,7 @@ class Request:
     cache_prompt: bool = True  # whether what a slot already holds of the prompt may be reused
     # token ids of a text that the answer is likely to copy: what it is drafted from first.
     prediction: Sequence[int] = ()
+    scales: tuple[float, ...] | None = None  # of the LoRA adapters; None means the engine's
     rules: TextRules = NO_RULES  # where the text may end, and which words it may not hold
 
 
@@ -120,6 +121,7 @@ class ActiveRequest:
     def __init__(self, request: Request, listener: Listener, clock: Callable[[], float]) -> None:
         self.request = request
         self.number = 0  # counts requests from 0 on
+        self.scales: tuple[float, ...] = ()  # of the LoRA adapters
         self.cancelled = False  # whether it is to end before the next pass
         # the text; None until the request is checked, and where none is asked for
         self.generation: Generation | None = None

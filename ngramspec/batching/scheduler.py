@@ -81,10 +81,21 @@ class Slots:
     Args:
         room: most bytes of the states of texts that left their sequence.
         apart: whether sequences whose numbers do not follow each other are evaluated one after the other.
+        scales: Scales of the LoRA adapters of requests that do not set their own.
     """
 
-    def __init__(self, sequences: Sequence[SequenceModel], room: int = 0, *, apart: bool = False) -> None:
+    def __init__(
+        self,
+        sequences: Sequence[SequenceModel],
+        room: int = 0,
+        *,
+        apart: bool = False,
+        scales: tuple[float, ...] = (),
+    ) -> None:
         self._sequences = list(sequences)
+        self._room = room
+        self._scales = scales
+        self._scales_of = {sequence.number: scales for sequence in sequences}  # under which its tokens were evaluated
         self._apart = apart
         self._free = list(sequences)  # the least recently used first
         self._cache = PromptCache(room)
@@ -93,21 +104,46 @@ class Slots:
     def any_free(self) -> bool:
         return bool(self._free)
 
-    def take(self, prompt: Sequence[int], preferred: int | None = None) -> SequenceModel:
-        """A free sequence, that numbered `preferred` if it is free, made to hold what is known of a prompt's start."""
-        sequence = self._choose(prompt, preferred)
-        self._fill(sequence, prompt)
+    def take(
+        self, prompt: Sequence[int], preferred: int | None = None, scales: tuple[float, ...] | None = None
+    ) -> SequenceModel:
+        """A free sequence, that numbered `preferred` if it is free, made to hold what is known of a prompt's start.
+
+        `scales` are those of the LoRA adapters; tokens that were evaluated with others are not known.
+        """
+        scales = self._scales if scales is None else scales
+        sequence = self._choose(prompt, preferred, scales)
+        self._fill(sequence, prompt, scales)
         self._free.remove(sequence)
         return sequence
 
-    def _fill(self, sequence: SequenceModel, prompt: Sequence[int]) -> None:
+    def set_scales(self, scales: tuple[float, ...]) -> None:
+        """Set the scales of requests that do not set their own. Only states of these are kept in RAM."""
+        if scales != self._scales:
+            self._scales, self._cache = scales, PromptCache(self._room)
+
+    def normalise(self, sequence: SequenceModel) -> SequenceModel:
+        """Clear a sequence whose tokens were evaluated with other scales than requests have that do not set any."""
+        if self._scales_of[sequence.number] != self._scales:
+            sequence.clear()
+            self._scales_of[sequence.number] = self._scales
+        return sequence
+
+    def _common(self, sequence: SequenceModel, prompt: Sequence[int], scales: tuple[float, ...]) -> int:
+        """Number of tokens at the start of a prompt that a sequence holds, evaluated with these scales."""
+        return common_prefix(sequence.tokens, prompt) if self._scales_of[sequence.number] == scales else 0
+
+    def _fill(self, sequence: SequenceModel, prompt: Sequence[int], scales: tuple[float, ...]) -> None:
         """Make a sequence hold what is known of a prompt, wherever that is."""
-        here = common_prefix(sequence.tokens, prompt)
+        here = self._common(sequence, prompt, scales)
         self._leave(sequence, here)
-        others = ((common_prefix(other.tokens, prompt), other) for other in self._sequences if other is not sequence)
+        if self._scales_of[sequence.number] != scales:
+            sequence.clear()
+            self._scales_of[sequence.number] = scales
+        others = ((self._common(other, prompt, scales), other) for other in self._sequences if other is not sequence)
         # Of several the one that holds least: all that it holds may be copied.
         there, other = max(others, key=lambda x: (x[0], -len(x[1].tokens)), default=(0, sequence))
-        tokens, saved = self._cache.best(prompt)
+        tokens, saved = self._cache.best(prompt) if scales == self._scales else ((), 0)
         if saved > there and saved >= here + WORTH:
             state = self._cache.take(tokens)
             with suppress(TargetError):
@@ -120,12 +156,12 @@ class Slots:
         """A request left a sequence, which goes on holding its text."""
         self._free.append(sequence)
 
-    def _choose(self, prompt: Sequence[int], preferred: int | None) -> SequenceModel:
+    def _choose(self, prompt: Sequence[int], preferred: int | None, scales: tuple[float, ...]) -> SequenceModel:
         for sequence in self._free:
             if sequence.number == preferred:
                 return sequence
         # One whose text goes on: most of what it holds is the prompt's beginning.
-        common = {sequence.number: common_prefix(sequence.tokens, prompt) for sequence in self._free}
+        common = {sequence.number: self._common(sequence, prompt, scales) for sequence in self._free}
         going_on = [sequence for sequence in self._free if 2 * common[sequence.number] > len(sequence.tokens)]
         if going_on:
             return max(going_on, key=lambda sequence: common[sequence.number])
@@ -140,6 +176,8 @@ class Slots:
     def _leave(self, sequence: SequenceModel, common: int) -> None:
         """Save what a sequence holds, if its next text goes on from far before the end of it."""
         tokens = tuple(sequence.tokens)
+        if self._scales_of[sequence.number] != self._scales:
+            return
         if len(tokens) - common >= WORTH and self._cache.room and not self._cache.holds(tokens):
             with suppress(TargetError):
                 self._cache.put(tokens, sequence.saved())

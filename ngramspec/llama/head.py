@@ -29,7 +29,7 @@ from ngramspec.llama import bindings
 from ngramspec.llama.hidden_states import HiddenStates, States, rows_at
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.threads import GovernedContext
-from ngramspec.llama.weights import Adapter, open_context
+from ngramspec.llama.weights import Adapter, open_context, set_adapters
 from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import common_prefix
 
@@ -325,6 +325,10 @@ class Heads:
     def check(self) -> None:
         if not self._ctx:
             raise ValueError("the context is closed")
+
+    def set_adapters(self, adapters: Sequence[Adapter]) -> None:
+        """Apply adapters to the following passes."""
+        set_adapters(self._ctx, adapters)
 
     def close(self) -> None:
         if self._ctx:

@@ -37,7 +37,7 @@ from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial_context import ROOM, TrialContext
-from ngramspec.llama.weights import Lora, Weights, open_context
+from ngramspec.llama.weights import Lora, Weights, open_context, set_adapters
 from ngramspec.machine import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Settings
 from ngramspec.sampling.option import between, one_of
 from ngramspec.shared_model import Part, SequenceModel
@@ -415,6 +415,17 @@ class Target(Weights, CacheSequence):
         made = Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch), governor=self.governor)
         self._embedders = (*self._embedders, made)
         return made
+
+    def scale_adapters(self, scales: Sequence[float]) -> None:
+        """Set the scales of all LoRA adapters for the following passes of all sequences and of the own head.
+
+        The caller clears sequences whose tokens were evaluated with other scales. Embedders keep the first scales.
+        """
+        self._check_open()
+        adapters = [(handle, scale) for (handle, _), scale in zip(self._adapters, scales, strict=True)]
+        set_adapters(self._ctx, adapters)
+        if self.heads is not None:
+            self.heads.set_adapters(adapters)
 
     # ------------------------------------------------------------------ several texts
 

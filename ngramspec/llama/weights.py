@@ -282,7 +282,13 @@ def open_context(model: Any, params: Any, adapters: Sequence[Adapter]) -> Any:
     """llama.cpp's context of a model, with its adapters set; null if there is no memory for it."""
     context = llama.llama_init_from_model(model, params)
     if context and adapters:
-        handles = (llama.llama_adapter_lora_p_ctypes * len(adapters))(*(handle for handle, _ in adapters))
-        scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
-        llama.llama_set_adapters_lora(context, handles, len(adapters), scales)
+        set_adapters(context, adapters)
     return context
+
+
+def set_adapters(context: Any, adapters: Sequence[Adapter]) -> None:
+    """Apply adapters to the following passes of a context; those with scale 0 are left out."""
+    used = [(handle, scale) for handle, scale in adapters if scale]
+    handles = (llama.llama_adapter_lora_p_ctypes * len(used))(*(handle for handle, _ in used))
+    scales = (ctypes.c_float * len(used))(*(scale for _, scale in used))
+    llama.llama_set_adapters_lora(context, handles, len(used), scales)

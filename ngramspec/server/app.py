@@ -26,15 +26,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.server import anthropic, openai_chat, responses
-from ngramspec.server.call import ApiError, Call, Counters, Fields, Server, json_answer, of_failure, worded
-from ngramspec.server.common_fields import ADAPTERS_STAY
+from ngramspec.server.call import LIST, ApiError, Call, Counters, Fields, Server, json_answer, of_failure, worded
 from ngramspec.server.embeddings import embedding, embeddings
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.metrics import metrics
 from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
 from ngramspec.server.page import markdown, page
-from ngramspec.server.status import health, lora_adapters, model, models, props, slot_action, slots
+from ngramspec.server.status import (
+    health,
+    lora_adapters,
+    model,
+    models,
+    props,
+    scale_lora_adapters,
+    slot_action,
+    slots,
+)
 
 _SLOT = re.compile("/slots/[0-9]{1,4}")
 _LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
@@ -50,6 +58,7 @@ class Endpoint:
     handler: Callable[[Call], Awaitable[Response]]
     method: Literal["GET", "POST"] = "POST"
     wording: Callable[[ApiError], dict[str, Any]] = worded  # its errors as JSON
+    takes_list: bool = False  # True if the JSON of its requests is a list
     public: bool = False  # whether it answers without an API key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +86,7 @@ class Endpoint:
         try:
             query = Fields({**QueryParams(scope["query_string"]), **scope.get("path_params", {})})
             # The body may be empty: POST /slots/N?action=erase needs none.
-            fields = Fields(_read_json(raw or b"{}")) if self.method == "POST" else query
+            fields = Fields(_read_json(raw or b"{}", self.takes_list)) if self.method == "POST" else query
             response = await self.handler(Call(server, fields, counters, query, Headers(scope=scope)))
         except (ApiError, NGramSpecError) as error:
             told = of_failure(error)
@@ -139,7 +148,7 @@ async def _read_body(request: Request, most: int) -> bytes:
     return bytes(body)
 
 
-def _read_json(raw: bytes) -> dict[str, Any]:
+def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
     """The JSON object of a body; an ApiError where it holds a nan, an infinity, or half a surrogate pair: no text."""
     try:
         text = raw.decode("utf-8-sig")
@@ -152,8 +161,10 @@ def _read_json(raw: bytes) -> dict[str, Any]:
         raise ApiError(400, "the request contains an unpaired surrogate, which is not valid text") from None
     except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
         raise ApiError(400, f"the request is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ApiError(400, "the request must be a JSON object")
+    if takes_list and isinstance(data, list):
+        return {LIST: data}
+    if takes_list or not isinstance(data, dict):
+        raise ApiError(400, f"the request must be a JSON {'list' if takes_list else 'object'}")
     return data
 
 
@@ -274,6 +285,7 @@ ENDPOINTS = (
     Endpoint(("/v1/models/{id:path}", "/models/{id:path}"), model, "GET"),
     Endpoint(("/props",), props, "GET"),
     Endpoint(("/lora-adapters",), lora_adapters, "GET"),
+    Endpoint(("/lora-adapters",), scale_lora_adapters, takes_list=True),
     Endpoint(("/slots",), slots, "GET"),
     Endpoint(("/slots/{id_slot:int}",), slot_action),
     Endpoint(("/metrics",), metrics, "GET"),
@@ -301,7 +313,6 @@ _RANKS = "this server does not support ranking"
 NOT_THERE = {
     **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), _RANKS),
     "/props": "settings cannot be changed after the server has started",
-    "/lora-adapters": ADAPTERS_STAY,
     "/v1/audio/transcriptions": "this server accepts only text",
     "/v1/audio/speech": "this server generates only text",
     "/v1/images/generations": "this server generates only text",
@@ -327,7 +338,7 @@ def make_app(
         log: told of every request that ended.
     """
     by_path = {path: endpoint for endpoint in ENDPOINTS for path in endpoint.paths}
-    routes = [Route(path, one, methods=[one.method]) for path, one in by_path.items()]
+    routes = [Route(path, one, methods=[one.method]) for one in ENDPOINTS for path in one.paths]
     middleware = [Middleware(logged, paths=frozenset(by_path), log=log)]
     middleware.append(Middleware(CrossOrigin, origins=origins))
     middleware.append(Middleware(Access, endpoints=by_path, keys=keys, origins=origins, hosts=hosts))

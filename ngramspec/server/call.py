@@ -129,6 +129,10 @@ T = TypeVar("T")
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
 
 
+LIST = "adapters"
+"""Field that contains the request of an endpoint whose JSON is a list."""
+
+
 class Fields:
     """A JSON object of a request; `path`: what its fields' names begin with in errors: "messages[0]."
 
@@ -288,7 +292,7 @@ class ServedModel:
     threads: Callable[[], ThreadState] | None = None  # returns the numbers of threads at present
     aliases: Sequence[str] = ()  # all names of the model that clients may use
     tags: Sequence[str] = ()  # labels of the model, for clients only
-    adapters: Sequence[tuple[str, float]] = ()  # files of LoRA adapters that are always applied, and their scales
+    adapters: Sequence[str] = ()  # files of LoRA adapters; the service has their scales
 
     @property
     def n_ctx(self) -> int:

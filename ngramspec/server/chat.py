@@ -17,7 +17,15 @@ from ngramspec.chat_prompt import ChatPrompt
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field
-from ngramspec.server.common_fields import Form, prepared, read_rules, read_sampling, read_slot, several_seeds
+from ngramspec.server.common_fields import (
+    Form,
+    prepared,
+    read_rules,
+    read_sampling,
+    read_scales,
+    read_slot,
+    several_seeds,
+)
 from ngramspec.server.generate import TextEvents, generate
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import answer_grammar, begun_answer
@@ -110,6 +118,7 @@ def _lay_out(call: Call, task: ChatTask) -> tuple[Request, str]:
         logprobs=task.logprobs,
         controls=True,
         slot=read_slot(call),
+        scales=read_scales(call),
         rules=read_rules(call),
         prediction=model.vocabulary.tokenize(task.prediction, add_bos=False) if task.prediction else (),
     )

@@ -36,7 +36,6 @@ MOST_ANSWERS = 128  # texts that one request may ask for: OpenAI's limit
 
 def read_sampling(call: Call, schemas: bool = True) -> Sampling:
     """The sampling that a request asks for; `schemas` as in `read_grammar`."""
-    check_adapters(call)
     given, server = call.given, call.server
     asked: dict[str, Any] = {}
     for name in _OPTIONS:
@@ -206,19 +205,21 @@ def read_slot(call: Call) -> int | None:
     return None if slot is None or slot == -1 else slot % len(call.model.service.report().slots)
 
 
-ADAPTERS_STAY = "LoRA adapters and their scales cannot be changed after the server has started"
+def read_scales(call: Call, name: str = "lora") -> tuple[float, ...] | None:
+    """Return the scales of all LoRA adapters that a request asks for; None if it asks for none.
 
-
-def check_adapters(call: Call) -> None:
-    """Refuse a request that wants other scales of LoRA adapters (`lora`: [{"id": 0, "scale": 0.5}]) than there are."""
-    wanted = {one.whole("id"): one.number("scale") for one in call.given.objects("lora")}
-    if strange := wanted.keys() - range(len(call.model.adapters)):
-        raise bad_field(
-            "lora", f"lora: unknown adapter {min(map(str, strange))}; there are {len(call.model.adapters)} adapters"
-        )
-    for number, (_, scale) in enumerate(call.model.adapters):
-        if wanted and wanted.get(number, 0.0) != scale:
-            raise ApiError(501, ADAPTERS_STAY)
+    The field is a list such as `[{"id": 0, "scale": 0.5}]`. Adapters that it omits have scale 0, as in llama-server.
+    """
+    scales: dict[int, float] = {}
+    for item in call.given.objects(name):
+        count = len(call.model.adapters)
+        number = item.whole("id")
+        if number is None or number >= count:
+            raise bad_field(name, f"{name}: unknown adapter {shown(number)}; there are {count} adapters")
+        scales[number] = 1.0 if (scale := item.number("scale")) is None else scale
+    if not scales:
+        return None
+    return tuple(scales.get(number, 0.0) for number in range(len(call.model.adapters)))
 
 
 def read_answers(given: Fields, prompts: int = 1) -> int:

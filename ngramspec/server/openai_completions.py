@@ -27,6 +27,7 @@ from ngramspec.server.common_fields import (
     read_max_tokens,
     read_rules,
     read_sampling,
+    read_scales,
     read_slot,
     read_stop,
     read_usage_too,
@@ -234,7 +235,8 @@ def read_requests(
     """Requests that continue each prompt as often as answers are wanted; `more`: of what `Request` has."""
     given, count = call.given, read_answers(call.given, len(prompts))
     most, slot, rules = call.model.most(read_max_tokens(given)), read_slot(call), read_rules(call)
-    asked = Request((), most, sampling, read_stop(given), logprobs, slot=slot, rules=rules, **more)
+    scales = read_scales(call)
+    asked = Request((), most, sampling, read_stop(given), logprobs, slot=slot, scales=scales, rules=rules, **more)
     return [one for prompt in prompts for one in several_seeds(replace(asked, prompt=prompt), count)]
 
 

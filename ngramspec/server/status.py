@@ -19,7 +19,8 @@ from starlette.responses import Response
 
 from ngramspec.batching.request import Slot
 from ngramspec.errors import TargetError
-from ngramspec.server.call import ApiError, Call, bad_field, json_answer, shown
+from ngramspec.server.call import LIST, ApiError, Call, bad_field, json_answer, shown
+from ngramspec.server.common_fields import read_scales
 from ngramspec.server.native_answer import generation_settings
 from ngramspec.server.reply import FINGERPRINT
 from ngramspec.shared_model import SequenceModel
@@ -95,9 +96,16 @@ async def props(call: Call) -> Response:
 
 
 async def lora_adapters(call: Call) -> Response:
-    """The LoRA adapters that every text is generated with."""
-    found = enumerate(call.model.adapters)
-    return json_answer([{"id": number, "path": path, "scale": scale} for number, (path, scale) in found])
+    """Return the LoRA adapters, with the scales of requests that do not set their own."""
+    files = zip(call.model.adapters, call.model.service.scales, strict=True)
+    return json_answer([{"id": number, "path": path, "scale": scale} for number, (path, scale) in enumerate(files)])
+
+
+async def scale_lora_adapters(call: Call) -> Response:
+    """Set the scales of the LoRA adapters for later requests, from a list as in the field `lora`."""
+    scales = read_scales(call, LIST)
+    call.model.service.set_scales(scales or (0.0,) * len(call.model.adapters))
+    return json_answer({"success": True})
 
 
 async def slots(call: Call) -> Response:
@@ -180,7 +188,7 @@ async def _save(call: Call, number: int) -> dict[str, Any]:
         state = sequence.saved()
         tokens = list(sequence.tokens)
         body = np.array(tokens, "<i4").tobytes() + state
-        return len(tokens), _HEAD.pack(_MAGIC, _key(sequence), zlib.crc32(body), len(tokens)) + body
+        return len(tokens), _HEAD.pack(_MAGIC, _key(call, sequence), zlib.crc32(body), len(tokens)) + body
 
     def write() -> None:
         with replacing(path) as file:
@@ -206,7 +214,7 @@ async def _restore(call: Call, number: int) -> dict[str, Any]:
         if len(content) < _HEAD.size or not content.startswith(_MAGIC):
             raise bad_field("filename", f"{path.name} is not a saved slot")
         _, key, checksum, count = _HEAD.unpack_from(content)
-        if key != _key(sequence):
+        if key != _key(call, sequence):
             raise bad_field("filename", f"{path.name} was saved with another model, machine, version or settings")
         at = _HEAD.size + 4 * count
         if at > len(content) or zlib.crc32(memoryview(content)[_HEAD.size :]) != checksum:
@@ -237,9 +245,9 @@ async def _on_slot(call: Call, number: int, work: Callable[[SequenceModel], Any]
     return await asyncio.wrap_future(call.model.service.on_slot(number, work))
 
 
-def _key(sequence: SequenceModel) -> bytes:
-    """Return the fingerprint of the model and its settings."""
-    return sha256(sequence.fingerprint.encode()).digest()
+def _key(call: Call, sequence: SequenceModel) -> bytes:
+    """Return the fingerprint of the model, its settings and the scales of its adapters."""
+    return sha256(f"{sequence.fingerprint} {call.model.service.scales}".encode()).digest()
 
 
 def _path(call: Call) -> Path:

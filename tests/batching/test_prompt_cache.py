@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.mock_shared import MockShared
 
-from ngramspec.batching.scheduler import COPIED, PromptCache, Slots
+from ngramspec.batching.scheduler import COPIED, WORTH, PromptCache, Slots
 from ngramspec.tokens import common_prefix
 
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=8)
@@ -70,6 +70,32 @@ def test_a_system_prompt_is_copied_from_the_sequence_that_holds_least() -> None:
     long.tokens.clear()
     # One token less is read sooner than it is copied.
     assert Slots(model.sequences).take([*system, 5], preferred=free.number).tokens == []
+
+
+def test_slots_never_reuse_tokens_that_were_evaluated_with_other_adapter_scales() -> None:
+    model = MockShared(sequences=3)
+    text, room = list(range(2 * WORTH)), 1 << 20
+    slots = Slots(model.sequences, room, scales=(1.0,))
+    first = slots.take(text, scales=(0.5,))
+    first.tokens[:] = text
+    # Neither a copy of a running sequence nor its own tokens are reused under other scales.
+    second = slots.take(text, scales=(1.0,))
+    assert (second is first, second.tokens) == (False, [])
+    second.tokens[:] = text
+    assert slots.take(text, scales=(0.5,)).tokens == text
+    slots.give_back(first)
+    assert slots.take(text, preferred=first.number, scales=(1.0,)).tokens == text  # copied from the second one
+    for sequence in (first, second):
+        slots.give_back(sequence)
+    # Evicted states of other scales than the default are not kept, and those of an earlier default are dropped.
+    slots.take([9] * 40, preferred=first.number)
+    slots.take([8] * 40, preferred=second.number)
+    slots.set_scales((0.25,))
+    assert slots.normalise(model.sequences[2]).tokens == []
+    for sequence in (first, second):
+        sequence.tokens.clear()
+        slots.give_back(sequence)
+    assert slots.take(text).tokens == []
 
 
 def test_a_gap_between_sequences_at_work_is_filled_first() -> None:

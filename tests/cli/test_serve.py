@@ -104,30 +104,50 @@ def test_what_embeddings_need_is_said_at_the_start(env: dict[str, str]) -> None:
     wrong.failed("not one of 'none', 'mean'", code=2)
 
 
-def test_texts_are_those_of_the_adapters_that_are_named(env: dict[str, str], tmp_path: Path) -> None:
-    lora = str(write_adapter(tmp_path / "lora.gguf", DEMO, ["attn_q.weight"], rank=2))
-    body = {"prompt": "def add(a, b):\n    return", "n_predict": 12, "temperature": 0}
-    found: list[Any] = []
-    statuses: list[int] = []
+def test_serve_lora_scales_of_each_request_apply_to_its_text(env: dict[str, str], tmp_path: Path) -> None:
+    lora = str(write_adapter(tmp_path / "lora.gguf", DEMO, ["attn_q.weight", "ffn_up"], rank=2))
+    body = {"prompt": "def add(a, b):\n    return a + b\n\n\n" * 5 + "def", "n_predict": 12, "temperature": 0}
+    found: dict[str, Any] = {}
 
     def client(http: httpx.Client) -> None:
-        found.extend([http.post("/completion", json=body).json()["content"], http.get("/lora-adapters").json()])
-        scales = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1}]
-        refused = http.post("/lora-adapters", json=scales)
-        assert "cannot be changed after the server has started" in refused.json()["error"]["message"]
-        asked = [http.post("/completion", json=body | {"lora": some}) for some in (scales, scales[:1], [])]
-        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "lora": scales}
-        asked.append(http.post("/v1/chat/completions", json=chat))
-        statuses.extend(one.status_code for one in (refused, *asked))
+        def text(**fields: Any) -> str:
+            response = http.post("/completion", json=body | fields)
+            assert response.status_code == 200, response.text
+            return str(response.json()["content"])
+
+        def scaled(*scales: float) -> list[dict[str, float]]:
+            return [{"id": number, "scale": scale} for number, scale in enumerate(scales)]
+
+        found["listed"] = http.get("/lora-adapters").json()
+        wanted = [(), (0.0, 0.0), (0.5,), (1.0, 0.5), (0.0, 3.0), (0.5, 0.0)]
+        # Slots and the cache are used again under other scales, first in turn and then at once.
+        found["alone"] = [text(lora=scaled(*scales), id_slot=0) for scales in wanted]
+        with ThreadPoolExecutor(len(wanted)) as pool:
+            found["together"] = [*pool.map(lambda scales: text(lora=scaled(*scales)), wanted)]
+        found["changed"] = http.post("/lora-adapters", json=scaled(0.0, 3.0)).json(), http.get("/lora-adapters").json()
+        found["after"] = text()
+        refused = [http.post("/lora-adapters", json=scales) for scales in (scaled(1, 1, 1), {"id": 0}, [3])]
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "lora": scaled(0.5, 0.5)}
+        found["statuses"] = [one.status_code for one in (*refused, http.post("/v1/chat/completions", json=chat))]
 
     serve(env, client, "--lora-scaled", f"{lora}:0.5", "--lora", lora).ok()
-    text, adapters = found
-    assert adapters == [{"id": 0, "path": lora, "scale": 1.0}, {"id": 1, "path": lora, "scale": 0.5}]
-    assert statuses == [501, 501, 501, 200, 501]
-    with Target(DEMO, n_ctx=512, threads=1, exact="off", lora=[(lora, 1.5)]) as target:
-        plain = SpeculativeDecoder(target, drafter=None)
-        steps = plain.generate(target.tokenize(str(body["prompt"])), max_tokens=12)
-        assert text == "".join(step.text for step in steps)
+
+    def plain(*scales: float) -> str:
+        adapters = [(lora, scale) for scale in scales if scale]
+        with Target(DEMO, n_ctx=512, threads=1, exact="off", lora=adapters) as target:
+            steps = SpeculativeDecoder(target, drafter=None).generate(target.tokenize(body["prompt"]), max_tokens=12)
+            return "".join(step.text for step in steps)
+
+    expected = [plain(1.0, 0.5), plain(), plain(0.5), plain(1.0, 0.5), plain(0.0, 3.0), plain(0.5)]
+    assert len(set(expected)) > 2
+    assert found["alone"] == found["together"] == expected
+    assert found["listed"] == [{"id": 0, "path": lora, "scale": 1.0}, {"id": 1, "path": lora, "scale": 0.5}]
+    assert found["changed"] == (
+        {"success": True},
+        [found["listed"][0] | {"scale": 0.0}, found["listed"][1] | {"scale": 3.0}],
+    )
+    assert found["after"] == plain(0.0, 3.0)
+    assert found["statuses"] == [400, 400, 400, 200]
 
 
 def test_the_model_drafts_for_its_clients_with_its_own_layer(env: dict[str, str], tmp_path: Path) -> None:
