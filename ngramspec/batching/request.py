@@ -32,6 +32,8 @@ class Request:
     stop: tuple[str, ...] = ()  # strings that end the text, which then stops right before them
     # report the logprobs of each emitted token and of this many of the most likely; None: no logprobs.
     logprobs: int | None = None
+    # report logprobs of the distributions that tokens were drawn from, after all samplers.
+    post_sampling: bool = False
     # report the logprobs of the prompt's tokens too (`Scored`), which then is read with all of its logits.
     scored: bool = False
     # whether the text shows control tokens too, for whoever parses them; those that end a text stay hidden.
@@ -152,6 +154,7 @@ class ActiveRequest:
             sampling=request.sampling,
             stop=request.stop,
             logprobs=request.logprobs,
+            post_sampling=request.post_sampling,
             counts_calls=counts_calls,
             piece=shown if request.controls else None,
             rules=request.rules,

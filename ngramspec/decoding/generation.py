@@ -15,8 +15,8 @@ from ngramspec.decoding.drafts import Drafts, Plan, Text, no_draft
 from ngramspec.drafting.draft import NO_DRAFT, Chooser
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.errors import NGramSpecError, PromptError
-from ngramspec.sampling.distribution import logprobs
-from ngramspec.sampling.sampler import NO_RULES, CloseCalls, Forbidding, TextRules
+from ngramspec.sampling.distribution import logprobs, sampled_logprobs
+from ngramspec.sampling.sampler import NO_RULES, CloseCalls, Forbidding, RecordingSampler, TextRules
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step, StopReason
 from ngramspec.tokens import begun, ending_tokens
@@ -49,6 +49,7 @@ class Generation(Text):
         acceptance: str | Acceptance | Verifier | None = None,
         stop: Sequence[str] = (),
         logprobs: int | None = None,
+        post_sampling: bool = False,
         return_decisions: bool = False,
         counts_calls: bool = False,
         piece: Callable[[int], bytes] | None = None,
@@ -75,16 +76,19 @@ class Generation(Text):
         self._judgements = judgements if return_decisions else None
         self._guide: GrammarGuide | None = None
         self._calls: CloseCalls | None = None
+        self._recorder: RecordingSampler | None = None
         if acceptance is None or isinstance(acceptance, str | Acceptance):
             sampler = vocabulary.sampler(sampling or Sampling())
             if rules.least or rules.words:
                 too_early = {*ending_tokens(vocabulary), *ends} if rules.least else ()
                 sampler = Forbidding(sampler, rules, [token for token in too_early if 0 <= token < n_vocab])
             self._calls = CloseCalls(sampler) if counts_calls else None
-            acceptance = RuleVerifier(
-                self._calls or sampler, acceptance, judgements.append if return_decisions else None
-            )
-            (self._calls or sampler).begin(prompt)
+            sampler = self._calls or sampler
+            if post_sampling and logprobs is not None:
+                # Outermost: counting close calls draws a second time.
+                sampler = self._recorder = RecordingSampler(sampler)
+            acceptance = RuleVerifier(sampler, acceptance, judgements.append if return_decisions else None)
+            sampler.begin(prompt)
             if sampler.grammar is not None:
                 self._guide = GrammarGuide(sampler.grammar)
         elif sampling is not None or return_decisions:
@@ -161,7 +165,11 @@ class Generation(Text):
             stop=self.stop,
             stop_string=self._stream.stopped,
         )
-        if self._top is not None:
+        if self._top is not None and self._recorder is not None:
+            distributions = self._recorder.pop_distributions()
+            pairs = zip(distributions, tokens, strict=False)
+            step.logprobs = tuple(sampled_logprobs(p, token, self._top) for p, token in pairs)
+        elif self._top is not None:
             step.logprobs = tuple(logprobs(row, token, self._top) for row, token in zip(rows, tokens, strict=False))
         if self._judgements is not None:
             step.verified_draft, step.decisions = plan.verified_draft, tuple(self._judgements)

@@ -140,6 +140,14 @@ def logprobs(row: NDArray[np.float32], token: int, count: int) -> Logprobs:
     return Logprobs(token, float(row[token]) - total, tuple((int(i), float(row[i]) - total) for i in ids))
 
 
+def sampled_logprobs(distribution: Distribution, token: int, count: int) -> Logprobs:
+    """Logprobs of an emitted token and of up to `count` most likely ones, from the distribution after all samplers."""
+    order = np.argsort(-distribution.logp, kind="stable")[:count]
+    index = distribution.find(token)
+    logprob = -math.inf if index is None else float(distribution.logp[index])
+    return Logprobs(token, logprob, tuple((int(distribution.ids[i]), float(distribution.logp[i])) for i in order))
+
+
 # --------------------------------------------------------------------------- draws that a seed settles
 # Plain and drafted decoding must read the same noise, whichever positions a pass covers and whichever token ids survive
 # top-k there: a hash of the counters gives that (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
-from ngramspec.sampling.distribution import BadLogits, Distribution, gumbel_pick
+from ngramspec.sampling.distribution import BadLogits, Distribution, gumbel_pick, point_mass
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer
 
@@ -127,6 +127,52 @@ class Forbidding:
         left = logits.copy()
         left[forbidden] = -np.inf
         return left
+
+
+class RecordingSampler:
+    """A sampler that keeps the distribution of every token that it draws, after all samplers.
+
+    Args:
+        sampler: Sampler that draws the tokens.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampling: Sampling = sampler.sampling
+        self._sampler = sampler
+        self._distributions: list[Distribution] = []
+
+    def pop_distributions(self) -> list[Distribution]:
+        """Return the distributions since the last call, one for each token."""
+        distributions, self._distributions = self._distributions, []
+        return distributions
+
+    @property
+    def grammar(self) -> GrammarState | None:
+        return self._sampler.grammar
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._sampler.begin(prompt)
+
+    def accept(self, token: int) -> None:
+        self._sampler.accept(token)
+
+    def distribution(self, logits: NDArray[np.float32]) -> Distribution:
+        distribution = self._sampler.distribution(logits)
+        self._distributions.append(distribution)
+        return distribution
+
+    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
+        last: Distribution | None = None
+
+        def record_and_pick(p: Distribution, attempt: int) -> int:
+            nonlocal last
+            last = p
+            return pick(p, attempt)
+
+        token = self._sampler.draw(logits, record_and_pick)
+        # A sampler that selects the token itself, as mirostat does, asks for no pick.
+        self._distributions.append(point_mass(token) if last is None else last)
+        return token
 
 
 class CloseCalls:

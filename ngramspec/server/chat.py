@@ -49,6 +49,7 @@ class ChatTask:
     max_tokens: int | None = None  # most tokens to emit; None: as many as the context holds
     stop: tuple[str, ...] = ()  # this and others of these names: see `Request`
     logprobs: int | None = None
+    post_sampling: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template ("enable_thinking": False, ...)
     prediction: str = ""  # a text that the answer is likely to copy
     # Whether a last message of the assistant that calls no tools is continued with, as in llama-server; else it is
@@ -116,6 +117,7 @@ def _lay_out(call: Call, task: ChatTask) -> tuple[Request, str]:
         sampling=sampling if grammar is None else replace(sampling, grammar=grammar),
         stop=task.stop,
         logprobs=task.logprobs,
+        post_sampling=task.post_sampling,
         controls=True,
         slot=read_slot(call),
         scales=read_scales(call),

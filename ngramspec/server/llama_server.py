@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ngramspec.batching.request import Request
 from ngramspec.fill_in import Limits
-from ngramspec.server.call import Call, bad_field, json_answer
+from ngramspec.server.call import Call, json_answer
 from ngramspec.server.chat import chat_prompt
 from ngramspec.server.common_fields import (
     check_token,
@@ -38,14 +38,12 @@ async def completion(call: Call) -> Response:
 async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, listed: bool = False) -> Response:
     """Continue each prompt as often as answers are wanted; `listed`: the answer is a list, even of one."""
     given = call.given
-    if given.flag("post_sampling_probs"):
-        raise bad_field(
-            "post_sampling_probs", "post_sampling_probs is not supported; n_probs returns the model's own probabilities"
-        )
     n_probs = given.whole(given.name("n_probs", "logprobs"), 0, most=call.model.vocabulary.n_vocab) or None
     cache_prompt = given.flag("cache_prompt", True)
     sampling = await asyncio.to_thread(read_sampling, call)
-    requests = read_requests(call, prompts, sampling, n_probs, cache_prompt=cache_prompt)
+    requests = read_requests(
+        call, prompts, sampling, n_probs, cache_prompt=cache_prompt, post_sampling=given.flag("post_sampling_probs")
+    )
     milliseconds = given.whole("t_max_predict_ms", -1, least=-(2**31)) or 0
     seconds, indent = milliseconds / 1000 if milliseconds > 0 else None, given.whole("n_indent", 0) or 0
     limits = [LineLimits(seconds, indent) for _ in requests] if seconds is not None or indent else []
@@ -91,7 +89,9 @@ class NativeReply(Reply):
             **self._telemetry[number].timings(),
         }
         if self._requests[number].logprobs is not None:
-            told["completion_probabilities"] = logprobs_content(self._model, piece.logprobs)
+            told["completion_probabilities"] = logprobs_content(
+                self._model, piece.logprobs, self._requests[number].post_sampling
+            )
         return told
 
     def _end(self, number: int, *, streamed: bool) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class NativeReply(Reply):
         if streamed or not self._tokens_too:
             result["tokens"] = []
         if request.logprobs is not None and not streamed:
-            result["completion_probabilities"] = logprobs_content(self._model, answer.logprobs)
+            result["completion_probabilities"] = logprobs_content(self._model, answer.logprobs, request.post_sampling)
         return _chosen(result, self._shown) if self._shown else result
 
 

@@ -54,6 +54,7 @@ async def chat_completions(call: Call) -> Response:
         max_tokens=read_max_tokens(given),
         stop=read_stop(given),
         logprobs=_read_logprobs(given, model),
+        post_sampling=given.flag("post_sampling_probs"),
         prediction=read_prediction(given),
     )
     reply = ChatReply(call, read_answers(given), toolbox, task.prediction)
@@ -166,6 +167,7 @@ class ChatReply(Reply):
         self._request = call
         self._toolbox, self._older = toolbox, "functions" in given
         self._model = call.model
+        self._sampled = given.flag("post_sampling_probs")
         self._likely, self._usage_too = given.flag("logprobs"), read_usage_too(call)
         self._marked = given.flag("return_drafts")
         self.answers = self._choices = [_Choice(number, self._marked, Telemetry(call)) for number in range(count)]
@@ -200,7 +202,7 @@ class ChatReply(Reply):
                 message["tool_calls"] = [self._call(one) for one in calls]
             told = {"index": choice.number, "message": message, "finish_reason": self._reason(choice.end)}
             if self._likely:
-                told["logprobs"] = {"content": logprobs_content(self._model, choice.logprobs)}
+                told["logprobs"] = {"content": logprobs_content(self._model, choice.logprobs, self._sampled)}
             if self._marked:
                 told["drafted"] = choice.drafted
             choices.append(told)
@@ -251,7 +253,7 @@ class ChatReply(Reply):
             if self._marked and delta.kind in ("text", "thought"):
                 more["drafted"] = drafted
             if piece.logprobs and place == len(deltas) - 1:
-                more["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs)}
+                more["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs, self._sampled)}
             yield self._part(choice, self._fields(delta), choice.telemetry.timings(), **more)
 
     def _part(self, choice: _Choice, delta: dict[str, Any], more: dict[str, Any], **fields: Any) -> str:

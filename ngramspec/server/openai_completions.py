@@ -50,6 +50,8 @@ def _read(call: Call) -> tuple[list[Request], list[str]]:
     if (given.whole("best_of", answers) or 0) != answers:
         raise bad_field("best_of", "best_of is not supported; remove it or set n")
     logprobs = _read_logprobs(given, model)
+    if given.flag("post_sampling_probs"):
+        raise given.refused("post_sampling_probs", "is not supported here; use /completion")
     echo = given.flag("echo")
     suffix = given.text("suffix")
     if echo and suffix and logprobs is not None:

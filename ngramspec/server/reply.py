@@ -7,6 +7,7 @@ An answer of a chat is a row of thoughts, texts and tool calls, each of which op
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -298,17 +299,22 @@ def totals(answers: Sequence[Answer], each: int, usage_too: bool = True) -> dict
     return told
 
 
-def logprobs_content(model: ServedModel, found: Sequence[Logprobs]) -> list[dict[str, Any]]:
-    """Logprobs as a chat tells them, with llama-server's ids."""
+def logprobs_content(
+    model: ServedModel, tokens: Sequence[Logprobs], post_sampling: bool = False
+) -> list[dict[str, Any]]:
+    """Return logprobs in the form of a chat, with llama-server's ids; `post_sampling` gives probabilities instead."""
+    top = "top_probs" if post_sampling else "top_logprobs"
     return [
-        _token(model, one.token, one.logprob) | {"top_logprobs": [_token(model, *other) for other in one.top]}
-        for one in found
+        _token(model, one.token, one.logprob, post_sampling)
+        | {top: [_token(model, *other, post_sampling) for other in one.top]}
+        for one in tokens
     ]
 
 
-def _token(model: ServedModel, token: int, logprob: float) -> dict[str, Any]:
+def _token(model: ServedModel, token: int, logprob: float, post_sampling: bool) -> dict[str, Any]:
     raw = model.vocabulary.shown(token)
-    return {"id": token, "token": raw.decode("utf-8", "replace"), "bytes": list(raw), "logprob": finite(logprob)}
+    value = {"prob": math.exp(logprob)} if post_sampling else {"logprob": finite(logprob)}
+    return {"id": token, "token": raw.decode("utf-8", "replace"), "bytes": list(raw), **value}
 
 
 def finite(logprob: float) -> float:

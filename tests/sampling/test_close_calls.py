@@ -15,10 +15,10 @@ from support.numpy_sampler import NumpySampler
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import NO_DRAFT
+from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.exactness.decision import ExactnessMode
-from ngramspec.sampling.distribution import gumbel_pick
-from ngramspec.sampling.sampler import CloseCalls
+from ngramspec.sampling.distribution import gumbel_pick, sampled_logprobs
+from ngramspec.sampling.sampler import CloseCalls, RecordingSampler
 from ngramspec.sampling.settings import Sampling
 
 VOCAB = 16
@@ -68,6 +68,28 @@ def test_samplers_with_random_numbers_of_their_own_are_drawn_from_once(own: Any)
     row = np.zeros(VOCAB, np.float32)
     row[3] = 30.0
     assert counted(Sampling(temperature=1.0, **own), row, 0.01) == (3, 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_recording_sampler_keeps_the_distribution_of_every_token_once(temperature: float) -> None:
+    rows = np.random.default_rng(3).standard_normal((3, VOCAB)).astype(np.float32)
+    settings = Sampling(temperature=temperature, top_k=2, top_p=1.0, min_p=0.0, seed=1)
+    calls = CloseCalls(NumpySampler(settings, VOCAB))  # draws a second time to count
+    recorder = RecordingSampler(calls)
+    recorder.begin([1, 2, 3])
+    calls.arm(0.5)
+    likely = int(rows[0].argmax()) if temperature == 0 else gumbel_pick(1, 3, calls.distribution(rows[0]))
+    verdict = RuleVerifier(recorder).verify(rows, Draft((likely, VOCAB - 1)), 3)
+    assert verdict.accepted == 1
+    distributions = recorder.pop_distributions()
+    assert len(distributions) == len(verdict.tokens) == 2
+    for row, token, p in zip(rows, verdict.tokens, distributions, strict=False):
+        logprobs = sampled_logprobs(p, token, 5)
+        best = [int(i) for i in np.argsort(-row)[: 2 if temperature else 1]]
+        assert [token for token, _ in logprobs.top] == best
+        assert np.isclose(sum(np.exp(logprob) for _, logprob in logprobs.top), 1)
+        assert logprobs.logprob == dict(logprobs.top)[token]
+    assert recorder.pop_distributions() == []
 
 
 def test_a_watched_draw_is_judged_by_its_own_law() -> None:

@@ -202,6 +202,11 @@ def test_the_native_stream_and_the_fields_asked_for() -> None:
     assert [chunk["stop"] for chunk in told] == [False] * (len(told) - 1) + [True]
     assert "".join(chunk["content"] for chunk in told) == TEXT
     assert told[0]["completion_probabilities"][0]["top_logprobs"][0]["logprob"] == -0.5
+    told, service = ask(NATIVE, {"prompt": "x", "n_probs": 1, "post_sampling_probs": True})
+    assert service.requests[0].post_sampling
+    (token, *_) = told["completion_probabilities"]
+    assert token["prob"] == token["top_probs"][0]["prob"] == pytest.approx(math.exp(-0.5))
+    assert "generation_settings" in ask(NATIVE, {"prompt": "x", "response_fields": []})[0]
     names = ["content", "timings/predicted_n", "generation_settings/top_k", "nothing/at/all"]
     told, _ = ask(NATIVE, {"prompt": "x", "response_fields": names})
     assert told == {"content": TEXT, "timings/predicted_n": 7, "generation_settings/top_k": 40}
@@ -308,6 +313,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"prompt": []}, "prompt"),
         ({"prompt": [10**9]}, "prompt"),
         ({"prompt": "x", "best_of": 3}, "best_of"),
+        ({"prompt": "x", "post_sampling_probs": True}, "post_sampling_probs"),
         ({"prompt": "x", "suffix": "y", "echo": True, "logprobs": 1}, "echo"),
         ({"prompt": ["x"] * 100, "n": 100}, "n"),
     ],
@@ -317,7 +323,6 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"prompt": "x", "samplers": ["magic"]}, "samplers"),
         ({"prompt": "x", "grammar": "root ::= x", "json_schema": {}}, "json_schema"),
         ({"prompt": "x", "n_predict": -2}, "n_predict"),
-        ({"prompt": "x", "post_sampling_probs": True}, "post_sampling_probs"),
     ],
     "/tokenize": [({"content": 5}, "content")],
     "/detokenize": [({"tokens": [-1]}, "tokens")],
