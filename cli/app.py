@@ -22,7 +22,7 @@ from .console import FAILED, INTERRUPTED, TERMINATED, USAGE, Terminated, fail, p
 COMMANDS = {
     "chat": "Chat with a model.",
     "complete": "Continue a text from a file or from stdin.",
-    "serve": "Serve a model over HTTP: OpenAI, Anthropic and llama-server APIs, chat page.",
+    "serve": "Serve a model over HTTP: OpenAI, Anthropic, Ollama and llama-server APIs, chat page.",
     "bench": "Measure the speed-up from drafting, by category of text.",
     "replay": "Estimate the speed-up on recorded conversations, without a model.",
     "trace": "Show a trace: every draft, and which tokens were accepted.",

@@ -52,9 +52,9 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: ngramspec serve model.gguf (then http://127.0.0.1:8080/ shows a chat page)
 
-    The server implements OpenAI's chat completions, completions and responses, Anthropic's messages, llama-server's
-    endpoints and /infill for editors, and serves a chat page at /. Requests are batched. /health returns 503 while the
-    model is loading. The sampling options are defaults for requests that do not set them.
+    The server implements OpenAI's chat completions, completions and responses, Anthropic's messages, Ollama's API,
+    llama-server's endpoints and /infill for editors, and serves a chat page at /. Requests are batched. /health returns
+    503 while the model is loading. The sampling options are defaults for requests that do not set them.
 
     Command lines of llama-server work with one difference: -c is the context size of each request, not of all
     together. llama-server's -c 8192 -np 4 is -c 2048 -np 4 here. Options of llama-server that have no effect here

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Iterator
@@ -11,7 +10,16 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.server.call import ApiError, Call, Fields, json_answer
-from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, Transcript, as_json, count_prompt, run_chat
+from ngramspec.server.chat import (
+    EFFORTS,
+    ChatTask,
+    Toolbox,
+    Transcript,
+    as_json,
+    count_prompt,
+    read_arguments,
+    run_chat,
+)
 from ngramspec.server.common_fields import Form, read_form
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.reply import Block, Reply, event, respond
@@ -259,8 +267,13 @@ class MessageReply(Reply):
                 return {"type": "thinking", "thinking": text, "signature": signature}
             case "text":
                 return {"type": "text", "text": block.text}
-            case "call":
-                return {"type": "tool_use", "id": block.id, "name": block.name, "input": _input(block.text)}
+            case "call":  # `max_tokens` may have cut the arguments, and incomplete ones must not be used
+                return {
+                    "type": "tool_use",
+                    "id": block.id,
+                    "name": block.name,
+                    "input": read_arguments(block.text) or {},
+                }
 
     def _usage(self, end: End) -> dict[str, Any]:
         return self._input_usage() | {
@@ -288,15 +301,6 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 def _delta(block: Block, delta: dict[str, Any]) -> dict[str, Any]:
     return {"type": "content_block_delta", "index": block.index, "delta": delta}
-
-
-def _input(text: str) -> dict[str, Any]:
-    """A call's arguments; none where `max_tokens` cut them, since half an argument must not be acted on."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _ending(end: End) -> dict[str, Any]:

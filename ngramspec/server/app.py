@@ -25,11 +25,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec.errors import NGramSpecError
-from ngramspec.server import anthropic, openai_chat, responses
+from ngramspec.server import anthropic, ollama, openai_chat, responses
 from ngramspec.server.call import LIST, ApiError, Call, Counters, Fields, Server, json_answer, of_failure, worded
-from ngramspec.server.embeddings import embedding, embeddings
+from ngramspec.server.embeddings import embedding, embeddings, ollama_embed, ollama_embeddings
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.metrics import metrics
+from ngramspec.server.ollama_info import processes, show, tags, version
 from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
 from ngramspec.server.page import markdown, page
@@ -98,9 +99,10 @@ class Endpoint:
         await response(scope, receive, send)
 
 
-def refusal(error: ApiError, endpoint: Endpoint | None) -> Response:
-    """An error as a response, in the words of the endpoint, if there is one."""
-    return json_answer((worded if endpoint is None else endpoint.wording)(error), error.status)
+def refusal(error: ApiError, endpoint: Endpoint | None, path: str = "") -> Response:
+    """Return an error as a response in the format of its API, which the path tells if there is no endpoint."""
+    other = ollama.worded if path.startswith("/api/") else worded
+    return json_answer((other if endpoint is None else endpoint.wording)(error), error.status)
 
 
 async def _until_gone(receive: Receive) -> None:
@@ -209,7 +211,7 @@ class Access:
             old = scope.get("http_version") == "1.0"
             error = self._refusal(Headers(scope=scope), endpoint is not None and endpoint.public, old)
             if error is not None:
-                await refusal(error, endpoint)(scope, receive, send)
+                await refusal(error, endpoint, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -306,9 +308,18 @@ ENDPOINTS = (
     Endpoint(("/v1/messages/count_tokens",), anthropic.count_tokens, wording=anthropic.worded),
     Endpoint(("/v1/responses", "/responses"), responses.responses),
     Endpoint(("/v1/responses/input_tokens",), responses.input_tokens),
+    Endpoint(("/api/chat",), ollama.chat, wording=ollama.worded),
+    Endpoint(("/api/generate",), ollama.generate_text, wording=ollama.worded),
+    Endpoint(("/api/embed",), ollama_embed, wording=ollama.worded),
+    Endpoint(("/api/embeddings",), ollama_embeddings, wording=ollama.worded),
+    Endpoint(("/api/tags",), tags, "GET", wording=ollama.worded),
+    Endpoint(("/api/ps",), processes, "GET", wording=ollama.worded),
+    Endpoint(("/api/show",), show, wording=ollama.worded),
+    Endpoint(("/api/version",), version, "GET", wording=ollama.worded),
 )
 
 _RANKS = "this server does not support ranking"
+_ONE_MODEL = "this server serves one model; to use another, restart it: ngramspec serve MODEL"
 
 NOT_THERE = {
     **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), _RANKS),
@@ -317,8 +328,9 @@ NOT_THERE = {
     "/v1/audio/speech": "this server generates only text",
     "/v1/images/generations": "this server generates only text",
     "/v1/moderations": "this server does not support moderation",
+    **{f"/api/{name}": _ONE_MODEL for name in ("pull", "push", "create", "copy", "delete", "blobs")},
 }
-"""Addresses of llama-server and OpenAI that are answered with 501, and why."""
+"""Addresses of llama-server, OpenAI and Ollama that are answered with 501, and why."""
 
 
 def make_app(
@@ -346,11 +358,12 @@ def make_app(
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         messages = {404: "File Not Found", 405: f"method {request.method} is not allowed"}
-        if (why := NOT_THERE.get(request.url.path)) is not None:
+        path = request.url.path
+        if (why := NOT_THERE.get("/api/blobs" if path.startswith("/api/blobs/") else path)) is not None:
             told = ApiError(501, why)
         else:
             told = ApiError(error.status_code, messages.get(error.status_code, error.detail))
-        response = refusal(told, by_path.get(request.url.path))
+        response = refusal(told, by_path.get(path), path)
         response.headers.update(error.headers or {})
         return response
 

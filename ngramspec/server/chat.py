@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,6 +56,7 @@ class ChatTask:
     # answered by a turn of its own. `answered`: whether the prompt then ends in the beginning of that turn.
     continued: bool = True
     answered: bool = True
+    before: Sequence[int] = ()  # token ids of an earlier text, which the conversation follows
 
     def __post_init__(self) -> None:
         if self.tool_choice == "required" and not self.tools:
@@ -86,6 +87,10 @@ def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
         )
     except ValueError as error:
         raise ApiError(400, str(error), param="messages") from error
+    if task.before:
+        start = vocabulary.tokenize("")[:1]
+        skipped = len(start) if prompt.tokens[: len(start)] == start else 0
+        prompt = prompt._replace(tokens=[*task.before, *prompt.tokens[skipped:]])
     if begun is None:
         return prompt
     tokens, text, said = list(prompt.tokens), prompt.text, begun.get("content", "")
@@ -149,9 +154,24 @@ def _grammar(task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, opening
     )
 
 
-async def run_chat(call: Call, task: ChatTask, count: int = 1) -> TextEvents:
-    """Answer a task so many times: what happens to each answer, with its number. Errors as of `chat_prompt`."""
+async def run_chat(
+    call: Call, task: ChatTask, count: int = 1, on_prompt: Callable[[Sequence[int]], None] | None = None
+) -> TextEvents:
+    """Answer a task `count` times and yield the events of each answer with its number.
+
+    Args:
+        call: The request; its fields select the sampling.
+        task: The conversation.
+        count: Number of answers.
+        on_prompt: Receives the token ids of the prompt.
+
+    Raises:
+        ApiError: A field is invalid, or the conversation cannot be rendered.
+        ModelError: The chat template rejects the conversation.
+    """
     request, opening = await asyncio.to_thread(_lay_out, call, task)
+    if on_prompt is not None:
+        on_prompt(request.prompt)
     template = call.model.vocabulary.chat_template
     parsers = [parser_for(template, task.callable_tools, opening=opening) for _ in range(count)]
     async with aclosing(generate(call, several_seeds(request, count), parsers)) as events:
@@ -198,9 +218,10 @@ class Transcript:
         calls = self._turn("assistant").setdefault("tool_calls", [])
         calls.append({"id": call, "type": "function", "function": {"name": name, "arguments": arguments}})
 
-    def result(self, call: str, text: str) -> None:
-        """Add the result of a tool."""
-        named = {"name": self._names[call]} if call in self._names else {}
+    def result(self, call: str, text: str, name: str = "") -> None:
+        """Add the result of a tool; `name` is the tool's, if its call is not in the conversation."""
+        name = self._names.get(call, name)
+        named = {"name": name} if name else {}
         self.messages.append({"role": "tool", "tool_call_id": call, "content": text, **named})
 
     def _turn(self, role: str) -> dict[str, Any]:
@@ -212,6 +233,15 @@ class Transcript:
 def as_json(arguments: Mapping[str, Any]) -> str:
     """A call's arguments as models write them."""
     return json.dumps(arguments, ensure_ascii=False)
+
+
+def read_arguments(text: str) -> dict[str, Any] | None:
+    """Return the arguments of a call; `None` if they are incomplete."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _joined(before: str, text: str) -> str:

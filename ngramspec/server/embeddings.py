@@ -1,9 +1,10 @@
-"""`/v1/embeddings`: vectors that stand for texts, in OpenAI's words; `/embedding`: in llama-server's."""
+"""Embeddings in the formats of OpenAI (`/v1/embeddings`), llama-server (`/embedding`) and Ollama (`/api/embed`)."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 
 from ngramspec.llama.embedder import Embedder
-from ngramspec.server.call import ApiError, Call, bad_field, json_answer, overflow
+from ngramspec.server.call import ApiError, Call, ServedModel, bad_field, json_answer, overflow
 from ngramspec.server.openai_completions import read_tokens, several
 
 Vectors = NDArray[np.float32]
@@ -24,13 +25,10 @@ LARGEST = 32760.0
 
 async def embeddings(call: Call) -> Response:
     """A vector for each text. Where `content` holds them, as llama-server has it, the answer is llama-server's too."""
-    given, embedder = call.given, _embedder(call)
+    given = call.given
     if "input" not in given and "content" in given:
         return await embedding(call)
-    if embedder.pooling == "none":
-        raise ApiError(
-            400, "--pooling none returns one vector per token; use /embedding, or start the server with --pooling mean"
-        )
+    embedder = _pooling_embedder(call)
     coded = given.choice("encoding_format", ("float", "base64"), "float") == "base64"
     if given.whole("dimensions", embedder.width) != embedder.width:
         raise given.refused("dimensions", f"must be {embedder.width}, the size of this model's embeddings")
@@ -58,6 +56,46 @@ async def embedding(call: Call) -> Response:
     return json_answer([{"index": i, "embedding": vectors.tolist()} for i, vectors in enumerate(found)])
 
 
+async def ollama_embed(call: Call) -> Response:
+    """Return an embedding of each text, in Ollama's format; texts that are too long are truncated by default."""
+    given, began = call.given, time.monotonic()
+    embedder = _pooling_embedder(call)
+    width = given.whole("dimensions", least=1, most=embedder.width)
+    texts: list[list[int]] = []
+    if given.data.get("input") not in (None, "", []):  # without an input, Ollama only loads the model
+        texts = await asyncio.to_thread(_read_texts, call, "input", given.flag("truncate", True))
+    vectors = await _embed(call, embedder, texts, width)
+    return json_answer(
+        {
+            "model": given.text("model") or call.model.name,
+            "embeddings": [vector.tolist() for (vector,) in vectors],
+            "total_duration": round(1e9 * (time.monotonic() - began)),
+            "load_duration": 0,
+            "prompt_eval_count": sum(map(len, texts)),
+        }
+    )
+
+
+async def ollama_embeddings(call: Call) -> Response:
+    """Return the embedding of one text, in Ollama's older format."""
+    embedder = _pooling_embedder(call)
+    if not call.given.text("prompt"):
+        return json_answer({"embedding": []})
+    texts = await asyncio.to_thread(_read_texts, call, "prompt", True)
+    ((vector,),) = await _embed(call, embedder, texts)
+    return json_answer({"embedding": vector.tolist()})
+
+
+def _pooling_embedder(call: Call) -> Embedder:
+    """Return the embedder; raises an ApiError if it does not make one vector of each text."""
+    embedder = _embedder(call)
+    if embedder.pooling == "none":
+        raise ApiError(
+            400, "--pooling none returns one vector per token; use /embedding, or start the server with --pooling mean"
+        )
+    return embedder
+
+
 def _embedder(call: Call) -> Embedder:
     found = call.model.embedder
     if found is None:
@@ -65,23 +103,38 @@ def _embedder(call: Call) -> Embedder:
     return found
 
 
-def _read_texts(call: Call, name: str) -> list[list[int]]:
-    """The token ids of each text of a field."""
+def _read_texts(call: Call, name: str, truncate: bool = False) -> list[list[int]]:
+    """Return the token ids of each text of a field; `truncate`: shorten texts that are longer than the context."""
     value, embedder = call.given.needed(name), _embedder(call)
     values = value if several(value) else [value]
     if not values:
         raise bad_field(name, f"{name} must not be empty")
+    if truncate:  # a text that is much too long is not worth tokenizing
+        most = embedder.n_ctx * call.model.vocabulary.longest_token
+        values = [one[:most] if isinstance(one, str) else one for one in values]
     texts = [read_tokens(call.model, one, name, embedder.n_ctx) for one in values]
     if not all(texts):
         raise bad_field(name, f"{name} must not contain a text without tokens")
+    if truncate:
+        texts = [_truncated(call.model, text, embedder.n_ctx) for text in texts]
     longest = max(map(len, texts))
     if longest > embedder.n_ctx:
         raise overflow(longest, embedder.n_ctx)
     return texts
 
 
-async def _embed(call: Call, embedder: Embedder, texts: Sequence[Sequence[int]]) -> list[Vectors]:
-    """The vectors of each text, scaled. Texts of other requests come between them."""
+def _truncated(model: ServedModel, tokens: list[int], most: int) -> list[int]:
+    """Return at most `most` tokens of a text, with its end token, which some models put the embedding in."""
+    if len(tokens) <= most:
+        return tokens
+    end = tokens[-1:] if model.vocabulary.is_eog(tokens[-1]) else []
+    return tokens[: most - len(end)] + end
+
+
+async def _embed(
+    call: Call, embedder: Embedder, texts: Sequence[Sequence[int]], width: int | None = None
+) -> list[Vectors]:
+    """Return the scaled vectors of each text, of their first `width` numbers. Texts of other requests come between."""
     kind = call.given.whole("embd_normalize", call.model.embd_normalize, least=-1)
     assert kind is not None
     found = []
@@ -90,7 +143,7 @@ async def _embed(call: Call, embedder: Embedder, texts: Sequence[Sequence[int]])
         call.counters.prompt_tokens += len(text)
         if not np.isfinite(vectors).all():
             raise ApiError(500, "the embedding of this text is not finite")
-        found.append(vectors if embedder.pooling == "none" else normalized(vectors, kind))
+        found.append(vectors if embedder.pooling == "none" else normalized(vectors[:, :width], kind))
     return found
 
 

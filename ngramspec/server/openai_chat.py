@@ -53,7 +53,7 @@ async def chat_completions(call: Call) -> Response:
         form=read_format(given),
         max_tokens=read_max_tokens(given),
         stop=read_stop(given),
-        logprobs=_read_logprobs(given, model),
+        logprobs=read_logprobs(given, model),
         post_sampling=given.flag("post_sampling_probs"),
         prediction=read_prediction(given),
     )
@@ -67,7 +67,8 @@ async def input_tokens(call: Call) -> Response:
     return json_answer({"object": "response.input_tokens", "input_tokens": count})
 
 
-def _read_logprobs(given: Fields, model: ServedModel) -> int | None:
+def read_logprobs(given: Fields, model: ServedModel) -> int | None:
+    """Return the number of alternatives to report for each token; `None` means no log-probabilities."""
     top = given.whole("top_logprobs", most=model.vocabulary.n_vocab)
     if given.flag("logprobs"):
         return top or 0

@@ -128,6 +128,8 @@ class Answer:
 class Reply:
     """How an API tells its answers; each API has one of its own."""
 
+    media_type = "text/event-stream"  # type of the chunks
+
     def __init__(self, count: int = 1) -> None:
         self.answers: Sequence[Answer] = [Answer() for _ in range(count)]
 
@@ -185,7 +187,7 @@ async def respond(call: Call, events: TextEvents, reply: Reply) -> Response:
     """
     if call.streamed:
         chunks = _chunks(events, reply, call.server.ping_seconds)
-        return _EventStream(await anext(chunks, ""), chunks, reply)
+        return _Stream(await anext(chunks, ""), chunks, reply)
     async with aclosing(events):
         async for number, one in events:
             if one is not None:
@@ -209,12 +211,11 @@ async def _chunks(events: TextEvents, reply: Reply, seconds: float) -> Chunks:
         yield chunk
 
 
-class _EventStream(Response):
-    media_type = "text/event-stream"
-
+class _Stream(Response):
     def __init__(self, first: str, chunks: Chunks, reply: Reply) -> None:
         # A proxy must neither keep nor gather what it passes on.
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=reply.media_type)
         del self.headers["content-length"]
         self._first, self._chunks, self._reply = first, chunks, reply
 

@@ -154,6 +154,12 @@ def thought_tags(template: str | None) -> dict[str, str]:
     return {start: end for start, end in _THOUGHTS.items() if start.strip() in source or end in source}
 
 
+def can_think(template: str | None) -> bool:
+    """Return True if a chat template separates reasoning from the answer."""
+    family = family_of(template)
+    return bool(thought_tags(template)) or (family is not None and family.channels)
+
+
 def begun_answer(template: str | None, opening: str, thoughts: str, text: str) -> list[tuple[str, bool]]:
     """An answer that was begun, as it stands after a prompt: pieces, each with whether it is the template's own text.
 

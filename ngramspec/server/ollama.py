@@ -1,0 +1,304 @@
+"""`/api/chat` and `/api/generate`: chats and completions in Ollama's format."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.responses import Response
+
+from ngramspec.batching.request import Request
+from ngramspec.sampling.option import options
+from ngramspec.sampling.settings import Sampling
+from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field, dumped, json_answer
+from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, Transcript, as_json, read_arguments, run_chat
+from ngramspec.server.common_fields import Form, check_token, read_max_tokens, read_sampling, read_stop
+from ngramspec.server.generate import End, Piece, TextEvent, generate
+from ngramspec.server.openai_chat import read_logprobs
+from ngramspec.server.openai_completions import gap_prompt, read_requests, read_tokens
+from ngramspec.server.reply import Block, Reply, logprobs_content, respond
+from ngramspec.tool_calls.families import can_think
+
+_ROLES = ("system", "user", "assistant", "tool")
+_LEVELS = ("low", "medium", "high", "max")  # of `think`
+_OPTIONS = frozenset(options(Sampling)) | {"stop"}  # those that have the same names here
+
+# A duration as Go writes it ("1h30m"), or a number of seconds.
+_DURATION = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?\d+(?:\.\d+)?")
+
+
+async def chat(call: Call) -> Response:
+    """Answer a chat."""
+    given, inner = call.given, _with_options(call)
+    reply, unload = OllamaReply(inner, "chat", given), _unloads(given)
+    if not given.list("messages"):
+        return reply.loaded(unload)
+    toolbox = Toolbox()
+    for tool in given.objects("tools"):
+        tool.choice("type", ("function",), "function")
+        toolbox.add_one(tool.needed_object("function"), "function", unique=False)
+    task = ChatTask(
+        messages=read_messages(given),
+        tools=toolbox.tools,
+        form=_read_format(given),
+        max_tokens=read_max_tokens(inner.given),
+        stop=read_stop(inner.given),
+        logprobs=read_logprobs(given, call.model),
+        variables=_read_think(given, call.model),
+    )
+    return await respond(inner, run_chat(inner, task), reply)
+
+
+async def generate_text(call: Call) -> Response:
+    """Answer a prompt in the chat template, continue it as it is (`raw`), or fill the gap before `suffix`."""
+    given, inner = call.given, _with_options(call)
+    reply, unload = OllamaReply(inner, "generate", given), _unloads(given)
+    prompt, suffix = given.text("prompt") or "", given.text("suffix") or ""
+    _refuse_images(given)
+    if given.text("template"):
+        raise given.refused("template", "Go templates are not supported; use raw with the whole prompt")
+    if not prompt and not suffix:
+        return reply.loaded(unload)
+    if given.flag("raw") or suffix:
+        request = await asyncio.to_thread(_read_request, call, inner, prompt, suffix)
+        return await respond(inner, generate(inner, [request]), reply)
+    transcript = Transcript()
+    transcript.system(given.text("system") or "")
+    transcript.say("user", prompt)
+    task = ChatTask(
+        messages=transcript.messages,
+        form=_read_format(given),
+        max_tokens=read_max_tokens(inner.given),
+        stop=read_stop(inner.given),
+        logprobs=read_logprobs(given, call.model),
+        variables=_read_think(given, call.model),
+        before=[check_token(call.model.vocabulary, token, "context") for token in given.list("context")],
+    )
+    return await respond(inner, run_chat(inner, task, on_prompt=reply.add_prompt), reply)
+
+
+def worded(error: ApiError) -> dict[str, Any]:
+    """Return an error in Ollama's format."""
+    return {"error": error.message}
+
+
+# --------------------------------------------------------------------------- the request
+
+
+def _with_options(call: Call) -> Call:
+    """Return the call with the fields of its `options` under their names in the other APIs.
+
+    Options that select how Ollama loads a model (`num_ctx`, `num_gpu`, ...) and unknown ones are dropped.
+    """
+    asked = call.given.object("options") or Fields({}, "options.")
+    data = {name: value for name, value in asked.data.items() if name in _OPTIONS}
+    limit = asked.whole("num_predict", -1, least=-(2**31)) or -1
+    data |= {"n_predict": max(limit, -1), "stream": call.given.flag("stream", True)}
+    return replace(call, given=Fields(data, asked.path))
+
+
+def _unloads(given: Fields) -> bool:
+    """Return True if `keep_alive` asks for the model to be unloaded."""
+    match given.data.get("keep_alive"):
+        case None:
+            return False
+        case int() | float() as seconds if not isinstance(seconds, bool):
+            return seconds == 0
+        case str() as text if _DURATION.fullmatch(text):
+            return not re.search("[1-9]", text)
+    raise given.wrong("keep_alive", 'a number of seconds or a duration such as "5m"')
+
+
+def _refuse_images(given: Fields) -> None:
+    if given.list("images"):
+        raise given.refused("images", "images are not supported; this model accepts only text")
+
+
+def read_messages(given: Fields) -> list[dict[str, Any]]:
+    """Return the messages of a chat in OpenAI's format."""
+    transcript, waiting = Transcript(), dict[str, str]()  # names of the tools whose results are missing, by id
+    for number, message in enumerate(given.objects("messages")):
+        _refuse_images(message)
+        text = message.text("content") or ""
+        match message.needed_choice("role", _ROLES):
+            case "system":
+                transcript.system(text)
+            case "tool":
+                name = message.text(message.name("tool_name", "name")) or ""
+                id = message.text("tool_call_id") or _waiting(waiting, name) or f"result_{number}"
+                waiting.pop(id, None)
+                transcript.result(id, text, name)
+            case "assistant":
+                transcript.say("assistant", text)
+                if thinking := message.text("thinking"):
+                    transcript.thought(thinking)
+                for place, call in enumerate(message.objects("tool_calls")):
+                    function = call.needed_object("function")
+                    id, name = call.text("id") or f"call_{number}_{place}", function.needed_name("name")
+                    arguments = function.object("arguments")
+                    transcript.call(id, name, as_json({} if arguments is None else arguments.data))
+                    waiting[id] = name
+            case role:
+                transcript.say(role, text)
+    return transcript.messages
+
+
+def _waiting(calls: dict[str, str], name: str) -> str | None:
+    """Return the id of the call that a result without an id belongs to: the first one of its tool, or the first."""
+    same = [id for id, tool in calls.items() if tool == name or not name]
+    return same[0] if same else None
+
+
+def _read_format(given: Fields) -> Form | None:
+    """Return the JSON that the answer must be; `None` means any text."""
+    match given.data.get("format"):
+        case None | "":
+            return None
+        case "json":
+            return Form({}, "format", strict=False)
+        case dict() as schema:
+            return Form(schema, "format", strict=False)
+    raise given.wrong("format", '"json" or a JSON schema')
+
+
+def _read_think(given: Fields, model: ServedModel) -> dict[str, Any]:
+    """Return the variables of the chat template that `think` sets."""
+    level = given.data.get("think")
+    if level is None:
+        return {}
+    if not isinstance(level, bool) and level not in _LEVELS:
+        raise given.wrong("think", f"one of true, false, {', '.join(_LEVELS)}")
+    if level is not False and not can_think(model.vocabulary.chat_template):
+        raise given.refused("think", f"{model.name!r} does not support thinking")
+    effort = {} if isinstance(level, bool) else {"reasoning_effort": EFFORTS[level]}
+    return {"enable_thinking": level is not False} | effort
+
+
+def _read_request(call: Call, inner: Call, prompt: str, suffix: str) -> Request:
+    """Return the request for a text outside the chat template; tokenizes."""
+    given, model = call.given, call.model
+    field = "raw" if given.flag("raw") else "suffix"
+    for name in ("system", "context", "think", *(["suffix"] if field == "raw" else [])):
+        if given.data.get(name):
+            raise bad_field(name, f"{name} cannot be combined with {field}")
+    tokens = gap_prompt(model, prompt, suffix) if suffix else read_tokens(model, prompt, "prompt")
+    sampling, form = read_sampling(inner), _read_format(given)
+    if form is not None:
+        if sampling.grammar is not None:
+            raise bad_field("format", "format cannot be combined with options.grammar")
+        sampling = replace(sampling, grammar=form.grammar())
+    (request,) = read_requests(inner, [tokens], sampling, read_logprobs(given, model))
+    return request
+
+
+# --------------------------------------------------------------------------- the answer
+
+
+class OllamaReply(Reply):
+    """An answer of `/api/chat` or `/api/generate`, or its stream of JSON lines.
+
+    Args:
+        call: The request, with its options.
+        kind: "chat", whose text is in a message, or "generate".
+        given: Fields of the request.
+    """
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, call: Call, kind: str, given: Fields) -> None:
+        super().__init__()
+        self._model, self._kind, self._began = call.model, kind, time.monotonic()
+        self._name = given.text("model") or call.model.name
+        self._with_logprobs = given.flag("logprobs")
+        self._prompt: Sequence[int] | None = None
+        self._calls = 0
+
+    def add_prompt(self, tokens: Sequence[int]) -> None:
+        """Receive the prompt, so that the answer contains its `context`."""
+        self._prompt = tokens
+
+    def loaded(self, unload: bool) -> Response:
+        """Return the response to a request without a prompt. The model is always loaded and never unloaded."""
+        return json_answer(self._part() | {"done": True, "done_reason": "unload" if unload else "load"})
+
+    def whole(self) -> dict[str, Any]:
+        (answer,) = self.answers
+        calls = [call for block in answer.blocks for call in self._call(block)]
+        return self._part(answer.text(), answer.text("thought"), calls) | self._ending(answer.logprobs)
+
+    def chunks(self, number: int, event: TextEvent) -> Iterator[str]:
+        (answer,) = self.answers
+        parts = []
+        for change, block, piece, _ in answer.changes(event):
+            if change == "closed" and (calls := self._call(block)):
+                parts.append(self._part(calls=calls))
+            elif change == "grown" and piece and block.kind != "call":
+                parts.append(self._part(thinking=piece) if block.kind == "thought" else self._part(piece))
+        if isinstance(event, Piece) and event.logprobs:
+            parts = parts or [self._part()]
+            parts[-1] |= self._logprobs(event.logprobs)
+        if isinstance(event, End):
+            parts.append(self._part() | self._ending(()))
+        yield from map(_line, parts)
+
+    def silence(self) -> str:
+        return _line(self._part())
+
+    def failed(self, error: ApiError) -> str:
+        return _line(worded(error))
+
+    def _part(self, text: str = "", thinking: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
+        if calls:
+            more["tool_calls"] = calls
+        part: dict[str, Any] = {"model": self._name, "created_at": timestamp(time.time())}
+        if self._kind == "chat":
+            part["message"] = {"role": "assistant", "content": text, **more}
+        else:
+            part |= {"response": text, **more}
+        return part | {"done": False}
+
+    def _call(self, block: Block) -> list[dict[str, Any]]:
+        """Return a block that is a call with complete arguments; other blocks return nothing."""
+        arguments = read_arguments(block.text) if block.kind == "call" else None
+        if arguments is None:
+            return []
+        function = {"index": self._calls, "name": block.name, "arguments": arguments}
+        self._calls += 1
+        return [{"id": block.id, "function": function}]
+
+    def _logprobs(self, found: Sequence[Any]) -> dict[str, Any]:
+        return {"logprobs": logprobs_content(self._model, found)} if self._with_logprobs else {}
+
+    def _ending(self, logprobs: Sequence[Any]) -> dict[str, Any]:
+        """Return the fields of the last chunk, or of a whole answer."""
+        (answer,) = self.answers
+        assert answer.end is not None
+        done = answer.end.done
+        ending: dict[str, Any] = {
+            "done": True,
+            "done_reason": "length" if answer.end.reason == "length" else "stop",
+            "total_duration": round(1e9 * (time.monotonic() - self._began)),
+            "load_duration": 0,
+            "prompt_eval_count": answer.prompt_tokens,
+            "prompt_eval_duration": round(1e9 * done.prompt_seconds),
+            "eval_count": done.stats.generated,
+            "eval_duration": round(1e9 * done.seconds),
+        }
+        if self._prompt is not None:
+            ending["context"] = [*self._prompt, *answer.tokens]
+        return ending | (self._logprobs(logprobs) if logprobs else {})
+
+
+def timestamp(seconds: float) -> str:
+    """Return a time in seconds since 1970 in the format of RFC 3339."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _line(data: dict[str, Any]) -> str:
+    return f"{dumped(data)}\n"

@@ -1,0 +1,464 @@
+"""Ollama's API over a scripted engine: requests, answers, streams and errors as its clients expect them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from support.cli_runner import DEMO
+from support.fake_embedder import Counting
+from support.fake_service import FakeService, Script
+from support.http import ThinkingVocabulary, asking, demo_vocabulary, listening, scripted, send
+from support.vocabulary_files import write_vocabulary
+
+from ngramspec.errors import TargetError
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.server.call import Fields, Server
+from ngramspec.server.ollama import read_messages
+
+TEXT = "Hello, world"
+USER = {"role": "user", "content": "hi"}
+CHAT: dict[str, Any] = {"model": "m", "messages": [USER]}
+PROMPT: dict[str, Any] = {"model": "m", "prompt": "hi"}
+BODIES = {"/api/chat": CHAT, "/api/generate": PROMPT}
+PARAMETERS = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": PARAMETERS}}]
+CALLS = "\n".join(f'<tool_call>\n{{"name": "look", "arguments": {{"at": {at}}}}}\n</tool_call>' for at in (1, 2))
+TURN = f"<think>\nLong thoughts.\n</think>\n\nI löok.\n{CALLS}"
+
+
+def ask(path: str, body: Any, script: Any = None, **settings: Any) -> tuple[list[dict[str, Any]], FakeService]:
+    """Return the JSON objects of a response, one or a stream of them, and the engine."""
+    server, service = scripted(script, **settings)
+    response = send(server, path, body)
+    assert response.status_code == 200, response.text
+    streamed = response.headers["content-type"] == "application/x-ndjson"
+    assert streamed or response.headers["content-type"] == "application/json"
+    return [json.loads(line) for line in response.text.splitlines()], service
+
+
+def refused(path: str, body: Any, status: int = 400, method: str = "POST", **settings: Any) -> str:
+    """Return the message of an error; the engine gets no request."""
+    server, service = scripted(**settings)
+    response = send(server, path, body, method)
+    assert (response.status_code, service.tickets) == (status, []), response.text
+    answer = response.json()
+    assert list(answer) == ["error"]
+    assert isinstance(answer["error"], str)
+    return answer["error"]
+
+
+def content(part: dict[str, Any]) -> dict[str, Any]:
+    """Return the text, reasoning and calls of an answer or chunk of either endpoint."""
+    return part["message"] if "message" in part else {"content": part["response"], **part}
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[Vocabulary]:
+    with closing(ThinkingVocabulary(DEMO)) as vocabulary:
+        yield vocabulary
+
+
+# --------------------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_answers_are_streams_unless_stream_is_false(path: str) -> None:
+    parts, service = ask(path, BODIES[path], Script(step=2))
+    (whole,), _ = ask(path, BODIES[path] | {"stream": False}, Script(step=2))
+    assert len(parts) > 3
+    assert "".join(content(part)["content"] for part in parts) == content(whole)["content"] == TEXT
+    assert [part["done"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert content(parts[-1])["content"] == ""
+    for part in (*parts, whole):
+        assert part["model"] == "m"
+        assert part["created_at"].endswith("Z")
+        assert datetime.fromisoformat(part["created_at"]).tzinfo is not None
+        assert ("message" in part, "response" in part) == (path == "/api/chat", path == "/api/generate")
+        assert part.get("message", {"role": "assistant"})["role"] == "assistant"
+    tokens = len(demo_vocabulary().tokenize(TEXT, add_bos=False)) + 1
+    for end in (parts[-1], whole):
+        assert end["done_reason"] == "stop"
+        assert (end["prompt_eval_count"], end["eval_count"]) == (len(service.requests[0].prompt), tokens)
+        durations = [end[f"{name}_duration"] for name in ("prompt_eval", "eval", "load")]
+        assert durations == [500_000_000, 250_000_000, 0]
+        assert isinstance(end["total_duration"], int)
+        assert end["total_duration"] > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_of_thoughts_text_and_calls(stream: bool, thinking: Vocabulary) -> None:
+    body = CHAT | {"tools": TOOLS, "think": True, "stream": stream}
+    parts, _ = ask("/api/chat", body, Script(TURN, step=3), vocabulary=thinking, n_ctx=2000)
+    messages = [part["message"] for part in parts]
+    assert "".join(message.get("thinking", "") for message in messages) == "Long thoughts."
+    assert "".join(message["content"] for message in messages) == "I löok."
+    calls = [call for message in messages for call in message.get("tool_calls", [])]
+    assert [call["function"] for call in calls] == [
+        {"index": i, "name": "look", "arguments": {"at": i + 1}} for i in range(2)
+    ]
+    assert len({call["id"] for call in calls}) == 2
+    assert parts[-1]["done_reason"] == "stop"
+
+
+def test_generate_separates_thoughts(thinking: Vocabulary) -> None:
+    (whole,), _ = ask("/api/generate", PROMPT | {"think": True, "stream": False}, Script(TURN), vocabulary=thinking)
+    assert whole["thinking"] == "Long thoughts."
+    assert whole["response"].startswith("I löok.")  # without tools, calls are text
+
+
+def test_incomplete_calls_are_omitted() -> None:
+    limit = len(demo_vocabulary().tokenize(CALLS, add_bos=False)) - 12
+    for stream in (False, True):
+        body = CHAT | {"tools": TOOLS, "stream": stream, "options": {"num_predict": limit}}
+        parts, _ = ask("/api/chat", body, Script(CALLS))
+        calls = [call["function"]["arguments"] for part in parts for call in content(part).get("tool_calls", [])]
+        assert (calls, parts[-1]["done_reason"]) == ([{"at": 1}], "length")
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_logprobs_cover_the_text(path: str) -> None:
+    asked = BODIES[path] | {"logprobs": True, "top_logprobs": 2}
+    parts, _ = ask(path, asked, Script(step=2))
+    (whole,), _ = ask(path, asked | {"stream": False})
+    for found in (whole["logprobs"], [one for part in parts for one in part.get("logprobs", [])]):
+        assert "".join(one["token"] for one in found) == TEXT
+        assert {(one["logprob"], len(one["top_logprobs"])) for one in found} == {(-0.5, 2)}
+    (whole,), _ = ask(path, BODIES[path] | {"stream": False})
+    assert "logprobs" not in whole
+
+
+def test_silence_and_failures_are_lines_of_json() -> None:
+    script = Script("a b c", fails=TargetError("it broke"), after=2, go=threading.Semaphore(0))
+    server, _ = scripted(script)
+    server.ping_seconds = 0.02
+    with listening(server) as address, httpx.stream("POST", f"{address}/api/chat", json=CHAT) as response:
+        parts = []
+        for line in response.iter_lines():
+            parts.append(json.loads(line))
+            script.go.release()  # type: ignore[union-attr]
+    assert (parts[0]["message"]["content"], parts[0]["done"]) == ("", False)
+    assert parts[-1] == {"error": "it broke"}
+
+
+# --------------------------------------------------------------------------- requests
+
+
+def test_options_select_the_sampling() -> None:
+    sampling = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.7, "seed": 5}
+    penalties = {"repeat_penalty": 1.2, "repeat_last_n": 33, "presence_penalty": 1.5, "frequency_penalty": 1.0}
+    fixed = {
+        "num_ctx": 9,
+        "num_gpu": 1,
+        "num_thread": 8,
+        "num_batch": 2,
+        "num_keep": 5,
+        "use_mmap": True,
+        "numa": False,
+    }
+    unknown = {"tfs_z": 1.0, "n": 3, "whatever": [1]}
+    for path, body in BODIES.items():
+        options = sampling | penalties | fixed | unknown | {"num_predict": 4, "stop": ["END"], "penalize_newline": True}
+        _, service = ask(path, body | {"options": options}, Script(ends=False))
+        (request,) = service.requests
+        assert {name: getattr(request.sampling, name) for name in sampling | penalties} == sampling | penalties
+        assert (request.max_tokens, request.stop) == (4, ("END",))
+    mirostat = {"mirostat": 2, "mirostat_tau": 0.8, "mirostat_eta": 0.6, "top_k": 20}
+    _, service = ask("/api/chat", CHAT | {"options": mirostat})
+    (request,) = service.requests
+    assert (request.sampling.mirostat, request.sampling.mirostat_tau, request.sampling.mirostat_eta) == (2, 0.8, 0.6)
+    for limit in (None, -2, -1, 0):  # until the context is full
+        _, service = ask("/api/chat", CHAT | {"options": {"num_predict": limit}})
+        assert service.requests[0].max_tokens == 512
+
+
+def grammar_of(path: str, body: dict[str, Any]) -> str | None:
+    _, service = ask(path, body, Script("{}"))
+    grammar = service.requests[0].sampling.grammar
+    if grammar is not None:
+        demo_vocabulary().grammar(grammar)
+    return grammar
+
+
+@pytest.mark.parametrize("body", [CHAT, PROMPT, PROMPT | {"raw": True}])
+def test_format_constrains_the_text(body: dict[str, Any]) -> None:
+    path = "/api/chat" if "messages" in body else "/api/generate"
+    assert grammar_of(path, body) is grammar_of(path, body | {"format": ""}) is None
+    form = grammar_of(path, body | {"format": PARAMETERS})
+    json_form = grammar_of(path, body | {"format": "json"})
+    assert form is not None
+    assert json_form is not None
+    assert ("at" in form, form == json_form) == (True, False)
+    # Keywords that cannot be kept are ignored, as in Ollama.
+    assert grammar_of(path, body | {"format": PARAMETERS | {"propertyNames": {"pattern": "a"}}}) is not None
+    assert refused(path, body | {"format": "yaml"}).startswith('format must be "json" or a JSON schema')
+
+
+def test_think_sets_the_templates_variables() -> None:
+    template = "<think>{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %} {{ reasoning_effort }}"
+    with closing(Vocabulary(DEMO)) as vocabulary:
+        vocabulary.use_chat_template(template + "{% for m in messages %}{{ m.content }}{% endfor %}")
+        for path, body in BODIES.items():
+            for think, text in (
+                (None, "<think> hi"),
+                (False, "<think>False hi"),
+                (True, "<think>True hi"),
+                ("low", "<think>True lowhi"),
+                ("high", "<think>True highhi"),
+            ):
+                _, service = ask(path, body | {"think": think}, vocabulary=vocabulary)
+                assert b"".join(map(vocabulary.piece, service.requests[0].prompt)).decode() == text
+            assert refused(path, body | {"think": "some"}).startswith("think must be one of true, false, low")
+    # Clients know by these words that they can ask again without it.
+    assert refused("/api/chat", CHAT | {"think": True}) == "think: 'demo' does not support thinking"
+    ask("/api/chat", CHAT | {"think": False})
+
+
+def test_messages_become_a_conversation() -> None:
+    def call(at: int, **more: Any) -> dict[str, Any]:
+        return {"function": {"name": "look", "arguments": {"at": at}}, **more}
+
+    said = {"role": "assistant", "content": "I look.", "thinking": "hm"}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        USER | {"images": []},
+        said | {"tool_calls": [call(1), call(2), call(3, id="c3")]},
+        {"role": "tool", "content": "third", "tool_call_id": "c3"},
+        {"role": "tool", "content": "first", "tool_name": "look"},
+        {"role": "tool", "content": "second"},
+        {"role": "tool", "content": "other", "tool_name": "list"},
+        {"role": "system", "content": "Late."},
+    ]
+    system, user, turn, *results, late = read_messages(Fields({"messages": messages}))
+    assert (system, user["content"], turn["reasoning_content"]) == (messages[0], "hi", "hm")
+    ids = [called["id"] for called in turn["tool_calls"]]
+    assert [called["function"]["arguments"] for called in turn["tool_calls"]] == [f'{{"at": {i}}}' for i in (1, 2, 3)]
+    assert len(set(ids)) == 3
+    found = {result["content"]: (result["tool_call_id"], result.get("name")) for result in results}
+    other = found.pop("other")
+    assert found == {"first": (ids[0], "look"), "second": (ids[1], "look"), "third": (ids[2], "look")}
+    assert (other[0] in ids, other[1]) == (False, "list")
+    assert late == {"role": "user", "content": "<system>\nLate.\n</system>"}
+
+
+def test_answers_can_be_sent_back() -> None:
+    body = CHAT | {"tools": TOOLS, "stream": False}
+    (answer,), _ = ask("/api/chat", body, Script(CALLS), n_ctx=2000)
+    results = [{"role": "tool", "tool_name": "look", "content": f"saw {at}"} for at in (1, 2)]
+    messages = [USER, answer["message"], *results]
+    (again,), service = ask("/api/chat", body | {"messages": messages}, n_ctx=2000)
+    prompt = b"".join(map(demo_vocabulary().piece, service.requests[0].prompt)).decode()
+    for part in ('{"at": 1}', '{"at": 2}', "saw 1", "saw 2"):
+        assert part in prompt
+    assert again["message"] == {"role": "assistant", "content": TEXT}
+
+
+def test_a_prompt_is_a_chat_of_one_turn() -> None:
+    vocabulary = demo_vocabulary()
+    (whole,), service = ask("/api/generate", PROMPT | {"system": "s", "stream": False})
+    (request,) = service.requests
+    assert list(request.prompt) == vocabulary.chat_prompt([{"role": "system", "content": "s"}, USER])
+    text = vocabulary.tokenize(TEXT, add_bos=False)
+    assert whole["context"][: len(request.prompt) + len(text)] == [*request.prompt, *text]
+    # The context is what the next prompt follows, without a second start token.
+    _, service = ask("/api/generate", PROMPT | {"context": whole["context"]})
+    assert list(service.requests[0].prompt) == [*whole["context"], *vocabulary.chat_prompt([USER])[1:]]
+
+
+def test_a_raw_prompt_is_continued_as_it_is() -> None:
+    for prompt in ("hi", "<|im_start|>user\nhi"):
+        (whole,), service = ask("/api/generate", PROMPT | {"prompt": prompt, "raw": True, "stream": False})
+        assert list(service.requests[0].prompt) == demo_vocabulary().tokenize(prompt, special=True)
+        assert (whole["response"], "context" in whole) == (TEXT, False)
+
+
+def test_a_suffix_is_filled_in(tmp_path: Path) -> None:
+    _, service = ask("/api/generate", {"prompt": "a", "suffix": "b"})
+    before, after = (demo_vocabulary().tokenize(text, add_bos=False) for text in "ab")
+    marks = demo_vocabulary().fill_in_tokens
+    assert list(service.requests[0].prompt)[-5:] == [marks.prefix, *before, marks.suffix, *after, marks.middle]
+    with closing(Vocabulary(write_vocabulary(tmp_path / "plain.gguf", fill_in=False))) as plain:
+        error = refused("/api/generate", {"prompt": "a", "suffix": "b"}, vocabulary=plain)
+        assert error.startswith("this model does not support fill-in-the-middle")
+        assert "insert" not in send(scripted(vocabulary=plain)[0], "/api/show", {}).json()["capabilities"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_without_a_prompt_load_nothing(stream: bool) -> None:
+    for keep_alive, reason in ((None, "load"), (0, "unload"), ("0s", "unload"), (-1, "load"), ("10m", "load")):
+        asked = {"stream": stream, "keep_alive": keep_alive}
+        (chat,), first = ask("/api/chat", {"model": "m", "messages": []} | asked)
+        (text,), second = ask("/api/generate", {"model": "m"} | asked)
+        assert (chat["message"], text["response"]) == ({"role": "assistant", "content": ""}, "")
+        assert (chat["done"], chat["done_reason"], text["done"], text["done_reason"]) == (True, reason) * 2
+        assert first.tickets == second.tickets == []
+
+
+# --------------------------------------------------------------------------- errors
+
+
+def test_invalid_values_are_named() -> None:
+    image = {"images": ["aGk="]}
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("/api/chat", {"messages": "hi"}, "messages must be a list"),
+        ("/api/chat", {"messages": [{"content": "x"}]}, "messages[0].role is missing"),
+        ("/api/chat", {"messages": [USER | image]}, "messages[0].images: images are not supported"),
+        ("/api/chat", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
+        ("/api/chat", {"tools": [{"type": "function"}]}, "tools[0].function is missing"),
+        ("/api/chat", {"tools": [{"type": "web"}]}, "tools[0].type must be"),
+        ("/api/generate", image, "images: images are not supported"),
+        ("/api/generate", {"template": "{{ .Prompt }}"}, "template: Go templates are not supported"),
+        ("/api/generate", {"raw": True, "system": "s"}, "system cannot be combined with raw"),
+        ("/api/generate", {"raw": True, "context": [1]}, "context cannot be combined with raw"),
+        ("/api/generate", {"raw": True, "suffix": "s"}, "suffix cannot be combined with raw"),
+        ("/api/generate", {"context": [10**9]}, "context must contain"),
+        ("/api/generate", {"prompt": 5}, "prompt must be a string"),
+    ]
+    for path in BODIES:
+        cases += [
+            (path, {"options": {"temperature": -1}}, "options.temperature must be"),
+            (path, {"options": {"num_predict": "x"}}, "options.num_predict must be"),
+            (path, {"options": 5}, "options must be an object"),
+            (path, {"keep_alive": "5 minutes"}, "keep_alive must be a number of seconds"),
+            (path, {"keep_alive": True}, "keep_alive must be a number of seconds"),
+            (path, {"stream": "no"}, "stream must be true or false"),
+            (path, {"top_logprobs": 2}, "top_logprobs requires logprobs"),
+        ]
+    for path, fields, message in cases:
+        assert refused(path, BODIES[path] | fields).startswith(message), (path, fields)
+    long = {"messages": [USER | {"content": "word " * 4000}]}
+    assert "exceeds the available context size (512 tokens)" in refused("/api/chat", CHAT | long)
+
+
+def test_errors_of_other_paths_have_the_same_form() -> None:
+    assert refused("/api/nothing", {}, 404)
+    assert refused("/api/chat", None, 405, "GET")
+    for path, method in (
+        ("pull", "POST"),
+        ("push", "POST"),
+        ("create", "POST"),
+        ("copy", "POST"),
+        ("delete", "DELETE"),
+    ):
+        assert "restart it: ngramspec serve MODEL" in refused(f"/api/{path}", {"model": "x"}, 501, method)
+    assert "restart it" in refused("/api/blobs/sha256:29", {}, 501)
+    response = send(Server(), "/api/chat", CHAT)
+    assert (response.status_code, response.json()) == (503, {"error": "Loading model"})
+
+
+def test_the_api_key_applies() -> None:
+    async def run() -> None:
+        async with asking(scripted()[0], keys=["k"]) as client:
+            for path in ("/api/chat", "/api/pull"):
+                response = await client.post(path, json=CHAT)
+                assert (response.status_code, response.json()) == (401, {"error": "Invalid API Key"})
+            shown = await client.post("/api/chat", json=CHAT, headers={"Authorization": "Bearer k"})
+            assert shown.status_code == 200
+
+    asyncio.run(run())
+
+
+# --------------------------------------------------------------------------- the model
+
+
+META = {"n_params": 1_540_000_000, "size": 900, "ftype": "Q4_K_M", "architecture": "qwen2", "n_ctx_train": 9000}
+
+
+def get(path: str, **settings: Any) -> Any:
+    response = send(scripted(**settings)[0], path, method="GET")
+    assert response.status_code == 200
+    return response.json()
+
+
+def test_the_one_model_is_listed_and_loaded() -> None:
+    ((listed,), (loaded,)) = (get(path, meta=META)["models"] for path in ("/api/tags", "/api/ps"))
+    details = {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "qwen2",
+        "families": ["qwen2"],
+        "parameter_size": "1.5B",
+        "quantization_level": "Q4_K_M",
+    }
+    for entry in (listed, loaded):
+        assert (entry["name"], entry["model"], entry["size"]) == ("demo:latest", "demo:latest", 900)
+        assert entry["details"] == details
+        assert len(bytes.fromhex(entry["digest"])) == 32
+    assert listed["digest"] == loaded["digest"]
+    # Clients store what a model can do under its digest.
+    assert listed["digest"] != get("/api/tags", meta=META, embedder=Counting())["models"][0]["digest"]
+    assert datetime.fromisoformat(listed["modified_at"]) < datetime.fromisoformat(loaded["expires_at"])
+    assert loaded["context_length"] == 512
+
+
+def test_the_model_is_shown_under_any_name(thinking: Vocabulary) -> None:
+    server, _ = scripted(vocabulary=thinking, meta=META, embedder=Counting())
+    shown = send(server, "/api/show", {"model": "any", "verbose": True}).json()
+    assert shown["capabilities"] == ["completion", "tools", "thinking", "insert", "embedding"]
+    assert send(scripted()[0], "/api/show", {"name": "any"}).json()["capabilities"] == ["completion", "tools", "insert"]
+    info = shown["model_info"]
+    assert (info["general.architecture"], info["llama.context_length"]) == ("llama", 512)
+    assert info["general.parameter_count"] == 1_540_000_000
+    assert shown["template"] == thinking.chat_template
+    assert ["num_ctx", "512"] in [line.split() for line in shown["parameters"].splitlines()]
+    assert shown["details"]["family"] == "qwen2"
+
+
+def test_clients_can_probe_the_server() -> None:
+    major, minor, _ = get("/api/version")["version"].split(".")
+    assert (int(major), int(minor)) >= (0, 6)  # older ones are refused by clients
+    for path in ("/", "/api/version", "/api/tags"):
+        assert send(scripted()[0], path, method="HEAD").status_code == 200
+
+
+# --------------------------------------------------------------------------- embeddings
+
+
+def vectors(*texts: list[int]) -> Any:
+    raw = np.array([[text[0], len(text), 0] for text in texts], np.float32)
+    return raw / np.linalg.norm(raw, axis=1, keepdims=True)
+
+
+def test_embeddings() -> None:
+    tokens = [demo_vocabulary().tokenize(text) for text in ("hello", "you are")]
+    (both,), _ = ask("/api/embed", {"model": "m", "input": ["hello", "you are"]}, embedder=Counting())
+    assert np.allclose(both["embeddings"], vectors(*tokens), atol=1e-6)
+    assert (both["model"], both["prompt_eval_count"]) == ("m", sum(map(len, tokens)))
+    assert isinstance(both["total_duration"], int)
+    (one,), _ = ask("/api/embed", {"input": [7, 8, 9], "dimensions": 1}, embedder=Counting())
+    assert one["embeddings"] == [[1.0]]
+    (older,), _ = ask("/api/embeddings", {"prompt": "hello"}, embedder=Counting())
+    assert np.allclose(older["embedding"], vectors(tokens[0])[0], atol=1e-6)
+    for path, body, empty in (
+        ("/api/embed", {"input": ""}, {"embeddings": []}),
+        ("/api/embed", {}, {"embeddings": []}),
+        ("/api/embeddings", {}, {"embedding": []}),
+    ):
+        (answer,), _ = ask(path, body, embedder=Counting())
+        assert empty.items() <= answer.items()
+
+
+def test_long_texts_are_truncated_unless_truncate_is_false() -> None:
+    for text in ("word " * 30, "word " * 100_000):
+        (answer,), _ = ask("/api/embed", {"input": text}, embedder=Counting())
+        assert answer["prompt_eval_count"] == Counting.n_ctx
+        message = refused("/api/embed", {"input": text, "truncate": False}, embedder=Counting())
+        assert "exceeds the available context size (16 tokens)" in message
+        (older,), _ = ask("/api/embeddings", {"prompt": text}, embedder=Counting())
+        assert len(older["embedding"]) == 3
+
+
+def test_embeddings_that_cannot_be_made_are_refused() -> None:
+    assert "--embeddings" in refused("/api/embed", {"input": "x"}, 501)
+    assert refused("/api/embed", {"input": [""]}, embedder=Counting()).startswith("input must not")
+    assert refused("/api/embed", {"input": "x", "dimensions": 4}, embedder=Counting()).startswith("dimensions must be")
+    assert "--pooling none" in refused("/api/embeddings", {"prompt": "x"}, embedder=Counting("none"))
