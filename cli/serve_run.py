@@ -141,7 +141,6 @@ def open_served(
         "n_params": target.n_params,
         "size": target.size_bytes,
         "ftype": target.quantisation,
-        "architecture": target.architecture,
     }
     names, exact = options.names or [path.stem], target.exact == "on"
     drafts = "" if drafter is None else drafter.name

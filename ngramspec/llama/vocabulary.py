@@ -20,7 +20,7 @@ from ngramspec.llama import bindings, crash_check
 from ngramspec.llama.devices import build
 from ngramspec.llama.grammar import Grammar, Grammars
 from ngramspec.llama.samplers import SamplerChain
-from ngramspec.models.gguf import read_header
+from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tool_calls.conversation import ToolTemplate, capabilities
 from ngramspec.tool_calls.deltas import Tool
@@ -50,6 +50,7 @@ class Vocabulary:
     """The tokenizer of a GGUF file: text to tokens and back. The file may lack the weights.
 
     `vocabulary_hash`: 16 bytes that name the vocabulary, equal where every token id stands for the same text.
+    `metadata`: the values of the file's header, without arrays.
 
     Raises:
         ModelError: the file cannot be loaded, or holds no vocabulary.
@@ -72,7 +73,7 @@ class Vocabulary:
         """The vocabulary of a model, llama.cpp's handle, that somebody else has loaded from a file and frees."""
         vocabulary = cls.__new__(cls)
         vocabulary.path, vocabulary._borrowed = Path(path), True
-        vocabulary._take(model, read_header(vocabulary.path).vocabulary)
+        vocabulary._take(model, read_header(vocabulary.path))
         return vocabulary
 
     def _open_model(self, params: Any) -> None:
@@ -87,12 +88,12 @@ class Vocabulary:
             hint = "; a newer llama-cpp-python may know it" if "unknown model architecture" in complaint else ""
             raise ModelError(f"{self.path}: llama.cpp cannot load this model ({complaint}){hint}")
         assert header is not None
-        self._take(model, header.vocabulary)
+        self._take(model, header)
         if self.n_vocab == 0:
             raise ModelError(f"{self.path}: the file has no vocabulary; use one that contains a tokenizer")
 
-    def _take(self, model: Any, vocabulary_hash: bytes) -> None:
-        self._model, self.vocabulary_hash = model, vocabulary_hash
+    def _take(self, model: Any, header: GGUFHeader) -> None:
+        self._model, self.vocabulary_hash, self.metadata = model, header.vocabulary, header.metadata
         self._vocab = llama.llama_model_get_vocab(model)
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
         self._pieces: dict[int, bytes] = {}

@@ -138,7 +138,7 @@ def _grammar(task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, opening
     forced = bool(tools) and task.tool_choice != "auto"
     if task.form is None and not forced:
         return None
-    name = "tools" if tools else "response_format"
+    name = "tools" if tools or task.form is None else task.form.field
     if sampling.grammar is not None:
         raise bad_field("grammar", f"grammar cannot be combined with {name}")
     return prepared(

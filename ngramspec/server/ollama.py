@@ -160,7 +160,7 @@ def _read_format(given: Fields) -> Form | None:
         case None | "":
             return None
         case "json":
-            return Form({}, "format", strict=False)
+            return Form({}, "format")
         case dict() as schema:
             return Form(schema, "format", strict=False)
     raise given.wrong("format", '"json" or a JSON schema')
@@ -190,7 +190,7 @@ def _read_request(call: Call, inner: Call, prompt: str, suffix: str) -> Request:
     sampling, form = read_sampling(inner), _read_format(given)
     if form is not None:
         if sampling.grammar is not None:
-            raise bad_field("format", "format cannot be combined with options.grammar")
+            raise bad_field("grammar", "grammar cannot be combined with format")
         sampling = replace(sampling, grammar=form.grammar())
     (request,) = read_requests(inner, [tokens], sampling, read_logprobs(given, model))
     return request

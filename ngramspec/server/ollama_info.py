@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 from hashlib import sha256
 from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.models.gguf import read_header
 from ngramspec.server.call import Call, ServedModel, dumped, json_answer
 from ngramspec.server.ollama import timestamp
 from ngramspec.tool_calls.families import can_think
@@ -44,11 +43,13 @@ async def processes(call: Call) -> Response:
 async def show(call: Call) -> Response:
     """Return details of the model, whatever name the request gives it."""
     model = call.model
-    metadata = dict((await asyncio.to_thread(read_header, model.vocabulary.path)).metadata)
-    metadata.pop("tokenizer.chat_template", None)
-    architecture = metadata.get("general.architecture", "")
+    metadata = {
+        name: value
+        for name, value in model.vocabulary.metadata.items()
+        if name != "tokenizer.chat_template" and not (isinstance(value, float) and not math.isfinite(value))
+    }
     # Clients take this for the length of the longest prompt.
-    metadata[f"{architecture}.context_length"] = model.n_ctx
+    metadata[f"{_family(model)}.context_length"] = model.n_ctx
     if "n_params" in model.meta:
         metadata["general.parameter_count"] = model.meta["n_params"]
     sampling = {name: getattr(call.server.sampling, name) for name in _PARAMETERS}
@@ -76,7 +77,7 @@ def _entry(model: ServedModel) -> dict[str, Any]:
 
 
 def _details(model: ServedModel) -> dict[str, Any]:
-    family, n_params = model.meta.get("architecture", ""), model.meta.get("n_params", 0)
+    family, n_params = _family(model), model.meta.get("n_params", 0)
     return {
         "parent_model": "",
         "format": "gguf",
@@ -85,6 +86,10 @@ def _details(model: ServedModel) -> dict[str, Any]:
         "parameter_size": f"{n_params / 1e9:.1f}B" if n_params >= 1e9 else f"{n_params / 1e6:.2f}M",
         "quantization_level": model.meta.get("ftype") or "unknown",
     }
+
+
+def _family(model: ServedModel) -> str:
+    return str(model.vocabulary.metadata.get("general.architecture", ""))
 
 
 def _capabilities(model: ServedModel) -> list[str]:

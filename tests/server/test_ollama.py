@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import numpy as np
@@ -137,6 +139,12 @@ def test_logprobs_cover_the_text(path: str) -> None:
     assert "logprobs" not in whole
 
 
+def test_logprobs_of_text_that_may_become_a_call() -> None:
+    parts, _ = ask("/api/chat", CHAT | {"tools": TOOLS, "logprobs": True}, Script("1 <tool b"))
+    assert "".join(one["token"] for part in parts for one in part.get("logprobs", [])) == "1 <tool b"
+    assert "".join(content(part)["content"] for part in parts) == "1 <tool b"
+
+
 def test_silence_and_failures_are_lines_of_json() -> None:
     script = Script("a b c", fails=TargetError("it broke"), after=2, go=threading.Semaphore(0))
     server, _ = scripted(script)
@@ -166,7 +174,7 @@ def test_options_select_the_sampling() -> None:
         "numa": False,
     }
     unknown = {"tfs_z": 1.0, "n": 3, "whatever": [1]}
-    for path, body in BODIES.items():
+    for path, body in (*BODIES.items(), ("/api/generate", PROMPT | {"raw": True})):
         options = sampling | penalties | fixed | unknown | {"num_predict": 4, "stop": ["END"], "penalize_newline": True}
         _, service = ask(path, body | {"options": options}, Script(ends=False))
         (request,) = service.requests
@@ -328,6 +336,11 @@ def test_invalid_values_are_named() -> None:
             (path, {"options": {"temperature": -1}}, "options.temperature must be"),
             (path, {"options": {"num_predict": "x"}}, "options.num_predict must be"),
             (path, {"options": 5}, "options must be an object"),
+            (
+                path,
+                {"format": "json", "options": {"grammar": 'root ::= "a"'}},
+                "grammar cannot be combined with format",
+            ),
             (path, {"keep_alive": "5 minutes"}, "keep_alive must be a number of seconds"),
             (path, {"keep_alive": True}, "keep_alive must be a number of seconds"),
             (path, {"stream": "no"}, "stream must be true or false"),
@@ -370,7 +383,7 @@ def test_the_api_key_applies() -> None:
 # --------------------------------------------------------------------------- the model
 
 
-META = {"n_params": 1_540_000_000, "size": 900, "ftype": "Q4_K_M", "architecture": "qwen2", "n_ctx_train": 9000}
+META = {"n_params": 1_540_000_000, "size": 900, "ftype": "Q4_K_M", "n_ctx_train": 9000}
 
 
 def get(path: str, **settings: Any) -> Any:
@@ -384,8 +397,8 @@ def test_the_one_model_is_listed_and_loaded() -> None:
     details = {
         "parent_model": "",
         "format": "gguf",
-        "family": "qwen2",
-        "families": ["qwen2"],
+        "family": "llama",
+        "families": ["llama"],
         "parameter_size": "1.5B",
         "quantization_level": "Q4_K_M",
     }
@@ -410,7 +423,10 @@ def test_the_model_is_shown_under_any_name(thinking: Vocabulary) -> None:
     assert info["general.parameter_count"] == 1_540_000_000
     assert shown["template"] == thinking.chat_template
     assert ["num_ctx", "512"] in [line.split() for line in shown["parameters"].splitlines()]
-    assert shown["details"]["family"] == "qwen2"
+    assert shown["details"]["family"] == "llama"
+    with mock.patch.object(thinking, "metadata", {"general.architecture": "x", "a": math.inf, "b": 0.5}):
+        info = send(server, "/api/show", {}).json()["model_info"]
+    assert info == {"general.architecture": "x", "b": 0.5, "x.context_length": 512, "general.parameter_count": 1.54e9}
 
 
 def test_clients_can_probe_the_server() -> None:
@@ -455,6 +471,19 @@ def test_long_texts_are_truncated_unless_truncate_is_false() -> None:
         assert "exceeds the available context size (16 tokens)" in message
         (older,), _ = ask("/api/embeddings", {"prompt": text}, embedder=Counting())
         assert len(older["embedding"]) == 3
+
+
+def test_truncated_texts_keep_their_end_token() -> None:
+    end = next(token for token in range(demo_vocabulary().n_vocab) if demo_vocabulary().is_eog(token))
+    seen = []
+
+    class Recording(Counting):
+        def reading(self, tokens: Sequence[int], most: Callable[[], int]) -> Generator[None, None, Any]:
+            seen.append(list(tokens))
+            return super().reading(tokens, most)
+
+    ask("/api/embed", {"input": [[*range(10, 40), end], [*range(10, 40)]]}, embedder=Recording())
+    assert seen == [[*range(10, 25), end], [*range(10, 26)]]
 
 
 def test_embeddings_that_cannot_be_made_are_refused() -> None:
