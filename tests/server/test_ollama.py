@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import httpx
-import numpy as np
 import pytest
 from support.cli_runner import DEMO
-from support.fake_embedder import Counting
-from support.fake_service import FakeService, Script
+from support.fake_service import Script
 from support.http import ThinkingVocabulary, asking, demo_vocabulary, listening, scripted, send
+from support.ollama import ask, refused
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec.errors import TargetError
@@ -36,27 +33,6 @@ PARAMETERS = {"type": "object", "properties": {"at": {"type": "integer"}}, "requ
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": PARAMETERS}}]
 CALLS = "\n".join(f'<tool_call>\n{{"name": "look", "arguments": {{"at": {at}}}}}\n</tool_call>' for at in (1, 2))
 TURN = f"<think>\nLong thoughts.\n</think>\n\nI löok.\n{CALLS}"
-
-
-def ask(path: str, body: Any, script: Any = None, **settings: Any) -> tuple[list[dict[str, Any]], FakeService]:
-    """Return the JSON objects of a response, one or a stream of them, and the engine."""
-    server, service = scripted(script, **settings)
-    response = send(server, path, body)
-    assert response.status_code == 200, response.text
-    streamed = response.headers["content-type"] == "application/x-ndjson"
-    assert streamed or response.headers["content-type"] == "application/json"
-    return [json.loads(line) for line in response.text.splitlines()], service
-
-
-def refused(path: str, body: Any, status: int = 400, method: str = "POST", **settings: Any) -> str:
-    """Return the message of an error; the engine gets no request."""
-    server, service = scripted(**settings)
-    response = send(server, path, body, method)
-    assert (response.status_code, service.tickets) == (status, []), response.text
-    answer = response.json()
-    assert list(answer) == ["error"]
-    assert isinstance(answer["error"], str)
-    return answer["error"]
 
 
 def content(part: dict[str, Any]) -> dict[str, Any]:
@@ -378,116 +354,3 @@ def test_the_api_key_applies() -> None:
             assert shown.status_code == 200
 
     asyncio.run(run())
-
-
-# --------------------------------------------------------------------------- the model
-
-
-META = {"n_params": 1_540_000_000, "size": 900, "ftype": "Q4_K_M", "n_ctx_train": 9000}
-
-
-def get(path: str, **settings: Any) -> Any:
-    response = send(scripted(**settings)[0], path, method="GET")
-    assert response.status_code == 200
-    return response.json()
-
-
-def test_the_one_model_is_listed_and_loaded() -> None:
-    ((listed,), (loaded,)) = (get(path, meta=META)["models"] for path in ("/api/tags", "/api/ps"))
-    details = {
-        "parent_model": "",
-        "format": "gguf",
-        "family": "llama",
-        "families": ["llama"],
-        "parameter_size": "1.5B",
-        "quantization_level": "Q4_K_M",
-    }
-    for entry in (listed, loaded):
-        assert (entry["name"], entry["model"], entry["size"]) == ("demo:latest", "demo:latest", 900)
-        assert entry["details"] == details
-        assert len(bytes.fromhex(entry["digest"])) == 32
-    assert listed["digest"] == loaded["digest"]
-    # Clients store what a model can do under its digest.
-    assert listed["digest"] != get("/api/tags", meta=META, embedder=Counting())["models"][0]["digest"]
-    assert datetime.fromisoformat(listed["modified_at"]) < datetime.fromisoformat(loaded["expires_at"])
-    assert loaded["context_length"] == 512
-
-
-def test_the_model_is_shown_under_any_name(thinking: Vocabulary) -> None:
-    server, _ = scripted(vocabulary=thinking, meta=META, embedder=Counting())
-    shown = send(server, "/api/show", {"model": "any", "verbose": True}).json()
-    assert shown["capabilities"] == ["completion", "tools", "thinking", "insert", "embedding"]
-    assert send(scripted()[0], "/api/show", {"name": "any"}).json()["capabilities"] == ["completion", "tools", "insert"]
-    info = shown["model_info"]
-    assert (info["general.architecture"], info["llama.context_length"]) == ("llama", 512)
-    assert info["general.parameter_count"] == 1_540_000_000
-    assert shown["template"] == thinking.chat_template
-    assert ["num_ctx", "512"] in [line.split() for line in shown["parameters"].splitlines()]
-    assert shown["details"]["family"] == "llama"
-    with mock.patch.object(thinking, "metadata", {"general.architecture": "x", "a": math.inf, "b": 0.5}):
-        info = send(server, "/api/show", {}).json()["model_info"]
-    assert info == {"general.architecture": "x", "b": 0.5, "x.context_length": 512, "general.parameter_count": 1.54e9}
-
-
-def test_clients_can_probe_the_server() -> None:
-    major, minor, _ = get("/api/version")["version"].split(".")
-    assert (int(major), int(minor)) >= (0, 6)  # older ones are refused by clients
-    for path in ("/", "/api/version", "/api/tags"):
-        assert send(scripted()[0], path, method="HEAD").status_code == 200
-
-
-# --------------------------------------------------------------------------- embeddings
-
-
-def vectors(*texts: list[int]) -> Any:
-    raw = np.array([[text[0], len(text), 0] for text in texts], np.float32)
-    return raw / np.linalg.norm(raw, axis=1, keepdims=True)
-
-
-def test_embeddings() -> None:
-    tokens = [demo_vocabulary().tokenize(text) for text in ("hello", "you are")]
-    (both,), _ = ask("/api/embed", {"model": "m", "input": ["hello", "you are"]}, embedder=Counting())
-    assert np.allclose(both["embeddings"], vectors(*tokens), atol=1e-6)
-    assert (both["model"], both["prompt_eval_count"]) == ("m", sum(map(len, tokens)))
-    assert isinstance(both["total_duration"], int)
-    (one,), _ = ask("/api/embed", {"input": [7, 8, 9], "dimensions": 1}, embedder=Counting())
-    assert one["embeddings"] == [[1.0]]
-    (older,), _ = ask("/api/embeddings", {"prompt": "hello"}, embedder=Counting())
-    assert np.allclose(older["embedding"], vectors(tokens[0])[0], atol=1e-6)
-    for path, body, empty in (
-        ("/api/embed", {"input": ""}, {"embeddings": []}),
-        ("/api/embed", {}, {"embeddings": []}),
-        ("/api/embeddings", {}, {"embedding": []}),
-    ):
-        (answer,), _ = ask(path, body, embedder=Counting())
-        assert empty.items() <= answer.items()
-
-
-def test_long_texts_are_truncated_unless_truncate_is_false() -> None:
-    for text in ("word " * 30, "word " * 100_000):
-        (answer,), _ = ask("/api/embed", {"input": text}, embedder=Counting())
-        assert answer["prompt_eval_count"] == Counting.n_ctx
-        message = refused("/api/embed", {"input": text, "truncate": False}, embedder=Counting())
-        assert "exceeds the available context size (16 tokens)" in message
-        (older,), _ = ask("/api/embeddings", {"prompt": text}, embedder=Counting())
-        assert len(older["embedding"]) == 3
-
-
-def test_truncated_texts_keep_their_end_token() -> None:
-    end = next(token for token in range(demo_vocabulary().n_vocab) if demo_vocabulary().is_eog(token))
-    seen = []
-
-    class Recording(Counting):
-        def reading(self, tokens: Sequence[int], most: Callable[[], int]) -> Generator[None, None, Any]:
-            seen.append(list(tokens))
-            return super().reading(tokens, most)
-
-    ask("/api/embed", {"input": [[*range(10, 40), end], [*range(10, 40)]]}, embedder=Recording())
-    assert seen == [[*range(10, 25), end], [*range(10, 26)]]
-
-
-def test_embeddings_that_cannot_be_made_are_refused() -> None:
-    assert "--embeddings" in refused("/api/embed", {"input": "x"}, 501)
-    assert refused("/api/embed", {"input": [""]}, embedder=Counting()).startswith("input must not")
-    assert refused("/api/embed", {"input": "x", "dimensions": 4}, embedder=Counting()).startswith("dimensions must be")
-    assert "--pooling none" in refused("/api/embeddings", {"prompt": "x"}, embedder=Counting("none"))

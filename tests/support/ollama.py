@@ -1,0 +1,30 @@
+"""Requests to a scripted server in Ollama's format."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from support.fake_service import FakeService
+from support.http import scripted, send
+
+
+def ask(path: str, body: Any, script: Any = None, **settings: Any) -> tuple[list[dict[str, Any]], FakeService]:
+    """Return the JSON objects of a response, one or a stream of them, and the engine."""
+    server, service = scripted(script, **settings)
+    response = send(server, path, body)
+    assert response.status_code == 200, response.text
+    streamed = response.headers["content-type"] == "application/x-ndjson"
+    assert streamed or response.headers["content-type"] == "application/json"
+    return [json.loads(line) for line in response.text.splitlines()], service
+
+
+def refused(path: str, body: Any, status: int = 400, method: str = "POST", **settings: Any) -> str:
+    """Return the message of an error; the engine gets no request."""
+    server, service = scripted(**settings)
+    response = send(server, path, body, method)
+    assert (response.status_code, service.tickets) == (status, []), response.text
+    answer = response.json()
+    assert list(answer) == ["error"]
+    assert isinstance(answer["error"], str)
+    return answer["error"]
