@@ -130,6 +130,6 @@ def test_truncated_texts_keep_their_end_token() -> None:
 
 def test_embeddings_that_cannot_be_made_are_refused() -> None:
     assert "--embeddings" in refused("/api/embed", {"input": "x"}, 501)
-    assert refused("/api/embed", {"input": [""]}, embedder=Counting()).startswith("input must not")
+    assert refused("/api/embed", {"input": [[]]}, embedder=Counting()).startswith("input must not")
     assert refused("/api/embed", {"input": "x", "dimensions": 4}, embedder=Counting()).startswith("dimensions must be")
     assert "--pooling none" in refused("/api/embeddings", {"prompt": "x"}, embedder=Counting("none"))
