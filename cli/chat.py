@@ -37,12 +37,14 @@ from .chat_session import Session, last_kept, open_model
 from .chat_settings import SETTINGS
 from .console import FAILED, complain, counted, fail, note, printable, read_source, usage_error
 from .options import STOP, TRACE, Model, check_predict, check_stop, find
+from .reasoning_options import ReasoningOptions
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, check_sampling, setting
 
 
 def chat(
     load: LoadSettings,
     sampling: Annotated[SamplingOptions, {"temperature": setting("temperature", CHAT_TEMPERATURE)}],
+    reasoning: ReasoningOptions,
     model: Model = None,
     predict: int = option(
         -1, "-n", "--predict", "--n-predict", help="Maximum number of tokens per answer; -1: until the context is full."
@@ -74,6 +76,10 @@ def chat(
     limit = check_predict(predict)
     chosen = sampling.sampling()
     acceptance = sampling.acceptance(chosen, load)
+    try:
+        acceptance.rule(chosen, ruled=reasoning.limited)
+    except ValueError as error:
+        usage_error(str(error))
     stops = check_stop(stop)
     first = None if file is None else _read(file)
     interactive = sys.stdin is not None and sys.stdin.isatty()
@@ -84,11 +90,15 @@ def chat(
         found = find(model, load)
         loaded = open_model(found, load)
     check_sampling(loaded.target, chosen)
+    reasoning.check(loaded.target.chat_template)
     session = Session(
         found, replace(load, hf_repo=None), loaded, chosen, acceptance, limit=limit, interactive=interactive
     )
     session.random_seed, session.stop, session.trace = sampling.seed == -1, stops, writer
     session.conversation, session.keep = conversation, keep or resume
+    session.variables.update(reasoning.variables)
+    session.reasoning_budget = reasoning.reasoning_budget
+    session.reasoning_message = reasoning.reasoning_budget_message
     session.view.markdown = not no_markdown
     if show_drafts:
         try:

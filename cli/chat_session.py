@@ -19,15 +19,19 @@ from ngramspec.json_data import encode
 from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
+from ngramspec.sampling.reasoning_budget import budget_for
+from ngramspec.sampling.sampler import NO_RULES, TextRules
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import state_folder
+from ngramspec.tool_calls.families import opened, reasoning_tags
 from ngramspec.tool_calls.parser import AnswerParser, thoughts_parser
 
 from .chat_input import StopKey, no_echo
 from .chat_view import AnswerView
 from .console import Terminated, complain, fail, guarded_stdout, in_words, note, prefill_bar
 from .options import keep, open_found
+from .reasoning_options import UNLIMITED
 from .view import remarks, summary
 
 _CUT = {"length": "stopped at the token limit (-n/--predict)", "context": "stopped: the context is full"}
@@ -85,6 +89,8 @@ class Session:
         self.attached: list[str] = []  # texts that go in front of the next message
         self.predicted = ""  # a text that the next answer is likely to copy
         self.variables: dict[str, Any] = {}  # of the chat template, beside its own ("enable_thinking")
+        self.reasoning_budget = UNLIMITED  # maximum number of tokens in a block of reasoning
+        self.reasoning_message = ""  # text before the closing tag that ends reasoning at its budget
         self.editing = False  # whether the user's next message takes the place of the last one
         self._opening = ""  # what the last prompt begins the answer with
 
@@ -287,6 +293,7 @@ class Session:
                 stop=self.stop,
                 return_decisions=self.trace is not None,
                 prediction=self.target.tokenize(self.predicted, add_bos=False) if self.predicted else (),
+                rules=self._rules(prompt),
                 progress=progress,
             )
             # Closing rolls the cache back to what was emitted.
@@ -298,6 +305,15 @@ class Session:
                     self.view.show(step, self.target.piece)
                     if step.stop is not None or self.stop_key.pressed:
                         break
+
+    def _rules(self, prompt: Sequence[int]) -> TextRules:
+        """Return the rules of the answer to a prompt."""
+        if self.reasoning_budget == UNLIMITED:
+            return NO_RULES
+        tags, target = reasoning_tags(self.target.chat_template), self.target
+        start = opened(tags, self._opening)
+        limit, message = self.reasoning_budget, self.reasoning_message
+        return TextRules(reasoning=budget_for(limit, message, tags, target, target.shown, prompt=prompt, start=start))
 
 
 def _text(steps: Sequence[Step]) -> str:

@@ -12,9 +12,11 @@ from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
+from ngramspec.tool_calls.families import reasoning_tags
 
 from .chat_session import Session, kept_path
 from .options import AUTO, NO_LIMIT
+from .reasoning_options import ENABLE, UNLIMITED
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions
 
 DEFAULT = "default"
@@ -25,7 +27,6 @@ LOADED = ("threads", "threads_batch", "ctx_size", "no_draft", "drafter", "policy
 
 _HINTS, _LOADING = get_type_hints(Sampling), get_type_hints(LoadSettings)
 _CHAT = SamplingOptions().settings({"temperature": CHAT_TEMPERATURE, "seed": 0})  # the usual values
-_THINK = "enable_thinking"  # as templates call it
 
 
 class Setting(NamedTuple):
@@ -107,7 +108,7 @@ def _words(value: Any) -> str:
 def _use(session: Session, sampling: Sampling) -> None:
     """Sample so from now on. Raises ValueError or NGramSpecError if this model or the acceptance cannot."""
     session.target.sampler(sampling)
-    session.acceptance.rule(sampling)
+    session.acceptance.rule(sampling, ruled=session.reasoning_budget != UNLIMITED)
     session.sampling = sampling
 
 
@@ -145,12 +146,24 @@ def _set_stop(session: Session, value: str | None) -> None:
 
 def _set_think(session: Session, value: str | None) -> None:
     if value is None:
-        session.variables.pop(_THINK, None)
+        session.variables.pop(ENABLE, None)
         return
     on = _on(value)
-    if _THINK not in (session.target.chat_template or ""):
-        raise NGramSpecError(f"this model's chat template has no variable for reasoning ({_THINK})")
-    session.variables[_THINK] = on
+    if ENABLE not in (session.target.chat_template or ""):
+        raise NGramSpecError(f"this model's chat template has no variable for reasoning ({ENABLE})")
+    session.variables[ENABLE] = on
+
+
+def _set_budget(session: Session, value: str | None) -> None:
+    if value in (None, str(UNLIMITED)):
+        session.reasoning_budget = UNLIMITED
+        return
+    if not value.isdecimal():
+        raise NGramSpecError(f"must be a whole number of at least 0, or -1 (no limit), got {value!r}")
+    if not reasoning_tags(session.target.chat_template):
+        raise NGramSpecError("this model's chat template has no reasoning tags")
+    session.acceptance.rule(session.sampling, ruled=True)
+    session.reasoning_budget = int(value)
 
 
 def _set_keep(session: Session, value: str | None) -> None:
@@ -201,8 +214,13 @@ SETTINGS = {
     "stop": Setting("Stop strings, quoted as in a shell.", lambda s: _words(tuple(s.stop)), _set_stop),
     "think": Setting(
         "Reasoning before the answer (if the chat template supports it): on or off.",
-        lambda s: _words(s.variables[_THINK]) if _THINK in s.variables else "as the model does",
+        lambda s: _words(s.variables[ENABLE]) if ENABLE in s.variables else "as the model does",
         _set_think,
+    ),
+    "reasoning-budget": Setting(
+        "Maximum number of tokens in each block of reasoning; 0: end it at once; -1: no limit.",
+        lambda session: str(session.reasoning_budget),
+        _set_budget,
     ),
     "markdown": Setting("Render Markdown: on or off.", lambda s: _words(s.view.markdown), _set_markdown),
     "keep": Setting(

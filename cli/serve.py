@@ -13,6 +13,7 @@ from ngramspec.sampling.settings import Sampling
 from .console import fail, note, usage_error
 from .llama_options import NoEffect
 from .options import Model
+from .reasoning_options import ReasoningOptions
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, setting
 from .serve_options import LONGEST_DRAFT, ServeOptions
 
@@ -41,6 +42,7 @@ _SAMPLING = (
 def serve(
     load: Annotated[LoadSettings, _LOAD[0], _LOAD[1]],
     serving: ServeOptions,
+    reasoning: ReasoningOptions,
     sampling: Annotated[SamplingOptions, _SAMPLING[0], _SAMPLING[1]],
     model: Model = None,
     model_file: str | None = option(
@@ -84,4 +86,4 @@ def serve(
     except ValueError as error:
         usage_error(str(error))
     seed = None if sampling.seed == -1 else sampling.seed
-    run(load, serving, defaults, seed, model or model_file, open_page=open_page)
+    run(load, serving, defaults, seed, model or model_file, reasoning, open_page=open_page)

@@ -37,6 +37,7 @@ from ngramspec.server.call import EUCLIDEAN, Counters, ServedModel, Server
 
 from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
 from .options import find
+from .reasoning_options import ReasoningOptions
 from .serve_options import LONGEST_DRAFT, MOST_EMBEDDED, ServeOptions
 
 DRAIN_SECONDS = 8.0
@@ -54,6 +55,7 @@ def run(
     sampling: Sampling,
     seed: int | None,
     model: str | None,
+    reasoning: ReasoningOptions,
     *,
     open_page: bool,
 ) -> None:
@@ -78,7 +80,7 @@ def run(
                 note("warning: anyone who can reach this address can use the model; set --api-key to require a key")
             if open_page:
                 webbrowser.open(address)
-            server.model = served = open_served(load, options, found, sampling.grammar)
+            server.model = served = open_served(load, options, found, sampling.grammar, reasoning)
             try:
                 lost = _wait(served, options)
                 server.draining = True
@@ -93,13 +95,17 @@ def run(
 
 
 def open_served(
-    load: LoadSettings, options: ServeOptions, found: ModelSource, grammar: str | None = None
+    load: LoadSettings,
+    options: ServeOptions,
+    found: ModelSource,
+    grammar: str | None = None,
+    reasoning: ReasoningOptions | None = None,
 ) -> ServedModel:
     """The model, ready to answer, and a small one that drafts for it, if there is one; `grammar`: of its default.
 
     The thread that opens them is the engine's, for the reason that `Engine` gives.
     """
-    executor = ThreadPoolExecutor(1, "engine")
+    executor, reasoning = ThreadPoolExecutor(1, "engine"), reasoning or ReasoningOptions()
     path = found.path
     note(f"loading {path.name}" + ("" if found.draft is None else f" and the draft model {found.draft.path.name}"))
     with signals_deferred():
@@ -108,6 +114,7 @@ def open_served(
     target, drafter = loaded.target, loaded.decoder.drafter
     if (template := options.template) is not None:
         target.use_chat_template(template)
+    reasoning.check(target.chat_template)
     assert drafter is None or isinstance(drafter, MixtureDrafter)
     if grammar is not None:
         target.grammar(grammar)  # one that cannot be used ends the start, not every request
@@ -159,6 +166,9 @@ def open_served(
         adapters=[str(file) for file, _ in load.adapters],
         aliases=names,
         tags=options.labels,
+        variables=reasoning.variables,
+        reasoning_budget=reasoning.reasoning_budget,
+        reasoning_message=reasoning.reasoning_budget_message,
     )
 
 

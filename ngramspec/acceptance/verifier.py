@@ -68,10 +68,15 @@ class Acceptance:
             return "typical acceptance"
         return f"lenience {self.lenience:g}" if self.lenience < 1 else None
 
-    def rule(self, sampling: Sampling) -> str:
-        """The rule to apply where tokens are chosen by `sampling`: one of `METHODS`, or "typical".
+    def rule(self, sampling: Sampling, *, ruled: bool = False) -> str:
+        """Return the rule to apply: one of `METHODS`, or "typical".
 
-        Raises ValueError: it contradicts the sampling.
+        Args:
+            sampling: Settings that choose the tokens.
+            ruled: True if the text keeps to `TextRules`.
+
+        Raises:
+            ValueError: the acceptance contradicts the sampling or the rules.
         """
         if self.method == "greedy" and not sampling.greedy:
             raise ValueError(f"acceptance 'greedy' requires temperature 0, got {sampling.temperature}")
@@ -81,8 +86,9 @@ class Acceptance:
             )
         if sampling.greedy and self.typical:
             raise ValueError("typical acceptance requires a temperature above 0")
-        if sampling.greedy and self.lossy and sampling.moves_logits:
-            raise ValueError("lenience at temperature 0 cannot be combined with penalties, logit biases or a grammar")
+        if sampling.greedy and self.lossy and (sampling.moves_logits or ruled):
+            others = "a reasoning budget or other rules" if ruled else "penalties, logit biases or a grammar"
+            raise ValueError(f"lenience at temperature 0 cannot be combined with {others}")
         if sampling.greedy:
             # With all mass on one token all methods emit the same tokens, and greedy does it without noise.
             return "greedy"

@@ -43,7 +43,7 @@ class Request:
     # token ids of a text that the answer is likely to copy: what it is drafted from first.
     prediction: Sequence[int] = ()
     scales: tuple[float, ...] | None = None  # of the LoRA adapters; None means the engine's
-    rules: TextRules = NO_RULES  # where the text may end, and which words it may not hold
+    rules: TextRules = NO_RULES  # where the text may end, which words it may not hold, and how long it may reason
 
 
 class Started(NamedTuple):

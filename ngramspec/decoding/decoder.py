@@ -28,6 +28,7 @@ from ngramspec.drafting.draft import Drafter
 from ngramspec.exactness.decision import EXACT, Exact, ExactnessMode
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Policy
+from ngramspec.sampling.sampler import NO_RULES, TextRules
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 
@@ -126,6 +127,7 @@ class SpeculativeDecoder:
         return_decisions: bool = False,
         prediction: Sequence[int] = (),
         piece: Callable[[int], bytes] | None = None,
+        rules: TextRules = NO_RULES,
         progress: Progress | None = None,
     ) -> Generator[Step]:
         """Continue `prompt`, one `Step` per target pass (the first step is the prefill's token).
@@ -142,6 +144,7 @@ class SpeculativeDecoder:
             prediction: token ids of a text that the answer is likely to copy, such as the file that it changes: what it
                 is drafted from first. A wrong one changes no text.
             piece: the bytes that a token is shown as; None: as the vocabulary says.
+            rules: Rules of the text, such as the budget of its reasoning.
             progress: of the prefill.
 
         Raises:
@@ -168,6 +171,7 @@ class SpeculativeDecoder:
             logprobs=logprobs,
             return_decisions=return_decisions,
             piece=piece,
+            rules=rules,
             # Where nothing is drafted, or all sizes agree, nothing is close.
             counts_calls=self.exactness.bound > 0 and self.drafter is not None,
         )

@@ -16,7 +16,8 @@ from ngramspec.drafting.draft import NO_DRAFT, Chooser
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.errors import NGramSpecError, PromptError
 from ngramspec.sampling.distribution import logprobs, sampled_logprobs
-from ngramspec.sampling.sampler import NO_RULES, CloseCalls, Forbidding, RecordingSampler, TextRules
+from ngramspec.sampling.recording_sampler import RecordingSampler
+from ngramspec.sampling.sampler import NO_RULES, BudgetSampler, CloseCalls, Forbidding, TextRules
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step, StopReason
 from ngramspec.tokens import begun, ending_tokens
@@ -32,7 +33,7 @@ class Generation(Text):
         n_vocab: length of a row of logits.
         counts_calls: count the tokens that rounding could have decided (`Step.close_calls`).
         piece: the bytes that a token is shown as; None: as `vocabulary` says.
-        rules: where it may end, and which words it may not hold.
+        rules: where it may end, which words it may not hold, and how long it may reason.
 
     The rest, and what is raised, is as in `SpeculativeDecoder.generate`.
     """
@@ -82,12 +83,16 @@ class Generation(Text):
             if rules.least or rules.words:
                 too_early = {*ending_tokens(vocabulary), *ends} if rules.least else ()
                 sampler = Forbidding(sampler, rules, [token for token in too_early if 0 <= token < n_vocab])
+            if rules.reasoning is not None:
+                sampler = BudgetSampler(sampler, rules.reasoning)
             self._calls = CloseCalls(sampler) if counts_calls else None
+            how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
+            how.rule(sampler.sampling, ruled=isinstance(sampler, Forbidding | BudgetSampler))
             sampler = self._calls or sampler
             if post_sampling and logprobs is not None:
                 # Outermost: counting close calls draws a second time.
                 sampler = self._recorder = RecordingSampler(sampler)
-            acceptance = RuleVerifier(sampler, acceptance, judgements.append if return_decisions else None)
+            acceptance = RuleVerifier(sampler, how, judgements.append if return_decisions else None)
             sampler.begin(prompt)
             if sampler.grammar is not None:
                 self._guide = GrammarGuide(sampler.grammar)

@@ -1,8 +1,9 @@
 """`Sampler`: a `Sampling` at work on one text, and what it needs of a grammar; `ngramspec.llama` has the real ones.
 
 `Forbidding` is one that also keeps to `TextRules`, in vLLM's way: where a text may end, and which words it may not
-hold. What such a rule forbids depends on the tokens before it, so no logit bias can say it. `CloseCalls` counts the
-tokens that rounding could have decided, where drafts are allowed to change last bits.
+hold. What such a rule forbids depends on the tokens before it, so no logit bias can say it. `BudgetSampler` keeps
+reasoning within its budget. `CloseCalls` counts the tokens that rounding could have decided, where drafts are allowed
+to change last bits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
 from ngramspec.sampling.distribution import BadLogits, Distribution, gumbel_pick, point_mass
+from ngramspec.sampling.reasoning_budget import ReasoningBudget, ReasoningCounter
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer
 
@@ -85,6 +87,7 @@ class TextRules:
     least: int = 0  # tokens that come before the text may end, by a token or a stop string
     ends: frozenset[int] = frozenset()  # tokens that end it, in addition to the vocabulary's own
     words: tuple[tuple[int, ...], ...] = ()  # token ids that may not follow each other in it, two or more each
+    reasoning: ReasoningBudget | None = None  # maximum number of tokens in its reasoning; `None` means no limit
 
 
 NO_RULES = TextRules()
@@ -129,22 +132,15 @@ class Forbidding:
         return left
 
 
-class RecordingSampler:
-    """A sampler that keeps the distribution of every token that it draws, after all samplers.
+class BudgetSampler:
+    """A sampler that closes a block of reasoning when its budget is used up.
 
-    Args:
-        sampler: Sampler that draws the tokens.
+    The sampler inside chooses all tokens except the closing ones, which no setting can forbid.
     """
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Sampler, budget: ReasoningBudget) -> None:
         self.sampling: Sampling = sampler.sampling
-        self._sampler = sampler
-        self._distributions: list[Distribution] = []
-
-    def pop_distributions(self) -> list[Distribution]:
-        """Return the distributions since the last call, one for each token."""
-        distributions, self._distributions = self._distributions, []
-        return distributions
+        self._sampler, self._budget = sampler, budget
 
     @property
     def grammar(self) -> GrammarState | None:
@@ -152,27 +148,23 @@ class RecordingSampler:
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._sampler.begin(prompt)
+        self._counter = ReasoningCounter(self._budget, self._can_close)
 
     def accept(self, token: int) -> None:
         self._sampler.accept(token)
-
-    def distribution(self, logits: NDArray[np.float32]) -> Distribution:
-        distribution = self._sampler.distribution(logits)
-        self._distributions.append(distribution)
-        return distribution
+        self._counter.accept(token)
 
     def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
-        last: Distribution | None = None
+        closing = self._counter.closing
+        return pick(point_mass(closing[0]), 0) if closing else self._sampler.draw(logits, pick)
 
-        def record_and_pick(p: Distribution, attempt: int) -> int:
-            nonlocal last
-            last = p
-            return pick(p, attempt)
+    def distribution(self, logits: NDArray[np.float32]) -> Distribution:
+        closing = self._counter.closing
+        return point_mass(closing[0]) if closing else self._sampler.distribution(logits)
 
-        token = self._sampler.draw(logits, record_and_pick)
-        # A sampler that selects the token itself, as mirostat does, asks for no pick.
-        self._distributions.append(point_mass(token) if last is None else last)
-        return token
+    def _can_close(self, tokens: Sequence[int]) -> bool:
+        grammar = self._sampler.grammar
+        return grammar is None or grammar.count_allowed(tokens) == len(tokens)
 
 
 class CloseCalls:

@@ -87,6 +87,7 @@ def read_request(given: Fields, *, counting: bool = False) -> ChatTask:
         max_tokens=given.whole("max_tokens"),
         stop=stop,
         variables=_variables(given),
+        reasoning_budget=_budget(given),
     )
 
 
@@ -200,6 +201,12 @@ def _variables(given: Fields) -> dict[str, Any]:
     if config is not None and (effort := config.choice("effort", tuple(EFFORTS), "")):
         variables["reasoning_effort"] = EFFORTS[effort]
     return variables
+
+
+def _budget(given: Fields) -> int | None:
+    """Return `thinking.budget_tokens`, which only enabled thinking has."""
+    thinking = given.object("thinking")
+    return thinking.whole("budget_tokens") if thinking is not None and thinking.text("type") == "enabled" else None
 
 
 # --------------------------------------------------------------------------- the answer

@@ -270,6 +270,7 @@ def shown(value: Any) -> str:
 # --------------------------------------------------------------------------- the server
 
 EUCLIDEAN = 2  # llama-server's
+UNLIMITED = -1  # reasoning budget that means no limit, as in llama-server
 DEFAULT_TEMPERATURE = 0.8  # llama.cpp's, as in `ngramspec chat`
 
 
@@ -293,6 +294,12 @@ class ServedModel:
     aliases: Sequence[str] = ()  # all names of the model that clients may use
     tags: Sequence[str] = ()  # labels of the model, for clients only
     adapters: Sequence[str] = ()  # files of LoRA adapters; the service has their scales
+    variables: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of the chat template, for requests that do not set them
+    # maximum number of tokens in a block of reasoning, for requests that do not say
+    reasoning_budget: int = UNLIMITED
+    reasoning_message: str = ""  # text before the closing tag that ends reasoning at its budget
 
     @property
     def n_ctx(self) -> int:

@@ -27,6 +27,7 @@ from ngramspec.server.common_fields import (
     several_seeds,
 )
 from ngramspec.server.generate import TextEvents, generate
+from ngramspec.server.reasoning import read_budget
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import answer_grammar, begun_answer
 from ngramspec.tool_calls.parser import parser_for
@@ -52,6 +53,7 @@ class ChatTask:
     post_sampling: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template ("enable_thinking": False, ...)
     prediction: str = ""  # a text that the answer is likely to copy
+    reasoning_budget: int | None = None  # the API's own budget of reasoning; see `read_budget`
     # Whether a last message of the assistant that calls no tools is continued with, as in llama-server; else it is
     # answered by a turn of its own. `answered`: whether the prompt then ends in the beginning of that turn.
     continued: bool = True
@@ -83,7 +85,10 @@ def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     messages = task.messages if begun is None else task.messages[:-1]
     try:
         prompt: ChatPrompt = vocabulary.chat(
-            messages, task.callable_tools, task.variables, answered=task.answered or begun is not None
+            messages,
+            task.callable_tools,
+            {**model.variables, **task.variables},
+            answered=task.answered or begun is not None,
         )
     except ValueError as error:
         raise ApiError(400, str(error), param="messages") from error
@@ -116,6 +121,7 @@ def _lay_out(call: Call, task: ChatTask) -> tuple[Request, str]:
     prompt = chat_prompt(model, task)
     model.check_size(len(task.prediction))
     grammar = _grammar(task, sampling, model.vocabulary, prompt.opening)
+    budget = read_budget(call.given, model, prompt, task.reasoning_budget)
     request = Request(
         prompt.tokens,
         max_tokens=model.most(task.max_tokens),
@@ -126,7 +132,7 @@ def _lay_out(call: Call, task: ChatTask) -> tuple[Request, str]:
         controls=True,
         slot=read_slot(call),
         scales=read_scales(call),
-        rules=read_rules(call),
+        rules=replace(read_rules(call), reasoning=budget),
         prediction=model.vocabulary.tokenize(task.prediction, add_bos=False) if task.prediction else (),
     )
     return request, prompt.opening

@@ -247,8 +247,6 @@ def several_seeds(request: Request, count: int) -> list[Request]:
 
 _FORMATS = ("text", "json_object", "json_schema")
 
-_NO_LIMIT_OF_THOUGHTS = (-1,), "reasoning has no separate limit; max_tokens includes it"
-
 _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "adaptive_target": ((-1,), "adaptive-p sampling is not available"),
     "allowed_token_ids": (([],), "use grammar or logit_bias"),
@@ -257,9 +255,7 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "length_penalty": ((0, 1), "beam search is not available"),
     "min_keep": ((0, 1), "samplers keep at least one token"),
     "prompt_logprobs": ((), "prompt tokens have no logprobs; use echo with logprobs in /v1/completions"),
-    "reasoning_budget_tokens": _NO_LIMIT_OF_THOUGHTS,
     "reasoning_format": (("auto", "deepseek"), "reasoning is returned as reasoning_content"),
-    "thinking_budget_tokens": _NO_LIMIT_OF_THOUGHTS,
     "truncate_prompt_tokens": ((-1,), "prompts are never truncated"),
     "use_beam_search": ((False,), "beam search is not available"),
 }

@@ -22,7 +22,7 @@ from ngramspec.server.generate import End, Piece, TextEvent, generate
 from ngramspec.server.openai_chat import read_logprobs
 from ngramspec.server.openai_completions import gap_prompt, read_requests, read_tokens
 from ngramspec.server.reply import Block, Reply, logprobs_content, respond
-from ngramspec.tool_calls.families import can_think
+from ngramspec.tool_calls.families import reasoning_tags
 
 _ROLES = ("system", "user", "assistant", "tool")
 _LEVELS = ("low", "medium", "high", "max")  # of `think`
@@ -173,7 +173,7 @@ def _read_think(given: Fields, model: ServedModel) -> dict[str, Any]:
         return {}
     if not isinstance(level, bool) and level not in _LEVELS:
         raise given.wrong("think", f"one of true, false, {', '.join(_LEVELS)}")
-    if level is not False and not can_think(model.vocabulary.chat_template):
+    if level is not False and not reasoning_tags(model.vocabulary.chat_template):
         raise given.refused("think", f"{model.name!r} does not support thinking")
     effort = {} if isinstance(level, bool) else {"reasoning_effort": EFFORTS[level]}
     return {"enable_thinking": level is not False} | effort

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ngramspec.server.call import Call, ServedModel, dumped, json_answer
 from ngramspec.server.ollama import timestamp
-from ngramspec.tool_calls.families import can_think
+from ngramspec.tool_calls.families import reasoning_tags
 
 VERSION = "0.13.0"
 """The version of Ollama whose API this is. Clients refuse to work with servers that seem too old."""
@@ -99,7 +99,7 @@ def _capabilities(model: ServedModel) -> list[str]:
     found = {
         "completion": True,
         "tools": True,
-        "thinking": can_think(vocabulary.chat_template),
+        "thinking": reasoning_tags(vocabulary.chat_template),
         "insert": None not in (marks.prefix, marks.suffix, marks.middle),
         "embedding": model.embedder is not None and model.embedder.pooling != "none",
     }

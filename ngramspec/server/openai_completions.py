@@ -34,6 +34,7 @@ from ngramspec.server.common_fields import (
     several_seeds,
 )
 from ngramspec.server.generate import End, Piece, TextEvent, generate
+from ngramspec.server.reasoning import refuse_budget
 from ngramspec.server.reply import DONE, FINGERPRINT, Reply, chunk_maker, finite, respond, token_text, totals
 
 
@@ -236,6 +237,7 @@ def read_requests(
 ) -> list[Request]:
     """Requests that continue each prompt as often as answers are wanted; `more`: of what `Request` has."""
     given, count = call.given, read_answers(call.given, len(prompts))
+    refuse_budget(given)
     most, slot, rules = call.model.most(read_max_tokens(given)), read_slot(call), read_rules(call)
     scales = read_scales(call)
     asked = Request((), most, sampling, read_stop(given), logprobs, slot=slot, scales=scales, rules=rules, **more)

@@ -154,10 +154,13 @@ def thought_tags(template: str | None) -> dict[str, str]:
     return {start: end for start, end in _THOUGHTS.items() if start.strip() in source or end in source}
 
 
-def can_think(template: str | None) -> bool:
-    """Return True if a chat template separates reasoning from the answer."""
+_HARMONY_REASONING = {"<|channel|>analysis<|message|>": "<|end|>"}
+
+
+def reasoning_tags(template: str | None) -> dict[str, str]:
+    """Return the tags around reasoning in responses, closing ones by opening ones; {} if the model does not reason."""
     family = family_of(template)
-    return bool(thought_tags(template)) or (family is not None and family.channels)
+    return _HARMONY_REASONING if family is not None and family.channels else thought_tags(template)
 
 
 def begun_answer(template: str | None, opening: str, thoughts: str, text: str) -> list[tuple[str, bool]]:

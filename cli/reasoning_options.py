@@ -1,0 +1,57 @@
+"""Options for the reasoning of a model in chats, of `ngramspec chat` and `ngramspec serve`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ngramspec.sampling.option import option, within
+from ngramspec.tool_calls.families import reasoning_tags
+
+from .console import note
+
+UNLIMITED = -1
+"""Reasoning budget that means no limit."""
+
+ENABLE = "enable_thinking"
+"""Variable of chat templates that turns reasoning on or off."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningOptions:
+    """Reasoning before the answers of a chat."""
+
+    reasoning: Literal["auto", "on", "off"] = option(
+        "auto",
+        "-rea",
+        "--reasoning",
+        help="Reasoning before answers, if the chat template can turn it on or off; auto: the template decides.",
+    )
+    reasoning_budget: int = option(
+        UNLIMITED,
+        metavar="N",
+        help="Maximum number of tokens in each block of reasoning; 0: end it at once; -1: no limit.",
+        allowed=within(UNLIMITED),
+    )
+    reasoning_budget_message: str = option(
+        "", metavar="TEXT", help="Text to insert when the reasoning budget is used up; default: none."
+    )
+
+    @property
+    def limited(self) -> bool:
+        """True if reasoning has a budget."""
+        return self.reasoning_budget != UNLIMITED
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        return {} if self.reasoning == "auto" else {ENABLE: self.reasoning == "on"}
+
+    def check(self, template: str | None) -> None:
+        """Print a warning for each option that has no effect with a chat template."""
+        if self.variables and ENABLE not in (template or ""):
+            note(f"warning: --reasoning has no effect: the chat template has no variable {ENABLE}")
+        if self.limited and not reasoning_tags(template):
+            note("warning: --reasoning-budget has no effect: the chat template has no reasoning tags")
+        if self.reasoning_budget_message and not self.limited:
+            note("warning: --reasoning-budget-message has no effect without --reasoning-budget")

@@ -1,0 +1,58 @@
+"""`RecordingSampler`: a sampler that keeps the distributions that tokens were drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.sampling.distribution import Distribution, point_mass
+from ngramspec.sampling.sampler import Draw, GrammarState, Sampler
+from ngramspec.sampling.settings import Sampling
+
+
+class RecordingSampler:
+    """A sampler that keeps the distribution of every token that it draws, after all samplers.
+
+    Args:
+        sampler: Sampler that draws the tokens.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampling: Sampling = sampler.sampling
+        self._sampler = sampler
+        self._distributions: list[Distribution] = []
+
+    def pop_distributions(self) -> list[Distribution]:
+        """Return the distributions since the last call, one for each token."""
+        distributions, self._distributions = self._distributions, []
+        return distributions
+
+    @property
+    def grammar(self) -> GrammarState | None:
+        return self._sampler.grammar
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._sampler.begin(prompt)
+
+    def accept(self, token: int) -> None:
+        self._sampler.accept(token)
+
+    def distribution(self, logits: NDArray[np.float32]) -> Distribution:
+        distribution = self._sampler.distribution(logits)
+        self._distributions.append(distribution)
+        return distribution
+
+    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
+        last: Distribution | None = None
+
+        def record_and_pick(p: Distribution, attempt: int) -> int:
+            nonlocal last
+            last = p
+            return pick(p, attempt)
+
+        token = self._sampler.draw(logits, record_and_pick)
+        # A sampler that selects the token itself, as mirostat does, asks for no pick.
+        self._distributions.append(point_mass(token) if last is None else last)
+        return token

@@ -1,0 +1,48 @@
+"""The fields that limit the reasoning of chats, and the budget of a request."""
+
+from __future__ import annotations
+
+from ngramspec.chat_prompt import ChatPrompt
+from ngramspec.sampling.reasoning_budget import ReasoningBudget, budget_for
+from ngramspec.server.call import UNLIMITED, Fields, ServedModel
+from ngramspec.tool_calls.families import opened, reasoning_tags
+
+_BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens")
+_MESSAGE = "reasoning_budget_message"
+
+
+def read_budget(
+    given: Fields, model: ServedModel, prompt: ChatPrompt, own: int | None = None
+) -> ReasoningBudget | None:
+    """Return the budget of a chat; `None` if it has no limit, or the model does not reason.
+
+    Args:
+        given: Fields of the request.
+        model: Model with the defaults of requests.
+        prompt: Prompt of the chat.
+        own: Budget in a field of the API; llama-server's fields override it, and `None` means the server's default.
+    """
+    default = model.reasoning_budget if own is None else own
+    asked = given.whole(given.name(*_BUDGETS), UNLIMITED, least=UNLIMITED)
+    message = given.text(_MESSAGE)
+    limit = default if asked is None or asked == UNLIMITED else asked
+    if limit == UNLIMITED:
+        return None
+    vocabulary = model.vocabulary
+    tags = reasoning_tags(vocabulary.chat_template)
+    return budget_for(
+        limit,
+        model.reasoning_message if message is None else message,
+        tags,
+        vocabulary,
+        vocabulary.shown,
+        prompt=prompt.tokens,
+        start=opened(tags, prompt.opening),
+    )
+
+
+def refuse_budget(given: Fields) -> None:
+    """Refuse a budget in a request that is not a chat, whose tags of reasoning are unknown."""
+    for name in _BUDGETS:
+        if name in given and given.data[name] != UNLIMITED:
+            raise given.refused(name, "is supported in chats only; use /v1/chat/completions")
