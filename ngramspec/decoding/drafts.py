@@ -55,6 +55,7 @@ class Drafts:
         self._record = ChanceEstimator()
         self._guide: GrammarGuide | None = None
         self._is_eog: Callable[[int], bool] | None = None
+        self._closing: Callable[[], Sequence[int]] | None = None
         self._blind = False
 
     def begin(
@@ -63,6 +64,7 @@ class Drafts:
         *,
         guide: GrammarGuide | None = None,
         is_eog: Callable[[int], bool] | None = None,
+        closing: Callable[[], Sequence[int]] | None = None,
         fixed_length: bool = False,
     ) -> None:
         """Start a text, whose context so far is `prompt`.
@@ -70,9 +72,10 @@ class Drafts:
         Args:
             guide: what its grammar knows of the next tokens; None: any may follow.
             is_eog: whether a token ends the text; None: none does.
+            closing: Returns the tokens that must come next to close reasoning; `None` means that there never are any.
             fixed_length: as in `Drafter.propose`.
         """
-        self._guide, self._is_eog, self._blind = guide, is_eog, fixed_length
+        self._guide, self._is_eog, self._closing, self._blind = guide, is_eog, closing, fixed_length
         self.proposal = None
         self._record.begin()
         if self.drafter is not None:
@@ -95,8 +98,12 @@ class Drafts:
         self.proposal = None
         if self.drafter is None or limit < 1:
             return NO_DRAFT
-        draft = yield from self.drafter.propose_stepwise(limit, choose, fixed_length=self._blind, price=price)
-        self.proposal = draft = self._record.estimated(draft, limit, fixed_length=self._blind)
+        if self._closing is not None and (closing := tuple(self._closing()[:limit])):
+            certain = (1.0,) * len(closing)
+            draft = Draft(closing, tuple({t: 1.0} for t in closing), acceptance_probs=certain, source="reasoning")
+        else:
+            draft = yield from self.drafter.propose_stepwise(limit, choose, fixed_length=self._blind, price=price)
+            self.proposal = draft = self._record.estimated(draft, limit, fixed_length=self._blind)
         return draft if self._guide is None else self._guide.shape(draft, limit, fixed_length=self._blind)
 
     def plan(self, draft: Draft, size: int, sizes: Sequence[int]) -> Plan:

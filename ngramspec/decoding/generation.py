@@ -76,6 +76,7 @@ class Generation(Text):
         judgements: list[TokenDecision] = []
         self._judgements = judgements if return_decisions else None
         self._guide: GrammarGuide | None = None
+        self._budget: BudgetSampler | None = None
         self._calls: CloseCalls | None = None
         self._recorder: RecordingSampler | None = None
         if acceptance is None or isinstance(acceptance, str | Acceptance):
@@ -84,7 +85,7 @@ class Generation(Text):
                 too_early = {*ending_tokens(vocabulary), *ends} if rules.least else ()
                 sampler = Forbidding(sampler, rules, [token for token in too_early if 0 <= token < n_vocab])
             if rules.reasoning is not None:
-                sampler = BudgetSampler(sampler, rules.reasoning)
+                sampler = self._budget = BudgetSampler(sampler, rules.reasoning)
             self._calls = CloseCalls(sampler) if counts_calls else None
             how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
             how.rule(sampler.sampling, ruled=isinstance(sampler, Forbidding | BudgetSampler))
@@ -111,10 +112,16 @@ class Generation(Text):
 
     def begin(self, drafts: Drafts, sequence: Model) -> None:
         """Let a text be drafted for; `sequence` holds the prompt before the first step."""
-        self.drafts, self.sequence = drafts, sequence
+        self.drafts, self.sequence, budget = drafts, sequence, self._budget
         if drafts.drafter is not None and self._sampling is not None:
             drafts.drafter.set_sampling(self._sampling)
-        drafts.begin(self.prompt, guide=self._guide, is_eog=self._is_eog, fixed_length=self.verifier.fixed_length)
+        drafts.begin(
+            self.prompt,
+            guide=self._guide,
+            is_eog=self._is_eog,
+            closing=None if budget is None else lambda: budget.closing,
+            fixed_length=self.verifier.fixed_length,
+        )
 
     def chooser(self) -> Chooser | None:
         return self.verifier.choose(self.settled + 1)

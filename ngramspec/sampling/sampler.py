@@ -146,6 +146,11 @@ class BudgetSampler:
     def grammar(self) -> GrammarState | None:
         return self._sampler.grammar
 
+    @property
+    def closing(self) -> Sequence[int]:
+        """Tokens that must come next to close reasoning; empty if any token may come."""
+        return self._counter.closing
+
     def begin(self, prompt: Sequence[int]) -> None:
         self._sampler.begin(prompt)
         self._counter = ReasoningCounter(self._budget, self._can_close)
@@ -155,12 +160,10 @@ class BudgetSampler:
         self._counter.accept(token)
 
     def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
-        closing = self._counter.closing
-        return pick(point_mass(closing[0]), 0) if closing else self._sampler.draw(logits, pick)
+        return pick(point_mass(self.closing[0]), 0) if self.closing else self._sampler.draw(logits, pick)
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
-        closing = self._counter.closing
-        return point_mass(closing[0]) if closing else self._sampler.distribution(logits)
+        return point_mass(self.closing[0]) if self.closing else self._sampler.distribution(logits)
 
     def _can_close(self, tokens: Sequence[int]) -> bool:
         grammar = self._sampler.grammar

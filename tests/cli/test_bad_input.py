@@ -73,6 +73,7 @@ CONTRADICTIONS = [
     ("complete --logprobs 3", "requires --json"),
     ("complete --acceptance rejection --mirostat 2 --temp 1", "mirostat cannot be combined with rejection sampling"),
     ("complete --lenience 0.5 --acceptance match", "lenience has no effect with acceptance 'match'"),
+    ("chat --lenience 0.5 --temp 0 --reasoning-budget 5", "cannot be combined with a reasoning budget"),
     ("complete --lenience 0.5 --no-draft", "lenience 0.5 cannot be combined with --no-draft"),
     ("complete --drafter model", "requires a draft model; set -md"),
     ("complete -md m.gguf --no-draft", "cannot be combined with --no-draft"),
@@ -115,6 +116,8 @@ RANGES = {
     "bench": "-n 1",
     "verify": "-n 1, --time-limit 0, -s -1",
     "tune": "--time-limit 1, --context-depth 8",
+    "chat": "--reasoning-budget -2",
+    "serve": "--reasoning-budget -2",
     "replay talks": "--limit 0, --draft-max 64, --memory maybe",
 }
 """Values that an option does not take, whatever else is asked for."""

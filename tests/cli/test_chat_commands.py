@@ -21,7 +21,9 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.conversation import Conversation, Turn
+from ngramspec.llama.vocabulary import CHATML
 from ngramspec.memory import Memory
 from ngramspec.sampling.option import options
 from ngramspec.sampling.settings import SAMPLERS, Sampling
@@ -179,6 +181,8 @@ def test_an_option_is_set_shown_and_taken_back(
         ("predict many", "at least 1"),
         ("keep maybe", "must be on or off"),
         ("think on", "has no variable for reasoning"),
+        ("reasoning-budget 5", "has no reasoning tags"),
+        ("reasoning-budget few", "at least 0, or -1 (no limit)"),
         ("markdown on", "in a terminal"),
         ("json-schema {", "json-schema"),
     ],
@@ -223,6 +227,26 @@ def test_what_else_can_be_set(session: Session, capsys: Captured, monkeypatch: p
     listed = capsys.readouterr().err
     assert all(f" {name} " in listed for name in chat_settings.SETTINGS)
     assert ";".join(SAMPLERS)[:18] in listed
+
+
+def test_reasoning_budget_can_be_set(own_session: Session, capsys: Captured) -> None:
+    session = own_session
+    session.target.use_chat_template(CHATML.replace("assistant\n", "assistant\n<think>\n") + "{# </think> #}")
+    session.reasoning_message = " so"
+    lengths = []
+    for value in ("4", "0", "default"):
+        assert run(session, "set", f"reasoning-budget {value}")
+        assert session.ask("one")
+        answer = session.conversation.turns[-1].assistant
+        reasoning, tag, _ = answer.partition(" so</think>")
+        lengths.append(len(session.target.tokenize(reasoning, add_bos=False)) if tag else None)
+        run(session, "reset", "")
+    assert lengths == [3, 0, None]  # the line end after the opening tag counts
+    session.acceptance = Acceptance(lenience=0.5)
+    assert run(session, "set", "reasoning-budget 4")
+    capsys.readouterr()
+    assert not run(session, "set", "temp 0")
+    assert "cannot be combined with a reasoning budget" in " ".join(capsys.readouterr().err.split())
 
 
 def test_drafts_threads_and_memory_can_be_set(own_session: Session, capsys: Captured) -> None:

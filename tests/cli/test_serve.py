@@ -182,6 +182,30 @@ def test_what_a_model_is_and_that_it_has_no_such_layer_is_told(env: dict[str, st
     assert "drafts: mixture" in done.err
 
 
+def test_reasoning_options_are_the_defaults_of_requests(env: dict[str, str]) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}<think>{% endif %}{# </think> #}"
+    )
+    budget = ("--reasoning-budget", "3", "--reasoning-budget-message", " so.")
+    messages: list[dict[str, Any]] = []
+
+    def client(http: httpx.Client) -> None:
+        body = {"messages": [{"role": "user", "content": "hello"}], "ignore_eos": True, "max_tokens": 20}
+        for more in ({}, {"chat_template_kwargs": {"enable_thinking": False}}):
+            messages.append(http.post("/v1/chat/completions", json=body | more).json()["choices"][0]["message"])
+
+    done = serve(env, client, "--chat-template", template, "--reasoning", "on", *budget).ok()
+    assert messages[0]["reasoning_content"].endswith(" so.")
+    assert messages[0]["content"]
+    assert "reasoning_content" not in messages[1]
+    assert "warning" not in done.err
+    warned = (
+        serve(env, lambda http: None, "--reasoning", "off", "--reasoning-budget-message", "so", *budget[:2]).ok().err
+    )
+    assert "--reasoning has no effect: the chat template has no variable enable_thinking" in warned
+    assert "--reasoning-budget has no effect: the chat template has no reasoning tags" in warned
+
+
 def test_sigterm_lets_a_request_end_and_a_key_is_asked_for(env: dict[str, str]) -> None:
     lines, refused = [], []
     with ExitStack() as streams:

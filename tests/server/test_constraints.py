@@ -128,7 +128,7 @@ def test_what_cannot_be_kept_is_named(path: str) -> None:
         ("lora", {"lora": [{"id": 0, "scale": 0.5}]}),
         ("min_keep", {"min_keep": 2}),
         ("adaptive_target", {"adaptive_target": 0.5}),
-        ("thinking_budget_tokens", {"thinking_budget_tokens": 100}),
+        ("thinking_budget_tokens", {"thinking_budget_tokens": -2}),
         ("reasoning_format", {"reasoning_format": "none"}),
     ]
     server, service = scripted()

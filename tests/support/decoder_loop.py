@@ -67,7 +67,7 @@ def drive(
         assert len(step.tokens) - step.accepted == (0 if step.stop and step.accepted == len(step.tokens) else 1)
         assert (step.batch == 0) == (len(steps) == 1)
         assert step.batch >= 1 + len(step.drafted) or len(steps) == 1
-        assert step.source in ((name, "grammar", f"{name}+grammar") if step.drafted else ("",))
+        assert step.source in ((name, "grammar", f"{name}+grammar", "reasoning") if step.drafted else ("",))
         assert (step.stop_string is not None) == (step.stop == "stop")
         assert not any(decoder.vocabulary.is_eog(token) for token in step.drafted[:-1])
     assert steps[-1].stop is not None

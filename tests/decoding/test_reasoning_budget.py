@@ -1,0 +1,98 @@
+"""Budgets of reasoning: drafts change no text, and no acceptance exceeds a budget."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+from support.decoder_loop import Oracle, drive, model, unmeasured
+from support.grid import grid
+from support.mock_target import MockTarget, plain_generate
+
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.sampling.reasoning_budget import budget_for
+from ngramspec.sampling.sampler import TextRules
+from ngramspec.sampling.settings import Sampling
+
+PROMPT = [1, 2, 3]
+LIMIT = 4
+MESSAGE = "zzyx"
+END = "w"
+
+
+def target(peak: float = 6.0) -> MockTarget:
+    return model(26, peak=peak)
+
+
+def rules(start: str, limit: int = LIMIT) -> TextRules:
+    mock = target()
+    return TextRules(reasoning=budget_for(limit, MESSAGE, {start: END}, mock, mock.piece))
+
+
+def common_letter(sampling: Sampling) -> str:
+    """Return a letter that a text without a budget has often, for blocks to be opened often."""
+    text = plain_generate(target(), PROMPT, 200, sampling)
+    return Counter(letter for token in text if (letter := chr(97 + token)) != END).most_common(1)[0][0]
+
+
+def text_of(rule: TextRules, sampling: Sampling, drafter: Any, acceptance: Any = None) -> tuple[str, int]:
+    """Return a text and the number of accepted draft tokens."""
+    decoder = unmeasured(target(), drafter=drafter, policy="fixed", draft_max=8)
+    tokens, steps = drive(decoder, PROMPT, max_tokens=200, sampling=sampling, acceptance=acceptance, rules=rule)
+    return "".join(chr(97 + token) for token in tokens), sum(step.accepted for step in steps)
+
+
+def check(text: str, start: str) -> None:
+    """Assert that each block ends within its budget, or is closed right after it."""
+    blocks = re.findall(f"{start}(.*?)(?:{END}|$)", text)
+    assert len(blocks) > 3
+    assert any(block[LIMIT:] == MESSAGE for block in blocks)
+    for block in blocks[:-1]:
+        assert len(block) < LIMIT or block[LIMIT:] == MESSAGE
+
+
+@grid(
+    temperature=(0.0, 0.9),
+    acceptance=(None, "match", "rejection", Acceptance(typical=True)),
+    drafter=("ngram", "mixture"),
+)
+def test_budget_is_kept_and_drafts_change_nothing(temperature: float, acceptance: Any, drafter: str) -> None:
+    if temperature == 0 and acceptance is not None:
+        acceptance = "greedy"
+    sampling = Sampling(temperature, seed=3)
+    start = common_letter(sampling)
+    text, accepted = text_of(rules(start), sampling, drafter, acceptance)
+    check(text, start)
+    assert accepted > 0
+    if acceptance in (None, "greedy", "match"):
+        assert text == text_of(rules(start), sampling, None, acceptance)[0]
+
+
+def test_draft_that_goes_beyond_the_budget_is_cut_there() -> None:
+    sampling = Sampling(0.0)
+    free = plain_generate(target(), PROMPT, 200, sampling)
+    start = common_letter(sampling)
+    rule = rules(start)
+    # This drafter proposes the text without a budget, which is wrong from the end of the first budget on.
+    assert text_of(rule, sampling, Oracle(free))[0] == text_of(rule, sampling, None)[0]
+
+
+def test_closing_tokens_are_drafted() -> None:
+    decoder = unmeasured(target(), drafter="ngram", policy="fixed", draft_max=8)
+    rule = rules(common_letter(Sampling(0.0)))
+    _, steps = drive(decoder, PROMPT, max_tokens=60, sampling=Sampling(0.0), rules=rule)
+    drafts = ["".join(chr(97 + token) for token in step.drafted) for step in steps if step.source == "reasoning"]
+    assert f"{MESSAGE}{END}" in drafts
+    assert all(f"{MESSAGE}{END}".endswith(draft) for draft in drafts[:-1])  # the last one may be cut by max_tokens
+    assert all(step.accepted == len(step.drafted) for step in steps if step.source == "reasoning")
+
+
+def test_lenience_at_temperature_0_is_refused() -> None:
+    acceptance = Acceptance(lenience=0.5)
+    decoder = unmeasured(target(), drafter="ngram")
+    with pytest.raises(ValueError, match="lenience at temperature 0 cannot be combined with a reasoning budget"):
+        decoder.generate(PROMPT, max_tokens=9, sampling=Sampling(0.0), acceptance=acceptance, rules=rules("a"))
+    sampled, _ = text_of(rules(start := common_letter(Sampling(0.9))), Sampling(0.9), "ngram", acceptance)
+    check(sampled, start)

@@ -1,0 +1,261 @@
+"""Reasoning budgets over HTTP: every API keeps them, streamed or not, with drafts or without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support.cli_runner import DEMO
+from support.http import ask, chunks, send
+from support.mock_shared import MockShared
+
+from ngramspec.batching.engine import Engine
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.curve import CostCurve
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.llama.vocabulary import CHATML, Vocabulary
+from ngramspec.server.call import ServedModel, Server
+
+CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+TURN: Any = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHATS: {"messages": TURN, "max_tokens": 60},
+    MESSAGES: {"messages": TURN, "max_tokens": 60},
+    RESPONSES: {"input": "hi", "max_output_tokens": 60},
+}
+OPENED = CHATML.replace("assistant\n", "assistant\n<think>\n") + "{# </think> #}"
+SWITCHED = CHATML.replace("assistant\n", "assistant\n{% if enable_thinking %}<think>\n{% endif %}") + "{# </think> #}"
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+
+
+def vocabulary(template: str = OPENED) -> Vocabulary:
+    found = Vocabulary(DEMO)
+    found.use_chat_template(template)
+    return found
+
+
+@contextmanager
+def serving(*, drafted: bool = True, words: str | None = "abcdefgh", **settings: Any) -> Iterator[Server]:
+    """A server of an engine over a mock model, which repeats itself soon, and says nothing but `words`."""
+    known = vocabulary()
+    tokens = None if words is None else [known.tokenize(word, add_bos=False)[-1] for word in words]
+    model = MockShared(2, vocabulary=known, words=tokens, peak=6.0)
+    curve = CostCurve({1: 1e-3, 64: 2e-3})
+    engine = Engine(
+        model,
+        known,
+        shown=known.shown,
+        calibration=Calibration.given(curve),
+        drafter=MixtureDrafter(Recall()) if drafted else None,
+        clock=model.clock.perf_counter,
+    )
+    try:
+        yield Server(model=ServedModel(engine, known, "mock", **settings))
+    finally:
+        engine.stop()
+
+
+def answer(server: Server, path: str, **fields: Any) -> tuple[str, str]:
+    """The reasoning and the content of an answer at temperature 0."""
+    response = send(server, path, {**BODIES[path], "temperature": 0, **fields})
+    assert response.status_code == 200, response.text
+    told = chunks(response.text) if fields.get("stream") else response.json()
+    if path == CHATS:
+        choices = [one["choices"][0]["delta"] for one in told if one != "[DONE]"] if fields.get("stream") else None
+        messages = choices or [told["choices"][0]["message"]]
+        kinds = ("reasoning_content", "content")
+        reasoning, content = ("".join(one.get(kind) or "" for one in messages) for kind in kinds)
+    elif path == MESSAGES:
+        deltas = (
+            [one["delta"] for one in told if one["type"] == "content_block_delta"] if fields.get("stream") else None
+        )
+        blocks = deltas or told["content"]
+        reasoning, content = ("".join(one.get(kind, "") for one in blocks) for kind in ("thinking", "text"))
+    else:
+        items = told[-1]["response"]["output"] if fields.get("stream") else told["output"]
+        texts = {item["type"]: "".join(part["text"] for part in item["content"]) for item in items}
+        reasoning, content = texts.get("reasoning", ""), texts.get("message", "")
+    return reasoning, content
+
+
+def test_every_api_keeps_the_budget_streamed_or_not_with_drafts_or_without() -> None:
+    found = set()
+    for drafted in (False, True):
+        with serving(drafted=drafted) as server:
+            free = answer(server, CHATS)
+            for path in BODIES:
+                for stream in (False, True):
+                    found.add(answer(server, path, stream=stream, reasoning_budget_tokens=10))
+            assert server.model is not None
+            assert bool(server.model.service.report().stats.accepted) == drafted
+    ((reasoning, content),) = found
+    assert reasoning == free[0][:9]  # the line end after the tag in the prompt is the first of the ten tokens
+    assert free[1] == ""
+    assert len(content) > 10
+
+
+def test_choices_have_a_budget_each_and_a_seed_gives_the_same_text_with_drafts() -> None:
+    texts = []
+    for drafted in (False, True):
+        with serving(drafted=drafted) as server:
+            body = BODIES[CHATS] | {"n": 3, "seed": 5, "temperature": 0.9, "thinking_budget_tokens": 12}
+            told = send(server, CHATS, body | {"logprobs": True}).json()
+            texts.append([one["message"] for one in told["choices"]])
+            assert [len(one["logprobs"]["content"]) for one in told["choices"]] == [60] * 3
+    assert texts[0] == texts[1]
+    assert len({one["reasoning_content"] for one in texts[0]}) == 3
+    known = vocabulary()
+    for one in texts[0]:
+        assert len(known.tokenize(one["reasoning_content"], add_bos=False)) <= 11
+        assert one["content"]
+
+
+def test_budget_of_0_leaves_no_reasoning() -> None:
+    with serving() as server:
+        reasoning, content = answer(server, CHATS, reasoning_budget_tokens=0)
+        assert reasoning == ""
+        assert content
+        assert answer(server, MESSAGES, thinking={"type": "enabled", "budget_tokens": 0}) == ("", content)
+
+
+def test_message_precedes_the_closing_tag_and_can_contain_a_stop_string() -> None:
+    message = "\nSo: STOP now.\n"
+    with serving() as server:
+        reasoning, content = answer(server, CHATS, reasoning_budget_tokens=9, reasoning_budget_message=message)
+        assert reasoning.endswith("\nSo: STOP now.")
+        assert content
+        body = {"reasoning_budget_tokens": 9, "reasoning_budget_message": message, "stop": "STOP"}
+        told = send(server, CHATS, BODIES[CHATS] | {"temperature": 0} | body).json()["choices"][0]
+        assert told["finish_reason"] == "stop"
+        assert told["message"]["reasoning_content"] == reasoning.partition("STOP")[0].rstrip()
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_grammar_of_the_answer_begins_after_reasoning_that_was_closed(drafted: bool) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+    with serving(drafted=drafted, words=None) as server:
+        reasoning, content = answer(server, CHATS, reasoning_budget_tokens=7, response_format=form)
+        assert reasoning
+        assert set(json.loads(content)) == {"a"}
+        body = {"temperature": 0, "reasoning_budget_tokens": 7, "tools": [tool], "tool_choice": "required"}
+        (choice,) = send(server, CHATS, BODIES[CHATS] | body | {"max_tokens": 200}).json()["choices"]
+        assert choice["message"]["reasoning_content"] == reasoning
+        assert set(json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])) == {"a"}
+
+
+def limit(path: str, template: str = OPENED, fields: dict[str, Any] | None = None, **model: Any) -> int | None:
+    """The budget of the request that reaches the engine."""
+    _, service = ask(path, BODIES[path] | (fields or {}), vocabulary=vocabulary(template), **model)
+    budget = service.requests[0].rules.reasoning
+    return None if budget is None else budget.limit
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_request_overrides_the_default_of_the_server(path: str) -> None:
+    assert limit(path) is None
+    assert limit(path, reasoning_budget=5) == 5
+    for fields, budget in (
+        ({"reasoning_budget_tokens": 9}, 9),
+        ({"thinking_budget_tokens": 9}, 9),
+        ({"reasoning_budget_tokens": 9, "thinking_budget_tokens": 8}, 9),
+        ({"reasoning_budget_tokens": -1}, 5),
+        ({"reasoning_budget_tokens": None}, 5),
+        ({"reasoning_budget_tokens": 0}, 0),
+    ):
+        assert limit(path, fields=fields, reasoning_budget=5) == budget
+
+
+def test_budget_of_anthropics_api() -> None:
+    enabled = {"thinking": {"type": "enabled", "budget_tokens": 2048}}
+    assert limit(MESSAGES, fields=enabled, reasoning_budget=5) == 2048
+    assert limit(MESSAGES, fields=enabled | {"reasoning_budget_tokens": 7}) == 7
+    for thinking in ({"type": "enabled"}, {"type": "adaptive", "budget_tokens": 9}, {"type": "disabled"}):
+        assert limit(MESSAGES, fields={"thinking": thinking}, reasoning_budget=5) == 5
+
+
+def test_message_of_the_server_and_of_a_request() -> None:
+    known = vocabulary()
+    for fields, message in (
+        ({}, "so"),
+        ({"reasoning_budget_message": "then"}, "then"),
+        ({"reasoning_budget_message": ""}, ""),
+    ):
+        settings: dict[str, Any] = {"reasoning_budget": 5, "reasoning_message": "so"}
+        _, service = ask(CHATS, BODIES[CHATS] | fields, vocabulary=known, **settings)
+        budget = service.requests[0].rules.reasoning
+        assert budget is not None
+        assert b"".join(map(known.shown, budget.blocks[0].closing)).decode() == f"{message}</think>"
+
+
+def test_budget_has_no_effect_without_reasoning_tags() -> None:
+    assert limit(CHATS, CHATML, {"reasoning_budget_tokens": 9}) is None
+
+
+def test_block_that_gpt_oss_opens_is_closed_by_its_end_of_message() -> None:
+    harmony = CHATML + "{# <|channel|> <|message|> #}"
+    known = vocabulary(harmony)
+    _, service = ask(CHATS, BODIES[CHATS] | {"reasoning_budget_tokens": 9}, vocabulary=known)
+    budget = service.requests[0].rules.reasoning
+    assert budget is not None
+    (block,) = budget.blocks
+    assert (block.start, block.end, budget.open_block) == ("<|channel|>analysis<|message|>", "<|end|>", None)
+
+
+def test_reasoning_of_a_message_that_is_continued_counts() -> None:
+    body = {
+        "messages": [*TURN, {"role": "assistant", "reasoning_content": "one two", "content": ""}],
+        "reasoning_budget_tokens": 20,
+    }
+    known = vocabulary()
+    _, service = ask(CHATS, BODIES[CHATS] | body, vocabulary=known)
+    budget = service.requests[0].rules.reasoning
+    assert budget is not None
+    assert budget.used == 1 + len(known.tokenize("one two", add_bos=False))
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "more"),
+    [
+        *[(path, "reasoning_budget_tokens", {"reasoning_budget_tokens": -2}) for path in BODIES],
+        (CHATS, "reasoning_budget_tokens", {"reasoning_budget_tokens": "many"}),
+        (CHATS, "thinking_budget_tokens", {"thinking_budget_tokens": 1.5}),
+        (CHATS, "reasoning_budget_message", {"reasoning_budget_message": 5, "reasoning_budget_tokens": 5}),
+        (MESSAGES, "thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": -1}}),
+        ("/v1/completions", "reasoning_budget_tokens", {"prompt": "x", "reasoning_budget_tokens": 9}),
+        ("/completion", "thinking_budget_tokens", {"prompt": "x", "thinking_budget_tokens": 9}),
+    ],
+)
+def test_budget_that_cannot_be_is_named(path: str, field: str, more: dict[str, Any]) -> None:
+    with serving() as server:
+        response = send(server, path, BODIES.get(path, {}) | more)
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["message"].startswith(field)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_variables_of_the_server_are_defaults(path: str) -> None:
+    def thinks(fields: dict[str, Any], **variables: Any) -> bool:
+        _, service = ask(path, BODIES[path] | fields, vocabulary=known, variables=variables)
+        return known.tokenize("<think>\n", add_bos=False) == list(service.requests[0].prompt[-6:])
+
+    known = vocabulary(SWITCHED)
+    off = {
+        CHATS: {"chat_template_kwargs": {"enable_thinking": False}},
+        MESSAGES: {"thinking": {"type": "disabled"}},
+        RESPONSES: {"reasoning": {"effort": "none"}},
+    }[path]
+    assert thinks({}, enable_thinking=True)
+    assert not thinks({}, enable_thinking=False)
+    assert not thinks(off, enable_thinking=True)
+
+
+def test_grammar_that_allows_no_closing_tag_wins() -> None:
+    with serving() as server:
+        text = "".join(answer(server, CHATS, reasoning_budget_tokens=7, grammar="root ::= [a-d]+"))
+    assert len(text) == 60
+    assert set(text) <= set("abcd")
