@@ -71,13 +71,14 @@ def budget_for(
 
 def _tokens_after(tag: str, prompt: Sequence[int], piece: Callable[[int], bytes]) -> int:
     """Return the number of tokens after the last occurrence of a tag; a token that contains its end does not count."""
-    raw, text, sizes = tag.encode(), b"", list[int]()
+    raw, start, sizes = tag.encode(), b"", list[int]()
     for token in reversed(prompt):
-        sizes.append(len(piece(token)))
-        text = piece(token) + text
-        at = text.find(raw, 0, sizes[-1] + len(raw))
+        text = piece(token)
+        sizes.append(len(text))
+        start = (text + start)[: len(text) + len(raw)]
+        at = start.find(raw)
         if at >= 0:
-            rest, count = len(text) - at - len(raw), 0
+            rest, count = sum(sizes) - at - len(raw), 0
             for size in sizes:
                 rest -= size
                 if rest < 0:
