@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from ngramspec.llama.target import LEAST_MICRO, MICRO_BATCH
+from ngramspec.llama.target import MICRO_BATCH
 from ngramspec.loading.settings import LOADING, LoadSettings
+from ngramspec.machine import LEAST_MICRO
 from ngramspec.sampling.option import option, options, within
 from ngramspec.sampling.settings import Sampling
 

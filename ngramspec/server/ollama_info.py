@@ -99,7 +99,7 @@ def _capabilities(model: ServedModel) -> list[str]:
     found = {
         "completion": True,
         "tools": True,
-        "thinking": reasoning_tags(vocabulary.chat_template),
+        "thinking": bool(reasoning_tags(vocabulary.chat_template)),
         "insert": None not in (marks.prefix, marks.suffix, marks.middle),
         "embedding": model.embedder is not None and model.embedder.pooling != "none",
     }

@@ -35,7 +35,7 @@ PART = {"type": "input_text", "text": "u"}
 FUNCTION = {"type": "function", **TOOL}
 PATCH = {"type": "custom", "name": "p", "description": "d", "format": {"type": "grammar", "definition": "x"}}
 COMMON = {"max_tokens": 4, "stop": ["x"], "seed": 1, "stream": True, "logit_bias": {"5": 1}, "id_slot": 1, "n": 2}
-BODIES: dict[str, dict[str, Any]] = {
+BODIES: dict[str, Any] = {
     "/v1/chat/completions": {
         "messages": MESSAGES,
         "tools": [{"type": "function", "function": TOOL}],
@@ -138,6 +138,7 @@ BODIES["/api/generate"] = {"prompt": "a", "system": "s", "raw": False, "suffix":
 BODIES["/api/embed"] = {"input": ["a", "b"], "truncate": True, "dimensions": 2, "options": OPTIONS}
 BODIES["/api/embeddings"] = {"prompt": "a"}
 BODIES["/api/show"] = {"model": "m", "verbose": True}
+BODIES["/lora-adapters"] = [{"id": 0, "scale": 0.5}]
 SLOTS = "/slots/{id_slot:int}"
 BODIES[SLOTS] = {"filename": "a"}
 BODIES["/v1/messages/count_tokens"] = BODIES["/v1/messages"]

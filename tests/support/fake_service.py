@@ -85,6 +85,7 @@ class FakeService:
         self.vocabulary, self.script, self.n_ctx = vocabulary, script, n_ctx
         self.tickets: list[FakeTicket] = []
         self.stats = Stats()
+        self.scales: tuple[float, ...] = ()
         self._threads: list[threading.Thread] = []
 
     @property
@@ -181,6 +182,9 @@ class FakeService:
             stop_string=text._stream.stopped,
             logprobs=told,
         )
+
+    def set_scales(self, scales: Sequence[float]) -> None:
+        self.scales = tuple(scales)
 
     def aside(self, work: Callable[[Callable[[], int]], Generator[object, None, Any]]) -> Future[Any]:
         told, steps = Future[Any](), work(lambda: 64)
