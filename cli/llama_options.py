@@ -57,7 +57,7 @@ class NoEffect:
     cache_idle_slots: bool = _ignored(
         "--cache-idle-slots", "--no-cache-idle-slots", help="idle slots keep their tokens until they are needed"
     )
-    backend_sampling: bool = _ignored("-bs", "--backend-sampling", "--backend_sampling", help="samplers run on the CPU")
+    backend_sampling: bool = _ignored("-bs", "--backend-sampling", help="samplers run on the CPU")
     spec_default: bool = _ignored(help="drafting is always on; --no-draft turns it off")
     spec_type: str | None = _ignored_value(help="drafting is always on; --no-draft turns it off")
     spec_draft_n_min: str | None = _ignored_value("--spec-draft-n-min", "--draft-min", "--draft-n-min", help=_LENGTH)

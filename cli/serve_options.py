@@ -17,7 +17,7 @@ from .options import check_predict
 LONGEST_DRAFT = MAX_EVALUATE - 1
 
 MOST_EMBEDDED = 8192
-"""Most tokens of a text to embed: OpenAI's models take as many, and the cache of more would surprise."""
+"""Maximum number of tokens of an input to embed, as in OpenAI's models; a larger cache would surprise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class ServeOptions:
 
     @property
     def hosts(self) -> list[str]:
-        """Addresses to listen on. Exits if there is none."""
+        """Addresses to listen on; exits without one."""
         return _split(self.host) or usage_error("--host must not be empty")
 
     @property

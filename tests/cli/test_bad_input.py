@@ -112,7 +112,7 @@ CONTRADICTIONS = [
 """Seen before a text is read and a model looked for."""
 
 RANGES = {
-    "complete": "-c 4294967808, -tb 0, -tb 1099511627776, -ngl 1099511627776, -ctk q2, --draft-max 0, --temp warm",
+    "complete": "-c 4294967808, -tb 0, -tb 1099511627776, -ngl some, -ctk q2, --draft-max 0, --temp warm",
     "bench": "-n 1",
     "verify": "-n 1, --time-limit 0, -s -1",
     "tune": "--time-limit 1, --context-depth 8",
