@@ -196,7 +196,7 @@ class ChatReply(Reply):
             message: dict[str, Any] = {"role": "assistant", "content": choice.text()}
             if thoughts := choice.text("thought"):
                 message["reasoning_content"] = thoughts
-            calls = [block for block in choice.blocks if block.kind == "call"]
+            calls = choice.calls
             if calls and self._older:
                 message["function_call"] = {"name": calls[0].name, "arguments": calls[0].text}
             elif calls:

@@ -7,6 +7,7 @@ An answer of a chat is a row of thoughts, texts and tool calls, each of which op
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -66,6 +67,13 @@ class Answer:
         """The text of all blocks of a kind."""
         return "".join([block.text for block in self.blocks if block.kind == kind])
 
+    @property
+    def calls(self) -> list[Block]:
+        """The complete tool calls of an answer that ended; a limit may have cut off the last one."""
+        calls = [block for block in self.blocks if block.kind == "call"]
+        was_cut = self.end is not None and self.end.reason == "length" and self.blocks[-1:] == calls[-1:]
+        return calls[:-1] if was_cut and calls and not _is_json(calls[-1].text) else calls
+
     def take(self, event: TextEvent) -> None:
         """Take in an event."""
         for _ in self.changes(event):
@@ -123,6 +131,14 @@ class Answer:
         if self._open is not None:
             yield "closed", self._open, "", ()
             self._open = None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 class Reply:

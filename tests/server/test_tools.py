@@ -109,6 +109,21 @@ def test_half_a_call_is_no_content(stream: bool) -> None:
         assert "".join(part.get("content") or "" for part in parts) == "I look."
 
 
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "look"}}])
+def test_chat_omits_a_call_that_a_limit_cut(choice: object) -> None:
+    whole = called("look", '{"at": 1}')
+    cut = called("look", '{"at": [1, 2, 3]}').partition(", 3")[0]
+    for text, calls in ((cut, 0), (whole + "\n" + cut, 1), (whole, 1)):
+        limit = len(demo_vocabulary().tokenize(text, add_bos=False))
+        body = {"messages": [USER], "tools": TOOLS, "tool_choice": choice, "max_tokens": limit}
+        told, _ = ask(CHATS, body, Script(text + " " * 40))
+        (answer,) = told["choices"]
+        assert [call["function"]["arguments"] for call in answer["message"].get("tool_calls", [])] == [
+            '{"at": 1}'
+        ] * calls
+        assert answer["finish_reason"] == "length"
+
+
 def test_schemas_are_kept_as_far_as_a_grammar_can_unless_they_are_strict() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
 
