@@ -12,8 +12,10 @@ from ngramspec.sampling.distribution import Logprobs
 
 SHORT = 16  # passes below which an estimate of the gain would be noise
 SLOWED = 0.05  # share of passes slowed down by other programs above which the gain is not estimated
+VARIED = 1.25  # nor is it if passes took this many times as long as the cost curve says, or the curve as long as passes
 
 StopReason = Literal["eog", "stop", "length", "context"]
+Disturbance = Literal["load", "speed"]  # other programs ran; passes took another time than measured before
 
 
 @dataclass(slots=True)
@@ -33,6 +35,8 @@ class Step:
     interruption_seconds: float = 0.0
     draft_seconds: float = 0.0  # spent on asking the drafter, and on being able to take a refused draft back
     plain_seconds: float = 0.0  # what a pass without a draft costs now; 0 when that was not measured
+    # Time of the pass by the cost curve; 0 if there is no curve, or other programs ran while it was measured.
+    expected_seconds: float = 0.0
     elapsed: float = 0.0  # since the step before, on the wall, its reader's time included; 0: the first, or not taken
     is_quiet: bool = True  # whether no other program slowed the pass down
     source: str = ""  # the drafter, or "" without a draft
@@ -73,6 +77,7 @@ class Stats:
     seconds: float = 0.0  # of target passes
     draft_seconds: float = 0.0  # of asking the drafter
     plain_seconds: float = 0.0  # what the same tokens would have taken one by one, by the cost curve
+    expected_seconds: float = 0.0  # time of the passes by the cost curve; see `Step`
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0  # from each first token to the last, on the wall; see `Step.elapsed`
     generated: int = 0  # all tokens emitted, the prefill's included
@@ -92,6 +97,7 @@ class Stats:
         self.seconds += done.seconds
         self.draft_seconds += done.draft_seconds
         self.plain_seconds += done.plain_seconds * len(done.tokens)
+        self.expected_seconds += done.expected_seconds
         self.decode_seconds += done.elapsed
         k = len(done.drafted)
         self.passes_without_draft += k == 0
@@ -134,14 +140,31 @@ class Stats:
         return self.tokens / self.decode_seconds if self.decode_seconds > 0 else None
 
     @property
+    def is_slowed(self) -> bool:
+        """True if other programs slowed down too many passes to ignore it."""
+        return self.slowed > SLOWED * self.passes
+
+    @property
+    def disturbance(self) -> Disturbance | None:
+        """The reason why the times of these passes do not show the gain from drafts; `None` if they do.
+
+        Passes of a disturbed answer cannot be compared with the cost of plain decoding, which was measured under other
+        conditions.
+        """
+        if self.is_slowed or not self.expected_seconds:
+            return "load"
+        low, high = self.expected_seconds / VARIED, self.expected_seconds * VARIED
+        return None if low <= self.seconds <= high else "speed"
+
+    @property
     def estimated_gain(self) -> float | None:
         """Estimated time of plain decoding for these tokens, over the time that they took.
 
-        `None` if nothing was drafted, if there are too few passes, or if other programs slowed some of them down. It
-        never exceeds the tokens per pass: no pass with a draft is faster than one without.
+        `None` if nothing was drafted, if there are too few passes, or if they were disturbed. It never exceeds the
+        tokens per pass: no pass with a draft is faster than one without.
         """
         seconds = self.seconds + self.draft_seconds
         is_measured = seconds > 0 and self.plain_seconds > 0
-        if not (self.drafted and is_measured) or self.passes < SHORT or self.slowed > SLOWED * self.passes:
+        if not (self.drafted and is_measured) or self.passes < SHORT or self.disturbance is not None:
             return None
         return min(self.plain_seconds / seconds, self.tokens_per_pass)

@@ -25,7 +25,7 @@ def step(drafted: int, accepted: int, emitted: int | None = None, **options: Any
         accepted=accepted,
         batch=1 + drafted,
         seconds=1.0,
-        **{"elapsed": 1.25} | options,
+        **{"elapsed": 1.25, "expected_seconds": 1.0} | options,
     )
 
 
@@ -85,7 +85,9 @@ def test_the_gain_is_plain_time_over_time_taken() -> None:
     assert counted(*[step(1, 1, plain_seconds=9.0)] * 16).estimated_gain == 2.0, "it cannot exceed the tokens per pass"
     slowed = counted(*drafted * 8, *[dataclasses.replace(drafted[0], is_quiet=False)] * 2)
     assert slowed.slowed == 2
-    assert slowed.estimated_gain is None
+    assert (slowed.disturbance, slowed.estimated_gain) == ("load", None)
+    varied = counted(*[dataclasses.replace(one, expected_seconds=0.7) for one in drafted * 8])
+    assert (varied.disturbance, varied.estimated_gain) == ("speed", None)
 
 
 def test_a_step_knows_its_text_and_what_was_refused() -> None:

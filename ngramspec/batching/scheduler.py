@@ -283,7 +283,7 @@ class Writer:
         self._speculation = Speculation(CostPolicy(draft_max), clock)
         self._speculation.exactness = exactness
         self._sizes = sizes if drafts or exactness.sizes else (1,)
-        self._speculation.prepare(self._curve, self._sizes, calibration.restore)
+        self._prepare()
         # As many texts may share a pass as there is an allowed size for, and for every smaller number.
         self._together = next(n for n in range(1, len(sizes) + 2) if n + 1 not in sizes or 1 not in sizes)
         self._batch: Batch | None = None  # of the last pass
@@ -298,8 +298,12 @@ class Writer:
         sequence = self._model.sequences[0]
         if self._calibration.is_provisional and sequence.conditions.is_quiet:
             self._calibration.ensure_curve(sequence, TOKENS, SHARED_ORDER)
-            self._speculation.prepare(self._curve, self._sizes, self._calibration.restore)
+            self._prepare()
             self._calibration.save()
+
+    def _prepare(self) -> None:
+        known = self._calibration
+        self._speculation.prepare(self._curve, self._sizes, known.restore, is_provisional=known.is_provisional)
 
     def step(
         self, requests: Sequence[ActiveRequest]

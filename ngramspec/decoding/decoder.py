@@ -243,4 +243,4 @@ class SpeculativeDecoder:
             # Larger ones that agree would be right as well, but slow to take back.
             sizes = tuple(size for size in exactness.sizes if size <= most) or exactness.sizes[:1]
         self.speculation.exactness = exactness
-        self.speculation.prepare(curve, sizes, self.calibration.restore)
+        self.speculation.prepare(curve, sizes, self.calibration.restore, is_provisional=self.calibration.is_provisional)

@@ -63,13 +63,22 @@ class Speculation:
         self._curves: dict[tuple[int, int] | None, CostCurve] = {}  # by numbers of threads
         self.prepare(None, (1,))
 
-    def prepare(self, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None) -> None:
+    def prepare(
+        self,
+        curve: CostCurve | None,
+        sizes: Sequence[int],
+        restore: RestoreCost | None = None,
+        *,
+        is_provisional: bool = False,
+    ) -> None:
         """Set what holds from here on.
 
         Args:
             curve, sizes: see `Speculation`.
             restore: what taking a draft back costs; None: nothing.
+            is_provisional: True if other programs ran while the curve was measured.
         """
+        self._is_provisional = is_provisional
         if curve is None or self._curves.get(curve.threads) is not curve:
             self._curves = {} if curve is None else {curve.threads: curve}
         self.sizes, self._restore = sizes, restore
@@ -201,6 +210,7 @@ class Speculation:
         drafts, curve = text.drafts, self.curve
         if curve is not None:
             step.plain_seconds = curve.seconds(self._plain[0].size)
+            step.expected_seconds = self._expected(curve, [step.batch])
         if drafts.drafter is not None:
             step.policy_details = self._explained
             if curve is not None:
@@ -213,6 +223,13 @@ class Speculation:
             self.policy.record(step)
         if curve is not None and step.batch <= self.sizes[-1]:
             curve.observe(step.batch, step.seconds, step.is_quiet)
+
+    def _expected(self, curve: CostCurve, batches: Sequence[int]) -> float:
+        """Return the seconds that a pass of these batches takes by the curve; 0 if the curve is provisional."""
+        if self._is_provisional:
+            return 0.0
+        change = curve.switch if batches[0] != curve.last else 0.0
+        return sum(map(curve.seconds, batches)) + change
 
     @staticmethod
     def _undisturbed(curve: CostCurve, size: int, seconds: float, is_quiet: bool) -> float:
@@ -234,9 +251,11 @@ class Speculation:
                 overhead -= text.drafts.settle(step)
                 done.append(step)
         plain_seconds = curve.level * batch.plain_cost(curve) / n
+        batches = batch.batches([plan.size for plan in sent.plans])
+        expected = self._expected(curve, batches)
         for step in done:
             step.plain_seconds, step.draft_seconds = plain_seconds, overhead / n
-        batches = batch.batches([plan.size for plan in sent.plans])
+            step.expected_seconds = expected * step.seconds / sent.seconds if sent.seconds else 0.0
         whole = batches[0] + sent.owed if len(batches) == 1 else 0
         self.policy.shared(n).record(
             Step(

@@ -181,8 +181,8 @@ class SpeculativeEvaluator(Text):
             self._tried = True
             self.active = self._able
             if self.active:
-                curve = self._calibration.ensure_curve(sequence)
-                speculation.prepare(curve, self._sizes, self._calibration.restore)
+                self._calibration.ensure_curve(sequence)
+                self._prepare(self._sizes)
         except TargetError:
             self.active = False
         except BaseException:
@@ -207,7 +207,7 @@ class SpeculativeEvaluator(Text):
             if not fitting:
                 self._give_up()
                 return None
-            speculation.prepare(self._calibration.curve, fitting, self._calibration.restore)
+            self._prepare(fitting)
         self.last, self.left = token, room
         try:
             self._sent = sent = speculation.send([self])
@@ -219,6 +219,10 @@ class SpeculativeEvaluator(Text):
         self._at, self._base = 0, length
         self.behind = len(self._batch) - 1
         return self._rows[0]
+
+    def _prepare(self, sizes: Sequence[int]) -> None:
+        known = self._calibration
+        self._speculation.prepare(known.curve, sizes, known.restore, is_provisional=known.is_provisional)
 
     def _give_up(self) -> None:
         """Leave the rest of this generation to the owner."""
@@ -235,6 +239,7 @@ class SpeculativeEvaluator(Text):
             accepted=min(self._at, len(draft)),
             batch=sent.owed + len(self._batch),
             seconds=sent.seconds,
+            is_quiet=sent.is_quiet,
             source=draft.source,
         )
         self._speculation.learn(self, done, sent.planning + overhead)

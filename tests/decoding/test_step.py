@@ -117,7 +117,7 @@ def test_a_request_from_beginning_to_end() -> None:
     assert speculation.proposal is not None
     assert speculation.proposal.tokens == tuple(range(1, 9))
     done = Step((1, 2, 5), drafted=(1, 2, 3), accepted=2, batch=5, seconds=1.4)
-    told = replace(done, correct_guesses=2, draft_seconds=0.25, plain_seconds=1.0)
+    told = replace(done, correct_guesses=2, draft_seconds=0.25, plain_seconds=1.0, expected_seconds=1.4)
     speculation.learn(done, 0.25)
     assert done == told
     assert policy.passes == [done]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.fake_service import Script
 from support.http import ask, demo_vocabulary
@@ -88,6 +90,17 @@ def test_what_is_told_of_an_answer_and_of_its_drafts_to_whom_asks() -> None:
     tokens = told["timings"]["predicted_n"]
     assert told["timings"]["gain"] == pytest.approx((tokens - 3) / (-(-tokens // 3) - 1))
     assert "gain" not in ask(CHATS, CHAT, Script(step=1))[0]["timings"]
+
+
+@pytest.mark.parametrize(
+    "disturbed",
+    [{"is_quiet": False}, {"expected": 0.0}, {"expected": 0.01 / 1.3}, {"expected": 0.01 * 1.3}],
+    ids=["load", "provisional curve", "slower than measured", "faster than measured"],
+)
+def test_timings_of_a_disturbed_answer_have_no_gain(disturbed: dict[str, Any]) -> None:
+    told, _ = ask(CHATS, CHAT, Script(text="Hello, world: all of it" * 12, step=3, **disturbed))
+    assert told["timings"]["draft_n"] > 32
+    assert "gain" not in told["timings"]
 
 
 def test_a_stream_tells_on_demand_how_much_of_the_prompt_is_read() -> None:

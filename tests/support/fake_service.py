@@ -36,6 +36,8 @@ class Script:
         wrong: told before the request is started.
         fails: told after `after` steps.
         cached: tokens of the prompt that are in the cache.
+        expected: Seconds that a pass takes by the cost curve; it takes 0.01.
+        is_quiet: False if other programs slow passes down.
         begin: awaited before the prompt is read; None: no waiting.
         go: awaited before each step; None: no waiting.
     """
@@ -47,6 +49,8 @@ class Script:
     fails: NGramSpecError | ValueError | None = None
     after: int = 1
     cached: int = 0
+    expected: float = 0.01
+    is_quiet: bool = True
     begin: threading.Event | None = None
     go: threading.Semaphore | None = None
 
@@ -145,7 +149,7 @@ class FakeService:
             if script.fails is not None and number == script.after:
                 listener(script.fails)
                 return
-            step = self._step(request, text, tokens, first=number == 0)
+            step = self._step(script, request, text, tokens, first=number == 0)
             stats.add(step)
             self.stats.add(step)
             listener(step)
@@ -162,7 +166,7 @@ class FakeService:
             tokens = tokens * (self.n_ctx // len(tokens) + 1)
         return [tokens[i : i + script.step] for i in range(0, len(tokens), script.step)]
 
-    def _step(self, request: Request, text: Generation, tokens: list[int], *, first: bool) -> Step:
+    def _step(self, script: Script, request: Request, text: Generation, tokens: list[int], *, first: bool) -> Step:
         pieces = text._pieces(tokens)
         tokens = tokens[: len(pieces)]
         drafted = () if first else tuple(tokens[1:])
@@ -178,6 +182,8 @@ class FakeService:
             batch=0 if first else len(tokens),
             seconds=0.01,
             plain_seconds=0.01,
+            expected_seconds=script.expected,
+            is_quiet=script.is_quiet,
             stop=text.stop,
             stop_string=text._stream.stopped,
             logprobs=told,
