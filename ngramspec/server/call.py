@@ -359,6 +359,7 @@ class Counters:
     prompt_tokens: int = 0  # of all prompts, cached ones included
     cached: int = 0  # those of them that were in the cache
     tokens: int = 0  # generated
+    decoded: int = 0  # generated after the first tokens, which come from the logits of the prompts
     drafted: int = 0
     accepted: int = 0
     seconds: float = 0.0  # of generating, prompts not included
@@ -369,6 +370,7 @@ class Counters:
         self.prompt_tokens += prompt_tokens
         self.cached += done.cached
         self.tokens += done.stats.generated
+        self.decoded += done.stats.tokens
         self.drafted += done.stats.drafted
         self.accepted += done.stats.accepted
         self.seconds += done.seconds

@@ -268,7 +268,9 @@ def timings(prompt_tokens: int, stats: Stats, cached: int, prompt_seconds: float
     told = {
         "cache_n": cached,
         **_rates("prompt", prompt_tokens - cached, prompt_seconds),
-        **_rates("predicted", stats.generated, seconds),
+        # The first token comes from the logits of the prompt, so the rate is that of the others.
+        **_rates("predicted", stats.tokens, seconds),
+        "predicted_n": stats.generated,
     }
     if stats.drafted:
         told |= {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted}

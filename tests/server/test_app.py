@@ -54,8 +54,16 @@ def test_a_chat_is_answered() -> None:
     timings = told["timings"]
     assert (timings["cache_n"], timings["prompt_n"], timings["predicted_n"]) == (4, prompt - 4, tokens)
     assert timings["draft_n"] == timings["draft_n_accepted"] == tokens - 3 - 2
+    assert timings["predicted_per_second"] == pytest.approx((tokens - 3) / 0.25)
     undrafted, _ = ask(CHATS, CHAT, Script(step=1))
     assert not {"draft_n", "draft_n_accepted", "close_calls"} & set(undrafted["timings"])
+
+
+def test_one_token_has_no_rate() -> None:
+    told, _ = ask(CHATS, CHAT | {"max_tokens": 1})
+    timings = told["timings"]
+    assert (timings["predicted_n"], timings["predicted_ms"]) == (1, 250)
+    assert timings["predicted_per_second"] == timings["predicted_per_token_ms"] == 0
 
 
 def test_a_stream_has_its_chunks_in_order() -> None:

@@ -118,7 +118,7 @@ function grower(answer, field, marks) {
 function summary({ timings, usage, reason }) {
   const parts = [];
   const tokens = usage?.completion_tokens ?? timings?.predicted_n;
-  if (tokens !== undefined) parts.push(`${tokens} tokens`);
+  if (tokens !== undefined) parts.push(tokens === 1 ? "1 token" : `${tokens} tokens`);
   if (timings?.predicted_per_second) parts.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
   if (timings?.gain) parts.push(`gain ${timings.gain.toFixed(2)}×`);
   if (timings?.draft_n) parts.push(`${timings.draft_n_accepted} of ${timings.draft_n} drafted tokens accepted`);
