@@ -29,7 +29,6 @@ from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.option import option, within
 from ngramspec.sampling.settings import Sampling
-from ngramspec.steps import SLOWED
 
 from .bench_view import document, show, show_against
 from .console import Outcome, leave, note, usage_error
@@ -188,11 +187,6 @@ def bench(
     told = origin(target, found.label)
     report = benchmark_report(found.label, columns(target), told, typed, benchmark, summaries, more)
     verdict = "\n".join(verdicts(summaries, benchmark.caveat))
-    if benchmark.slowed > SLOWED:
-        note(
-            f"other programs slowed {benchmark.slowed:.0%} of the passes down, so that ratios compare unequal runs;"
-            " measure again when the machine is idle"
-        )
     output.write(
         lambda: show(benchmark, report, heading, skipped, verdict),
         lambda: inputs | document(target, benchmark, summaries, skipped, chosen),

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 from ngramspec_cli.output import PostOptions, command_line
-from ngramspec_cli.view import no_gain, summary
 from support.cli_runner import DEMO, run
 from support.pages import Page, drawn, markdown_table
 
-from ngramspec.cost.curve import CostCurve
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.steps import Stats, Step
 
 SHORT = ("-t", "1", "-c", "512", "-n", "16", "--repeat", "1")
 
@@ -47,7 +44,10 @@ def test_a_benchmark_to_post_says_what_its_json_says(env: dict[str, str], tmp_pa
         assert (row["same text"] == "yes") == (figures["identical"] == figures["prompts"])
         assert row["model"] == found["model"]["description"]
         assert (row["backend"], row["threads"]) == ("CPU", "1")
-    origin = done.out.split("\n\n")[1]
+    headline, _, *_, origin = done.out.strip().split("\n\n")
+    overall = found["summaries"][-1]["ratio"]
+    speedup = f"{overall['median']:.2f} times as fast with drafts as without"
+    assert headline == f"**{speedup}, from {overall['low']:.2f} to {overall['high']:.2f}**"
     for words in (found["machine"], found["build"].partition(";")[0], found["ngramspec"], "--policy fixed", "-n 16"):
         assert words in origin
 
@@ -55,6 +55,9 @@ def test_a_benchmark_to_post_says_what_its_json_says(env: dict[str, str], tmp_pa
     assert {f"{s['ratio']['median']:.2f}x" for s in found["summaries"]} <= set(drawing)
 
     page = Page(written["html"].read_text("utf-8"))
+    lines = list(filter(None, page.words.splitlines()))
+    assert lines[2] == headline.strip("*")
+    assert found["machine"] in lines[-1]
     gains, _, positions, costs, odds = page.tables
     ratios = [s["ratio"] for s in found["summaries"]]
     assert [row[4:6] for row in gains[1:]] == [
@@ -130,41 +133,3 @@ def test_the_line_to_repeat_it_tells_of_files_their_names_alone(tmp_path: Path) 
     adapters = LoadSettings(lora=((str(model), 1.0), ("a,b", 1.0)), lora_scaled=(("c", 0.5),))
     line = command_line("bench", [], {}, adapters)
     assert line == "ngramspec bench --lora 'a model.gguf' --lora '\"a,b\"' --lora-scaled c:0.5"
-
-
-# --------------------------------------------------------------------------- the sentence after an answer
-
-
-def counted(plain_seconds: float) -> Stats:
-    stats = Stats()
-    stats.add(Step((1,), ("a",), seconds=0.5))
-    timed = {"seconds": 0.25, "plain_seconds": plain_seconds, "elapsed": 0.25}
-    for _ in range(16):
-        stats.add(Step((1, 2), ("a", "b"), drafted=(1, 3), accepted=1, batch=3, **timed))
-    return stats
-
-
-def test_the_gain_is_told_where_there_is_one() -> None:
-    told = "33 tokens at 8.0 tokens/s"
-    assert summary(counted(0.2)) == f"{told}, about 1.60 times as fast as without drafts"
-    assert {summary(counted(plain_seconds)) for plain_seconds in (0.1255, 0.1, 0.0)} == {told}  # the first: 1.004
-    stats = Stats()
-    assert summary(stats) == "0 tokens"
-    stats.add(Step((1,), ("a",), seconds=0.5))
-    assert summary(stats) == "1 token"  # a text of one token has no speed
-
-
-def test_where_there_is_no_gain_the_reason_is_told() -> None:
-    def told(*, drafted: tuple[int, ...], plain_seconds: float, passes: int = 16, accepted: int = 0) -> str | None:
-        stats = Stats()
-        tokens, timed = (1, 2)[: 1 + accepted], {"seconds": 0.25, "plain_seconds": plain_seconds}
-        for _ in range(passes):
-            stats.add(Step(tokens, ("a",), drafted=drafted, accepted=accepted, batch=1 + len(drafted), **timed))
-        return no_gain(stats, CostCurve({1: 0.1, 4: 0.38}))
-
-    assert told(drafted=(2,), plain_seconds=0.5, accepted=1) is None  # a gain
-    assert told(drafted=(2,), plain_seconds=0.2) == "drafts gained nothing: 0 of 16 draft tokens were accepted"
-    assert str(told(drafted=(), plain_seconds=0.25)).endswith(
-        "a batch of 4 tokens costs 3.8 times one token, so no draft was worth it"
-    )
-    assert told(drafted=(), plain_seconds=0.25, passes=15) is None

@@ -17,7 +17,7 @@ def cells(line: str) -> list[str]:
 
 def markdown_table(text: str) -> list[list[str]]:
     """The rows of the first table, its headings first."""
-    lines = text.partition("\n\n")[0].splitlines()
+    lines = next(part for part in text.split("\n\n") if part.startswith("|")).splitlines()
     heading, rule, *rows = lines
     assert len({len(line) for line in lines}) == 1, "it does not line up"
     assert set(rule) <= set("|-: ")

@@ -8,6 +8,7 @@ from ngramspec.instruments.benchmark.figures import Spread, Summary
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.reports import report as reports
 from ngramspec.instruments.reports.report import OVERALL, Bars, Report, Section, Table, figure
+from ngramspec.steps import SLOWED
 
 
 def benchmark_report(
@@ -45,6 +46,18 @@ def benchmark_report(
         command=command,
         sections=[*_sections(rows, benchmark), *more],
         notes=_notes(benchmark),
+        headline=_headline(summaries),
+    )
+
+
+def _headline(summaries: Mapping[str, Sequence[Summary]]) -> str:
+    """Return the speed-up over all runs, of each policy; "" if there is none."""
+    known = {policy: all[-1].ratio for policy, all in summaries.items() if all and all[-1].ratio is not None}
+    return "; ".join(
+        f"{f'{policy}: ' if len(summaries) > 1 else ''}{ratio.median:.2f} times as fast with drafts as without,"
+        f" from {ratio.low:.2f} to {ratio.high:.2f}"
+        for policy, ratio in known.items()
+        if ratio is not None
     )
 
 
@@ -122,6 +135,11 @@ def text_sections(benchmark: Benchmark) -> Iterator[Section]:
 
 def _notes(benchmark: Benchmark) -> list[str]:
     notes = ["t/s and gain: median (minimum-maximum) over prompts and repeats; each gain compares two consecutive runs"]
+    if benchmark.slowed > SLOWED:
+        notes.append(
+            f"the machine was busy: other programs slowed {benchmark.slowed:.0%} of the decode calls down, which widens"
+            " the ranges; measure again when it is idle"
+        )
     if not benchmark.complete:
         notes.append(f"INCOMPLETE: stopped after {len(benchmark.runs)} of {benchmark.total} runs")
     if benchmark.caveat is not None:

@@ -17,9 +17,11 @@ _SPECIAL = {ord(character): f"\\{character}" for character in "\\`*[]|"} | {ord(
 
 
 def markdown(report: Report) -> str:
-    """The table, which lines up as it is, the line of its origin, and the notes."""
+    """Return the headline, the table, which is aligned as plain text, the notes, and how to get the figures again."""
     origin = f"{_cell(report.origin)}; {_code(report.command)}"
-    return "\n".join([*_lines(report.table), "", *(f"{line}\n" for line in (origin, *map(_cell, report.notes)))])
+    headline = [f"**{_cell(report.headline)}**", ""] if report.headline else []
+    below = (f"{line}\n" for line in (*map(_cell, report.notes), origin))
+    return "\n".join([*headline, *_lines(report.table), "", *below])
 
 
 def _lines(table: Table) -> list[str]:
@@ -57,7 +59,7 @@ _PAGE = """\
 body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, sans-serif }
 main { max-width: 68rem; margin: 0 auto; padding: 2rem 1.25rem 4rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.5rem }
-p { max-width: 46rem } .dim { color: var(--dim) }
+p { max-width: 46rem } .dim { color: var(--dim) } .headline { font-size: 1.2rem; font-weight: 600 }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0 }
 th, td { padding: .25rem .55rem; font-size: .92rem; text-align: right;
@@ -76,8 +78,9 @@ _LEGEND = (
 
 
 def html(report: Report) -> str:
-    """The whole page."""
+    """Return the whole page: the headline first, how to get the figures again last."""
     body = [part for section in report.sections for part in _section(section)]
+    headline = [f'<p class="headline">{_escaped(report.headline)}</p>'] if report.headline else []
     title = _escaped(report.title)
     return "\n".join(
         [
@@ -86,9 +89,10 @@ def html(report: Report) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{title}</title>\n<style>\n{_PAGE}\n{STYLE}\n</style>\n</head>\n<body>\n<main>",
             f"<h1>{title}</h1>",
-            f'<p class="dim">{_escaped(report.origin)}; <code>{_escaped(report.command)}</code></p>',
+            *headline,
             *(f'<p class="dim">{_escaped(line)}</p>' for line in report.notes),
             *body,
+            f'<p class="dim">{_escaped(report.origin)}; <code>{_escaped(report.command)}</code></p>',
             "</main>\n</body>\n</html>\n",
         ]
     )

@@ -98,6 +98,7 @@ class Report:
     command: str  # what was typed, or what comes to the same
     sections: Sequence[Section] = ()
     notes: Sequence[str] = ()  # what must be known of the figures, a sentence each
+    headline: str = ""  # the main result
 
 
 # --------------------------------------------------------------------------- drafted texts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from support.mock_target import MockTarget
 
 from ngramspec.acceptance.verifier import Acceptance
@@ -65,9 +66,30 @@ def test_a_text_that_is_not_the_same_is_told_of(tmp_path: Path) -> None:
     assert row(report, 0)["same text"] == "no (1 of 3 differ)"
     assert row(report, 0)["gain"] == "1.00x (0.50-2.00)"
     assert row(report, 1) | {"gain": "-", "plain t/s": "-", "same text": "yes"} == row(report, 1)
+    assert report.headline == ""  # the last row has no ratio
     assert "INCOMPLETE: stopped after 0 of 6 runs" in report.notes
     assert benchmark_report(*SETUP, "c", made, {"cost": []}).table.rows == []
     made.acceptance = Acceptance(lenience=0.5)
     lossy = benchmark_report(*SETUP, "c", made, {"cost": summaries})
     assert row(lossy, 0)["same text"] == "-"
     assert any("lenience 0.5 changes the output" in note for note in lossy.notes)
+
+
+def test_the_headline_is_the_gain_over_all_runs(tmp_path: Path) -> None:
+    made, summaries = benchmark(tmp_path), [a_summary(3), a_summary(3, Spread(1.02, 0.58, 1.47))]
+    report = benchmark_report(*SETUP, "c", made, {"cost": summaries})
+    gain = "1.02 times as fast with drafts as without, from 0.58 to 1.47"
+    assert report.headline == gain
+    several = benchmark_report(*SETUP, "c", made, {"cost": summaries, "fixed": summaries})
+    assert several.headline == f"cost: {gain}; fixed: {gain}"
+
+
+@pytest.mark.parametrize(("slowed", "noted"), [(1, False), (2, True)])
+def test_a_busy_machine_is_named_as_the_reason_for_a_wide_range(slowed: int, noted: bool, tmp_path: Path) -> None:
+    made = benchmark(tmp_path)
+    made.warm_up()
+    (run, *_) = made.measure()
+    run.stats.passes, run.stats.slowed = 20, slowed
+    made.runs[:] = [run]
+    report = benchmark_report(*SETUP, "c", made, {"cost": [a_summary(3)]})
+    assert [f"slowed {slowed / 20:.0%} of the decode calls" in note for note in report.notes[1:2]] == [noted]

@@ -27,16 +27,22 @@ def report(name: str = "json", text: str = "x", bars: Bars | None = None) -> Rep
     lines = Lines(name, name, name, series, guide="guide")
     passage = Passage(name, [(text, ""), (text, "kept"), (f"{text}\n", "refused"), (text, "corrected")])
     section = Section(name, name, [chart, table, lines, passage])
-    return Report(
-        f"title {name}", table, chart, f"made on {name}", f"ngramspec bench {name}", [section], [f"note {name}"]
-    )
+    texts = (f"made on {name}", f"ngramspec bench {name}", [section], [f"note {name}"], f"headline {name}")
+    return Report(f"title {name}", table, chart, *texts)
 
 
 def test_markdown_is_a_table_that_lines_up_and_a_line_to_repeat_it() -> None:
     text = markdown(report())
     assert markdown_table(text) == [["kind", "t/s", "gain"], ["json", "10.00", "1.20x"], ["overall", "9.00", "1.10x"]]
-    assert text.splitlines()[1] == "| ------- | ----: | ----: |"
-    assert text.splitlines()[5:] == ["made on json; `ngramspec bench json`", "", "note json"]
+    assert text.splitlines()[:2] == ["**headline json**", ""]
+    assert text.splitlines()[3] == "| ------- | ----: | ----: |"
+    assert text.splitlines()[7:] == ["note json", "", "made on json; `ngramspec bench json`"]
+
+
+def test_html_begins_with_the_headline_and_ends_with_the_origin() -> None:
+    lines = list(filter(None, Page(html(report())).words.splitlines()))
+    assert lines[1:4] == ["title json", "headline json", "note json"]
+    assert lines[-1] == "made on json; ngramspec bench json"
 
 
 @pytest.mark.parametrize("hostile", [HOSTILE, CONTROLS, "two\nlines", "``", "ü漢字🌍", ""])
@@ -44,7 +50,7 @@ def test_whatever_a_model_or_a_file_says_is_text(hostile: str) -> None:
     made = report(hostile, hostile)
     row = markdown_table(markdown(made))[1]
     assert (len(row), row[1]) == (3, "10.00")
-    assert "<" not in markdown(made).partition("\n\n")[0]
+    assert "<" not in "".join(markdown(made).split("\n\n")[:2])
     assert any("1.20x" in words for words in drawn(svg(made)))
     page = Page(html(made))
     assert not {"script", "img", "a", "link", "iframe"} & set(page.tags)
