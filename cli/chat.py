@@ -26,10 +26,8 @@ from ngramspec.conversation import Conversation
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import TraceWriter
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.memory.memory import settings_path
 from ngramspec.models.find import names
 from ngramspec.sampling.option import option
-from ngramspec.storage import state_folder
 
 from . import chat_commands
 from .chat_input import Terminal, no_echo, piped_lines
@@ -71,7 +69,8 @@ def chat(
     unless --keep, --resume or /set keep on is used. Then it is in one file, readable only by you, until the next saved
     conversation replaces it or /set keep off deletes it.
 
-    If stdin is not a terminal, each of its lines is a turn, and stdout contains only the answers.
+    After the answer to -f FILE, the chat continues if stdin is a terminal. Otherwise FILE is the only message; without
+    -f, each line of stdin is a turn. stdout then contains only the answers.
     """
     limit = check_predict(predict)
     chosen = sampling.sampling()
@@ -125,11 +124,9 @@ def _read(source: str) -> str:
 
 def _talk(session: Session, first: str | None) -> None:
     """At a terminal, until the user leaves."""
-    note(f"{session.target.name}, context of {session.target.n_ctx} tokens. /help lists commands, Ctrl-D exits.")
-    if session.memory is not None:
-        _suggest_remembering()
     if first is not None:
         session.ask(first)
+    note(f"{'' if first is None else 'the chat continues; '}/help lists commands, Ctrl-D exits")
     terminal = Terminal(ChatCompleter(), lambda: _toolbar(session), lambda: _edited(session))
     with suppress(EOFError):
         for line in terminal:
@@ -137,23 +134,6 @@ def _talk(session: Session, first: str | None) -> None:
                 _handle(session, line)
             else:
                 session.editing = False
-
-
-def _suggest_remembering() -> None:
-    """Suggest saving answers: once per user, and never after the user has decided on it."""
-    if settings_path().exists():
-        return
-    marker = state_folder() / "memory-tip-shown"
-    try:
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch(exist_ok=False)
-    except OSError:
-        # Already shown, or the marker file cannot be written: skip the tip rather than repeat it on every start.
-        return
-    note(
-        "tip: 'ngramspec memory save-answers on' saves answers on this machine and drafts later ones from them, which"
-        " made recorded conversations 2 to 8 % faster"
-    )
 
 
 def _toolbar(session: Session) -> str:

@@ -27,14 +27,13 @@ from ngramspec.storage import state_folder
 from ngramspec.tool_calls.families import opened, reasoning_tags
 from ngramspec.tool_calls.parser import AnswerParser, thoughts_parser
 
+from .answer_line import AnswerReport
 from .chat_input import StopKey, no_echo
 from .chat_view import AnswerView
 from .console import Terminated, complain, fail, guarded_stdout, in_words, note, prefill_bar
+from .memory_tip import MemoryTip
 from .options import keep, open_found
 from .reasoning_options import UNLIMITED
-from .view import remarks, summary
-
-_CUT = {"length": "stopped at the token limit (-n/--predict)", "context": "stopped: the context is full"}
 
 
 def open_model(found: ModelSource, settings: LoadSettings) -> LoadedModel:
@@ -92,6 +91,8 @@ class Session:
         self.reasoning_budget = UNLIMITED  # maximum number of tokens in a block of reasoning
         self.reasoning_message = ""  # text before the closing tag that ends reasoning at its budget
         self.editing = False  # whether the user's next message takes the place of the last one
+        self.report = AnswerReport()
+        self.memory_tip = MemoryTip()
         self._opening = ""  # what the last prompt begins the answer with
 
     def _use(self, found: ModelSource, settings: LoadSettings, loaded: LoadedModel) -> None:
@@ -258,9 +259,9 @@ class Session:
         self.changed()
         self._used = len(self.target.tokens)
         seed = self.sampling.seed if self.random_seed and not self.sampling.greedy else None
-        told = ["stopped" if ending == "stopped" else "", summary(stats), _CUT.get(ending, "")]
-        told += remarks(stats, self.decoder, self.acceptance.lossy, seed)
-        note("; ".join(filter(None, told)))
+        self.report.show(stats, self.decoder, ending, seed=seed)
+        if self.interactive and self.memory is not None:
+            self.memory_tip.show_after(answer, is_retry=again)
         return True
 
     def room(self) -> int:

@@ -21,13 +21,13 @@ from ngramspec.models.find import is_model_argument
 from ngramspec.sampling.option import between, option, within
 from ngramspec.steps import Stats, Step
 
+from .answer_line import AnswerReport
 from .complete_beams import check_beams, complete_with_beams
 from .complete_text import prompt_of, read_texts
-from .console import fail, guarded_stdout, leave, note, outcome, prefill_bar, read_text, usage_error, write_stdout
+from .console import fail, guarded_stdout, leave, outcome, prefill_bar, read_text, usage_error, write_stdout
 from .models import complete_model
 from .options import STOP, TRACE, check_predict, check_stop, find, keep, open_found
 from .sampling_options import SamplingOptions, check_sampling
-from .view import remarks, summary
 
 
 def complete(
@@ -174,8 +174,7 @@ def complete(
             }
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
     keep(opened.memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
-    seed = None if chosen.greedy else chosen.seed
-    note("; ".join([summary(stats), ending, *remarks(stats, decoder, acceptance.lossy, seed)]))
+    AnswerReport().show(stats, decoder, ending, seed=None if chosen.greedy else chosen.seed)
     leave(ended)
 
 

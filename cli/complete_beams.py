@@ -92,8 +92,9 @@ def complete_with_beams(
             write_stdout(json.dumps(_document(search, text, len(prompt), seconds, ending), ensure_ascii=False) + "\n")
         else:
             write_stdout(text)
-    slow = None if load.no_draft else slow_core()
-    note("; ".join(part for part in (_summary(search, ending), slow) if part))
+    note(_summary(search, ending))
+    if not load.no_draft and (slow := slow_core()) is not None:
+        note(slow)
     leave(ended)
 
 

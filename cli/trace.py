@@ -26,8 +26,9 @@ from ngramspec.sampling.option import option
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 
+from .answer_line import gain_of, speed_of
 from .console import fail, guarded_stdout, leave, note, outcome, printable, usage_error, write_stdout
-from .view import ACCEPTED, CORRECTION, LISTED, REFUSED, summary
+from .view import ACCEPTED, CORRECTION, LISTED, REFUSED
 
 LONGEST = 1 << 26
 """Bytes of a line that are read at once, so that a file that is not a trace cannot fill the memory."""
@@ -155,7 +156,8 @@ class TraceView:
             for source, counts in self._sources.items()
             if counts.drafted
         ]
-        parts = [f"passes: {stats.passes}, {stats.passes_without_draft} of them without a draft", summary(stats)]
+        parts = [f"passes: {stats.passes}, {stats.passes_without_draft} of them without a draft"]
+        parts.append(", ".join(filter(None, [speed_of(stats), gain_of(stats)])))
         parts.append(f"{stats.tokens_per_pass:.2f} tokens per pass")
         if stats.acceptance_rate is not None:
             parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted} draft tokens accepted")

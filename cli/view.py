@@ -16,14 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
-from ngramspec.cost.curve import CostCurve
-from ngramspec.cpu.thread_governor import ThreadGovernor
-from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import uncompiled
 from ngramspec.instruments.prompts import Skipped
 from ngramspec.instruments.reports import report
 from ngramspec.machine import Tuned, flags
-from ngramspec.steps import SHORT, SLOWED, Stats
 
 from .console import Outcome, outcome, printable, progress_bar, write_stdout
 
@@ -119,66 +115,6 @@ def _bar(*more: ProgressColumn) -> AbstractContextManager[Progress]:
 
 
 # ---------------------------------------------------------------------- lines
-
-
-def summary(stats: Stats) -> str:
-    """How fast it was, and by how much drafts sped it up by this machine's measured costs, where they did."""
-    told = f"{stats.generated} token{'' if stats.generated == 1 else 's'}"
-    if stats.tokens_per_second is not None:
-        told += f" at {stats.tokens_per_second:.1f} tokens/s"
-    # What does not show in the figure is not told as a gain.
-    if stats.estimated_gain is not None and round(stats.estimated_gain, 2) > 1:
-        told += f", about {stats.estimated_gain:.2f} times as fast as without drafts"
-    return told
-
-
-def remarks(stats: Stats, decoder: SpeculativeDecoder, lossy: str | None, seed: int | None) -> list[str]:
-    """What the user should know of a text and its seed, beside how fast it was; `lossy`: what changed it."""
-    drafting = decoder.drafter is not None
-    found = [
-        lossy,
-        None if seed is None else f"seed {seed}",
-        no_gain(stats, decoder.calibration.curve) if drafting else None,
-        rounding(stats),
-        slow_core() if drafting else None,
-        busy(stats, getattr(decoder.target, "governor", None)),
-    ]
-    return [one for one in found if one]
-
-
-def busy(stats: Stats, governor: ThreadGovernor | None) -> str | None:
-    """Return a note on other programs that slowed the answer down, and what was done; `None` if none did."""
-    if governor is None or stats.slowed <= SLOWED * stats.passes:
-        return None
-    state = governor.state
-    if not governor.adapts:
-        if governor.threads == 1:
-            return None
-        return f"other programs use {state.other_cores:.1f} cores: without -t, decoding would leave these to them"
-    return f"{state.reason}: decoding takes {state.threads} of {governor.threads} threads meanwhile"
-
-
-def no_gain(stats: Stats, curve: CostCurve | None) -> str | None:
-    """Why drafts gained nothing; None where they gained something, that is not known, or the text was too short."""
-    if stats.passes < SHORT:
-        return None
-    if stats.drafted:
-        if stats.estimated_gain is None or round(stats.estimated_gain, 2) > 1:
-            return None
-        return f"drafts gained nothing: {stats.accepted} of {stats.drafted} draft tokens were accepted"
-    if curve is None:
-        return "nothing was drafted"
-    return (
-        f"nothing was drafted: a batch of 4 tokens costs {curve.ratio(4):.1f} times one token, so no draft was worth it"
-    )
-
-
-def rounding(stats: Stats) -> str | None:
-    """A note on tokens decided by less than batch sizes move logits; None if there were none."""
-    if not stats.close_calls:
-        return None
-    times = "1 near-tie" if stats.close_calls == 1 else f"{stats.close_calls} near-ties"
-    return f"output may differ from decoding without drafts because of rounding: {times} (see --exact)"
 
 
 def slow_core() -> str | None:

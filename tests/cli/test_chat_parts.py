@@ -16,6 +16,7 @@ from unittest import mock
 
 import pyte
 import pytest
+from ngramspec_cli import chat
 from ngramspec_cli.chat_input import StopKey, clean
 from ngramspec_cli.chat_session import Session
 from ngramspec_cli.chat_view import AnswerView, marked, totals
@@ -26,6 +27,7 @@ from ngramspec.errors import ModelError, TargetError
 from ngramspec.instruments.reports.report import Piece
 from ngramspec.llama.passes import Feed, Passes
 from ngramspec.llama.target import Target
+from ngramspec.memory import Memory
 from ngramspec.steps import Stats, Step
 from ngramspec.tool_calls.parser import thoughts_parser
 
@@ -40,7 +42,7 @@ def test_control_characters_are_shown_and_bytes_that_are_no_text_replaced() -> N
 def test_the_statistics_of_a_session() -> None:
     stats = Stats()
     stats.add(Step((1,), ("a",), seconds=0.5))
-    timed = {"seconds": 0.25, "plain_seconds": 0.25, "elapsed": 0.5}
+    timed = {"seconds": 0.25, "plain_seconds": 0.25, "expected_seconds": 0.25, "elapsed": 0.5}
     for _ in range(8):
         stats.add(Step((1, 2), ("a", "b"), drafted=(1, 3, 4), accepted=1, batch=4, **timed))
         stats.add(Step((1,), ("a",), batch=1, **timed))
@@ -123,6 +125,24 @@ def test_markdown_is_shown_as_what_it_means_where_the_terminal_can(
     assert (b"\x1b[2mhm" in written) == rendered
     assert (b"\x1b[32mone" in written) == (not variables)
     assert screen.buffer[2][5].bold == rendered
+
+
+@pytest.mark.parametrize("first", [None, "hello"])
+def test_a_chat_in_a_terminal_begins_with_one_line_or_its_first_answer(
+    session: Session, capsys: Captured, monkeypatch: pytest.MonkeyPatch, first: str | None
+) -> None:
+    monkeypatch.setattr(chat, "Terminal", lambda *_: [])
+    session.memory = Memory()
+    chat._talk(session, first)
+    shown = capsys.readouterr()
+    commands = "/help lists commands, Ctrl-D exits"
+    if first is None:
+        assert shown == ("", f"{commands}\n")
+    else:
+        assert shown.out
+        line, *_, last = shown.err.splitlines()
+        assert re.match(r"\d+ tokens? at ", line)
+        assert last == f"the chat continues; {commands}"
 
 
 @pytest.mark.parametrize(

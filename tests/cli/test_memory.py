@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
-from ngramspec_cli import chat, options
+from ngramspec_cli import options
 from ngramspec_cli.chat_session import Session
 from ngramspec_cli.console import note
+from ngramspec_cli.memory_tip import MemoryTip
 from support.cli_runner import COMMAND, DEMO, PATIENCE, run
 from support.signals import by_signal, signal_at
 from support.vocabulary_files import write_vocabulary
@@ -26,8 +28,7 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load, settings
 from ngramspec.loading.load import open_memory
 from ngramspec.memory import Memory, Store
-from ngramspec.memory.memory import memory_folder, memory_names, write_save_answers
-from ngramspec.storage import state_folder
+from ngramspec.memory.memory import memory_folder, memory_names, settings_path, write_save_answers
 
 
 @pytest.fixture
@@ -202,22 +203,44 @@ def test_watching_needs_a_folder_and_a_package(
     assert memory_names() == []
 
 
-def test_remembering_is_suggested_once_and_never_to_one_who_decided(
-    home: dict[str, str], session: Session, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+def test_memory_tip_follows_an_answer_that_repeats_earlier_ones_once_per_machine(
+    home: dict[str, str], capsys: Captured
 ) -> None:
-    monkeypatch.setattr(chat, "Terminal", lambda *_: [])
+    earlier, other = list(range(100, 200)), list(range(300, 400))
 
-    def told() -> bool:
-        chat._talk(session, None)
-        return "memory save-answers on" in capsys.readouterr().err
+    def shown(*answers: list[int], is_retry: bool = False) -> bool:
+        tip = MemoryTip()
+        for answer in answers[:-1]:
+            tip.show_after(answer)
+        assert "tip:" not in capsys.readouterr().err
+        tip.show_after(answers[-1], is_retry=is_retry)
+        return "of this answer repeats earlier ones; 'ngramspec memory save-answers on'" in capsys.readouterr().err
 
-    assert not told()
-    session.memory = Memory()
-    assert [told(), told()] == [True, False]
+    assert not shown(earlier)
+    assert not shown(earlier, other)
+    assert not shown(earlier, earlier, is_retry=True)
+    assert not shown(earlier, [*other[:60], *earlier[:19]]), "less than a quarter"
+    assert not shown(earlier, [*earlier[:15], *other[:9], *earlier[20:35]]), "runs that are too short"
     for decided in (True, False):
         write_save_answers(decided)
-        (state_folder() / "memory-tip-shown").unlink(missing_ok=True)
-        assert not told()
+        assert not shown(earlier, earlier)
+    settings_path().unlink()
+    assert shown(earlier, [*other[:60], *earlier[:20]])
+    assert not shown(earlier, earlier), "it was shown before"
+
+
+def test_chat_shows_the_memory_tip_below_the_line_of_an_answer(
+    home: dict[str, str], session: Session, capsys: Captured
+) -> None:
+    session.sampling = replace(session.sampling, temperature=0.0)
+    session.interactive, session.memory, session.limit = True, Memory(), 40
+    errors = []
+    for _ in range(2):
+        session.ask("Say it again.")
+        errors.append(capsys.readouterr().err)
+        session.reset()
+    assert ["tip:" in error for error in errors] == [False, True]
+    assert errors[1].index("tokens/s") < errors[1].index("tip:")
 
 
 def test_remembering_is_off_until_it_is_switched_on(home: dict[str, str], tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ngramspec_cli.view import rounding
 from support.cli_runner import DEMO, environment, run
 from support.decoder_loop import Oracle, drive, unmeasured
 
@@ -31,7 +30,6 @@ from ngramspec.llama.cache_tree import Branch
 from ngramspec.llama.target import LEAVES, Target
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
-from ngramspec.steps import Stats
 
 TEXT = Path("README.md").read_text("utf-8")
 CODE = "def total(numbers):\n    result = 0\n    for number in numbers:\n        result += number\n"
@@ -225,10 +223,3 @@ def test_off_measures_and_counts_nothing(tmp_path: Path) -> None:
     result = json.loads(run(environ, *arguments, stdin=b"def f(x):\n").out)
     assert (result["exact"], result["close_calls"]) == (False, 0)
     assert not list(tmp_path.rglob("*-exact.json"))
-
-
-def test_close_calls_are_told_in_a_line() -> None:
-    assert rounding(Stats()) is None
-    line = rounding(Stats(close_calls=3))
-    assert line is not None
-    assert line.startswith("output may differ from decoding without drafts because of rounding: 3 near-ties")

@@ -1,0 +1,110 @@
+"""The line after an answer, with its speed and the gain from drafts, and the notes below it."""
+
+from __future__ import annotations
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cpu.thread_governor import ThreadGovernor
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.steps import SHORT, Stats
+
+from .console import counted, note
+from .view import slow_core
+
+LIMITS = {"length": "stopped at the token limit (-n/--predict)", "context": "stopped because the context is full"}
+"""Notes for answers that a limit ended, by the stop reason."""
+
+
+INTERRUPTIONS = ("stopped", "interrupted", "failed")
+"""Words for answers that ended early."""
+
+
+class AnswerReport:
+    """Shows the line after each answer, and notes that a user can act on, each of them once."""
+
+    def __init__(self) -> None:
+        self._shown: set[str] = set()
+
+    def show(self, stats: Stats, decoder: SpeculativeDecoder, ending: str, *, seed: int | None = None) -> None:
+        """Report on an answer.
+
+        Args:
+            stats: Counters of the answer.
+            decoder: Decoder that generated it.
+            ending: Stop reason, or one of `INTERRUPTIONS`.
+            seed: Random seed to show; `None` means that the answer does not depend on one.
+        """
+        governor: ThreadGovernor | None = getattr(decoder.target, "governor", None)
+        speed = speed_of(stats)
+        gain = None if decoder.drafter is None else gain_of(stats, decoder.calibration.curve, governor)
+        parts = [ending if ending in INTERRUPTIONS else "", speed if gain is None else f"{speed}, {gain}"]
+        if seed is not None and self._is_new(f"seed {seed}"):
+            parts.append(f"seed {seed}")
+        note("; ".join(filter(None, parts)))
+        if ending in LIMITS:
+            note(LIMITS[ending])
+        notes = {
+            "core": slow_core() if decoder.drafter is not None else None,
+            "rounding": rounding(stats),
+            "threads": fixed_threads(stats, governor),
+        }
+        for name, text in notes.items():
+            if text is not None and self._is_new(name):
+                note(text)
+
+    def _is_new(self, name: str) -> bool:
+        """Return True at the first call for this name."""
+        is_new = name not in self._shown
+        self._shown.add(name)
+        return is_new
+
+
+def speed_of(stats: Stats) -> str:
+    """Return the number of tokens and their rate."""
+    text = counted(stats.generated, "token")
+    return text if stats.tokens_per_second is None else f"{text} at {stats.tokens_per_second:.1f} tokens/s"
+
+
+def gain_of(stats: Stats, curve: CostCurve | None = None, governor: ThreadGovernor | None = None) -> str | None:
+    """Return the gain from drafts, or the reason for its absence; `None` if the answer is too short.
+
+    Args:
+        stats: Counters of the answer.
+        curve: Cost curve that decided on the drafts.
+        governor: Governor that knows the load of the machine.
+    """
+    if stats.passes < SHORT:
+        return None
+    cost = "" if curve is None else f": 4 tokens at once cost {curve.ratio(4):.1f} times one token"
+    if not stats.drafted:
+        return f"no drafts{cost}"
+    if stats.disturbance is not None:
+        return f"gain unknown: {_reason(stats, governor)}"
+    gain = stats.estimated_gain
+    if gain is not None and round(gain, 2) > 1:
+        return f"about {gain:.2f} times as fast as without drafts"
+    if cost and 2 * stats.accepted > stats.drafted:
+        return f"no gain{cost}"
+    return f"no gain: {stats.accepted} of {stats.drafted} draft tokens accepted"
+
+
+def _reason(stats: Stats, governor: ThreadGovernor | None) -> str:
+    """Return the reason why the times of an answer do not show the gain."""
+    if stats.disturbance == "speed":
+        return "the machine's speed varied"
+    if governor is not None and governor.state.other_cores >= 0.1 and not governor.is_quiet:
+        return f"other programs use {governor.state.other_cores:.1f} cores"
+    return "other programs were running"
+
+
+def rounding(stats: Stats) -> str | None:
+    """Return a note on tokens decided by less than batch sizes move logits; `None` if there were none."""
+    if not stats.close_calls:
+        return None
+    return f"note: rounding could have changed {counted(stats.close_calls, 'token')}; --exact on prevents this"
+
+
+def fixed_threads(stats: Stats, governor: ThreadGovernor | None) -> str | None:
+    """Return a note on -t, which keeps decoding from leaving busy cores to other programs; `None` if it does not."""
+    if governor is None or governor.adapts or governor.threads == 1 or not stats.is_slowed:
+        return None
+    return "note: decoding would be faster without -t, because other programs use the same cores"

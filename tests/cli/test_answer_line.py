@@ -1,0 +1,100 @@
+"""The line after an answer and the notes below it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from ngramspec_cli.answer_line import AnswerReport, gain_of, speed_of
+from support.mock_target import MockTarget
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cpu.thread_governor import ThreadGovernor
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.steps import Stats, Step
+
+Captured = pytest.CaptureFixture[str]
+
+CURVE = CostCurve({1: 0.1, 4: 0.38})
+FIRST = Step((1,), ("a",), seconds=0.5)
+GAINING = Step(
+    (1, 2),
+    ("a", "b"),
+    drafted=(1, 3),
+    accepted=1,
+    batch=3,
+    seconds=0.25,
+    plain_seconds=0.2,
+    expected_seconds=0.25,
+    elapsed=0.25,
+)
+
+
+def counted(step: Step, passes: int = 16) -> Stats:
+    stats = Stats()
+    for each in (FIRST, *[step] * passes):
+        stats.add(each)
+    return stats
+
+
+def test_speed_of_counts_tokens_and_needs_two() -> None:
+    assert speed_of(counted(GAINING)) == "33 tokens at 8.0 tokens/s"
+    assert speed_of(counted(GAINING, passes=0)) == "1 token"
+    assert speed_of(Stats()) == "0 tokens"
+
+
+def test_gain_of_an_undisturbed_answer_is_a_factor_or_a_reason() -> None:
+    def gain(passes: int = 16, curve: CostCurve | None = CURVE, **changes: object) -> str | None:
+        return gain_of(counted(replace(GAINING, **changes), passes), curve)  # type: ignore[arg-type]
+
+    assert gain() == "about 1.60 times as fast as without drafts"
+    assert gain(passes=15) is None
+    for even in (0.1255, 0.1):  # the first is 1.004 times as fast
+        assert gain(plain_seconds=even, drafted=(1, 3, 4)) == "no gain: 16 of 48 draft tokens accepted"
+    assert gain(plain_seconds=0.1, drafted=(1,)) == "no gain: 4 tokens at once cost 3.8 times one token"
+    assert gain(tokens=(1,), drafted=(3,), accepted=0) == "no gain: 0 of 16 draft tokens accepted"
+    none = {"tokens": (1,), "drafted": (), "accepted": 0}
+    assert gain(**none) == "no drafts: 4 tokens at once cost 3.8 times one token"
+    assert gain(curve=None, **none) == "no drafts"
+
+
+def test_gain_of_a_disturbed_answer_is_unknown() -> None:
+    governor = ThreadGovernor(2, 2, cores=2)
+    slowed = counted(replace(GAINING, is_quiet=False))
+    assert gain_of(slowed) == "gain unknown: other programs were running"
+    governor._load.cores = 1.26
+    assert gain_of(slowed, governor=governor) == "gain unknown: other programs use 1.3 cores"
+    provisional = counted(replace(GAINING, expected_seconds=0.0))
+    assert gain_of(provisional) == "gain unknown: other programs were running"
+    for factor in (1.3, 1 / 1.3):
+        varied = counted(replace(GAINING, expected_seconds=0.25 * factor))
+        assert gain_of(varied) == "gain unknown: the machine's speed varied"
+        assert varied.estimated_gain is None
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2])
+def test_gain_is_at_most_the_tokens_per_pass_whatever_the_times(accepted: int) -> None:
+    """One of ten draft tokens accepted once read 1.62 times as fast."""
+    tokens = tuple(range(accepted + 1))
+    for seconds, plain_seconds in itertools.product((0.01, 0.25, 4.0), repeat=2):
+        times = {"seconds": seconds, "expected_seconds": seconds, "plain_seconds": plain_seconds}
+        drafted = Step(tokens, drafted=(*tokens, *range(9 - accepted)), accepted=accepted, batch=11, **times)
+        gain = counted(drafted).estimated_gain
+        assert gain is not None
+        assert gain <= 1 + accepted
+
+
+def test_report_is_one_short_line_and_shows_each_note_once(capsys: Captured) -> None:
+    decoder = SpeculativeDecoder(MockTarget(), curve=CURVE)
+    stats = counted(replace(GAINING, close_calls=1))
+    report = AnswerReport()
+    shown = []
+    for ending, seed in (("length", 2**32 - 1), ("length", 2**32 - 1), ("stopped", 7)):
+        report.show(stats, decoder, ending, seed=seed)
+        shown.append(capsys.readouterr().err.splitlines())
+    line = "33 tokens at 8.0 tokens/s, about 1.60 times as fast as without drafts"
+    limit = "stopped at the token limit (-n/--predict)"
+    rounding = "note: rounding could have changed 16 tokens; --exact on prevents this"
+    assert shown == [[f"{line}; seed 4294967295", limit, rounding], [line, limit], [f"stopped; {line}; seed 7"]]
+    assert max(map(len, itertools.chain(*shown))) <= 100
