@@ -51,7 +51,7 @@ def benchmark_report(
 
 
 def _headline(summaries: Mapping[str, Sequence[Summary]]) -> str:
-    """Return the speed-up over all runs, of each policy; "" if there is none."""
+    """Return the speed-up over all runs of each policy; "" if none was measured."""
     known = {policy: all[-1].ratio for policy, all in summaries.items() if all and all[-1].ratio is not None}
     return "; ".join(
         f"{f'{policy}: ' if len(summaries) > 1 else ''}{ratio.median:.2f} times as fast with drafts as without,"
