@@ -23,6 +23,7 @@ from support.tiny_adapters import write_adapter
 from support.twins import Twins, bare, cached, look, watched
 
 import ngramspec
+from ngramspec.backend import Conditions
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness import decision
 from ngramspec.llama.llama_class import BorrowedSequence
@@ -280,6 +281,17 @@ def test_the_context_s_end_is_reached_as_it_would(twins: Callable[..., Twins]) -
 
     pair.same(run)
     assert pair.drafted
+
+
+def test_draft_stats_count_calls_that_other_programs_slowed(
+    twins: Callable[..., Twins], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = Conditions(1, 1, 0, is_quiet=False)
+    monkeypatch.setattr(BorrowedSequence, "conditions", property(lambda _: busy))
+    pair = twins()
+    pair.same(lambda llama: watched(llama, prompt(llama), 20, temp=0.0))
+    stats = pair.ours.draft_stats
+    assert stats.slowed == stats.passes > 0
 
 
 def test_small_batches_are_enough(twins: Callable[..., Twins]) -> None:
