@@ -90,7 +90,7 @@ def gain_of(stats: Stats, curve: CostCurve | None = None, governor: ThreadGovern
 def _reason(stats: Stats, governor: ThreadGovernor | None) -> str:
     """Return the reason why the times of an answer do not show the gain."""
     if stats.disturbance == "speed":
-        return "the machine's speed varied"
+        return f"decoding took {stats.seconds / stats.expected_seconds:.1f}x the expected time"
     if governor is not None and governor.state.other_cores >= 0.1 and not governor.is_quiet:
         return f"other programs use {governor.state.other_cores:.1f} cores"
     return "other programs were running"
