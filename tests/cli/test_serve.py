@@ -358,7 +358,8 @@ def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_p
     assert answers[2]["n_written"] == (tmp_path / "a.bin").stat().st_size
     assert answers[2]["n_saved"] == answers[3]["n_erased"] > 5
     assert "POST /slots/0 200" in done.err
-    assert not any(flag in done.err for flag in ("--jinja", "--metrics", "-cb", "-v ", "--reasoning-format"))
+    for flag in ("--jinja", "--metrics", "--slots", "-cb", "-v", "--reasoning-format"):
+        assert f"{flag} is accepted and ignored: " in done.err
     assert (
         "-c 512 is the context size of each of 2 requests; llama-server divides it among them (equivalent to -c 256 "
         "here)" in done.err
