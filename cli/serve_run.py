@@ -35,7 +35,7 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.server.app import make_app
 from ngramspec.server.call import EUCLIDEAN, Counters, ServedModel, Server
 
-from .console import INTERRUPTED, Terminated, complain, counted, fail, note, signals_deferred
+from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
 from .options import find
 from .reasoning_options import ReasoningOptions
 from .serve_options import LONGEST_DRAFT, MOST_EMBEDDED, ServeOptions
@@ -300,7 +300,7 @@ def log(entry: Counters) -> None:
         told.append(f"prompt {entry.prompt_tokens} ({entry.cached} cached)")
     if entry.tokens:
         rate = f" at {entry.decoded / entry.seconds:.1f}/s" if entry.decoded and entry.seconds else ""
-        told.append(counted(entry.tokens, "token") + rate)
+        told.append(f"{entry.tokens} token{'' if entry.tokens == 1 else 's'}{rate}")
     if entry.drafted:
         told.append(f"drafted {entry.drafted}, accepted {entry.accepted}")
     note(", ".join(told))
