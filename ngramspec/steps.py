@@ -160,10 +160,11 @@ class Stats:
     def estimated_gain(self) -> float | None:
         """Estimated time of plain decoding for these tokens, over the time that they took.
 
-        `None` if nothing was drafted, if there are too few passes, or if they were disturbed. It never exceeds the
+        `None` if nothing was drafted, if there are too few passes, or if they were disturbed. Passes that were faster
+        than expected count as expected, because plain decoding would have been faster too. The gain never exceeds the
         tokens per pass: no pass with a draft is faster than one without.
         """
-        seconds = self.seconds + self.draft_seconds
+        seconds = max(self.seconds, self.expected_seconds) + self.draft_seconds
         is_measured = seconds > 0 and self.plain_seconds > 0
         if not (self.drafted and is_measured) or self.passes < SHORT or self.disturbance is not None:
             return None

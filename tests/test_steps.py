@@ -86,6 +86,8 @@ def test_the_gain_is_plain_time_over_time_taken() -> None:
     slowed = counted(*drafted * 8, *[dataclasses.replace(drafted[0], is_quiet=False)] * 2)
     assert slowed.slowed == 2
     assert (slowed.disturbance, slowed.estimated_gain) == ("load", None)
+    faster = counted(*[dataclasses.replace(one, expected_seconds=1.2) for one in drafted * 8])
+    assert faster.estimated_gain == pytest.approx(3.0 / 2.65), "the machine became faster, with and without drafts"
     varied = counted(*[dataclasses.replace(one, expected_seconds=0.7) for one in drafted * 8])
     assert (varied.disturbance, varied.estimated_gain) == ("speed", None)
 
