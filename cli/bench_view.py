@@ -27,7 +27,7 @@ def show(
     benchmark: Benchmark, report: Report, heading: Sequence[str], skipped: Sequence[Skipped], verdict: str
 ) -> None:
     """Print the report to stdout, below lines of `heading`, and what it does not say: why texts differ, say."""
-    parts: list[RenderableType] = [*heading, *section_parts(report.sections), "", *report.notes[1:]]
+    parts: list[RenderableType] = [*heading, *section_parts(report.sections), "", *report.notes[:-1]]
     if (prefills := benchmark.prefills) and report.sections:
         speed = median(one["tokens"] / one["seconds"] for one in prefills)
         length = median(one["tokens"] for one in prefills)

@@ -11,6 +11,10 @@ from ngramspec.instruments.reports.report import OVERALL, Bars, Report, Section,
 from ngramspec.steps import SLOWED
 
 
+COLUMNS = "t/s and gain: median (minimum-maximum) over prompts and repeats; each gain compares two consecutive runs"
+"""Note on the columns of the table, the last one of a report."""
+
+
 def benchmark_report(
     model: str,
     columns: Mapping[str, str],
@@ -134,7 +138,7 @@ def text_sections(benchmark: Benchmark) -> Iterator[Section]:
 
 
 def _notes(benchmark: Benchmark) -> list[str]:
-    notes = ["t/s and gain: median (minimum-maximum) over prompts and repeats; each gain compares two consecutive runs"]
+    notes = []
     if benchmark.slowed > SLOWED:
         notes.append(
             f"the machine was busy: other programs slowed {benchmark.slowed:.0%} of the decode calls down, which widens"
@@ -146,7 +150,7 @@ def _notes(benchmark: Benchmark) -> list[str]:
         notes.append(f"the texts are not expected to be the same: {benchmark.caveat}")
     if benchmark.drafted.drafter is None:
         notes.append("drafting is off: plain decoding was compared with itself, so the ratios show the noise")
-    return notes
+    return [*notes, COLUMNS]
 
 
 def _range(spread: Spread | None, unit: str = "") -> str:
