@@ -10,7 +10,6 @@ from ngramspec.instruments.reports import report as reports
 from ngramspec.instruments.reports.report import OVERALL, Bars, Report, Section, Table, figure
 from ngramspec.steps import SLOWED
 
-
 COLUMNS = "t/s and gain: median (minimum-maximum) over prompts and repeats; each gain compares two consecutive runs"
 """Note on the columns of the table, the last one of a report."""
 
