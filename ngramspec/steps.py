@@ -12,7 +12,7 @@ from ngramspec.sampling.distribution import Logprobs
 
 SHORT = 16  # passes below which an estimate of the gain would be noise
 SLOWED = 0.05  # share of passes slowed down by other programs above which the gain is not estimated
-VARIED = 1.25  # nor is it if passes took this many times as long as the cost curve says, or the curve as long as passes
+FASTER, SLOWER = 0.5, 1.25  # nor is it if passes took less or more than this many times as long as the cost curve says
 
 StopReason = Literal["eog", "stop", "length", "context"]
 Disturbance = Literal["load", "speed"]  # other programs ran; passes took another time than measured before
@@ -153,8 +153,7 @@ class Stats:
         """
         if self.is_slowed or not self.expected_seconds:
             return "load"
-        low, high = self.expected_seconds / VARIED, self.expected_seconds * VARIED
-        return None if low <= self.seconds <= high else "speed"
+        return None if FASTER <= self.seconds / self.expected_seconds <= SLOWER else "speed"
 
     @property
     def estimated_gain(self) -> float | None:

@@ -212,7 +212,10 @@ class SpeculativeDecoder:
             first.seconds = ended - began
             yield first
             if generation.stop is None:
+                was_known = self.calibration.curve is not None and not self.calibration.is_provisional
                 self._prepare(exactness, generation)
+                if not was_known:
+                    ended = clock()  # the measurement, which is made once, is not part of the speed
             texts, make = (generation,), self.speculation.step
             while generation.stop is None:
                 if number != self._generations or len(target.tokens) != generation.settled:

@@ -331,6 +331,12 @@ def test_steps_carry_the_times(tmp_path: Path) -> None:
     assert (stats.estimated_gain or 0) > 1.5
 
 
+def test_the_speed_excludes_the_measurement_that_is_made_once(tmp_path: Path) -> None:
+    mock, prompt, _ = looping()
+    _, steps = drive(SpeculativeDecoder(mock, calibration_folder=tmp_path), prompt, max_tokens=20)
+    assert steps[1].elapsed == pytest.approx(steps[1].seconds + steps[1].draft_seconds, rel=0.1)
+
+
 def test_a_calibration_is_shared_until_a_decoder_goes_its_own_way() -> None:
     mock, known = model(12), Calibration()
     one, other = (SpeculativeDecoder(mock, calibration=known, exact="off") for _ in range(2))

@@ -94,7 +94,7 @@ def test_what_is_told_of_an_answer_and_of_its_drafts_to_whom_asks() -> None:
 
 @pytest.mark.parametrize(
     "disturbed",
-    [{"is_quiet": False}, {"expected": 0.0}, {"expected": 0.01 / 1.3}, {"expected": 0.01 * 1.3}],
+    [{"is_quiet": False}, {"expected": 0.0}, {"expected": 0.01 / 1.3}, {"expected": 0.01 * 2.1}],
     ids=["load", "provisional curve", "slower than measured", "faster than measured"],
 )
 def test_timings_of_a_disturbed_answer_have_no_gain(disturbed: dict[str, Any]) -> None:
