@@ -17,7 +17,17 @@ from typer.core import TyperCommand, TyperGroup
 import ngramspec
 from ngramspec.errors import NGramSpecError
 
-from .console import FAILED, INTERRUPTED, TERMINATED, USAGE, Terminated, fail, prepare_streams, raise_on_signals
+from .console import (
+    FAILED,
+    INTERRUPTED,
+    TERMINATED,
+    USAGE,
+    Terminated,
+    fail,
+    prepare_streams,
+    raise_on_signals,
+    usage_error,
+)
 
 COMMANDS = {
     "chat": "Chat with a model.",
@@ -109,6 +119,7 @@ def run(arguments: list[str]) -> int:
                 from .models import join_at_colons
 
                 join_at_colons(os.environ)
+            _reject_unsupported(arguments)
             code = app(args=arguments, prog_name="ngramspec", standalone_mode=False)
             return code if isinstance(code, int) else 0
         except (NGramSpecError, OSError) as error:
@@ -129,6 +140,17 @@ def run(arguments: list[str]) -> int:
     except Terminated:
         return TERMINATED
     return FAILED
+
+
+def _reject_unsupported(arguments: list[str]) -> None:
+    """End the program if llama.cpp's short options are given that would be read as others: `-mg 1` as `-m g`."""
+    short = [name for name in arguments if name.startswith("-") and name[1:2].isalpha() and len(name) > 2]
+    if short:
+        from .llama_options import REASONS
+
+        for name in short:
+            if name in REASONS:
+                usage_error(f"{name} is not supported: {REASONS[name]}")
 
 
 def _format_usage_error(error: Any) -> str:

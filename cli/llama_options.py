@@ -48,14 +48,14 @@ class NoEffect:
     )
     swa_full: bool = _ignored(help="sliding windows keep what a rollback needs")
     no_jinja: bool = _ignored(help="chat templates always use Jinja")
-    no_warmup: bool = _ignored("--warmup", "--no-warmup", help="the cost of batches is measured once per model")
+    no_warmup: bool = _ignored("--no-warmup", "--warmup", help="the cost of batches is measured once per model")
     mlock: bool = _ignored(help="the system decides which weights stay in memory")
     no_mmproj: bool = _ignored("--no-mmproj", "--no-mmproj-auto", help="the server accepts only text")
     no_context_shift: bool = _ignored(help="a response always ends when its context is full")
     cache_prompt: bool = _ignored(help="the cache is always used unless a request sets cache_prompt to false")
     cache_reuse: str | None = _ignored_value(help="the cache is used up to the first token that differs")
     cache_idle_slots: bool = _ignored(
-        "--cache-idle-slots", "--no-cache-idle-slots", help="idle slots keep their tokens until they are needed"
+        "--no-cache-idle-slots", "--cache-idle-slots", help="idle slots keep their tokens until they are needed"
     )
     backend_sampling: bool = _ignored("-bs", "--backend-sampling", help="samplers run on the CPU")
     spec_default: bool = _ignored(help="drafting is always on; --no-draft turns it off")

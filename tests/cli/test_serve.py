@@ -339,6 +339,7 @@ def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_p
     keys.write_text("first\n\nsecond\n")
     template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>")
     answers: list[dict[str, Any]] = []
+    statuses: list[int] = []
 
     def client(http: httpx.Client) -> None:
         body = {"messages": [{"role": "user", "content": "hello"}], "ignore_eos": True}
@@ -348,18 +349,55 @@ def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_p
         answers.append(http.post("/apply-template", json=body).json())
         answers.append(http.post("/slots/0?action=save", json={"filename": "a.bin"}).json())
         answers.append(http.post("/slots/0?action=erase").json())
+        answers.append(http.get("/v1/models").json()["data"][0])
+        second = f"http://127.0.0.2:{http.base_url.port}"
+        statuses.extend(httpx.get(f"{second}{path}", headers=http.headers).status_code for path in ("/", "/slots"))
+        for origin in ("https://a.example", "http://localhost:99", "https://b.example"):
+            statuses.append(http.get("/v1/models", headers={"Origin": origin}).status_code)
 
-    carried = ["-n", "5", "--jinja", "--metrics", "--slots", "-cb", "-v", "-np", "2"]
+    carried = [
+        "--n-predict",
+        "5",
+        "--jinja",
+        "--metrics",
+        "--slots",
+        "-cb",
+        "-v",
+        "-np",
+        "2",
+        "-ngl",
+        "all",
+        "-fa",
+        "0",
+    ]
+    carried += [
+        "-b",
+        "64",
+        "-kvu",
+        "--no-warmup",
+        "--spec-type",
+        "ngram-simple",
+        "--alias",
+        "toy,small",
+        "--tags",
+        "a,b",
+    ]
+    carried += ["--no-ui", "--no-slots", "-cram", "8", "--cors-origins", "https://a.example,localhost"]
+    carried += ["--host", "127.0.0.1,127.0.0.2"]
     files = ["--api-key-file", str(keys), "--chat-template-file", str(template)]
     files += ["--slot-save-path", str(tmp_path), "--reasoning-format", "deepseek"]
     done = serve(env, client, "-m", str(DEMO), *carried, *files, model=()).ok()
     assert answers[0]["usage"]["completion_tokens"] == 5
+    assert answers[0]["__verbose"]["prompt"].endswith("<user>hello<assistant>")
     assert answers[1]["prompt"] == "<user>hello<assistant>"
     assert answers[2]["n_written"] == (tmp_path / "a.bin").stat().st_size
     assert answers[2]["n_saved"] == answers[3]["n_erased"] > 5
     assert "POST /slots/0 200" in done.err
-    for flag in ("--jinja", "--metrics", "--slots", "-cb", "-v", "--reasoning-format"):
-        assert f"{flag} is accepted and ignored: " in done.err
+    assert (answers[4]["id"], answers[4]["aliases"], answers[4]["tags"]) == ("toy", ["toy", "small"], ["a", "b"])
+    assert statuses == [404, 501, 200, 200, 403]
+    for flag in ("--kv-unified", "--no-warmup", "--spec-type"):
+        assert f"{flag} has no effect: " in done.err
+    assert done.err.count("has no effect") == 3  # nothing is said of what is always on
     assert (
         "-c 512 is the context size of each of 2 requests; llama-server divides it among them (equivalent to -c 256 "
         "here)" in done.err
