@@ -29,7 +29,7 @@ class ServeOptions:
         "-a",
         "--alias",
         metavar="NAME,...",
-        help="Model names for clients, the first one for responses; default: the file name.",
+        help="Model names for clients, the first one in the alphabet for responses; default: the file name.",
     )
     tags: str | None = option(None, metavar="TAG,...", help="Labels of the model, shown in /v1/models.")
     host: str = option(
@@ -135,8 +135,8 @@ class ServeOptions:
 
     @property
     def names(self) -> list[str]:
-        """Names of the model for clients; empty means the name of its file."""
-        return _split(self.alias or "")
+        """Names of the model for clients, sorted as in llama-server; empty means the name of its file."""
+        return sorted(set(_split(self.alias or "")))
 
     @property
     def labels(self) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 import typer.main
 from ngramspec_cli import chat_commands
 from ngramspec_cli.app import app, imported
+from ngramspec_cli.llama_options import REASONS
 from test_layers import LAYERS
 
 from ngramspec.drafting import DRAFTERS
@@ -57,7 +58,7 @@ def test_the_example_question_holds_the_example_file() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_option_that_a_page_names_exists_and_every_link_leads_somewhere(page: Path) -> None:
     text = page.read_text("utf-8")
-    known = set.union({"--version"}, *(flags(command) for command in COMMANDS))
+    known = set.union({"--version", *REASONS}, *(flags(command) for command in COMMANDS))
     assert not set(re.findall(r"`(--?[a-z][a-z-]*)", text)) - known
     for link in re.findall(r"\]\(([^)]+)\)", text):
         path, _, anchor = link.partition("#")

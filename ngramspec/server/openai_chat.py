@@ -99,6 +99,8 @@ def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
     continued = given.flag("continue_final_message", begun and not anew)
     if continued and not begun:
         raise given.refused("continue_final_message", "the last message must be an assistant message with text")
+    if continued and len(messages) > 1 and messages[-2]["role"] == "assistant":
+        raise given.refused("messages", "must not end with two assistant messages, of which one could be continued")
     if continued and anew:
         raise given.refused("add_generation_prompt", "cannot be combined with continue_final_message")
     task = ChatTask(

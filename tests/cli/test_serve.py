@@ -393,11 +393,11 @@ def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_p
     assert answers[2]["n_written"] == (tmp_path / "a.bin").stat().st_size
     assert answers[2]["n_saved"] == answers[3]["n_erased"] > 5
     assert "POST /slots/0 200" in done.err
-    assert (answers[4]["id"], answers[4]["aliases"], answers[4]["tags"]) == ("toy", ["toy", "small"], ["a", "b"])
+    assert (answers[4]["id"], answers[4]["aliases"], answers[4]["tags"]) == ("small", ["small", "toy"], ["a", "b"])
     assert statuses == [404, 501, 200, 200, 403]
     for flag in ("--kv-unified", "--no-warmup", "--spec-type"):
         assert f"{flag} has no effect: " in done.err
-    assert done.err.count("has no effect") == 3  # nothing is said of what is always on
+    assert done.err.count("has no effect") == 3  # there is no note about behaviour that is always on
     assert (
         "-c 512 is the context size of each of 2 requests; llama-server divides it among them (equivalent to -c 256 "
         "here)" in done.err

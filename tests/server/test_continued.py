@@ -57,6 +57,7 @@ def test_what_cannot_be_gone_on_with() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     cases: list[tuple[str, dict[str, Any], str]] = [
         (CHATS, {"messages": [USER], "continue_final_message": True}, "continue_final_message"),
+        (CHATS, {"messages": [USER, BEGUN, BEGUN]}, "messages"),
         (
             CHATS,
             {"messages": TURNS, "continue_final_message": True, "add_generation_prompt": True},
