@@ -1,0 +1,215 @@
+"""`Worker`: a child process for code of strangers (grammars, chat templates), with limits on its time and memory.
+
+Libraries that compile grammars or render templates can take minutes, gigabytes, or end their process. In a child they
+end only the child. The next call starts another one.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any, TypeVar, cast
+from weakref import finalize
+
+SECONDS = 2.0
+"""Maximum processor time of a call."""
+
+PATIENCE = 10.0
+"""Maximum time that a call waits for other calls."""
+
+_MANY_SECONDS = 10.0  # maximum time of a call on systems that cannot limit processor time
+
+T = TypeVar("T")
+
+
+class Worker:
+    """Calls functions in a child process, one at a time; its methods may be called from any thread.
+
+    Args:
+        subject: Noun for error messages, such as "the grammar".
+        action: Verb for error messages, such as "prepare".
+        error: Class of the errors about limits.
+        memory: Maximum address space of the child in bytes, on systems that can limit it.
+        cache: Maximum bytes of arguments and results to keep for repeated calls.
+    """
+
+    def __init__(
+        self, subject: str, action: str, error: type[Exception], *, memory: int = 4 * 2**30, cache: int = 0
+    ) -> None:
+        self._subject, self._action, self._error = subject, action, error
+        self._memory, self._cache = memory, cache
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._known: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def call(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Return the result of a function of a module.
+
+        Raises:
+            Exception: the function raised it, or exceeded a limit (then it is an `error` of `Worker`).
+        """
+        request = pickle.dumps((function, arguments, named), pickle.HIGHEST_PROTOCOL)
+        if not self._lock.acquire(timeout=PATIENCE):
+            raise self._error(f"{self._subject} waited {PATIENCE:g} s for those of other requests; try again")
+        try:
+            answer = self._known.get(request) or self._ask(request)
+            if self._cache:
+                self._keep(request, answer)
+        finally:
+            self._lock.release()
+        result, error = pickle.loads(answer)
+        if error is None:
+            return cast(T, result)
+        if isinstance(error, MemoryError):
+            raise self._error(f"{self._subject} takes too much memory to {self._action}")
+        raise error
+
+    def start(self) -> None:
+        """Start the child, so that the first call need not wait for it."""
+        with self._lock:
+            self._running()
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Allow calls again at the end of this context if `close` was called in it."""
+        try:
+            yield
+        finally:
+            self._closed = False
+
+    def close(self) -> None:
+        """End the child; later calls fail until the session ends."""
+        self._closed = True
+        if (process := self._process) is not None:
+            process.kill()
+
+    def _running(self) -> subprocess.Popen[bytes] | None:
+        if self._process is None or self._process.poll() is not None:
+            self._process = _start(self._memory)
+        return self._process
+
+    def _ask(self, request: bytes) -> bytes:
+        if self._closed:
+            raise self._error("the server is shutting down")
+        process = self._running()
+        if process is None:
+            return _answer(request)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answer = None
+        try:
+            with suppress(OSError):
+                _write(process.stdin, request)
+                answer = _read(process.stdout)
+        finally:
+            if answer is None:  # the child ended, or an interrupt left it in the middle of an answer
+                self._process = None
+                process.kill()
+                process.wait()
+        if answer is not None:
+            return answer
+        if self._closed:
+            raise self._error("the server is shutting down")
+        late = process.returncode == _LATE
+        limit = f"more than {_limit():g} s" if late else "too much memory"
+        raise self._error(f"{self._subject} takes {limit} to {self._action}")
+
+    def _keep(self, request: bytes, answer: bytes) -> None:
+        self._known[request] = answer
+        self._known.move_to_end(request)
+        while sum(len(key) + len(value) for key, value in self._known.items()) > self._cache:
+            self._known.popitem(last=False)
+
+
+# --------------------------------------------------------------------------- the child
+
+_LATE = -signal.SIGPROF if sys.platform != "win32" else 1
+"""Exit code of a child that exceeded its time."""
+
+
+def _limit() -> float:
+    return SECONDS if sys.platform != "win32" else _MANY_SECONDS
+
+
+def _start(memory: int) -> subprocess.Popen[bytes] | None:
+    """Start the child; None if it cannot be started."""
+    # The program of a frozen application is not Python: it would start the application again.
+    if not sys.executable or getattr(sys, "frozen", False):
+        return None
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or "." for entry in sys.path)}
+    command = [sys.executable, "-P", "-m", __name__, str(_limit()), str(memory)]
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
+        )
+    except OSError:
+        return None
+    finalize(process, process.kill)
+    return process
+
+
+def _write(stream: IO[bytes], message: bytes) -> None:
+    stream.write(len(message).to_bytes(8, "little") + message)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> bytes | None:
+    """Read a message; None at the end of the stream."""
+    size = stream.read(8)
+    message = stream.read(int.from_bytes(size, "little")) if len(size) == 8 else b""
+    return message if size and len(message) == int.from_bytes(size, "little") else None
+
+
+def _answer(request: bytes) -> bytes:
+    """Return the pickled result and error of a call."""
+    error: Exception
+    try:
+        function, arguments, named = pickle.loads(request)
+        return pickle.dumps((function(*arguments, **named), None), pickle.HIGHEST_PROTOCOL)
+    except MemoryError:
+        error = MemoryError()
+    except Exception as raised:
+        error = raised
+    try:
+        answer = pickle.dumps((None, error))
+        pickle.loads(answer)
+    except Exception:  # not every exception can be pickled
+        answer = pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}")))
+    return answer
+
+
+def _stop_after(seconds: float) -> None:
+    """End this process after so much processor time, even inside a C function; 0 means never."""
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+    elif seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _serve(seconds: float, memory: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and that ends this
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    while (request := _read(sys.stdin.buffer)) is not None:
+        _stop_after(seconds)
+        answer = _answer(request)
+        _stop_after(0)
+        _write(sys.stdout.buffer, answer)
+
+
+if __name__ == "__main__":
+    _serve(float(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,88 @@
+"""`Worker`: results and errors of calls in the child process, and its limits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ngramspec import worker as module
+from ngramspec.errors import GrammarError
+from ngramspec.grammars.json_schema import json_rule
+from ngramspec.worker import Worker
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    made = Worker("the grammar", "prepare", GrammarError, memory=2**31)
+    yield made
+    made.close()
+
+
+def test_call_returns_the_result_or_raises_the_error_of_the_function(worker: Worker) -> None:
+    schema = {"type": "string", "maxLength": 3}
+    assert worker.call(json_rule, schema, strict=True) == json_rule(schema)
+    with pytest.raises(GrammarError, match="unsupported keywords: not"):
+        worker.call(json_rule, {"not": {}})
+    with pytest.raises(ZeroDivisionError):
+        worker.call(divmod, 1, 0)
+    assert worker.call(os.getpid) != os.getpid()
+
+
+def test_repeated_calls_are_answered_from_the_cache() -> None:
+    cached = Worker("the grammar", "prepare", GrammarError, cache=1000)
+    first = cached.call(time.perf_counter_ns)
+    assert cached.call(time.perf_counter_ns) == first
+    cached.call(str, "x" * 1000)  # exceeds the cache, which drops the oldest result
+    assert cached.call(time.perf_counter_ns) != first
+    cached.close()
+
+
+def test_call_that_exceeds_a_limit_or_ends_the_child_is_an_error(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.1)
+    with pytest.raises(GrammarError, match=r"^the grammar takes more than 0.1 s to prepare$"):
+        worker.call(sum, range(10**12))
+    monkeypatch.undo()
+    for function, size in ((bytearray, 2**32), (os._exit, 3)):
+        with pytest.raises(GrammarError, match=r"^the grammar takes too much memory to prepare$"):
+            worker.call(function, size)
+    assert worker.call(json_rule, {}) == json_rule({})
+
+
+def test_call_after_an_interrupt_returns_its_own_result(worker: Worker) -> None:
+    """Ctrl-C while the child works must not leave the answer to the next call."""
+    child = worker.call(os.getpid)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        worker.call(time.sleep, 30)
+    assert worker.call(os.getpid) not in (child, os.getpid())
+
+
+def test_close_ends_a_running_call(worker: Worker) -> None:
+    worker.call(os.getpid)
+    errors: list[str] = []
+
+    def call() -> None:
+        try:
+            worker.call(time.sleep, 30)
+        except GrammarError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    while not worker._lock.locked():
+        time.sleep(0.01)
+    with worker.session():
+        worker.close()
+        thread.join()
+        assert errors == ["the server is shutting down"]
+        with pytest.raises(GrammarError, match="shutting down"):
+            worker.call(os.getppid)
+    assert worker.call(os.getppid) == os.getpid()
