@@ -22,6 +22,7 @@ from prompt_toolkit.completion import (
 )
 from prompt_toolkit.document import Document
 
+from ngramspec.chat_template.template import worker as template_worker
 from ngramspec.conversation import Conversation
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import TraceWriter
@@ -87,7 +88,9 @@ def chat(
     conversation.system = system or conversation.system
     with no_echo() if interactive else nullcontext():  # what is typed while the model loads is for the prompt
         found = find(model, load)
+        template_worker.start()
         loaded = open_model(found, load)
+        loaded.target.check_chat_template()
     check_sampling(loaded.target, chosen)
     reasoning.check(loaded.target.chat_template)
     session = Session(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
+from ngramspec.chat_template.variables import check_variables
+from ngramspec.llama.builtin_template import builtin_names
 from ngramspec.llama.embedder import Pooling
 from ngramspec.llama.passes import MAX_EVALUATE
-from ngramspec.llama.vocabulary import CHATML
 from ngramspec.sampling.option import between, option, within
 
 from .console import fail, read_text, usage_error
@@ -76,9 +80,18 @@ class ServeOptions:
     predict: int = option(
         -1, "-n", "--predict", "--n-predict", help="Default for max_tokens of requests; -1: until the context is full."
     )
-    chat_template: str | None = option(None, metavar="JINJA|chatml", help="Chat template, instead of the model's own.")
+    chat_template: str | None = option(
+        None,
+        metavar="JINJA|NAME",
+        help="Chat template, or the name of one of llama.cpp's, instead of the model's own.",
+    )
     chat_template_file: Path | None = option(
         None, metavar="FILE", help="File with a chat template, instead of the model's own."
+    )
+    chat_template_kwargs: str | None = option(
+        None,
+        metavar="JSON",
+        help="Variables of the chat template as a JSON object, for requests that do not set them.",
     )
     batch_size: int | None = option(
         None,
@@ -123,8 +136,14 @@ class ServeOptions:
             fail(f"--slot-save-path: no such folder: {self.slot_save_path}")
         if self.chat_template is not None and self.chat_template_file is not None:
             usage_error("--chat-template cannot be combined with --chat-template-file")
-        if self.chat_template not in (None, "chatml") and "{" not in str(self.chat_template):
-            usage_error("--chat-template must be a Jinja template or chatml")
+        if (
+            self.chat_template is not None
+            and "{" not in self.chat_template
+            and self.chat_template not in builtin_names()
+        ):
+            names = ", ".join(builtin_names())
+            usage_error(f"--chat-template: {self.chat_template!r} is neither a Jinja template nor one of: {names}")
+        self.variables  # noqa: B018 - checks them
         if not self.embeddings and (self.pooling is not None or self.embd_normalize is not None):
             usage_error("--pooling and --embd-normalize require --embeddings")
 
@@ -164,7 +183,22 @@ class ServeOptions:
         """Chat template that replaces the model's; `None` means the model's own. Exits if the file cannot be read."""
         if self.chat_template_file is not None:
             return read_text(self.chat_template_file)
-        return CHATML if self.chat_template == "chatml" else self.chat_template
+        return self.chat_template
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """Variables of the chat template. Exits if they cannot be used."""
+        if self.chat_template_kwargs is None:
+            return {}
+        try:
+            variables = json.loads(self.chat_template_kwargs)
+        except (ValueError, RecursionError) as error:
+            usage_error(f"--chat-template-kwargs is not valid JSON: {error}")
+        try:
+            check_variables(variables)
+        except ValueError as error:
+            usage_error(f"--chat-template-kwargs: {error}")
+        return cast(Mapping[str, Any], variables)
 
 
 def _split(text: str) -> list[str]:

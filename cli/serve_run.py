@@ -22,9 +22,11 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.scheduler import warm_up
+from ngramspec.chat_template.template import worker as template_worker
 from ngramspec.cost.calibration import Calibration
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.grammars.worker import worker
+from ngramspec.errors import ModelError
+from ngramspec.grammars.worker import worker as grammar_worker
 from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.rpc import wait_for_loss
 from ngramspec.llama.target import Target
@@ -72,7 +74,8 @@ def run(
     )
     hosts = [*options.hosts, *(options.allow_host or ())]
     app = make_app(server, keys=keys, origins=options.origins, hosts=hosts, log=log)
-    with worker.session(), _listening(options.hosts, options.port) as listeners:
+    sessions = grammar_worker.session(), template_worker.session()
+    with sessions[0], sessions[1], _listening(options.hosts, options.port) as listeners:
         address = _address(options, listeners[0].getsockname()[1])
         with _answering(app, listeners, options) as stop_answering:
             note(f"listening on {address}")
@@ -84,7 +87,8 @@ def run(
             try:
                 lost = _wait(served, options)
                 server.draining = True
-                worker.close()
+                grammar_worker.close()
+                template_worker.close()
                 # Running requests may continue; where a worker is lost they end at their next pass.
                 served.service.stop(DRAIN_SECONDS)
             except (KeyboardInterrupt, Terminated):
@@ -107,13 +111,13 @@ def open_served(
     """
     executor, reasoning = ThreadPoolExecutor(1, "engine"), reasoning or ReasoningOptions()
     path = found.path
+    template_worker.start()
     note(f"loading {path.name}" + ("" if found.draft is None else f" and the draft model {found.draft.path.name}"))
     with signals_deferred():
         opening = executor.submit(open_found, found, load, on_note=note, texts=options.parallel)
         loaded = opening.result()
     target, drafter = loaded.target, loaded.decoder.drafter
-    if (template := options.template) is not None:
-        target.use_chat_template(template)
+    _prepare_template(target, options.template)
     reasoning.check(target.chat_template)
     assert drafter is None or isinstance(drafter, MixtureDrafter)
     if grammar is not None:
@@ -166,10 +170,21 @@ def open_served(
         adapters=[str(file) for file, _ in load.adapters],
         aliases=names,
         tags=options.labels,
-        variables=reasoning.variables,
+        variables={**reasoning.variables, **options.variables},
         reasoning_budget=reasoning.reasoning_budget,
         reasoning_message=reasoning.reasoning_budget_message,
     )
+
+
+def _prepare_template(target: Target, template: str | None) -> None:
+    """Use another chat template than the model's, or warn if the model's own does not work."""
+    if template is not None:
+        target.use_chat_template(template)
+        return
+    try:
+        target.check_chat_template()
+    except ModelError as error:
+        note(f"warning: {error}; chats return status 400 unless you set --chat-template or --chat-template-file")
 
 
 def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:

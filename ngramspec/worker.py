@@ -91,6 +91,7 @@ class Worker:
         self._closed = True
         if (process := self._process) is not None:
             process.kill()
+            process.wait()
 
     def _running(self) -> subprocess.Popen[bytes] | None:
         if self._process is None or self._process.poll() is not None:

@@ -16,9 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 LAYERS = (
-    ("errors", "storage", "tokens", "json_data", "version", "cpu"),
-    ("grammars",),
-    ("sampling", "models", "machine", "conversation", "chat_prompt", "fill_in", "tool_calls"),
+    ("errors", "storage", "tokens", "json_data", "version", "cpu", "worker"),
+    ("chat_template", "grammars"),
+    ("sampling", "models", "machine", "conversation", "fill_in", "tool_calls"),
     ("backend",),
     ("shared_model",),
     ("drafting",),
@@ -46,7 +46,7 @@ SHELVES = {
         "backend",
         "shared_model",
     ),
-    "models": ("llama", "models", "loading", "chat_prompt", "tool_calls"),
+    "models": ("llama", "models", "loading", "chat_template", "tool_calls"),
     "instruments": ("instruments",),
     "surfaces": ("cli", "server", "batching", "dropin", "llm_plugin"),
 }

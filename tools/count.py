@@ -25,7 +25,7 @@ PARSED = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items
 ROUTES = ("server.openai_chat", "server.chat_completions")
 """The module of the route for chat completions, by its names in newer and older trees."""
 
-PATH = ("server", "batching", "decoding", "tool_calls", "chat_prompt", "conversation", "sampling", "acceptance")
+PATH = ("server", "batching", "decoding", "tool_calls", "chat_template", "conversation", "sampling", "acceptance")
 """The rooms that a request passes from HTTP to text, except for the model runner and what drafts."""
 
 SETTING = r"\bflash_attn\b"

@@ -1,4 +1,4 @@
-"""`ChatTemplate`: chat prompts in which no message can write a control token.
+"""`Layout`: the text of a prompt, in which no message can write a control token.
 
 A template turns messages into one text, in which "<|im_end|>" ends a message, also where a message says it. So it is
 rendered a second time, with unguessable names in place of what the messages say. Only control tokens between the names,
@@ -23,87 +23,65 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jinja2 import Environment
 
+from ngramspec.chat_template.environment import Render, Values
 from ngramspec.errors import ModelError
-from ngramspec.tokens import Tokenizer
 
-_SPACE = " \t\n\v\f\r"  # C's isspace()
 _NEVER = re.compile(r"(?!)")
 _JSON = re.compile(r'["\\\x00-\x1f]')  # what JSON always escapes
 _JSON_OF_SOME = re.compile(r"""["\\\x00-\x1f\x7f<>&'/]|[^\x00-\x7f]""")  # and what some writers of JSON escape too
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null", "function"})
+_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null", "function"}) | {
+    "text",
+    "thinking",
+}
 
-Messages = Sequence[Mapping[str, Any]]
-Values = Mapping[str, Any]
-Render = Callable[[Values], str]
 Span = tuple[int, int]
 
 
-class ChatPrompt(NamedTuple):
-    """A conversation as the model reads it."""
+class Layout(NamedTuple):
+    """The text of a prompt, and the control tokens in it."""
 
-    tokens: list[int]  # ids of the prompt
-    text: str  # of the prompt, control tokens included
-    # The template's own text at the end of it, which ends in what it wrote of the answer: "<think>\\n" if the answer
-    # begins within thoughts.
+    text: str
+    controls: list[Span]  # control tokens of the template
+    only_own: bool  # True if the text contains no others
+    has_bos: bool  # True if the template writes the token that begins a prompt
+    # Text of the template at the end, which ends in the begun answer: "<think>\\n" if it begins with reasoning.
     opening: str
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A token that is no text: its id, and whether it swallows the white space before and behind it."""
-
-    token: int
-    lstrip: bool = False
-    rstrip: bool = False
-
-
-class ChatTemplate:
-    """A chat template in Jinja over a vocabulary, whose control tokens are `controls`, by their text.
+class LayoutTemplate:
+    """A chat template in Jinja over a vocabulary.
 
     Args:
-        render: the template's variables, "messages" among them, to text; raises whatever the template raises.
-        bos: text of the token that begins a prompt, "" if there is none; a template that writes it gets no second one.
+        source: Template.
+        render: Function from the template's variables, "messages" among them, to text.
+        controls: Texts of the control tokens.
+        bos: Text of the token that begins a prompt; "" if there is none.
     """
 
-    def __init__(self, source: str, render: Render, controls: Mapping[str, Control], bos: str) -> None:
-        self._render, self._controls, self._bos = render, controls, bos
+    def __init__(self, source: str, render: Render, controls: Iterable[str], bos: str) -> None:
+        self._render, self._bos = render, bos
         self._pattern = _any_of(controls)
         strings, self._names = _words(source)
         self._spelled = _any_of({word for word in strings if not self._pattern.search(word)})
 
-    def prompt(self, messages: Messages, tokenizer: Tokenizer, **variables: Any) -> ChatPrompt:
-        """A conversation, with further variables of the template ("tools", "enable_thinking", ...).
+    def lay_out(self, values: Values) -> Layout:
+        """Return the prompt of a conversation.
 
         Raises:
-            ModelError: a string holds text of a control token, and the template changes strings in a way that
+            ModelError: a string contains the text of a control token, and the template changes strings in a way that
                 leaves unclear which of them are its own.
         """
-        values = {**variables, "messages": messages}
         text = self._render(values)
         found = [match.span() for match in self._pattern.finditer(text)]
         skeleton, own, opening = self._skeleton(values, text, found)
-        add_bos = not (self._bos and skeleton.startswith(self._bos))
-        if found == own:
-            return ChatPrompt(tokenizer.tokenize(text, special=True, add_bos=add_bos), text, opening)
-        tokens, at, before = tokenizer.tokenize("", add_bos=add_bos)[:1], 0, None
-        # The tokenizer, too, cuts a text at its control tokens first and takes what is between them by itself.
-        for start, end in [*own, (len(text), len(text))]:
-            control = self._controls.get(text[start:end])
-            piece = text[at:start]
-            piece = piece.lstrip(_SPACE) if before is not None and before.rstrip else piece
-            piece = piece.rstrip(_SPACE) if control is not None and control.lstrip else piece
-            tokens += tokenizer.tokenize(piece, add_bos=False) if piece else []
-            tokens += [control.token] if control is not None else []
-            at, before = end, control
-        return ChatPrompt(tokens, text, opening)
+        return Layout(text, own, found == own, bool(self._bos) and skeleton.startswith(self._bos), opening)
 
     def _skeleton(self, values: Values, text: str, found: list[Span]) -> tuple[str, list[Span], str]:
         """The text with names in place of strings, where in the text the template's own control tokens are, its end."""
@@ -130,8 +108,10 @@ class ChatTemplate:
 
 
 class _Hiding:
-    """Names in place of strings. What stays: what the template spells out (`spelled`), keys that it asks for (`names`),
-    characters in `left`, and the letters that a key begins with, unless `keys`.
+    """Names in place of strings.
+
+    What stays: what the template spells out (`spelled`), keys that it asks for (`names`), characters in `left`, and the
+    letters that a key begins with, unless `keys`.
     """
 
     def __init__(self, spelled: re.Pattern[str], names: frozenset[str], left: re.Pattern[str], keys: bool) -> None:

@@ -11,24 +11,24 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import llama_cpp.llama_cpp as llama
-from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from ngramspec.chat_prompt import ChatPrompt, ChatTemplate, Control, Render
+from ngramspec.chat_template.template import ChatPrompt, ChatTemplate, Control
+from ngramspec.chat_template.variables import check_variables, template_variables
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.fill_in import FillInTokens
 from ngramspec.llama import bindings, crash_check
+from ngramspec.llama.builtin_template import BuiltinTemplate, builtin_names
 from ngramspec.llama.devices import build
 from ngramspec.llama.grammar import Grammar, Grammars
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.sampling.settings import Sampling
-from ngramspec.tool_calls.conversation import ToolTemplate, capabilities
+from ngramspec.tool_calls.abilities import capabilities
+from ngramspec.tool_calls.continuation import begun_answer, find_marks, turn
+from ngramspec.tool_calls.conversation import ToolTemplate
 from ngramspec.tool_calls.deltas import Tool
+from ngramspec.tool_calls.families import can_think, missing_turn
 
-_OWN_VARIABLES = (
-    *("messages", "tools", "tool_choice", "functions", "function_call", "bos_token", "eos_token"),
-    *("add_generation_prompt", "raise_exception", "strftime_now"),
-)
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -153,14 +153,19 @@ class Vocabulary:
         return raw.decode("utf-8", "replace") if raw else None
 
     def use_chat_template(self, template: str) -> None:
-        """Lay conversations out by another template than the model's own; ModelError if it is no Jinja."""
+        """Format conversations with another template than the model's: Jinja, or the name of one of llama.cpp's.
+
+        Raises:
+            ModelError: it is not valid Jinja, or exceeds a limit.
+        """
         self._chat_template = template
-        for made in ("template_capabilities", "_tool_template", "_render", "_chat"):
-            self.__dict__.pop(made, None)
-        try:
-            self._chat  # noqa: B018 - compiles it
-        except Exception as error:  # jinja2's
-            raise ModelError(f"the chat template is not valid Jinja: {error}") from error
+        for name in ("template_capabilities", "_tool_template", "_chat"):
+            self.__dict__.pop(name, None)
+        self.check_chat_template()
+
+    def check_chat_template(self) -> None:
+        """Raise a ModelError if the chat template is not valid Jinja, or exceeds a limit when it is compiled."""
+        self._chat.examine(bool)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's next turn: those of `chat`."""
@@ -179,7 +184,7 @@ class Vocabulary:
         Control tokens are the template's own; what looks like one in a message, a tool, a result or a variable is text.
 
         Args:
-            messages: in OpenAI's form, contents as strings.
+            messages: in OpenAI's form; a content is a string or a list of text parts.
             tools: that the model may call. Where its template knows none, messages describe them.
             variables: further ones of the template ("enable_thinking", ...).
             answered: whether the prompt ends in the beginning of the assistant's turn.
@@ -188,16 +193,37 @@ class Vocabulary:
             ModelError: the template refuses these messages, or a control token in one cannot be told from its own.
             ValueError: the arguments of a call are not a JSON object, or a variable is not the client's to set.
         """
-        for name in variables:
-            if name in _OWN_VARIABLES:
-                raise ValueError(f"the chat template's variable {name!r} cannot be set")
+        check_variables(variables)
         adapted, shown = self._tool_template.adapt(messages, tools)
-        try:
-            return self._chat.prompt(adapted, self, tools=shown, add_generation_prompt=answered, **variables)
-        except ModelError:
-            raise
-        except Exception as error:  # jinja2's and whatever the template itself raises
-            raise ModelError(f"the model's chat template rejects this conversation: {error}") from error
+        values = template_variables(self._variables(variables))
+        if shown is not None:
+            values["tools"] = shown
+        prompt = self._chat.prompt(adapted, self, add_generation_prompt=answered, **values)
+        start = missing_turn(self.chat_template, prompt.opening) if answered else ""
+        return self._extended(prompt, [(start, True)], prompt.opening + start) if start else prompt
+
+    def begun_answer(
+        self, prompt: ChatPrompt, thoughts: str, text: str, variables: Mapping[str, Any] = MappingProxyType({})
+    ) -> ChatPrompt:
+        """Return a prompt followed by the beginning of its answer: reasoning, which ends if there is text, and text."""
+        adapt, known = self._tool_template.adapt, self._variables(variables)
+        # A string of a client must not become text of the template.
+        known = {name: value for name, value in known.items() if not isinstance(value, str | list | dict)}
+        (question, _), (answered, _) = adapt(turn(False)[:1], ()), adapt(turn(bool(thoughts)), ())
+        marks = self._chat.examine(find_marks, question, answered, bool(thoughts), known)
+        pieces = begun_answer(self.chat_template, prompt.opening, thoughts, text, marks)
+        opening = "" if text else prompt.opening + "".join(piece for piece, own in pieces if own)
+        return self._extended(prompt, pieces, opening)
+
+    def _extended(self, prompt: ChatPrompt, pieces: Sequence[tuple[str, bool]], opening: str) -> ChatPrompt:
+        """Return a prompt followed by pieces of text; control tokens are parsed in the template's own."""
+        tokens = list(prompt.tokens)
+        for piece, own in pieces:
+            tokens += self.tokenize(piece, special=own, add_bos=False) if piece else []
+        return ChatPrompt(tokens, prompt.text + "".join(piece for piece, _ in pieces), opening)
+
+    def _variables(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"enable_thinking": can_think(self.chat_template), **given}
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -215,28 +241,21 @@ class Vocabulary:
 
     @cached_property
     def template_capabilities(self) -> Mapping[str, bool]:
-        """Return the features of the chat template, by llama-server's names."""
-        return capabilities(self._render)
+        """Return the features of the chat template, by llama-server's names; none if it does not work."""
+        try:
+            return self._chat.examine(capabilities)
+        except ModelError:
+            return capabilities(_refuse)
 
     @cached_property
     def _tool_template(self) -> ToolTemplate:
-        return ToolTemplate(self.chat_template, self._render)
-
-    @cached_property
-    def _render(self) -> Render:
-        bos, eos = self.ends
-        template = self.chat_template or CHATML
-        formatters = [Jinja2ChatFormatter(template, eos, bos, add_generation_prompt=one) for one in (False, True)]
-
-        def render(values: Mapping[str, Any]) -> str:
-            variables = dict(values)
-            return str(formatters[variables.pop("add_generation_prompt", True)](**variables).prompt)
-
-        return render
+        return ToolTemplate(self.chat_template, self._chat.examine)
 
     @cached_property
     def _chat(self) -> ChatTemplate:
-        return ChatTemplate(self.chat_template or CHATML, self._render, self._controls, self.ends[0])
+        if self._chat_template in builtin_names():
+            return BuiltinTemplate(self._chat_template, self._controls, self.ends[0])
+        return ChatTemplate(self.chat_template or CHATML, self._controls, *self.ends)
 
     @property
     def controls(self) -> Mapping[str, int]:
@@ -340,6 +359,10 @@ class Vocabulary:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _refuse(values: Mapping[str, Any]) -> str:
+    raise ModelError("a template that does not work")
 
 
 # --------------------------------------------------------------------------- draft models

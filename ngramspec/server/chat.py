@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ngramspec.batching.request import Request
-from ngramspec.chat_prompt import ChatPrompt
+from ngramspec.chat_template.template import ChatPrompt
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field
@@ -29,19 +29,22 @@ from ngramspec.server.common_fields import (
 from ngramspec.server.generate import TextEvents, generate
 from ngramspec.server.reasoning import read_budget
 from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.families import answer_grammar, begun_answer
+from ngramspec.tool_calls.families import answer_grammar
 from ngramspec.tool_calls.parser import parser_for
 
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """The APIs' levels of effort in the words that chat templates know."""
+
+NO_REASONING: Mapping[str, Any] = {"enable_thinking": False, "reasoning_effort": None}
+"""Variables of the chat template that disable reasoning; an effort that the server sets has no effect then."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTask:
     """A conversation to answer."""
 
-    # In OpenAI's form: "role" (system, user, assistant, tool), "content" (a string always), and where they apply
-    # "tool_calls" (with arguments as a JSON string), "tool_call_id", "name", "reasoning_content".
+    # In OpenAI's form: "role" (system, user, assistant, tool), "content" (a string, or several text parts), and where
+    # they apply "tool_calls" (with arguments as a JSON string), "tool_call_id", "name", "reasoning_content".
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Tool] = ()  # that may be called
     tool_choice: str = "auto"  # or "none", "required", or the name of the tool that must be called
@@ -80,15 +83,13 @@ def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
 
     Raises an ApiError where the conversation or a variable cannot be, a ModelError where the template refuses them.
     """
-    model.check_size(sum([len(message.get("content", "")) for message in task.messages]))
+    model.check_size(sum(_content_size(message.get("content", "")) for message in task.messages))
     vocabulary, begun = model.vocabulary, task.begun
     messages = task.messages if begun is None else task.messages[:-1]
+    variables = {**model.variables, **task.variables}
     try:
         prompt: ChatPrompt = vocabulary.chat(
-            messages,
-            task.callable_tools,
-            {**model.variables, **task.variables},
-            answered=task.answered or begun is not None,
+            messages, task.callable_tools, variables, answered=task.answered or begun is not None
         )
     except ValueError as error:
         raise ApiError(400, str(error), param="messages") from error
@@ -98,14 +99,13 @@ def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
         prompt = prompt._replace(tokens=[*task.before, *prompt.tokens[skipped:]])
     if begun is None:
         return prompt
-    tokens, text, said = list(prompt.tokens), prompt.text, begun.get("content", "")
-    thoughts = begun.get("reasoning_content", "")
-    pieces = begun_answer(vocabulary.chat_template, prompt.opening, thoughts, said)
-    for piece, own in pieces:
-        tokens += vocabulary.tokenize(piece, special=own, add_bos=False) if piece else []
-        text += piece
-    within = prompt.opening + "".join([piece for piece, own in pieces if own])
-    return ChatPrompt(tokens, text, "" if said else within)
+    content = begun.get("content", "")
+    text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    return vocabulary.begun_answer(prompt, begun.get("reasoning_content", ""), text, variables)
+
+
+def _content_size(content: str | Sequence[Mapping[str, str]]) -> int:
+    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
 
 
 async def count_prompt(call: Call, task: ChatTask) -> int:

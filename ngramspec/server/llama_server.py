@@ -155,10 +155,13 @@ async def detokenize(call: Call) -> Response:
 
 
 async def apply_template(call: Call) -> Response:
-    """The prompt of a chat as text, with the control tokens that the template writes."""
+    """Return the prompt of a chat as text, with its control tokens except for one that `/completion` adds in front."""
     model, (task, _) = call.model, read_chat(call.given)
     prompt = await asyncio.to_thread(chat_prompt, model, task)
-    return json_answer({"prompt": prompt.text})
+    vocabulary = model.vocabulary
+    bos = vocabulary.ends[0]
+    adds_bos = vocabulary.tokenize("")[:1] == vocabulary.tokenize(bos, special=True, add_bos=False)
+    return json_answer({"prompt": prompt.text.removeprefix(bos) if adds_bos else prompt.text})
 
 
 # --------------------------------------------------------------------------- gaps

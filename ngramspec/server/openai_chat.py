@@ -10,8 +10,9 @@ from typing import Any
 
 from starlette.responses import Response
 
+from ngramspec.chat_template.variables import check_variables
 from ngramspec.server.call import Call, Fields, ServedModel, bad_field, json_answer
-from ngramspec.server.chat import ChatTask, Toolbox, as_json, count_prompt, free_text, run_chat
+from ngramspec.server.chat import NO_REASONING, ChatTask, Toolbox, as_json, count_prompt, free_text, run_chat
 from ngramspec.server.common_fields import (
     read_answers,
     read_format,
@@ -88,8 +89,6 @@ def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
         toolbox.add_one(item.needed_object(kind), kind, unique=False)
     for item in given.objects("functions"):  # as they were before there were tools
         toolbox.add_one(item, "function", unique=False)
-    variables = given.object("chat_template_kwargs")
-    effort = given.text("reasoning_effort")
     messages = [_message(message, i) for i, message in enumerate(given.objects("messages"))]
     if not messages:
         raise bad_field("messages", "messages must contain at least one message")
@@ -107,12 +106,25 @@ def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
         messages=messages,
         tool_choice=toolbox.read_choice(given, given.name("tool_choice", "function_call")),
         tools=toolbox.tools,  # those that the choice allows
-        variables=({} if effort is None else {"reasoning_effort": effort})
-        | ({} if variables is None else dict(variables.data)),
+        variables=_variables(given),
         continued=continued,
         answered=answered,
     )
     return task, toolbox
+
+
+def _variables(given: Fields) -> dict[str, Any]:
+    """Return the variables of the chat template; as in llama-server, the effort "none" disables reasoning."""
+    variables: dict[str, Any] = {}
+    if (kwargs := given.object("chat_template_kwargs")) is not None:
+        variables = dict(kwargs.data)
+        try:
+            check_variables(variables)
+        except ValueError as error:
+            raise bad_field("chat_template_kwargs", f"chat_template_kwargs: {error}") from error
+    if effort := given.text("reasoning_effort"):
+        variables |= NO_REASONING if effort == "none" else {"reasoning_effort": effort}
+    return variables
 
 
 def _message(given: Fields, number: int) -> dict[str, Any]:
@@ -123,9 +135,7 @@ def _message(given: Fields, number: int) -> dict[str, Any]:
         calls.append(_function_call(older) | {"id": f"call_{number}"})
     if not calls and role != "assistant":
         given.needed("content")
-    listed = isinstance(given.data.get("content"), list)
-    content = "\n".join(given.parts("content", _part)) if listed else given.text("content") or ""
-    message: dict[str, Any] = {"role": role, "content": content}
+    message: dict[str, Any] = {"role": role, "content": _content(given)}
     if calls:
         message["tool_calls"] = calls
     for name in ("tool_call_id", "name", "reasoning_content"):
@@ -134,6 +144,14 @@ def _message(given: Fields, number: int) -> dict[str, Any]:
     if given.data["role"] == "function":
         message["tool_call_id"] = f"call_{number - 1}"
     return message
+
+
+def _content(given: Fields) -> str | list[dict[str, str]]:
+    """Return the text of a message; several parts remain parts, because templates join them differently."""
+    if not isinstance(given.data.get("content"), list):
+        return given.text("content") or ""
+    texts = given.parts("content", _part)
+    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
 
 
 def _part(part: Fields) -> str:

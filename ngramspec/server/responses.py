@@ -14,6 +14,7 @@ from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.call import ApiError, Call, Fields, json_answer
 from ngramspec.server.chat import (
     EFFORTS,
+    NO_REASONING,
     ChatTask,
     Toolbox,
     Transcript,
@@ -33,7 +34,7 @@ from ngramspec.server.generate import End, TextEvent
 from ngramspec.server.reply import Block, Reply, event, logprobs_content, prediction_usage, respond, timings
 from ngramspec.server.telemetry import Telemetry
 
-_EFFORTS = {"none": "low", "minimal": "low"} | EFFORTS
+_EFFORTS = {"none": "", "minimal": "low"} | EFFORTS
 
 _ELSEWHERE = (
     *("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "computer_call"),
@@ -203,7 +204,9 @@ def _logprobs(given: Fields) -> int | None:
 def _variables(given: Fields) -> dict[str, Any]:
     reasoning = given.object("reasoning")
     effort = reasoning.choice("effort", tuple(_EFFORTS), "") if reasoning else ""
-    return {"enable_thinking": effort != "none", "reasoning_effort": _EFFORTS[effort]} if effort else {}
+    if effort == "none":
+        return dict(NO_REASONING)
+    return {"enable_thinking": True, "reasoning_effort": _EFFORTS[effort]} if effort else {}
 
 
 # --------------------------------------------------------------------------- the answer

@@ -97,7 +97,11 @@ FAMILIES = (
     HERMES,
     Family("granite", (("<|tool_call|>",),), {"<|tool_call|>": read_hermes, **_TAG}),
     Family("gemma4", (("<|tool_call>",),), {"<|tool_call>": read_gemma4, **_TAG}),
-    Family("lfm2", (("<|tool_call_start|>",),), {"<|tool_call_start|>": python("<|tool_call_end|>"), **_TAG}),
+    Family(
+        "lfm2",
+        (("<|tool_call_start|>",), ("List of tools: [",), ("<|tool_list_start|>",)),
+        {"<|tool_call_start|>": python("<|tool_call_end|>"), **_TAG},
+    ),
     Family(
         "mistral",
         (("[TOOL_CALLS]", "[ARGS]"),),
@@ -145,6 +149,7 @@ _THOUGHTS = {
     "[THINK]": "[/THINK]",
     "<|START_THINKING|>": "<|END_THINKING|>",
     "<|channel>thought\n": "<channel|>",
+    "<mm:think>": "</mm:think>",
 }
 
 
@@ -163,24 +168,10 @@ def reasoning_tags(template: str | None) -> dict[str, str]:
     return _HARMONY_REASONING if family is not None and family.channels else thought_tags(template)
 
 
-def begun_answer(template: str | None, opening: str, thoughts: str, text: str) -> list[tuple[str, bool]]:
-    """An answer that was begun, as it stands after a prompt: pieces, each with whether it is the template's own text.
-
-    `opening`: what the prompt ends in (`ChatPrompt.opening`). `thoughts` are left out where the template knows none,
-    and go on where `text` is "".
-    """
-    family, tags = family_of(template), thought_tags(template)
-    if family is not None and family.channels:
-        thinking = [("<|channel|>analysis<|message|>", True), (thoughts, False)] if thoughts else []
-        between = [("<|end|><|start|>assistant", True)] if thinking and text else []
-        return [*thinking, *between, *([("<|channel|>final<|message|>", True), (text, False)] if text else [])]
-    tag, begun = opened(tags, opening), list[tuple[str, bool]]()
-    if tag is None and thoughts and tags:
-        tag = next(iter(tags))
-        begun.append((f"{tag}\n", True))
-    if tag is not None:
-        begun += [(thoughts, False), *([(f"\n{tags[tag]}\n\n", True)] if text else [])]
-    return [*begun, (text, False)]
+def missing_turn(template: str | None, opening: str) -> str:
+    """Return the start of the assistant's turn if a template omits it: Gemma 4's after a turn with calls and text."""
+    family = family_of(template)
+    return "<|turn>model\n" if family is not None and family.name == "gemma4" and opening.endswith("<turn|>\n") else ""
 
 
 def opened(tags: Mapping[str, str], opening: str) -> str | None:

@@ -14,7 +14,7 @@ from unittest.mock import Mock, call
 import pytest
 from jinja2 import Environment
 
-from ngramspec.chat_prompt import ChatTemplate, Control, Messages
+from ngramspec.chat_template.template import ChatTemplate, Control, Messages
 from ngramspec.errors import ModelError
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.models.find import resolve
@@ -26,7 +26,7 @@ CUT = CHATML.replace("m.content", "(m.content.split('<think>')[0] ~ m.content.sp
 LOOKING = CHATML.replace("m.content", "m.content if m.content.startswith('<tool>') else m.content ~ '!'")
 LOWER = CHATML.replace("m.content", "m.content | lower")
 SEAM = "<|start|>{{ messages[0].content }}|><|en{{ messages[1].content }}"
-BEGUN = "{{ bos }}" + CHATML
+BEGUN = "{{ bos_token }}" + CHATML
 BARE = "{{ messages[0].content }}<|end|>"
 
 BOS, START, END = 1_000_000, 1_000_001, 1_000_002
@@ -61,10 +61,10 @@ def text_of(tokens: list[int]) -> str:
 
 def make(source: str, controls: dict[str, Control] | None = None) -> tuple[ChatTemplate, Environment]:
     environment = Environment()
-    environment.filters["tojson"] = json.dumps
+    environment.filters["tojson"] = lambda value, ensure_ascii=False: json.dumps(value, ensure_ascii=ensure_ascii)
     template = environment.from_string(source)
     known = {text: Control(token) for text, token in CONTROLS.items()} if controls is None else controls
-    return ChatTemplate(source, lambda values: template.render(bos="<s>", **values), known, "<s>"), template
+    return ChatTemplate(source, known, "<s>"), template
 
 
 def talk(*contents: str) -> list[dict[str, str]]:
@@ -85,7 +85,7 @@ def test_a_message_writes_no_control_token(source: str) -> None:
         tokens = chat.prompt(messages, TOKENIZER).tokens
         assert controls_in(tokens) == usual, content
         # All of the text is there, and as the template has it.
-        assert text_of(tokens).removeprefix("<s>") == template.render(messages=messages, bos="")
+        assert text_of(tokens).removeprefix("<s>") == template.render(messages=messages, bos_token="")
 
 
 @pytest.mark.parametrize("source", [CHATML, TRIM, REASONING, CUT, LOOKING, LOWER, BEGUN, BARE])
@@ -95,7 +95,7 @@ def test_other_messages_are_tokenized_as_one_text(source: str) -> None:
         messages = talk(content, "yes", content)
         tokenizer = Mock(tokenize=Mock(side_effect=tokenize))
         chat.prompt(messages, tokenizer)
-        text = template.render(messages=messages, bos="<s>")
+        text = template.render(messages=messages, bos_token="<s>")
         assert tokenizer.tokenize.mock_calls == [call(text, special=True, add_bos=source != BEGUN)], content
 
 
@@ -138,10 +138,11 @@ TAGGED = CALLS.replace(
     "{{ c.function.arguments | tojson }}",
     "{% for k, v in c.function.arguments | dictsort %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}",
 )
+ESCAPED = CALLS.replace("tojson", "tojson(ensure_ascii=true)")
 COUNTED = CALLS.replace("{{ c.id }}", "{% if c.id | length != 9 %}{{ 1 / 0 }}{% endif %}")
 
 
-@pytest.mark.parametrize("source", [CALLS, TAGGED, COUNTED])
+@pytest.mark.parametrize("source", [CALLS, TAGGED, ESCAPED, COUNTED])
 def test_no_tool_call_result_or_variable_writes_a_control_token(source: str) -> None:
     chat, template = make(source)
     for text in [*INJECTED, 'a "quoted" \\<|end|>\n\té\u2028', "<|end|>é|start|>"]:
@@ -155,7 +156,7 @@ def test_no_tool_call_result_or_variable_writes_a_control_token(source: str) -> 
         ]
         tokens = chat.prompt(messages, TOKENIZER, tools=tools, mood=text).tokens
         assert controls_in(tokens) == [BOS, *[START, END] * 3, START], text
-        expected = template.render(messages=messages, tools=tools, mood=text, bos="")
+        expected = template.render(messages=messages, tools=tools, mood=text, bos_token="")
         assert text_of(tokens).removeprefix("<s>") == expected
 
 

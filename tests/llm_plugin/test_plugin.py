@@ -19,7 +19,7 @@ from support.tiny_models import write_model
 llm = pytest.importorskip("llm")
 pytest.importorskip("llama_cpp")
 
-from ngramspec.chat_prompt import ChatPrompt  # noqa: E402
+from ngramspec.chat_template.template import ChatPrompt  # noqa: E402
 from ngramspec.llm_plugin import NGramSpec, PromptFailed  # noqa: E402
 from ngramspec.llm_plugin.answering import load_settings, sampling_of  # noqa: E402
 from ngramspec.steps import Step  # noqa: E402

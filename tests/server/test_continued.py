@@ -8,7 +8,7 @@ import pytest
 from support.fake_service import Script
 from support.http import ask, demo_vocabulary, scripted, send
 
-from ngramspec.tool_calls.families import begun_answer
+from ngramspec.tool_calls.continuation import begun_answer
 
 CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "2 + 2?"}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from jinja2 import Environment
 
-from ngramspec.tool_calls.conversation import ToolTemplate, capabilities
+from ngramspec.chat_template.environment import make_render
+from ngramspec.tool_calls.abilities import capabilities
+from ngramspec.tool_calls.conversation import ToolTemplate
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.parser import parser_for
 
@@ -49,12 +49,8 @@ def talk(arguments: Any = ARGUMENTS) -> list[dict[str, Any]]:
 
 
 def make(source: str) -> tuple[ToolTemplate, Any]:
-    template = Environment().from_string(source)
-
-    def render(values: Mapping[str, Any]) -> str:
-        return template.render(**values)
-
-    return ToolTemplate(source, render), render
+    render = make_render(source)
+    return ToolTemplate(source, lambda function, *arguments: function(render, *arguments)), render
 
 
 def adapted(source: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -121,18 +117,20 @@ def test_results_alone_may_be_unknown() -> None:
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
 
 
-def test_without_tools_and_calls_nothing_is_tried_or_changed() -> None:
-    def render(values: Mapping[str, Any]) -> str:
-        raise AssertionError
+def test_reasoning_has_the_name_that_the_template_requires() -> None:
+    def thinking(mark: str) -> list[dict[str, Any]]:
+        call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+        messages = [
+            {"role": "assistant", "content": "ho", "reasoning_content": "hm"},
+            {"role": "assistant", "content": "ho", "reasoning_content": "hm", "tool_calls": [call]},
+        ]
+        return make(OBJECTS + mark)[0].adapt(messages, [])[0]
 
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho", "reasoning_content": "hm"}]
-    assert ToolTemplate(OBJECTS, render).adapt(messages, []) == (messages, None)
-
-
-def test_thoughts_have_the_name_that_the_template_asks_for() -> None:
-    messages = [{"role": "assistant", "content": content, "reasoning_content": "hm"} for content in ("", "ho")]
-    named = make(OBJECTS + "{{ message.thinking }}")[0].adapt(messages, [])[0]
-    assert named == [{"role": "assistant", "content": "", "thinking": "hm"}, messages[1]]
+    assert [message["content"] for message in thinking("{# message.thinking #}")] == ["ho", "ho"]
+    assert [message["thinking"] for message in thinking("{# message['thinking'] #}")] == ["hm", "hm"]
+    assert [message.get("content") for message in thinking("{# message.thinking <|channel|> #}")] == ["ho", None]
+    blocks = thinking("{# [TOOL_CALLS] [ARGS] block['thinking'] #}")[0]["content"]
+    assert blocks == [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "ho"}]
 
 
 TYPED = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"

@@ -1,0 +1,1 @@
+"""Chat templates: from messages to the text and tokens of a prompt."""

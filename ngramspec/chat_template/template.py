@@ -1,0 +1,145 @@
+"""`ChatTemplate`: a model's chat template, which runs in a child process with limits on its time and memory."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+from ngramspec.chat_template.environment import Render, make_render
+from ngramspec.chat_template.prompt import Layout, LayoutTemplate
+from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.tokens import Tokenizer
+from ngramspec.worker import Worker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Messages = Sequence[Mapping[str, Any]]
+
+_SPACE = " \t\n\v\f\r"  # C's isspace()
+_MEMORY = 2**30  # bytes of address space: Python takes a tenth of it
+_MAX_COMPILED = 8  # templates that the child keeps
+
+worker = Worker("the chat template", "render", ModelError, memory=_MEMORY)
+"""The worker that renders the templates of this process; its child starts with the first call."""
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation as the model reads it."""
+
+    tokens: list[int]  # ids of the prompt
+    text: str  # of the prompt, control tokens included
+    # Text of the template at the end, which ends in the begun answer: "<think>\\n" if it begins with reasoning.
+    opening: str
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A token without text: its id, and whether it swallows the white space before and after it."""
+
+    token: int
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+class ChatTemplate:
+    """A chat template in Jinja over a vocabulary.
+
+    Args:
+        source: Template.
+        controls: Control tokens by their texts.
+        bos: Text of the token that begins a prompt; "" if there is none. A template that writes it gets no second one.
+        eos: Text of the token that ends a text.
+    """
+
+    def __init__(self, source: str, controls: Mapping[str, Control], bos: str = "", eos: str = "") -> None:
+        self._parts = _Parts(source, tuple(controls), bos, eos)
+        self._controls = controls
+        self._key = secrets.token_bytes(8)
+
+    def prompt(self, messages: Messages, tokenizer: Tokenizer, **variables: Any) -> ChatPrompt:
+        """Return the prompt of a conversation, with further variables of the template ("tools", ...).
+
+        Raises:
+            ModelError: the template rejects the conversation or exceeds a limit, or a string contains the text of a
+                control token that cannot be told apart from those of the template.
+        """
+        layout = self.lay_out({**variables, "messages": messages})
+        return ChatPrompt(self._tokens(layout, tokenizer), layout.text, layout.opening)
+
+    def lay_out(self, values: Mapping[str, Any]) -> Layout:
+        """Return the text of a prompt for the variables of the template; raises as `prompt` does."""
+        return self._call(_lay_out, values)
+
+    def examine(self, function: Callable[Concatenate[Render, P], T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Return the result of a function of a module that renders conversations with its first argument.
+
+        Raises:
+            ModelError: the template is not valid Jinja, or exceeds a limit.
+        """
+        return self._call(_examine, function, arguments, named)
+
+    def _call(self, function: Callable[Concatenate[bytes, P], T], *arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return worker.call(function, self._key, *arguments, **named)
+        except _UnknownTemplateError:  # the child is new, or knows too many others
+            worker.call(_compile, self._key, self._parts)
+            return worker.call(function, self._key, *arguments, **named)
+
+    def _tokens(self, layout: Layout, tokenizer: Tokenizer) -> list[int]:
+        text = layout.text
+        if layout.only_own:
+            return tokenizer.tokenize(text, special=True, add_bos=not layout.has_bos)
+        tokens, at, before = tokenizer.tokenize("", add_bos=not layout.has_bos)[:1], 0, None
+        # The tokenizer, too, cuts a text at its control tokens first and takes what is between them by itself.
+        for start, end in [*layout.controls, (len(text), len(text))]:
+            control = self._controls.get(text[start:end])
+            piece = text[at:start]
+            piece = piece.lstrip(_SPACE) if before is not None and before.rstrip else piece
+            piece = piece.rstrip(_SPACE) if control is not None and control.lstrip else piece
+            tokens += tokenizer.tokenize(piece, add_bos=False) if piece else []
+            tokens += [control.token] if control is not None else []
+            at, before = end, control
+        return tokens
+
+
+# --------------------------------------------------------------------------- the child
+
+
+class _Parts(NamedTuple):
+    source: str
+    controls: tuple[str, ...]
+    bos: str
+    eos: str
+
+
+class _UnknownTemplateError(NGramSpecError):
+    """The child does not know the template of a call."""
+
+
+_compiled: OrderedDict[bytes, tuple[Render, LayoutTemplate]] = OrderedDict()
+
+
+def _compile(key: bytes, parts: _Parts) -> None:
+    render = make_render(parts.source, parts.bos, parts.eos)
+    _compiled[key] = render, LayoutTemplate(parts.source, render, parts.controls, parts.bos)
+    if len(_compiled) > _MAX_COMPILED:
+        _compiled.popitem(last=False)
+
+
+def _known(key: bytes) -> tuple[Render, LayoutTemplate]:
+    if key not in _compiled:
+        raise _UnknownTemplateError("unknown template")
+    _compiled.move_to_end(key)
+    return _compiled[key]
+
+
+def _lay_out(key: bytes, values: Mapping[str, Any]) -> Layout:
+    return _known(key)[1].lay_out(values)
+
+
+def _examine(key: bytes, function: Callable[..., T], arguments: Sequence[Any], named: Mapping[str, Any]) -> T:
+    return function(_known(key)[0], *arguments, **named)

@@ -1,0 +1,126 @@
+"""`Abilities`: the features of a chat template, found by rendering small conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from ngramspec.chat_template.environment import Render
+from ngramspec.chat_template.variables import template_variables
+from ngramspec.errors import ModelError
+from ngramspec.tool_calls.deltas import Tool
+
+Message = dict[str, Any]
+Kind = Literal["object", "text"]
+
+_USER: Message = {"role": "user", "content": "hi"}
+_ARGUMENTS: Mapping[Kind, Any] = {"object": {"qkeyq": "qvalueq"}, "text": '{"qkeyq": "qvalueq"}'}
+
+
+class Abilities(NamedTuple):
+    """Features of a template."""
+
+    tools: bool  # which tools there are
+    system: bool  # a system message
+    arguments: Kind | None = None  # as which it wants those of calls; None: it shows no calls
+    results: bool = False  # of calls
+    short_ids: bool = False  # whether ids of calls must have nine characters
+    strings: bool = True  # contents that are strings
+    typed: bool = False  # contents that are lists of parts
+
+
+def find_abilities(render: Render, known: bool) -> Abilities:
+    """Render small conversations to find the features of a template; `known`: it belongs to a family."""
+    tool = _tool("qlistq", "qpartq")
+    tools = "qlistq" in _rendered(render, [_USER], tools=[tool])
+    shown: dict[str, Any] = {"tools": [tool]} if tools else {}
+    can = Abilities(
+        tools and known,  # calls of unknown families could not be parsed
+        "qsystemq" in _rendered(render, [{"role": "system", "content": "qsystemq"}, _USER]),
+        strings="qwordq" in _rendered(render, [{"role": "user", "content": "qwordq"}]),
+        typed=_shows_parts(render),
+    )
+    if not known:
+        return can
+    for id_ in ("call_qidqidq", "call12345"):
+        for kind in _ARGUMENTS:
+            call = _calling(kind, id_=id_)
+            if not _shows_call(_rendered(render, [_USER, call], **shown), kind):
+                continue
+            result = {"role": "tool", "tool_call_id": id_, "name": "qlistq", "content": "qresultq"}
+            results = "qresultq" in _rendered(render, [_USER, call, result], **shown)
+            if results or len(id_) == 9:
+                return can._replace(arguments=kind, results=results, short_ids=len(id_) == 9)
+    return can
+
+
+def _shows_parts(render: Render) -> bool:
+    """Return True if contents may be lists of parts; a template that does not know them writes them like Python."""
+    text = _rendered(render, [{"role": "user", "content": [{"type": "text", "text": "qwordq"}]}])
+    return "qwordq" in text and not any(f"{mark}text{mark}" in text for mark in "'\"")
+
+
+def _rendered(render: Render, messages: Sequence[Message], **variables: Any) -> str:
+    """Render a conversation; "" if the template rejects it."""
+    try:
+        return render({"messages": list(messages), **template_variables(variables)})
+    except ModelError:
+        return ""
+
+
+def _tool(name: str, parameter: str = "qkeyq") -> dict[str, Any]:
+    return openai_tool(Tool(name, "about", {"type": "object", "properties": {parameter: {"type": "string"}}}))
+
+
+def _calling(kind: Kind, *names: str, id_: str = "call12345") -> Message:
+    """A turn that calls functions; an id has nine characters unless it is given, as some templates demand."""
+    calls = [
+        {"id": id_, "type": "function", "function": {"name": name, "arguments": _ARGUMENTS[kind]}}
+        for name in names or ("qlistq",)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def capabilities(render: Render) -> dict[str, bool]:
+    """llama-server's `chat_template_caps`; `render` raises whatever the template raises."""
+
+    def says(messages: Sequence[Message], *words: str, **variables: Any) -> bool:
+        text = _rendered(render, messages, **variables)
+        return all(word in text for word in words)
+
+    said: Message = {"role": "assistant", "content": "ho"}
+    tools = [_tool("qlistq")]
+    effort = [_rendered(render, [_USER], reasoning_effort=one, enable_thinking=True) for one in ("low", "high")]
+    thought = [_USER, {**said, "reasoning_content": "qwordq"}, _USER, said, _USER]
+    # By these names templates are told to leave earlier thoughts in.
+    leaves = ("clear_thinking", "truncate_history_thinking", "drop_thinking")
+    keeps = {"enable_thinking": True, "preserve_thinking": True, **dict.fromkeys(leaves, False)}
+    as_object = _rendered(render, [_USER, _calling("object")], tools=tools)
+    return {
+        "supports_string_content": says([{"role": "user", "content": "qwordq"}], "qwordq"),
+        "supports_typed_content": _shows_parts(render),
+        "supports_tools": says([_USER], "qlistq", tools=tools),
+        "supports_tool_calls": any(
+            says([_USER, _calling(kind)], "qlistq", "qvalueq", tools=tools) for kind in _ARGUMENTS
+        ),
+        "supports_parallel_tool_calls": any(
+            says([_USER, _calling(kind, "qlistq", "qreadq")], "qlistq", "qreadq", tools=[_tool("about")])
+            for kind in _ARGUMENTS
+        ),
+        "supports_system_role": says([{"role": "system", "content": "qwordq"}, _USER], "qwordq"),
+        "supports_preserve_reasoning": says(thought, "qwordq", **keeps),
+        "supports_reasoning_effort": effort[0] != effort[1],
+        "supports_object_arguments": "qvalueq" in as_object and "'qkeyq'" not in as_object,
+    }
+
+
+def _shows_call(text: str, kind: Kind) -> bool:
+    """Whether a text holds the call, with its arguments in a language that is not Python's."""
+    if not all(word in text for word in ("qlistq", "qkeyq", "qvalueq")):
+        return False
+    return "'qkeyq'" not in text if kind == "object" else '"qkeyq"' in text
+
+
+def openai_tool(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}

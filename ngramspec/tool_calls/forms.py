@@ -1,0 +1,93 @@
+"""Forms of messages that only some chat templates require, as in llama-server's chat layer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ngramspec.tool_calls.abilities import Message
+
+Messages = list[Message]
+
+
+def forms_of(source: str) -> list[Callable[[Messages], Messages]]:
+    """Return the functions that turn messages in OpenAI's form into those of a template."""
+    forms: list[Callable[[Messages], Messages]] = []
+    if "You have access to the following functions in JSONSchema format" in source:
+        forms.append(_trimmed)  # StepFun: leftover white space makes the model reason in circles
+    if re.search(r"""message(\.|\[['"])thinking""", source):
+        forms.append(_harmony_thinking if "<|channel|>" in source else _thinking)
+    if all(mark in source for mark in ("[TOOL_CALLS]", "[ARGS]", "block['thinking']")):
+        forms.append(_blocks)
+    if "'<|tool_call>call:'" in source and "message['tool_responses']" in source and "'tool_call_id'" not in source:
+        forms.append(_results_in_calls)
+    return forms
+
+
+def _trimmed(messages: Messages) -> Messages:
+    for message in messages:
+        for field in ("content", "reasoning_content"):
+            if isinstance(value := message.get(field), str):
+                message[field] = value.strip()
+            elif value:
+                message[field] = [{**part, "text": part["text"].strip()} for part in value]
+    return messages
+
+
+def _thinking(messages: Messages) -> Messages:
+    """Return messages whose reasoning is in "thinking" (LFM2)."""
+    for message in messages:
+        if "reasoning_content" in message:
+            message["thinking"] = message["reasoning_content"]
+    return messages
+
+
+def _harmony_thinking(messages: Messages) -> Messages:
+    """Return messages whose reasoning is in "thinking" and replaces the content next to calls (gpt-oss)."""
+    for message in _thinking(messages):
+        if "thinking" in message and message.get("tool_calls"):
+            del message["content"]
+    return messages
+
+
+def _blocks(messages: Messages) -> Messages:
+    """Return messages whose reasoning is a block of the content (Ministral 3)."""
+    for message in messages:
+        if message["role"] in ("system", "assistant"):
+            content, thoughts = message.get("content", ""), message.pop("reasoning_content", None)
+            blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+            message["content"] = [{"type": "thinking", "thinking": thoughts}, *blocks] if thoughts else blocks
+    return messages
+
+
+def _results_in_calls(messages: Messages) -> Messages:
+    """Return messages whose results are part of the calls, and so is the answer after them (early Gemma 4)."""
+    turns: Messages = []
+    calling: Message | None = None  # turn whose results follow
+    for message in messages:
+        if calling is not None and message["role"] == "tool":
+            results = calling.setdefault("tool_responses", [])
+            results.append({"name": _called(calling, len(results), message), "response": _value(message["content"])})
+        elif calling is not None and message["role"] == "assistant" and not message.get("tool_calls"):
+            calling["content"], calling = message["content"], None
+        else:
+            calling = message if message.get("tool_calls") else None
+            turns.append(message)
+            if calling is not None:
+                calling.pop("content", None)
+    return turns
+
+
+def _called(calling: Message, number: int, result: Message) -> str:
+    calls = calling["tool_calls"]
+    return str(calls[number]["function"]["name"] if number < len(calls) else result.get("tool_call_id", ""))
+
+
+def _value(text: Any) -> Any:
+    """Return the value of JSON, or the text itself."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return text

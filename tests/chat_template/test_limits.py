@@ -1,0 +1,97 @@
+"""Hostile chat templates: a request fails with one line, other requests are served, and memory stays small."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.http import asking, scripted, send
+from support.tiny_models import write_model
+
+from ngramspec import worker as module
+from ngramspec.chat_template.template import ChatTemplate, worker
+from ngramspec.errors import ModelError
+from ngramspec.llama.vocabulary import Vocabulary
+
+RANGE = "range(99999)"
+LOOP = f"{{% for a in {RANGE} %}}{{% for b in {RANGE} %}}{{% for c in {RANGE} %}}{{% endfor %}}{{% endfor %}}{{% endfor %}}"
+SLOW = [
+    LOOP,
+    "{% macro m(n) %}{{ m(n - 1) ~ m(n - 1) if n else '' }}{% endmacro %}{{ m(60) }}",
+    "{% for a in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
+    "{{ 7 ** (7 ** 9) % 10 }}",
+]
+LARGE = [
+    "{{ '%9999999999d' % 1 }}",
+    "{{ 'a' * 3000000000 }}",
+    "{{ 'a' | center(3000000000) }}",
+    "{{ '{:>3000000000}'.format(messages[0].role) }}",
+    "{{ messages[0].role.ljust(3000000000) }}",
+    "{{ [messages] * 300000000 }}",
+    "{{ [1] | batch(300000000, 1) | list }}",
+    "{{ messages | tojson(indent=999999999) }}",
+    "{% set ns = namespace(x='a' * 10000000) %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+]
+LONG = "{% for a in range(99999) %}" + "a" * 1000 + "{% endfor %}"
+FORBIDDEN = ["{{ ''.__class__.mro() }}", "{% include 'x' %}", "{{ lipsum.__globals__['os'].getpid() }}"]
+TALK = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Children with little time."""
+    monkeypatch.setattr(module, "SECONDS", 0.5)
+    with worker.session():
+        worker.close()
+    yield
+    with worker.session():
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        *((source, "takes more than 0.5 s to render") for source in SLOW),
+        *((source, "takes ") for source in LARGE),  # the memory, or the time to fill it
+        (LONG, "writes more than 16,777,216 characters"),
+        *((source, "rejects this conversation: ") for source in FORBIDDEN),
+        ("{{ 'a", "is not valid Jinja: "),
+    ],
+)
+def test_hostile_template_is_a_model_error(demo_vocabulary: Vocabulary, source: str, complaint: str) -> None:
+    with pytest.raises(ModelError) as raised:
+        ChatTemplate(source, {}).prompt(TALK, demo_vocabulary)
+    assert str(raised.value).startswith(f"the chat template {complaint}")
+    assert "\n" not in str(raised.value)
+
+
+def test_template_that_does_not_end_blocks_no_other_request(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", "llama", chat_template=LOOP)
+
+    async def run() -> None:
+        with Vocabulary(path) as vocabulary:
+            async with asking(scripted(vocabulary=vocabulary)[0]) as client:
+                chat = asyncio.create_task(client.post("/v1/chat/completions", json={"messages": TALK}))
+                for _ in range(5):
+                    assert (await client.get("/health")).status_code == 200
+                assert (await client.post("/completion", json={"prompt": "a"})).status_code == 200
+                assert not chat.done()
+                response = await chat
+                assert response.status_code == 400
+                assert response.json()["error"]["message"] == "the chat template takes more than 0.5 s to render"
+
+    asyncio.run(run())
+
+
+def test_template_that_is_not_valid_fails_only_chats(tmp_path: Path) -> None:
+    with Vocabulary(write_model(tmp_path / "model.gguf", "llama", chat_template="{% if %}")) as vocabulary:
+        server, _ = scripted(vocabulary=vocabulary)
+        response = send(server, "/v1/chat/completions", {"messages": TALK})
+        assert response.status_code == 400
+        assert response.json()["error"]["message"].startswith("the chat template is not valid Jinja: ")
+        assert send(server, "/completion", {"prompt": "a"}).status_code == 200
+        props = send(server, "/props", method="GET").json()
+        assert props["chat_template"] == "{% if %}"
+        assert not any(props["chat_template_caps"].values())
