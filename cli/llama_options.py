@@ -36,7 +36,7 @@ _LOGGING = "the log has one entry per request on stderr"
 class NoEffect:
     """Options of llama-server that are accepted and change nothing."""
 
-    jinja: bool = _always(help="chat templates always use Jinja")
+    jinja: bool = _always(help="chat templates use Jinja, except those of llama.cpp")
     cont_batching: bool = _always("-cb", "--cont-batching", help="continuous batching is always on")
     metrics: bool = _always(help="/metrics is always enabled")
     slots: bool = _always(help="/slots is enabled unless --no-slots is set")
@@ -47,7 +47,7 @@ class NoEffect:
         "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", help="each request has its own context of -c tokens"
     )
     swa_full: bool = _ignored(help="sliding windows keep what a rollback needs")
-    no_jinja: bool = _ignored(help="chat templates always use Jinja")
+    no_jinja: bool = _ignored(help="chat templates use Jinja, except those of llama.cpp")
     no_warmup: bool = _ignored("--no-warmup", "--warmup", help="the cost of batches is measured once per model")
     mlock: bool = _ignored(help="the system decides which weights stay in memory")
     no_mmproj: bool = _ignored("--no-mmproj", "--no-mmproj-auto", help="the server accepts only text")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from datetime import datetime
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import TemplateSyntaxError, nodes
 from jinja2.ext import Extension, LoopControlExtension
@@ -21,6 +21,12 @@ MAX_CHARACTERS = 2**24
 
 _CHANGES = re.compile(r"\.(append|clear|extend|insert|pop|popitem|remove|reverse|setdefault|sort|update)\s*\(")
 """Calls that may change the values; Transformers forbids them, llama.cpp allows them."""
+
+_CHECKS = re.compile(
+    r"""\{%-? if \(message\['content'\] is [a-z ]+ or [^%]*message\['tool_calls'\]\|length == 0\) %\}"""
+    r"""|\{%-? if "<\|channel\|>[^%]*" in message\.content %\}"""
+)
+"""Checks of Mistral's and gpt-oss' templates that reject empty answers, and reasoning in the content of a message."""
 
 Values = Mapping[str, Any]
 Render = Callable[[Values], str]
@@ -39,7 +45,7 @@ def make_render(source: str, bos: str = "", eos: str = "") -> Render:
     changing = _CHANGES.search(source) is not None
     try:
         template = environment.from_string(
-            source,
+            _CHECKS.sub("{%- if false %}", source),
             {
                 "bos_token": bos,
                 "eos_token": eos,
@@ -76,7 +82,7 @@ def make_render(source: str, bos: str = "", eos: str = "") -> Render:
 class _Generation(Extension):
     """The block {% generation %}, which marks answers for training: its contents."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - declared by Jinja
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

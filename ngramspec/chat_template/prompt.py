@@ -62,7 +62,7 @@ class LayoutTemplate:
         source: Template.
         render: Function from the template's variables, "messages" among them, to text.
         controls: Texts of the control tokens.
-        bos: Text of the token that begins a prompt; "" if there is none.
+        bos: Text of the token that begins a prompt; "" if the vocabulary has no such token.
     """
 
     def __init__(self, source: str, render: Render, controls: Iterable[str], bos: str) -> None:

@@ -51,7 +51,8 @@ class ChatTemplate:
     Args:
         source: Template.
         controls: Control tokens by their texts.
-        bos: Text of the token that begins a prompt; "" if there is none. A template that writes it gets no second one.
+        bos: Text of the token that begins a prompt; "" if the vocabulary has no such token. It is not added to a
+            prompt that begins with it.
         eos: Text of the token that ends a text.
     """
 

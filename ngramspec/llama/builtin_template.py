@@ -33,7 +33,7 @@ class BuiltinTemplate(ChatTemplate):
     Args:
         name: Name of the template.
         controls: Control tokens by their texts.
-        bos: Text of the token that begins a prompt; "" if there is none.
+        bos: Text of the token that begins a prompt; "" if the vocabulary has no such token.
     """
 
     def __init__(self, name: str, controls: Mapping[str, Control], bos: str) -> None:

@@ -87,6 +87,8 @@ def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     vocabulary, begun = model.vocabulary, task.begun
     messages = task.messages if begun is None else task.messages[:-1]
     variables = {**model.variables, **task.variables}
+    if task.form is not None and "response_format" in (vocabulary.chat_template or ""):
+        variables["response_format"] = task.form.schema or {"type": "object"}
     try:
         prompt: ChatPrompt = vocabulary.chat(
             messages, task.callable_tools, variables, answered=task.answered or begun is not None

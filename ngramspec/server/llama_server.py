@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
@@ -15,11 +16,7 @@ from ngramspec.batching.request import Request
 from ngramspec.fill_in import Limits
 from ngramspec.server.call import Call, json_answer
 from ngramspec.server.chat import chat_prompt
-from ngramspec.server.common_fields import (
-    check_token,
-    read_max_tokens,
-    read_sampling,
-)
+from ngramspec.server.common_fields import check_token, read_format, read_max_tokens, read_sampling
 from ngramspec.server.generate import End, Piece, TextEvent, generate
 from ngramspec.server.native_answer import native_answer
 from ngramspec.server.openai_chat import read_chat
@@ -157,6 +154,7 @@ async def detokenize(call: Call) -> Response:
 async def apply_template(call: Call) -> Response:
     """Return the prompt of a chat as text, with its control tokens except for one that `/completion` adds in front."""
     model, (task, _) = call.model, read_chat(call.given)
+    task = replace(task, form=read_format(call.given))
     prompt = await asyncio.to_thread(chat_prompt, model, task)
     vocabulary = model.vocabulary
     bos = vocabulary.ends[0]

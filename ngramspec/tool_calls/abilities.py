@@ -31,27 +31,41 @@ class Abilities(NamedTuple):
 
 def find_abilities(render: Render, known: bool) -> Abilities:
     """Render small conversations to find the features of a template; `known`: it belongs to a family."""
+    strings = "qwordq" in _rendered(render, [{"role": "user", "content": "qwordq"}])
+    typed = _shows_parts(render)
+
+    def shows(messages: list[Message], **variables: Any) -> str:
+        return _rendered(render, messages if strings or not typed else in_parts(messages), **variables)
+
     tool = _tool("qlistq", "qpartq")
-    tools = "qlistq" in _rendered(render, [_USER], tools=[tool])
+    tools = "qlistq" in shows([_USER], tools=[tool])
     shown: dict[str, Any] = {"tools": [tool]} if tools else {}
-    can = Abilities(
-        tools and known,  # calls of unknown families could not be parsed
-        "qsystemq" in _rendered(render, [{"role": "system", "content": "qsystemq"}, _USER]),
-        strings="qwordq" in _rendered(render, [{"role": "user", "content": "qwordq"}]),
-        typed=_shows_parts(render),
-    )
-    if not known:
+    system = "qsystemq" in shows([{"role": "system", "content": "qsystemq"}, _USER])
+    can = Abilities(tools and known, system, strings=strings, typed=typed)
+    if not known:  # calls of unknown families could not be parsed
         return can
     for id_ in ("call_qidqidq", "call12345"):
         for kind in _ARGUMENTS:
             call = _calling(kind, id_=id_)
-            if not _shows_call(_rendered(render, [_USER, call], **shown), kind):
-                continue
             result = {"role": "tool", "tool_call_id": id_, "name": "qlistq", "content": "qresultq"}
-            results = "qresultq" in _rendered(render, [_USER, call, result], **shown)
+            text = shows([_USER, call, result], **shown)
+            # Some templates reject results, and some do not show calls of the last turn.
+            if not _shows_call(text, kind) and not _shows_call(shows([_USER, call], **shown), kind):
+                continue
+            results = "qresultq" in text
             if results or len(id_) == 9:
                 return can._replace(arguments=kind, results=results, short_ids=len(id_) == 9)
     return can
+
+
+def in_parts(messages: Sequence[Message]) -> list[Message]:
+    """Return messages whose contents are lists of parts."""
+    return [
+        {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content := message.get("content"), str)
+        else message
+        for message in messages
+    ]
 
 
 def _shows_parts(render: Render) -> bool:
@@ -92,7 +106,7 @@ def capabilities(render: Render) -> dict[str, bool]:
     tools = [_tool("qlistq")]
     effort = [_rendered(render, [_USER], reasoning_effort=one, enable_thinking=True) for one in ("low", "high")]
     thought = [_USER, {**said, "reasoning_content": "qwordq"}, _USER, said, _USER]
-    # By these names templates are told to leave earlier thoughts in.
+    # Variables by which templates keep earlier reasoning.
     leaves = ("clear_thinking", "truncate_history_thinking", "drop_thinking")
     keeps = {"enable_thinking": True, "preserve_thinking": True, **dict.fromkeys(leaves, False)}
     as_object = _rendered(render, [_USER, _calling("object")], tools=tools)

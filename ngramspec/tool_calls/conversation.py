@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ngramspec.tool_calls.abilities import Abilities, Message, find_abilities, openai_tool
+from ngramspec.tool_calls.abilities import Abilities, Message, find_abilities, in_parts, openai_tool
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import HERMES, family_of
 from ngramspec.tool_calls.forms import forms_of
@@ -65,11 +65,7 @@ class ToolTemplate:
             adapted = _without_system(adapted)
         for form in self._forms:
             adapted = form(adapted)
-        if can.typed and not can.strings:
-            for message in adapted:
-                if isinstance(content := message.get("content"), str):
-                    message["content"] = [{"type": "text", "text": content}]
-        return adapted, shown
+        return adapted if can.strings or not can.typed else in_parts(adapted), shown
 
     def _with_tools(
         self, adapted: list[Message], tools: Sequence[Tool], can: Abilities

@@ -66,7 +66,7 @@ _MISTRAL = {"[TOOL_CALLS]": named("[ARGS]", r"(?!\[CALL_ID\])(.+?)\s*(?:\[CALL_I
 _LLAMA = objects(";", known=True)
 _FENCED = objects("```", known=True)
 
-HERMES = Family("hermes", (("<tool_call>",),), {**_TAG, "<tool_calls>": read_hermes})
+HERMES = Family("hermes", (("<tool_call>",), ("<tool_calls>",)), {**_TAG, "<tool_calls>": read_hermes})
 FAMILIES = (
     Family(
         "harmony",
@@ -96,6 +96,13 @@ FAMILIES = (
     Family("qwen-coder", (("<function=",),), {**_TAG, "<seed:tool_call>": read_hermes, "<function=": read_function}),
     HERMES,
     Family("granite", (("<|tool_call|>",),), {"<|tool_call|>": read_hermes, **_TAG}),
+    Family(
+        "nemotron-v2",
+        (("<TOOLCALL>",),),
+        {"<TOOLCALL>": objects("</TOOLCALL>"), **_TAG},
+        call=('{"name": %(json)s, "arguments": ', "}"),
+        around=("<TOOLCALL>[", ", ", "]</TOOLCALL>"),
+    ),
     Family("gemma4", (("<|tool_call>",),), {"<|tool_call>": read_gemma4, **_TAG}),
     Family(
         "lfm2",

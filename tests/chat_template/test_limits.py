@@ -16,7 +16,7 @@ from ngramspec.errors import ModelError
 from ngramspec.llama.vocabulary import Vocabulary
 
 RANGE = "range(99999)"
-LOOP = f"{{% for a in {RANGE} %}}{{% for b in {RANGE} %}}{{% for c in {RANGE} %}}{{% endfor %}}{{% endfor %}}{{% endfor %}}"
+LOOP = f"{{% for name in {RANGE} %}}" * 3 + "{% endfor %}" * 3
 SLOW = [
     LOOP,
     "{% macro m(n) %}{{ m(n - 1) ~ m(n - 1) if n else '' }}{% endmacro %}{{ m(60) }}",

@@ -43,7 +43,7 @@ ORDINARY = [
 
 
 def tokenize(text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-    """Characters, and control tokens where they are parsed."""
+    """Characters, and control tokens if they are parsed."""
     parts = re.split("(" + "|".join(map(re.escape, CONTROLS)) + ")", text) if special else [text]
     found = [BOS] if add_bos else []
     for part in parts:

@@ -13,6 +13,7 @@ import pytest
 from support.cli_runner import DEMO, UNENDED, Done, run, shell
 from support.scripted_chat import saying
 from support.signals import by_signal, signal_after
+from support.tiny_models import write_model
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 
@@ -94,6 +95,11 @@ def test_bad_usage_is_one_line(env: dict[str, str]) -> None:
         (["--resume"], b"hello\n", 1, "there is no saved conversation; ngramspec chat --keep saves one"),
     ):
         pipe(env, stdin, *options).failed(words, code=code)
+
+
+def test_chat_template_that_is_not_valid_ends_the_program(env: dict[str, str], tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", "llama", chat_template="{% if %}")
+    run(env, "chat", str(path), "-c", "64", stdin=b"hi\n").failed("the chat template is not valid Jinja: ")
 
 
 def test_nobody_reads_the_answer(env: dict[str, str]) -> None:

@@ -337,7 +337,7 @@ def test_under_clients_that_come_and_go_until_a_second_interrupt(env: dict[str, 
 def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_path: Path) -> None:
     keys, template = tmp_path / "keys.txt", tmp_path / "chat.jinja"
     keys.write_text("first\n\nsecond\n")
-    template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>")
+    template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ mood }}")
     answers: list[dict[str, Any]] = []
     statuses: list[int] = []
 
@@ -386,10 +386,11 @@ def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_p
     carried += ["--host", "127.0.0.1,127.0.0.2"]
     files = ["--api-key-file", str(keys), "--chat-template-file", str(template)]
     files += ["--slot-save-path", str(tmp_path), "--reasoning-format", "deepseek"]
+    files += ["--chat-template-kwargs", '{"mood": "glad"}']
     done = serve(env, client, "-m", str(DEMO), *carried, *files, model=()).ok()
     assert answers[0]["usage"]["completion_tokens"] == 5
-    assert answers[0]["__verbose"]["prompt"].endswith("<user>hello<assistant>")
-    assert answers[1]["prompt"] == "<user>hello<assistant>"
+    assert answers[0]["__verbose"]["prompt"].endswith("<user>hello<assistant>glad")
+    assert answers[1]["prompt"] == "<user>hello<assistant>glad"
     assert answers[2]["n_written"] == (tmp_path / "a.bin").stat().st_size
     assert answers[2]["n_saved"] == answers[3]["n_erased"] > 5
     assert "POST /slots/0 200" in done.err

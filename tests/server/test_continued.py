@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.cli_runner import DEMO
 from support.fake_service import Script
 from support.http import ask, demo_vocabulary, scripted, send
 
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.tool_calls.continuation import begun_answer
 
 CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -76,12 +78,55 @@ def test_what_cannot_be_gone_on_with() -> None:
     assert send(scripted()[0], MESSAGES, {"messages": [USER, use], "max_tokens": 9}).status_code == 400
 
 
+MARKED = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}"
+    "{% if m.reasoning_content %}<think>[{{ m.reasoning_content }}]</think>{% elif enable_thinking %}<think>{% endif %}"
+    "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_the_prompt_continues_as_the_template_writes_its_last_turn() -> None:
+    with Vocabulary(DEMO) as vocabulary:
+
+        def prompt(template: str, **body: Any) -> str:
+            vocabulary.use_chat_template(template)
+            response = send(scripted(vocabulary=vocabulary)[0], "/apply-template", {"messages": TURNS} | body)
+            return str(response.json()["prompt"]).removeprefix("<user>2 + 2?<assistant>")
+
+        said = BEGUN["content"]
+        thinking = [USER, BEGUN | {"reasoning_content": "hm"}]
+        assert prompt(MARKED) == f"<think>{said}"
+        assert prompt(MARKED, chat_template_kwargs={"enable_thinking": False}) == said
+        assert prompt(MARKED, messages=thinking) == f"<think>[hm]</think>{said}"
+        assert prompt(MARKED, messages=[USER, {"role": "assistant", "content": "", "reasoning_content": "hm"}]) == (
+            "<think>[hm"
+        )
+        # This template begins answers in another way than it writes them later.
+        opened = (
+            MARKED.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}").replace("[", "").replace("]", "")
+        )
+        assert prompt(opened.replace("elif enable_thinking", "elif false")) == f"<think></think>{said}"
+        strict = MARKED.replace("{% for", "{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}{% for")
+        assert prompt(strict) == said
+
+
+def test_a_turn_that_gemma_4_does_not_begin_is_begun() -> None:
+    with Vocabulary(DEMO) as vocabulary:
+        vocabulary.use_chat_template("{# <|tool_call> #}{{ messages[0].content ~ '<turn|>\\n' }}")
+        prompt = vocabulary.chat([USER])
+        assert prompt.text == "2 + 2?<turn|>\n<|turn>model\n"
+        assert prompt.opening.endswith("<|turn>model\n")
+        assert vocabulary.chat([USER], answered=False).text == "2 + 2?<turn|>\n"
+
+
 @pytest.mark.parametrize(
     ("template", "opening", "expected"),
     [
         ("", "assistant\n", "text"),
         ("<think>", "assistant\n", "<think>\nhm\n</think>\n\ntext"),
         ("<think>", "assistant\n<think>\n", "hm\n</think>\n\ntext"),
+        ("<think>", "assistant<think>", "hm</think>text"),
+        ("[THINK]", "assistant", "[THINK]hm[/THINK]text"),
         (
             "<|channel|> <|message|>",
             "<|start|>assistant",

@@ -133,7 +133,42 @@ def test_reasoning_has_the_name_that_the_template_requires() -> None:
     assert blocks == [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "ho"}]
 
 
+def test_system_message_is_part_of_the_first_turn_if_the_template_has_none() -> None:
+    system, user, answer = ({"role": role, "content": role} for role in ("system", "user", "assistant"))
+    template = make(NO_SYSTEM)[0]
+    assert template.adapt([system, user, answer], [])[0] == [{"role": "user", "content": "system\nuser"}, answer]
+    assert template.adapt([system, answer], [])[0] == [{"role": "user", "content": "system"}, answer]
+    assert make(PLAIN)[0].adapt([system, user], [])[0] == [system, user]
+
+
+def test_parts_of_a_content_are_joined_unless_the_template_knows_them() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "user", "content": parts}]
+    assert make(PLAIN)[0].adapt(messages, [])[0] == [{"role": "user", "content": "a\nb"}]
+    assert make(TYPED)[0].adapt(messages, [])[0] == messages
+    assert make(TYPED)[0].adapt([{"role": "user", "content": "a"}], [])[0] == [{"role": "user", "content": parts[:1]}]
+    assert make(BOTH)[0].adapt(messages, [])[0] == messages
+    assert make(BOTH)[0].adapt(messages, [WEATHER])[0][-1]["content"] == "a\nb"  # its tools are described
+
+
+def test_white_space_is_removed_for_the_template_of_stepfun() -> None:
+    marked = PLAIN + "{# You have access to the following functions in JSONSchema format #}"
+    messages = [{"role": "assistant", "content": " a\n", "reasoning_content": "\nb "}]
+    assert make(marked)[0].adapt(messages, [])[0] == [{"role": "assistant", "content": "a", "reasoning_content": "b"}]
+
+
+def test_results_are_part_of_the_call_in_early_templates_of_gemma_4() -> None:
+    marks = "{# '<|tool_call>call:' message['tool_responses'] #}<|tool_call>"
+    messages = [*talk()[:3], {"role": "tool", "tool_call_id": "x", "content": '{"a": 1}'}]
+    messages += [{"role": "assistant", "content": "Warm."}, {"role": "user", "content": "So?"}]
+    adapted = make(OBJECTS + marks)[0].adapt(messages, [WEATHER])[0]
+    assert [message["role"] for message in adapted] == ["user", "assistant", "user"]
+    assert adapted[1]["content"] == "Warm."
+    assert adapted[1]["tool_responses"] == [{"name": "weather", "response": 18}, {"name": "x", "response": {"a": 1}}]
+
+
 TYPED = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+BOTH = PLAIN.replace("{{ m.content }}", "{{ m.content if m.content is string else m.content | join('', 'text') }}")
 THOUGHTS = (
     "{{ reasoning_effort }}{% for m in messages %}"
     + TURN

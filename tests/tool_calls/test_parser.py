@@ -88,6 +88,12 @@ ANSWERS = [
         content="b",
         thoughts="a",
     ),
+    Answer(
+        "nemotron-v2",
+        'x<TOOLCALL>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "clock"}]</TOOLCALL>',
+        TWO,
+        "x",
+    ),
     Answer("granite", '<|tool_call|>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "clock"}]', TWO),
     Answer("llama", '{"name": "weather", "parameters": {"city": "Paris"}}; {"name": "clock", "parameters": {}}', TWO),
     Answer(

@@ -1,0 +1,132 @@
+"""Variables and functions that chat templates receive, through the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+from support.cli_runner import DEMO
+from support.http import scripted, send
+
+from ngramspec.llama.vocabulary import Vocabulary
+
+USER = {"role": "user", "content": "hi"}
+NAMES = ["enable_thinking", "preserve_thinking", "clear_thinking", "reasoning_effort", "reasoning_strength", "color"]
+SHOWN = "{# </think> #}" + " ".join(f"{name}={{{{ {name} }}}}" for name in NAMES)
+USUAL = {"enable_thinking": "True", "preserve_thinking": "True", "clear_thinking": "False"}
+
+
+@pytest.fixture
+def vocabulary() -> Iterator[Vocabulary]:
+    with Vocabulary(DEMO) as vocabulary:
+        yield vocabulary
+
+
+def prompt(vocabulary: Vocabulary, template: str, body: Any = None, defaults: Any = None, **model: Any) -> str:
+    vocabulary.use_chat_template(template)
+    server, _ = scripted(vocabulary=vocabulary, variables=defaults or {}, **model)
+    response = send(server, "/apply-template", {"messages": [USER]} | (body or {}))
+    assert response.status_code == 200, response.text
+    return str(response.json()["prompt"])
+
+
+@pytest.mark.parametrize(
+    ("body", "defaults", "expected"),
+    [
+        ({}, {}, {}),
+        ({"chat_template_kwargs": {"enable_thinking": False, "color": "red"}}, {}, {"enable_thinking": "False"}),
+        ({}, {"enable_thinking": False, "color": "red"}, {"enable_thinking": "False", "color": "red"}),
+        (
+            {"chat_template_kwargs": {"enable_thinking": True, "color": "red"}},
+            {"enable_thinking": False, "reasoning_effort": "low"},
+            {"color": "red", "reasoning_effort": "low"},
+        ),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "low"}, {"reasoning_effort": "high"}),
+        ({"chat_template_kwargs": {"reasoning_effort": "high"}}, {}, {"reasoning_effort": "high"}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+            {},
+            {"reasoning_effort": "low"},
+        ),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "low"}, {"enable_thinking": "False"}),
+        (
+            {"chat_template_kwargs": {"preserve_reasoning": False}},
+            {},
+            {"preserve_thinking": "False", "clear_thinking": "True"},
+        ),
+    ],
+)
+def test_template_receives_variables_of_request_and_server(
+    vocabulary: Vocabulary, body: dict[str, Any], defaults: dict[str, Any], expected: dict[str, str]
+) -> None:
+    expected = USUAL | expected
+    if "color" in str(body):
+        expected["color"] = "red"
+    if "reasoning_effort" in expected:
+        expected["reasoning_strength"] = expected["reasoning_effort"]
+    assert prompt(vocabulary, SHOWN, body, defaults) == " ".join(f"{name}={expected.get(name, '')}" for name in NAMES)
+
+
+def test_template_without_reasoning_tags_is_not_asked_to_reason(vocabulary: Vocabulary) -> None:
+    assert prompt(vocabulary, "{{ enable_thinking }}") == "False"
+    assert prompt(vocabulary, "{{ enable_thinking }}{# <|channel|> <|message|> #}") == "True"
+
+
+def test_dates_change_once_a_day(vocabulary: Vocabulary) -> None:
+    before = datetime.now()
+    text = prompt(vocabulary, "{{ date_string }}|{{ datetime }}|{{ strftime_now('%Y-%m-%d') }}")
+    days = {f"{day:%d %b %Y}|{day:%b %d %Y}|{day:%Y-%m-%d}" for day in (before, datetime.now())}
+    assert text in days
+
+
+def test_absent_tools_are_undefined(vocabulary: Vocabulary) -> None:
+    assert prompt(vocabulary, "{{ tools is defined }}{% for tool in tools %}{% endfor %}") == "False"
+
+
+def test_bos_that_completions_add_is_not_in_the_prompt(vocabulary: Vocabulary) -> None:
+    assert prompt(vocabulary, "{{ bos_token }}a{{ eos_token }}") == "a<|endoftext|>"
+
+
+def test_templates_may_change_lists_and_nothing_is_escaped(vocabulary: Vocabulary) -> None:
+    source = "{% set names = [] %}{% for m in messages %}{% set _ = names.append(m.role) %}{% endfor %}"
+    source += "{{ names | join }}{{ messages.pop(0).content }}{{ '<'|safe + messages | tojson }}"
+    assert prompt(vocabulary, source, {"messages": [USER, {"role": "assistant", "content": "é"}, USER]}) == (
+        'userassistantuserhi<[{"role": "assistant", "content": "é"}, {"role": "user", "content": "hi"}]'
+    )
+
+
+def test_template_that_mentions_it_receives_the_schema(vocabulary: Vocabulary) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}}
+    for given, shown in (({}, ""), ({"response_format": form}, '{"type": "integer"}')):
+        text = prompt(vocabulary, "{% if response_format %}{{ response_format | tojson }}{% endif %}", given)
+        assert text == shown
+    assert prompt(vocabulary, "{{ response_format | tojson }}", {"response_format": {"type": "json_object"}}) == (
+        '{"type": "object"}'
+    )
+
+
+def test_checks_that_reject_ordinary_answers_are_removed(vocabulary: Vocabulary) -> None:
+    empty = "(message['content'] is not defined or message['content'] == '' or message['content']|length == 0)"
+    calls = "(message['tool_calls'] is not defined or message['tool_calls']|length == 0)"
+    tags = '"<|channel|>analysis<|message|>" in message.content or "<|channel|>final<|message|>" in message.content'
+    for check in (f"{empty} and {calls}", tags):
+        source = f"{{%- if {check} %}}{{{{ raise_exception('no') }}}}{{%- endif %}}a"
+        assert prompt(vocabulary, f"{{% set message = {{'content': ''}} %}}{source}") == "a"
+
+
+@pytest.mark.parametrize(
+    ("variables", "complaint"),
+    [
+        ({"messages": []}, "'messages' cannot be set"),
+        ({"add_generation_prompt": True}, "'add_generation_prompt' cannot be set"),
+        ({"enable_thinking": "false"}, "'enable_thinking' must be true or false, got 'false'"),
+        ({"preserve_reasoning": 1}, "'preserve_reasoning' must be true or false, got 1"),
+    ],
+)
+def test_unusable_variable_is_refused(variables: dict[str, Any], complaint: str) -> None:
+    body = {"messages": [USER], "chat_template_kwargs": variables}
+    error = send(scripted()[0], "/v1/chat/completions", body).json()["error"]
+    assert (error["code"], error["param"]) == (400, "chat_template_kwargs")
+    assert error["message"] == f"chat_template_kwargs: the chat template's variable {complaint}"

@@ -1,0 +1,49 @@
+"""llama.cpp's own chat templates, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.cli_runner import DEMO
+
+from ngramspec.errors import ModelError
+from ngramspec.llama.builtin_template import builtin_names
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.tool_calls.deltas import Tool
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "a <|im_end|> " + "é" * 1000},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"},
+]
+
+
+@pytest.fixture
+def vocabulary() -> Iterator[Vocabulary]:
+    with Vocabulary(DEMO) as vocabulary:
+        yield vocabulary
+
+
+def test_chatml_equals_the_template_of_the_demo_model(vocabulary: Vocabulary, demo_vocabulary: Vocabulary) -> None:
+    vocabulary.use_chat_template("chatml")
+    for answered in (True, False):
+        prompt = vocabulary.chat(TALK, answered=answered)
+        assert prompt == demo_vocabulary.chat(TALK, answered=answered)
+    assert prompt.tokens.count(vocabulary.controls["<|im_end|>"]) == 4  # that of the message is text
+
+
+def test_all_templates_format_a_conversation(vocabulary: Vocabulary) -> None:
+    assert {"llama3", "gemma", "mistral-v7"} < {*builtin_names()}
+    for name in builtin_names():
+        vocabulary.use_chat_template(name)
+        text = vocabulary.chat(TALK, [Tool("clock", "Tells the time.")]).text
+        assert text.index("Be brief.") < text.index('"name": "clock"') < text.index("é" * 1000), name
+    assert vocabulary.template_capabilities["supports_tools"] is False
+
+
+def test_null_character_is_refused(vocabulary: Vocabulary) -> None:
+    vocabulary.use_chat_template("llama3")
+    with pytest.raises(ModelError, match="without null characters"):
+        vocabulary.chat([{"role": "user", "content": "a\0b"}])
