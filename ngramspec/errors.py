@@ -23,5 +23,9 @@ class PromptError(NGramSpecError):
     """The prompt cannot be continued: it is empty, or does not fit in the context."""
 
 
+class ShutdownError(NGramSpecError):
+    """The server is shutting down."""
+
+
 class GrammarError(NGramSpecError):
     """A grammar or JSON schema is not one, or leaves no token to choose."""

@@ -37,17 +37,27 @@ class Worker:
         subject: Noun for error messages, such as "the grammar".
         action: Verb for error messages, such as "prepare".
         error: Class of the errors about limits.
+        closed_error: Class of the error of calls that `close` ends or prevents.
         memory: Maximum address space of the child in bytes, on systems that can limit it.
         cache: Maximum bytes of arguments and results to keep for repeated calls.
     """
 
     def __init__(
-        self, subject: str, action: str, error: type[Exception], *, memory: int = 4 * 2**30, cache: int = 0
+        self,
+        subject: str,
+        action: str,
+        error: type[Exception],
+        closed_error: type[Exception],
+        *,
+        memory: int = 4 * 2**30,
+        cache: int = 0,
     ) -> None:
-        self._subject, self._action, self._error = subject, action, error
+        self._subject, self._action = subject, action
+        self._error, self._closed_error = error, closed_error
         self._memory, self._cache = memory, cache
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0  # id of the process that started the child
         self._closed = False
         self._known: OrderedDict[bytes, bytes] = OrderedDict()
 
@@ -55,7 +65,8 @@ class Worker:
         """Return the result of a function of a module.
 
         Raises:
-            Exception: the function raised it, or exceeded a limit (then it is an `error` of `Worker`).
+            Exception: the function raised it, exceeded a limit (then it is the `error` of this worker), or the worker
+                was closed (then it is the `closed_error`).
         """
         request = pickle.dumps((function, arguments, named), pickle.HIGHEST_PROTOCOL)
         if not self._lock.acquire(timeout=PATIENCE):
@@ -94,13 +105,14 @@ class Worker:
             process.wait()
 
     def _running(self) -> subprocess.Popen[bytes] | None:
-        if self._process is None or self._process.poll() is not None:
-            self._process = _start(self._memory)
+        forked = self._owner != os.getpid()  # a copy of this process must not use its child
+        if self._process is None or forked or self._process.poll() is not None:
+            self._process, self._owner = _start(self._memory), os.getpid()
         return self._process
 
     def _ask(self, request: bytes) -> bytes:
         if self._closed:
-            raise self._error("the server is shutting down")
+            raise self._closed_error("the server is shutting down")
         process = self._running()
         if process is None:
             return _answer(request)
@@ -119,7 +131,7 @@ class Worker:
         if answer is not None:
             return answer
         if self._closed:
-            raise self._error("the server is shutting down")
+            raise self._closed_error("the server is shutting down")
         late = process.returncode == _LATE
         limit = f"more than {_limit():g} s" if late else "too much memory"
         raise self._error(f"{self._subject} takes {limit} to {self._action}")

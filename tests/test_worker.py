@@ -11,14 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from ngramspec import worker as module
-from ngramspec.errors import GrammarError
+from ngramspec.errors import GrammarError, ShutdownError
 from ngramspec.grammars.json_schema import json_rule
 from ngramspec.worker import Worker
 
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    made = Worker("the grammar", "prepare", GrammarError, memory=2**31)
+    made = Worker("the grammar", "prepare", GrammarError, ShutdownError, memory=2**31)
     yield made
     made.close()
 
@@ -34,7 +34,7 @@ def test_call_returns_the_result_or_raises_the_error_of_the_function(worker: Wor
 
 
 def test_repeated_calls_are_answered_from_the_cache() -> None:
-    cached = Worker("the grammar", "prepare", GrammarError, cache=1000)
+    cached = Worker("the grammar", "prepare", GrammarError, ShutdownError, cache=1000)
     first = cached.call(time.perf_counter_ns)
     assert cached.call(time.perf_counter_ns) == first
     cached.call(str, "x" * 1000)  # exceeds the cache, which drops the oldest result
@@ -72,7 +72,7 @@ def test_close_ends_a_running_call(worker: Worker) -> None:
     def call() -> None:
         try:
             worker.call(time.sleep, 30)
-        except GrammarError as error:
+        except ShutdownError as error:
             errors.append(str(error))
 
     thread = threading.Thread(target=call)
@@ -83,6 +83,21 @@ def test_close_ends_a_running_call(worker: Worker) -> None:
         worker.close()
         thread.join()
         assert errors == ["the server is shutting down"]
-        with pytest.raises(GrammarError, match="shutting down"):
+        with pytest.raises(ShutdownError, match="shutting down"):
             worker.call(os.getppid)
     assert worker.call(os.getppid) == os.getpid()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_process_uses_its_own_child(worker: Worker) -> None:
+    child = worker.call(os.getpid)
+    read, write = os.pipe()
+    if (forked := os.fork()) == 0:
+        os.write(write, str(worker.call(os.getpid)).encode())
+        worker.close()
+        os._exit(0)
+    os.waitpid(forked, 0)
+    assert int(os.read(read, 20)) != child
+    assert worker.call(os.getpid) == child
+    os.close(read)
+    os.close(write)

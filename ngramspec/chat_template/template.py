@@ -10,7 +10,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from ngramspec.chat_template.environment import Render, make_render
 from ngramspec.chat_template.prompt import Layout, LayoutTemplate
-from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.errors import ModelError, NGramSpecError, ShutdownError
 from ngramspec.tokens import Tokenizer
 from ngramspec.worker import Worker
 
@@ -23,7 +23,7 @@ _SPACE = " \t\n\v\f\r"  # C's isspace()
 _MEMORY = 2**30  # bytes of address space: Python takes a tenth of it
 _MAX_COMPILED = 8  # templates that the child keeps
 
-worker = Worker("the chat template", "render", ModelError, memory=_MEMORY)
+worker = Worker("the chat template", "render", ModelError, ShutdownError, memory=_MEMORY)
 """The worker that renders the templates of this process; its child starts with the first call."""
 
 

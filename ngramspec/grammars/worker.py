@@ -11,13 +11,13 @@ from functools import lru_cache
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from ngramspec.errors import GrammarError
+from ngramspec.errors import GrammarError, ShutdownError
 from ngramspec.grammars.deep_stack import on_deep_stack
 from ngramspec.grammars.lark import LIMITS, Lark, reason
 from ngramspec.grammars.lexemes import gbnf_to_lark
 from ngramspec.worker import Worker
 
-worker = Worker("the grammar", "prepare", GrammarError, cache=8 * 2**20)
+worker = Worker("the grammar", "prepare", GrammarError, ShutdownError, cache=8 * 2**20)
 """The worker of this process; its child starts with the first call."""
 
 

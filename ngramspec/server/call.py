@@ -23,7 +23,7 @@ from starlette.responses import Response
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import ClosedError, Done, Request
 from ngramspec.cpu.thread_governor import ThreadState
-from ngramspec.errors import GrammarError, ModelError, NGramSpecError, PromptError
+from ngramspec.errors import GrammarError, ModelError, NGramSpecError, PromptError, ShutdownError
 from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
@@ -110,7 +110,7 @@ def of_failure(error: Exception, *, started: bool = False) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ClosedError):
+    if isinstance(error, ClosedError | ShutdownError):
         return leaving()
     for kind, param in _FIELDS.items():
         if isinstance(error, kind):

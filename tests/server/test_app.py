@@ -13,7 +13,7 @@ from support.fake_service import Script
 from support.http import ask, asking, chunks, demo_vocabulary, scripted, send
 
 from ngramspec.batching.request import ClosedError, Report, Request, Slot
-from ngramspec.errors import GrammarError, TargetError
+from ngramspec.errors import GrammarError, TargetError, ShutdownError
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import Counters, Server
 from ngramspec.steps import Stats
@@ -363,6 +363,7 @@ def test_errors_of_the_engine_are_http_errors_until_a_stream_has_begun() -> None
         (Script(wrong=grammar), 400, "invalid_request_error"),
         (Script(wrong=ValueError("no")), 400, "invalid_request_error"),
         (Script(wrong=ClosedError("shutting down")), 503, "unavailable_error"),
+        (Script(wrong=ShutdownError("shutting down")), 503, "unavailable_error"),
         (Script(fails=memory, after=0), 500, "server_error"),
     ):
         for stream in (False, True):
