@@ -129,13 +129,15 @@ class _Hiding:
         """A skeleton with its strings put back, where its control tokens are in that, and what follows the last one."""
         hidden = list(self._numbers)
         own: list[Span] = []
-        rebuilt = ""
+        rebuilt, at = list[str](), 0
         parts = re.split(rf"{self._mark}(\d+)x", skeleton)
         for i, part in enumerate(parts):
+            text = hidden[int(part)] if i % 2 else part
             if not i % 2:
-                own += [(len(rebuilt) + match.start(), len(rebuilt) + match.end()) for match in controls.finditer(part)]
-            rebuilt += hidden[int(part)] if i % 2 else part
-        return rebuilt, own, parts[-1]
+                own += [(at + match.start(), at + match.end()) for match in controls.finditer(part)]
+            rebuilt.append(text)
+            at += len(text)
+        return "".join(rebuilt), own, parts[-1]
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         hidden = {

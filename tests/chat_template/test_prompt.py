@@ -126,6 +126,14 @@ def test_control_tokens_that_swallow_white_space_and_none() -> None:
     assert chat.prompt(messages, TOKENIZER).tokens == tokenize(template.render(messages=messages), special=True)
 
 
+def test_a_long_message_does_not_exceed_the_time_of_a_template() -> None:
+    """The time must grow with the length, not with its square."""
+    content = "".join(f"line {number}\n" for number in range(100_000))
+    layout = make(CHATML)[0].lay_out({"messages": talk(content)})
+    assert layout.text == f"<|start|>user\n{content}<|end|><|start|>assistant"
+    assert layout.only_own
+
+
 # --------------------------------------------------------------- tools, calls and other variables
 
 CALLS = (
