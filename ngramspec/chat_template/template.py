@@ -6,6 +6,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from ngramspec.chat_template.environment import Render, make_render
@@ -61,14 +62,28 @@ class ChatTemplate:
         self._controls = controls
         self._key = secrets.token_bytes(8)
 
-    def prompt(self, messages: Messages, tokenizer: Tokenizer, **variables: Any) -> ChatPrompt:
-        """Return the prompt of a conversation, with further variables of the template ("tools", ...).
+    def prompt(
+        self,
+        messages: Messages,
+        tokenizer: Tokenizer,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        check: Callable[[int], None] | None = None,
+    ) -> ChatPrompt:
+        """Return the prompt of a conversation.
+
+        Args:
+            messages: Messages in the form that the template requires.
+            tokenizer: Tokenizer of the model.
+            variables: Further variables of the template ("tools", ...).
+            check: Function that raises an error if a text of so many characters is too long to be tokenized.
 
         Raises:
             ModelError: the template rejects the conversation or exceeds a limit, or a string contains the text of a
                 control token that cannot be told apart from those of the template.
         """
         layout = self.lay_out({**variables, "messages": messages})
+        if check is not None:
+            check(len(layout.text))
         return ChatPrompt(self._tokens(layout, tokenizer), layout.text, layout.opening)
 
     def lay_out(self, values: Mapping[str, Any]) -> Layout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -178,6 +178,7 @@ class Vocabulary:
         variables: Mapping[str, Any] = MappingProxyType({}),
         *,
         answered: bool = True,
+        check: Callable[[int], None] | None = None,
     ) -> ChatPrompt:
         """A conversation, ready for the assistant's next turn (ChatML if the model has no template).
 
@@ -188,6 +189,7 @@ class Vocabulary:
             tools: that the model may call. Where its template knows none, messages describe them.
             variables: further ones of the template ("enable_thinking", ...).
             answered: whether the prompt ends in the beginning of the assistant's turn.
+            check: function that raises an error if a text of so many characters is too long to be tokenized.
 
         Raises:
             ModelError: the template refuses these messages, or a control token in one cannot be told from its own.
@@ -195,10 +197,10 @@ class Vocabulary:
         """
         check_variables(variables)
         adapted, shown = self._tool_template.adapt(messages, tools)
-        values = template_variables(self._variables(variables))
+        values = template_variables(self._variables(variables)) | {"add_generation_prompt": answered}
         if shown is not None:
             values["tools"] = shown
-        prompt = self._chat.prompt(adapted, self, add_generation_prompt=answered, **values)
+        prompt = self._chat.prompt(adapted, self, values, check)
         start = missing_turn(self.chat_template, prompt.opening) if answered else ""
         return self._extended(prompt, [(start, True)], prompt.opening + start) if start else prompt
 

@@ -91,7 +91,11 @@ def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
         variables["response_format"] = task.form.schema or {"type": "object"}
     try:
         prompt: ChatPrompt = vocabulary.chat(
-            messages, task.callable_tools, variables, answered=task.answered or begun is not None
+            messages,
+            task.callable_tools,
+            variables,
+            answered=task.answered or begun is not None,
+            check=model.check_size,
         )
     except ValueError as error:
         raise ApiError(400, str(error), param="messages") from error

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from support.cli_runner import DEMO
 from support.http import asking, scripted, send
 from support.tiny_models import write_model
 
@@ -83,6 +85,15 @@ def test_template_that_does_not_end_blocks_no_other_request(tmp_path: Path) -> N
                 assert response.json()["error"]["message"] == "the chat template takes more than 0.5 s to render"
 
     asyncio.run(run())
+
+
+def test_prompt_that_cannot_fit_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Vocabulary(DEMO) as vocabulary:
+        vocabulary.use_chat_template("{% for name in range(99) %}" + "a" * 1000 + "{% endfor %}")
+        monkeypatch.setattr(vocabulary, "tokenize", Mock(side_effect=AssertionError))
+        response = send(scripted(vocabulary=vocabulary)[0], "/v1/chat/completions", {"messages": TALK})
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_template_that_is_not_valid_fails_only_chats(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_no_tool_call_result_or_variable_writes_a_control_token(source: str) -> 
             {"role": "assistant", "content": text, "tool_calls": [{"id": "call12345", "function": function}]},
             {"role": "tool", "tool_call_id": "call12345", "name": text, "content": text},
         ]
-        tokens = chat.prompt(messages, TOKENIZER, tools=tools, mood=text).tokens
+        tokens = chat.prompt(messages, TOKENIZER, {"tools": tools, "mood": text}).tokens
         assert controls_in(tokens) == [BOS, *[START, END] * 3, START], text
         expected = template.render(messages=messages, tools=tools, mood=text, bos_token="")
         assert text_of(tokens).removeprefix("<s>") == expected

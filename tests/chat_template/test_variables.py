@@ -81,6 +81,12 @@ def test_dates_change_once_a_day(vocabulary: Vocabulary) -> None:
     assert text in days
 
 
+def test_variables_may_have_any_other_name(vocabulary: Vocabulary) -> None:
+    names = ("self", "tokenizer", "check", "variables", "values", "class")
+    body = {"chat_template_kwargs": dict.fromkeys(names, 1)}
+    assert prompt(vocabulary, "{{ tokenizer + check + variables + values }}", body) == "4"
+
+
 def test_absent_tools_are_undefined(vocabulary: Vocabulary) -> None:
     assert prompt(vocabulary, "{{ tools is defined }}{% for tool in tools %}{% endfor %}") == "False"
 
