@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -75,7 +76,7 @@ class ChatTemplate:
             messages: Messages in the form that the template requires.
             tokenizer: Tokenizer of the model.
             variables: Further variables of the template ("tools", ...).
-            check: Function that raises an error if a text of so many characters is too long to be tokenized.
+            check: Function that raises an error if a text with that many characters is too long to be tokenized.
 
         Raises:
             ModelError: the template rejects the conversation or exceeds a limit, or a string contains the text of a
@@ -100,10 +101,12 @@ class ChatTemplate:
 
     def _call(self, function: Callable[Concatenate[bytes, P], T], *arguments: P.args, **named: P.kwargs) -> T:
         try:
-            return worker.call(function, self._key, *arguments, **named)
-        except _UnknownTemplateError:  # the child is new, or knows too many others
+            with suppress(_UnknownTemplateError):  # the child is new, or knows too many others
+                return worker.call(function, self._key, *arguments, **named)
             worker.call(_compile, self._key, self._parts)
             return worker.call(function, self._key, *arguments, **named)
+        except RecursionError:
+            raise ModelError("the conversation or a variable of the chat template is nested too deeply") from None
 
     def _tokens(self, layout: Layout, tokenizer: Tokenizer) -> list[int]:
         text = layout.text

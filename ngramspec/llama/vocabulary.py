@@ -189,7 +189,7 @@ class Vocabulary:
             tools: that the model may call. Where its template knows none, messages describe them.
             variables: further ones of the template ("enable_thinking", ...).
             answered: whether the prompt ends in the beginning of the assistant's turn.
-            check: function that raises an error if a text of so many characters is too long to be tokenized.
+            check: function that raises an error if a text with that many characters is too long to be tokenized.
 
         Raises:
             ModelError: the template refuses these messages, or a control token in one cannot be told from its own.

@@ -87,6 +87,16 @@ def test_variables_may_have_any_other_name(vocabulary: Vocabulary) -> None:
     assert prompt(vocabulary, "{{ tokenizer + check + variables + values }}", body) == "4"
 
 
+def test_value_that_is_nested_too_deeply_is_refused(vocabulary: Vocabulary) -> None:
+    vocabulary.use_chat_template("{{ deep | tojson }}")
+    for depth in (450, 600, 900):
+        deep = '{"a": ' * depth + "1" + "}" * depth
+        body = f'{{"messages": [{{"role": "user", "content": ""}}], "chat_template_kwargs": {{"deep": {deep}}}}}'
+        response = send(scripted(vocabulary=vocabulary)[0], "/apply-template", content=body)
+        assert response.status_code in (200, 400), depth
+    assert "nested too deeply" in response.json()["error"]["message"]
+
+
 def test_absent_tools_are_undefined(vocabulary: Vocabulary) -> None:
     assert prompt(vocabulary, "{{ tools is defined }}{% for tool in tools %}{% endfor %}") == "False"
 
