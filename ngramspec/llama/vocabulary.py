@@ -27,7 +27,7 @@ from ngramspec.tool_calls.abilities import capabilities
 from ngramspec.tool_calls.continuation import begun_answer, find_marks, turn
 from ngramspec.tool_calls.conversation import ToolTemplate
 from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.families import can_think, missing_turn
+from ngramspec.tool_calls.families import missing_turn, reasoning_tags
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -225,7 +225,7 @@ class Vocabulary:
         return ChatPrompt(tokens, prompt.text + "".join(piece for piece, _ in pieces), opening)
 
     def _variables(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"enable_thinking": can_think(self.chat_template), **given}
+        return {"enable_thinking": bool(reasoning_tags(self.chat_template)), **given}
 
     @property
     def ends(self) -> tuple[str, str]:

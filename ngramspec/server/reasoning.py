@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ngramspec.chat_prompt import ChatPrompt
+from ngramspec.chat_template.template import ChatPrompt
 from ngramspec.sampling.reasoning_budget import ReasoningBudget, budget_for
 from ngramspec.server.call import UNLIMITED, Fields, ServedModel
 from ngramspec.tool_calls.families import opened, reasoning_tags
