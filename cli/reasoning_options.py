@@ -25,7 +25,7 @@ class ReasoningOptions:
         "auto",
         "-rea",
         "--reasoning",
-        help="Reasoning before answers, if the chat template can turn it on or off; auto: the template decides.",
+        help="Reasoning before answers, if the chat template can turn it off; auto: on if it can reason.",
     )
     reasoning_budget: int = option(
         UNLIMITED,

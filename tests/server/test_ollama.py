@@ -193,7 +193,7 @@ def test_think_sets_the_templates_variables() -> None:
         vocabulary.use_chat_template(template + "{% for m in messages %}{{ m.content }}{% endfor %}")
         for path, body in BODIES.items():
             for think, text in (
-                (None, "<think> hi"),
+                (None, "<think>True hi"),  # as everywhere, a template that can reason does
                 (False, "<think>False hi"),
                 (True, "<think>True hi"),
                 ("low", "<think>True lowhi"),
