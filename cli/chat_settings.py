@@ -39,7 +39,8 @@ class Setting(NamedTuple):
 
 
 def _flag_name(known: Option) -> str:
-    return max(known.flags, key=len).lstrip("-")
+    """Return the name of an option: its first flag in words."""
+    return next((flag for flag in known.flags if flag.startswith("--")), known.flags[0]).lstrip("-")
 
 
 def _plain(name: str) -> str:

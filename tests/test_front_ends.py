@@ -156,7 +156,7 @@ def serve(opened: ExitStack, *, second: bool = False) -> Ask:
     """The server's application, on an engine as `ngramspec serve` opens it."""
     small = str(DEMO) if second else None
     load = LoadSettings(ctx_size=N_CTX, threads=1, exact="on", draft_model=small, draft_max=16, no_memory=True)
-    model = open_served(load, ServeOptions(parallel=2, cache_ram=16), find(str(DEMO), load), "demo")
+    model = open_served(load, ServeOptions(parallel=2, cache_ram=16), find(str(DEMO), load))
     opened.callback(model.service.stop)
     server = Server(model=model)
 

@@ -103,7 +103,7 @@ def test_logprobs_are_told_of_every_token(env: dict[str, str]) -> None:
 def test_lossy_output_is_labelled(env: dict[str, str], options: list[str], label: str | None) -> None:
     done = run(env, *DRAFTED, "-n", "8", "--json", "--temp", "0.8", *options, stdin=TEXT)
     assert done.json["lossy"] == label
-    assert label is None or done.err.count(label) == 2
+    assert label is None or f"warning: {label}: drafts change the output" in done.err
 
 
 def test_the_entropy_policy_shows_its_steps(env: dict[str, str]) -> None:

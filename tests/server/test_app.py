@@ -13,7 +13,7 @@ from support.fake_service import Script
 from support.http import ask, asking, chunks, demo_vocabulary, scripted, send
 
 from ngramspec.batching.request import ClosedError, Report, Request, Slot
-from ngramspec.errors import GrammarError, TargetError, ShutdownError
+from ngramspec.errors import GrammarError, ShutdownError, TargetError
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import Counters, Server
 from ngramspec.steps import Stats
