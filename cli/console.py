@@ -201,6 +201,23 @@ def signals_deferred() -> Iterator[None]:
 
 
 @contextmanager
+def ends_within(seconds: float, code: int) -> Iterator[None]:
+    """End the process with an exit code if the block takes longer, even if threads do not end."""
+
+    def end() -> None:
+        note(f"warning: a request did not end within {seconds:g} s; exiting without it")
+        os._exit(code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
 def progress_bar(*columns: str | ProgressColumn, auto_refresh: bool = True) -> Iterator[Progress]:
     """A bar on stderr that goes away at the end. It is drawn only once started, and only where somebody watches."""
     off = not stderr.is_terminal or _in_the_middle_of_a_line()

@@ -67,6 +67,7 @@ def serve(
     on stderr has one entry per request and contains no text of requests or responses.
     """
     try:
+        import httptools  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:

@@ -6,7 +6,6 @@ signals.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import threading
@@ -18,7 +17,6 @@ from contextlib import ExitStack, contextmanager
 
 import psutil
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.scheduler import warm_up
@@ -36,8 +34,9 @@ from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.app import make_app
 from ngramspec.server.call import EUCLIDEAN, Counters, ServedModel, Server
+from ngramspec.server.connection import Connection
 
-from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
+from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, complain, ends_within, fail, note
 from .options import find
 from .reasoning_options import ReasoningOptions
 from .serve_options import LONGEST_DRAFT, MOST_EMBEDDED, ServeOptions
@@ -45,8 +44,8 @@ from .serve_options import LONGEST_DRAFT, MOST_EMBEDDED, ServeOptions
 DRAIN_SECONDS = 8.0
 """How long running requests may continue after a signal: less than the 10 s after which docker kills."""
 
-HEADER_SECONDS = 20.0
-"""How long the headers of a request may take."""
+EXIT_SECONDS = 4.0
+"""Maximum time for the rest of a shutdown, after which the process ends even if a thread does not."""
 
 _LOOPBACK = ("127.", "::1", "localhost")
 
@@ -83,17 +82,19 @@ def run(
                 note("warning: anyone who can reach this address can use the model; set --api-key to require a key")
             if open_page:
                 webbrowser.open(address)
-            server.model = served = open_served(load, options, found, sampling.grammar, reasoning)
             try:
+                server.model = served = open_served(load, options, found, sampling.grammar, reasoning)
                 lost = _wait(served, options)
-                server.draining = True
-                grammar_worker.close()
-                template_worker.close()
-                # Running requests may continue; where a worker is lost they end at their next pass.
-                served.service.stop(DRAIN_SECONDS)
-            except (KeyboardInterrupt, Terminated):
-                os._exit(INTERRUPTED)  # the engine's thread is in the middle of a pass, and would be waited for
-            stop_answering()
+                with ends_within(DRAIN_SECONDS + EXIT_SECONDS, 0 if lost is None else FAILED):
+                    server.draining = True
+                    grammar_worker.close()
+                    template_worker.close()
+                    # Running requests may continue. After the loss of an RPC worker they end at the next decode call.
+                    served.service.stop(DRAIN_SECONDS)
+                    stop_answering()
+            except (KeyboardInterrupt, Terminated) as signal:
+                # Python would wait for the engine's thread, which is loading the model or in a decode call.
+                os._exit(TERMINATED if isinstance(signal, Terminated) else INTERRUPTED)
             if lost is not None:
                 fail(lost)
 
@@ -113,9 +114,7 @@ def open_served(
     path = found.path
     template_worker.start()
     note(f"loading {path.name}" + ("" if found.draft is None else f" and the draft model {found.draft.path.name}"))
-    with signals_deferred():
-        opening = executor.submit(open_found, found, load, on_note=note, texts=options.parallel)
-        loaded = opening.result()
+    loaded = executor.submit(open_found, found, load, on_note=note, texts=options.parallel).result()
     target, drafter = loaded.target, loaded.decoder.drafter
     _prepare_template(target, options.template)
     reasoning.check(target.chat_template)
@@ -246,7 +245,7 @@ def _answering(app: object, listeners: Sequence[socket.socket], options: ServeOp
     """Answer requests on a thread until the block ends."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http=_Protocol,
+        http=Connection,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -269,38 +268,6 @@ def _answering(app: object, listeners: Sequence[socket.socket], options: ServeOp
         yield stop
     finally:
         served.should_exit = True
-
-
-class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """HTTP on one connection, which is closed where the headers of a request do not end in time."""
-
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._deadline is not None:
-            self._deadline.cancel()
-
-    def _watch(self) -> None:
-        """Start the clock where headers are awaited, and stop it where a request is at work."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            if self._deadline is not None:
-                self._deadline.cancel()
-            self._deadline = None
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(HEADER_SECONDS, self._close)
-
-    def _close(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.close()
 
 
 def log(entry: Counters) -> None:

@@ -273,21 +273,6 @@ def test_a_grammar_that_does_not_parse_ends_the_start(env: dict[str, str]) -> No
     serve(env, client, "--grammar", "root ::= (").failed("grammar")
 
 
-def test_headers_that_never_end_close_the_connection(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_run, "HEADER_SECONDS", 0.2)
-    ends: list[bytes] = []
-
-    def client(http: httpx.Client) -> None:
-        for begun in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "):
-            with socket.create_connection(("127.0.0.1", http.base_url.port), timeout=PATIENCE) as slow:
-                slow.sendall(begun)
-                ends.append(slow.recv(100))
-        assert http.get("/health").status_code == 200
-
-    serve(env, client).ok()
-    assert ends == [b"", b""]
-
-
 def test_a_second_interrupt_right_behind_the_first_ends_it(env: dict[str, str]) -> None:
     """It came before anything waited for requests to end, and the engine's thread was waited for without end."""
     script = """
@@ -306,6 +291,65 @@ app.main()
     done = run_process(env, "serve", DEMO, *SMALL, "0", command=[sys.executable, "-c", script])
     assert done.code == 130
     assert "shutting down" in done.err
+
+
+BLOCKED = """
+import os, signal, sys, threading, httpx
+from ngramspec_cli import app, serve_run
+from ngramspec.batching.engine import Engine
+from ngramspec.server.call import ServedModel
+
+serve_run.DRAIN_SECONDS = serve_run.EXIT_SECONDS = 0.2
+owner, name = {"request": (ServedModel, "check_size"), "engine": (Engine, "_work")}[sys.argv.pop(1)]
+address, plain = "", serve_run.note
+
+def block(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait()
+
+def send():
+    try:
+        httpx.post(f"{address}/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
+    except httpx.HTTPError:
+        pass
+
+def note(text):
+    global address
+    plain(text)
+    if text.startswith("listening on "):
+        address = text.split()[-1]
+    if " is ready: " in text:
+        setattr(owner, name, block)
+        threading.Thread(target=send, daemon=True).start()
+
+serve_run.note = note
+app.main()
+"""
+
+
+@pytest.mark.parametrize("thread", ["request", "engine"])
+def test_sigterm_ends_the_server_if_a_thread_never_ends(env: dict[str, str], thread: str) -> None:
+    command = [sys.executable, "-c", BLOCKED, thread]
+    done = run_process(env, "serve", DEMO, *SMALL, "0", command=command).ok()
+    assert "did not end within 0.4 s" in done.err
+
+
+LOADING = """
+import os, signal, sys, threading
+from ngramspec_cli import app, serve_run
+
+def block(*_, **__):
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait()
+
+serve_run.open_found = block
+app.main()
+"""
+
+
+def test_sigterm_ends_the_server_while_the_model_loads(env: dict[str, str]) -> None:
+    done = run_process(env, "serve", DEMO, *SMALL, "0", command=[sys.executable, "-c", LOADING])
+    assert (done.code, done.raw) == (143, b"")
 
 
 @pytest.mark.exhaustive

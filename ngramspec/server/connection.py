@@ -1,0 +1,136 @@
+"""`Connection`: HTTP on one connection, with limits on the size of the headers and on the time without progress."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from ngramspec.server.call import ApiError, dumped, worded
+
+HEADER_SECONDS = 20.0
+"""Maximum time for the headers of a request."""
+
+BODY_SECONDS = 20.0
+"""Maximum time without a byte of a body."""
+
+MAX_HEADER_BYTES = 65536
+"""Maximum size of the URL and the headers of a request together, and of the trailers."""
+
+_FILES_PER_CONNECTION = 2  # leaves as many files to the model, the child processes and the libraries
+
+
+def max_connections() -> int:
+    """Return the maximum number of connections that leaves enough file descriptors for the rest of the process."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 1024
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4096 if soft == resource.RLIM_INFINITY else max(16, min(4096, soft // _FILES_PER_CONNECTION))
+
+
+class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
+    """HTTP on one connection. It is closed if a client stops sending in the middle of a request."""
+
+    most: ClassVar[int] = max_connections()
+
+    _timer: asyncio.TimerHandle | None = None
+    _awaits_headers = True
+    _error: ApiError | None = None
+    _parsed = 0  # number of parts of requests, other than headers, that the parser has reported
+    _pending = 0  # bytes since the last of them
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type, unused-ignore]
+        if len(self.connections) > self.most:
+            self._error = ApiError(503, f"the server has reached its maximum of {self.most} connections")
+            self.send_400_response("")
+        else:
+            self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        before = self._parsed
+        super().data_received(data)
+        self._pending = self._pending + len(data) if self._parsed == before else 0
+        if self._pending > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self._error = _too_large()
+            self.send_400_response("")
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+
+    # ------------------------------------------------------------------ callbacks of the parser
+
+    def on_message_begin(self) -> None:
+        self._parsed += 1
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._parsed += 1
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_BYTES:
+            self._error = _too_large()
+            raise self._error  # the parser stops, and `data_received` calls `send_400_response`
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._parsed += 1
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._parsed += 1
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request that is not valid HTTP or exceeds a limit, and close the connection."""
+        if not self._is_working():
+            error = self._error or ApiError(400, "the request is not valid HTTP")
+            body = dumped(worded(error)).encode()
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[error.status] + head + body)
+        self.transport.close()
+
+    # ------------------------------------------------------------------ time
+
+    def _is_working(self) -> bool:
+        """Return True if the headers of a request have arrived, and the response is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _watch(self) -> None:
+        """Start or stop the clock for the next bytes of a request."""
+        if self.transport.is_closing():
+            self._stop_timer()
+        elif not self._is_working():
+            if self._timer is None or not self._awaits_headers:
+                self._start_timer(HEADER_SECONDS)
+            self._awaits_headers = True
+        else:
+            self._stop_timer()
+            self._awaits_headers = False
+            if self.cycle.more_body:
+                self._start_timer(BODY_SECONDS)
+
+    def _start_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self._expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self._is_working() and self.flow.read_paused:
+            self._watch()  # the server does not take bytes at the moment
+        elif not self._is_working() or self.cycle.more_body:
+            self.transport.close()
+
+
+def _too_large() -> ApiError:
+    return ApiError(431, f"the URL and the headers are larger than {MAX_HEADER_BYTES // 1024} KiB")

@@ -1,0 +1,119 @@
+"""Connections: limits on the size of headers, on the time without progress, and on their number."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from support.cli_runner import PATIENCE
+from support.http import listening, scripted
+
+from ngramspec.server import connection
+from ngramspec.server.connection import MAX_HEADER_BYTES, Connection
+
+HEAD = b"Host: localhost\r\n"
+TOO_LARGE = f"the URL and the headers are larger than {MAX_HEADER_BYTES // 1024} KiB"
+
+
+@contextmanager
+def sockets(count: int) -> Iterator[list[socket.socket]]:
+    """Connect several times to a server."""
+    with listening(scripted()[0]) as address:
+        port = int(address.rpartition(":")[2])
+        made = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(count)]
+        try:
+            yield made
+        finally:
+            for one in made:
+                one.close()
+
+
+def read(client: socket.socket) -> bytes:
+    """Read until the server closes the connection."""
+    parts = []
+    try:
+        while part := client.recv(65536):
+            parts.append(part)
+    except ConnectionError:  # the server closed it with bytes unread
+        pass
+    return b"".join(parts)
+
+
+def exchange(*parts: bytes) -> bytes:
+    """Send bytes on a connection, and return the response after the server closed it."""
+    with sockets(1) as (client,):
+        try:
+            for part in parts:
+                client.sendall(part)
+        except ConnectionError:
+            pass
+        return read(client)
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
+def test_headers_without_an_end_close_the_connection(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.2)
+    assert exchange(begun) == b""
+
+
+def test_a_body_without_progress_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BODY_SECONDS", 0.2)
+    assert exchange(b"POST /tokenize HTTP/1.1\r\n" + HEAD + b"Content-Length: 100\r\n\r\n{") == b""
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /health?" + b"a" * MAX_HEADER_BYTES + b" HTTP/1.1\r\n" + HEAD + b"\r\n",
+        b"GET /health HTTP/1.1\r\n" + HEAD + b"X-Long: " + b"a" * MAX_HEADER_BYTES + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n" + HEAD + b"a: b\r\n" * (MAX_HEADER_BYTES // 4) + b"\r\n",
+    ],
+    ids=["url", "header", "many headers"],
+)
+def test_large_headers_are_refused(request_: bytes) -> None:
+    head, _, body = exchange(request_).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(body)["error"]["message"] == TOO_LARGE
+
+
+@pytest.mark.parametrize("begun", [b"GET /health HTTP/1.1\r\nX-Long: ", b"GET /"])
+def test_large_headers_without_an_end_close_the_connection(begun: bytes) -> None:
+    # The system may drop the response together with the unread bytes.
+    assert exchange(begun + b"a" * 2**23).partition(b" ")[2][:4] in (b"", b"431 ")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (b"0\r\nX-Long: ", b"a" * 2**23),  # a trailer
+        (b"1;", b"a" * 2**23),  # an extension of a chunk
+    ],
+    ids=["trailer", "chunk extension"],
+)
+def test_chunks_without_a_body_close_the_connection(parts: tuple[bytes, bytes]) -> None:
+    assert exchange(b"POST /tokenize HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *parts) == b""
+
+
+def test_headers_and_bodies_within_the_limits_are_accepted() -> None:
+    large = b"X-Long: " + b"a" * (MAX_HEADER_BYTES - 1000) + b"\r\n"
+    content = json.dumps({"content": "a" * 2**18}).encode()
+    post = b"POST /tokenize HTTP/1.1\r\n" + HEAD + large + b"Content-Length: %d\r\n\r\n" % len(content) + content
+    last = b"GET /health HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n"
+    assert exchange(post + post + last).count(b"HTTP/1.1 200 ") == 3
+
+
+def test_invalid_http_is_a_400() -> None:
+    head, _, body = exchange(b"\0\0\0\0\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["message"] == "the request is not valid HTTP"
+
+
+def test_connections_beyond_the_maximum_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "most", 2)
+    with sockets(3) as (first, _, third):
+        assert read(third).startswith(b"HTTP/1.1 503 ")
+        first.sendall(b"GET /health HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n")
+        assert read(first).startswith(b"HTTP/1.1 200 ")
