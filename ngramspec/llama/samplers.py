@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
 from ngramspec.llama import bindings
+from ngramspec.llama.dry_samplers import DrySamplers, dry_window, window
 from ngramspec.llama.grammar import Grammar
 from ngramspec.sampling.distribution import BadLogits, Distribution, largest, point_mass, softmax, top_token
 from ngramspec.sampling.sampler import Draw
@@ -39,6 +40,7 @@ class SamplerChain:
     Args:
         vocab: llama.cpp's handle of the vocabulary; only DRY and infill need it.
         n_ctx: what a look-back of -1 means.
+        dry_samplers: The DRY samplers of the vocabulary; `None` means that they are made for this chain only.
         grammar: at its start.
         suppressed: token ids that the model's file forbids.
     """
@@ -50,6 +52,7 @@ class SamplerChain:
         *,
         vocab: Any,
         n_ctx: int = 0,
+        dry_samplers: DrySamplers | None = None,
         grammar: Grammar | None = None,
         suppressed: Sequence[int] = (),
     ) -> None:
@@ -65,9 +68,9 @@ class SamplerChain:
             biases[token] = biases.get(token, 0.0) + bias
         self._biases = list(biases.items())
         penalises = sampling.repeat_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
-        self._repeat_last_n = _window(sampling.repeat_last_n, n_ctx) if penalises else 0
-        dry = sampling.dry_multiplier > 0
-        self._dry_last_n = _window(sampling.dry_penalty_last_n, n_ctx) if dry else 0
+        self._repeat_last_n = window(sampling.repeat_last_n, n_ctx) if penalises else 0
+        self._dry_samplers = dry_samplers or DrySamplers(vocab)
+        self._dry_last_n, self._n_ctx = dry_window(sampling, n_ctx), n_ctx
         self._window = max(self._repeat_last_n, self._dry_last_n)
         self._recent: deque[int] = deque()
         self._recent_counts: Counter[int] = Counter()
@@ -89,7 +92,7 @@ class SamplerChain:
                     llama, self._n_vocab, self._repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
                 ),
             ),
-            "dry": (self._dry_last_n > 0, lambda: self._dry(vocab)),
+            "dry": (self._dry_last_n > 0, lambda: self._dry_samplers.make(s, self._n_ctx)),
             "top_n_sigma": (s.top_n_sigma > 0, lambda: llama.llama_sampler_init_top_n_sigma(s.top_n_sigma)),
             "top_k": (s.top_k > 0, lambda: llama.llama_sampler_init_top_k(s.top_k)),
             "typ_p": (s.typical_p < 1, lambda: llama.llama_sampler_init_typical(s.typical_p, 0)),
@@ -148,12 +151,6 @@ class SamplerChain:
         for sampler in samplers:
             llama.llama_sampler_chain_add(chain, sampler)
         return chain
-
-    def _dry(self, vocab: Any) -> Any:
-        s = self.sampling
-        breakers = (ctypes.c_char_p * len(s.dry_sequence_breakers))(*(b.encode() for b in s.dry_sequence_breakers))
-        window = s.dry_allowed_length, self._dry_last_n
-        return bindings.dry(llama, vocab, s.dry_multiplier, s.dry_base, *window, breakers)
 
     # ------------------------------------------------------------------ one text
 
@@ -263,11 +260,6 @@ class SamplerChain:
         if getattr(self, "_chain", None):
             llama.llama_sampler_free(self._chain)
             self._chain = None
-
-
-def _window(last_n: int, n_ctx: int) -> int:
-    """How far to look back, cut to the context, which no text exceeds: llama.cpp reserves RAM for the whole window."""
-    return n_ctx if last_n < 0 else min(last_n, n_ctx) if n_ctx else last_n
 
 
 def _seed_32(seed: int) -> int:

@@ -19,6 +19,7 @@ from ngramspec.fill_in import FillInTokens
 from ngramspec.llama import bindings, crash_check
 from ngramspec.llama.builtin_template import BuiltinTemplate, builtin_names
 from ngramspec.llama.devices import build
+from ngramspec.llama.dry_samplers import DrySamplers
 from ngramspec.llama.grammar import Grammar, Grammars
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.models.gguf import GGUFHeader, read_header
@@ -317,9 +318,19 @@ class Vocabulary:
             self.n_vocab,
             vocab=self._vocab,
             n_ctx=self.n_ctx,
+            dry_samplers=self._dry_samplers,
             grammar=self.grammar(sampling.grammar) if sampling.grammar is not None else None,
             suppressed=self.suppressed,
         )
+
+    def prepare(self, sampling: Sampling) -> None:
+        """Prepare the parts of a sampler that take long, so that `sampler` is fast; may be called from any thread."""
+        self._check_open()
+        self._dry_samplers.prepare(sampling, self.n_ctx)
+
+    @cached_property
+    def _dry_samplers(self) -> DrySamplers:
+        return DrySamplers(self._vocab)
 
     @cached_property
     def _no_infill(self) -> str:

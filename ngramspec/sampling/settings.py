@@ -41,6 +41,8 @@ _MOST_COMPARED = 256  # infill compares every two tokens that it is shown: a mil
 _ALIASES = {"typical": "typ_p", "typical_p": "typ_p", "temp": "temperature", "nucleus": "top_p"}
 
 LARGEST_BIAS = 1e6  # decisive, and well below 3e8, beyond which llama.cpp sorts logits wrongly
+MAX_BREAKERS = 32  # llama.cpp compares each with all tokens of the vocabulary, which takes milliseconds
+_BREAKER_BYTES = 40  # llama.cpp cuts a longer one
 _BIAS = re.compile(r"(\d+)([+-].+)")
 
 
@@ -209,6 +211,11 @@ class Sampling:
         for text in self.dry_sequence_breakers:
             if not text or "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
                 raise ValueError(f"dry_sequence_breakers must contain valid, non-empty text, got {text!r}")
+            if (size := len(text.encode())) > _BREAKER_BYTES:
+                raise ValueError(f"dry_sequence_breakers must have at most {_BREAKER_BYTES} bytes each, got {size}")
+        if len(self.dry_sequence_breakers) > MAX_BREAKERS:
+            count = len(self.dry_sequence_breakers)
+            raise ValueError(f"dry_sequence_breakers must contain at most {MAX_BREAKERS} texts, got {count}")
         self._check_order()
         self._check_together()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Iterator
@@ -44,12 +45,13 @@ async def messages(call: Call) -> Response:
     """Answer a chat."""
     given, model = call.given, call.model
     reply = MessageReply(f"msg_{secrets.token_hex(12)}", given.text("model") or model.name, hides_thoughts(given))
-    return await respond(call, run_chat(call, read_request(given)), reply)
+    task = await asyncio.to_thread(read_request, given)
+    return await respond(call, run_chat(call, task), reply)
 
 
 async def count_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
-    task = read_request(call.given, counting=True)
+    task = await asyncio.to_thread(read_request, call.given, counting=True)
     return json_answer({"input_tokens": await count_prompt(call, task)})
 
 

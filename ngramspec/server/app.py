@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from starlette.applications import Starlette
@@ -87,7 +88,7 @@ class Endpoint:
         try:
             query = Fields({**QueryParams(scope["query_string"]), **scope.get("path_params", {})})
             # The body may be empty: POST /slots/N?action=erase needs none.
-            fields = Fields(_read_json(raw or b"{}", self.takes_list)) if self.method == "POST" else query
+            fields = Fields(await _read_json(raw or b"{}", self.takes_list)) if self.method == "POST" else query
             response = await self.handler(Call(server, fields, counters, query, Headers(scope=scope)))
         except (ApiError, NGramSpecError) as error:
             told = of_failure(error)
@@ -152,8 +153,26 @@ async def _read_body(request: Request, most: int) -> bytes:
     return bytes(body)
 
 
-def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
-    """The JSON object of a body; an ApiError where it holds a nan, an infinity, or half a surrogate pair: no text."""
+MAX_VALUES = 400_000
+"""Maximum number of values in the JSON of a request: the other requests wait while it is read."""
+
+_VALUES = re.compile(rb'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)|[,\[{]', re.DOTALL)
+"""Strings, and what comes before each other value but the first of an array or object."""
+
+
+def _has_many_values(raw: bytes) -> bool:
+    found = (1 for match in _VALUES.finditer(raw) if not match[0].startswith(b'"'))
+    return sum(islice(found, MAX_VALUES + 1)) > MAX_VALUES
+
+
+async def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
+    """Return the JSON object of a body, or its list in a field.
+
+    Raises:
+        ApiError: it is not one, has too many values, or contains a nan, an infinity or an unpaired surrogate.
+    """
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES and await asyncio.to_thread(_has_many_values, raw):
+        raise ApiError(413, f"the request contains more than {MAX_VALUES:,} values")
     try:
         text = raw.decode("utf-8-sig")
         data = json.loads(text, parse_constant=_refuse)

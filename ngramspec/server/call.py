@@ -48,6 +48,10 @@ def json_answer(data: Any, status: int = 200) -> Response:
     return Response(dumped(data), status, media_type="application/json")
 
 
+MAX_MESSAGE = 2000
+"""Maximum number of characters of an error message, which may quote a request or a model file."""
+
+
 class ApiError(Exception):
     """A request that gets no answer, or no whole one."""
 
@@ -61,6 +65,8 @@ class ApiError(Exception):
         code: int | str | None = None,  # what clients tell errors apart by; None: the status
         details: Mapping[str, Any] | None = None,  # further fields
     ) -> None:
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[:MAX_MESSAGE]} ..."
         super().__init__(message)
         self.status = status
         self.message = message
@@ -120,6 +126,15 @@ def of_failure(error: Exception, *, started: bool = False) -> ApiError:
 
 # --------------------------------------------------------------------------- fields
 
+
+MAX_ITEMS = 10_000
+"""Maximum number of objects in a list: messages, parts of a message, tools."""
+
+MAX_STRINGS = 1024
+"""Maximum number of strings in a list, such as stop strings."""
+
+MAX_CHARACTERS = 16_384
+"""Maximum number of characters of such a list."""
 
 _MOST = 2**31 - 1
 _SHOWN = 60
@@ -210,15 +225,28 @@ class Fields:
             pass
         raise self.wrong(name, "a finite number")
 
-    def texts(self, name: str) -> list[str]:
-        """A list of texts, of which one may stand alone."""
+    def texts(self, name: str, *, most: int = MAX_STRINGS, characters: int = MAX_CHARACTERS) -> list[str]:
+        """Return a list of strings, which may also be given as one string.
+
+        Args:
+            name: Name of the field.
+            most: Maximum number of strings.
+            characters: Maximum number of characters of all strings together.
+        """
         value = self.data.get(name)
         if value is None:
             return []
         found = [value] if isinstance(value, str) else value
         if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
             raise self.wrong(name, "a string or a list of strings")
+        self.check_count(name, len(found), most, "strings")
+        self.check_count(name, sum(map(len, found)), characters, "characters")
         return found
+
+    def check_count(self, name: str, count: int, most: int, noun: str) -> None:
+        """Refuse a field with more than so many items."""
+        if count > most:
+            raise bad_field(self.path + name, f"{self.path}{name} must have at most {most:,} {noun}, got {count:,}")
 
     def parts(self, name: str, read: Callable[[Fields], str]) -> list[str]:
         """The texts of a field that holds one, or a list of objects, each of which `read` makes a text of."""
@@ -237,8 +265,10 @@ class Fields:
         return self._typed(name, list) or []
 
     def objects(self, name: str) -> Iterator[Fields]:
-        """The objects of a list."""
-        for i, item in enumerate(self.list(name)):
+        """Return the objects of a list."""
+        items = self.list(name)
+        self.check_count(name, len(items), MAX_ITEMS, "items")
+        for i, item in enumerate(items):
             if not isinstance(item, dict):
                 raise bad_field(f"{self.path}{name}", f"{self.path}{name}[{i}] must be an object, got {shown(item)}")
             yield Fields(item, f"{self.path}{name}[{i}].")
@@ -327,7 +357,7 @@ class Server:
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=DEFAULT_TEMPERATURE))
     seed: int | None = None
     ping_seconds: float = 15.0  # of silence, after which a stream says that it is alive
-    most_bytes: int = 32 * 2**20  # of a request
+    most_bytes: int = 16 * 2**20  # of a request
     is_verbose: bool = False  # True if responses contain `__verbose` unless a request sets verbose to false
     has_slots: bool = True  # False if /slots is disabled
     has_page: bool = True  # False if the chat page is disabled

@@ -16,12 +16,12 @@ from typing import Any, TypeVar, get_type_hints
 from ngramspec.batching.request import Request
 from ngramspec.errors import GrammarError
 from ngramspec.grammars.json_schema import json_rule
-from ngramspec.grammars.lark import Lark, choice_grammar, lark, pattern_grammar
+from ngramspec.grammars.lark import MAX_SIZE, Lark, choice_grammar, lark, pattern_grammar
 from ngramspec.grammars.worker import worker
 from ngramspec.sampling.option import options
 from ngramspec.sampling.sampler import TextRules
 from ngramspec.sampling.settings import LARGEST_BIAS, NAMED_ONLY, SAMPLERS, Sampling, parse_samplers
-from ngramspec.server.call import ApiError, Call, Fields, bad_field, shown
+from ngramspec.server.call import MAX_CHARACTERS, ApiError, Call, Fields, bad_field, shown
 from ngramspec.tokens import Tokenizer, ending_tokens
 
 _OPTIONS = options(Sampling)
@@ -30,6 +30,9 @@ T = TypeVar("T")
 _OFF = {f.name: f.default for f in fields(Sampling)}
 
 _OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "mirostat": "mirostat_mode"}  # vLLM's, text-generation-webui's
+
+MAX_TOKENS = 65_536
+"""Maximum number of tokens in `logit_bias` and `stop_token_ids`."""
 
 MOST_ANSWERS = 128  # texts that one request may ask for: OpenAI's limit
 
@@ -100,6 +103,7 @@ def read_rules(call: Call) -> TextRules:
     """`min_tokens`, `stop_token_ids` and `bad_words`, as vLLM has them."""
     given, vocabulary = call.given, call.model.vocabulary
     least = given.whole("min_tokens", 0) or 0
+    given.check_count("stop_token_ids", len(given.list("stop_token_ids")), MAX_TOKENS, "tokens")
     ends = frozenset(check_token(vocabulary, token, "stop_token_ids") for token in given.list("stop_token_ids"))
     return TextRules(least, ends, tuple(tokens for tokens in _bad_words(given, vocabulary) if len(tokens) > 1))
 
@@ -124,13 +128,15 @@ def _read_setting(name: str, given: Fields, key: str, vocabulary: Tokenizer) -> 
     return given.number(key) if _TYPES[name] is float else given.whole(key, least=-(2**31))
 
 
+_SAMPLER_CHARACTERS = 1000  # more than the names of all samplers
+
 _LETTERS = dict(zip("edskypmxti", (*SAMPLERS, *NAMED_ONLY), strict=True))
 """llama.cpp's letters of samplers."""
 
 
 def _samplers(given: Fields, key: str) -> tuple[str, ...]:
     """Names of samplers, or llama-server's text with a letter for each: "kpt"."""
-    names, text = parse_samplers(";".join(given.texts(key))), given.data[key]
+    names, text = parse_samplers(";".join(given.texts(key, characters=_SAMPLER_CHARACTERS))), given.data[key]
     if isinstance(text, str) and set(text) <= _LETTERS.keys() and not set(names) <= set(_LETTERS.values()):
         return tuple(_LETTERS[letter] for letter in text)
     return names
@@ -151,9 +157,13 @@ def _biases(given: Fields, key: str, vocabulary: Tokenizer) -> tuple[tuple[int, 
     """
     raw = given.data[key]
     if isinstance(raw, dict):
+        given.check_count(key, len(raw), MAX_TOKENS, "tokens")
         pairs = [[int(name) if name.isdecimal() and len(name) < 12 else name, bias] for name, bias in raw.items()]
     else:
         pairs = given.list(key)
+    given.check_count(key, len(pairs), MAX_TOKENS, "tokens")
+    strings = sum(len(pair[0]) for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str))
+    given.check_count(key, strings, MAX_CHARACTERS, "characters in strings")
     biases = tuple(bias for pair in pairs for bias in _bias(key, pair, vocabulary))
     for token, _ in biases:
         if not 0 <= token < vocabulary.n_vocab:
@@ -261,6 +271,9 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 """vLLM's and llama-server's fields that would change a text, their values that do not, and what to do instead."""
 
+MAX_CHOICES = 100_000
+"""Maximum number of strings in `guided_choice`."""
+
 _SCHEMAS = ("json", "json_object")
 _GUIDED = ("json", "choice", "grammar", "regex", "json_object", "structural_tag")
 
@@ -335,7 +348,7 @@ def _guided_grammar(where: Fields, name: str, kind: str) -> str:
     if kind == "grammar":
         return where.needed_name(name)
     if kind == "choice":
-        texts = where.texts(name)
+        texts = where.texts(name, most=MAX_CHOICES, characters=MAX_SIZE)
         if not texts:
             raise where.wrong(name, "a list of texts")
         return prepared(where.path + name, choice_grammar, texts)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 
 from ngramspec.llama.embedder import Embedder
-from ngramspec.server.call import ApiError, Call, ServedModel, bad_field, json_answer, overflow
+from ngramspec.server.call import MAX_ITEMS, ApiError, Call, ServedModel, bad_field, json_answer, overflow
 from ngramspec.server.openai_completions import read_tokens, several
 
 Vectors = NDArray[np.float32]
@@ -107,6 +107,7 @@ def _read_texts(call: Call, name: str, truncate: bool = False) -> list[list[int]
     """Return the token ids of each text of a field; `truncate`: shorten texts that are longer than the context."""
     value, embedder = call.given.needed(name), _embedder(call)
     values = value if several(value) else [value]
+    call.given.check_count(name, len(values), MAX_ITEMS, "texts")
     if not values:
         raise bad_field(name, f"{name} must not be empty")
     if truncate:  # a text that is much too long is not worth tokenizing

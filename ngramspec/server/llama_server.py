@@ -56,7 +56,7 @@ class NativeReply(Reply):
         given = call.given
         self._call, self._model, self._requests, self._listed = call, call.model, requests, listed
         self._tokens_too = given.flag("return_tokens")
-        self._shown = given.texts("response_fields")  # names of the fields to return; empty means all
+        self._shown = given.texts("response_fields", most=256)  # names of the fields to return; empty means all
         self._telemetry = [Telemetry(call) for _ in requests]
 
     def whole(self) -> Any:
@@ -118,6 +118,9 @@ def _chosen(told: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 # --------------------------------------------------------------------------- text to tokens and back
 
+MAX_TEXT = 1_000_000
+"""Maximum number of characters to tokenize."""
+
 
 async def tokenize(call: Call) -> Response:
     """Token ids of a text, or of a list of texts and token ids; `with_pieces`: with the text of each, in bytes where
@@ -126,15 +129,21 @@ async def tokenize(call: Call) -> Response:
     given, vocabulary = call.given, call.model.vocabulary
     mixed = isinstance(given.data.get("content"), list)
     special, bos = given.flag("parse_special", True), given.flag("add_special")
-    tokens: list[int] = []
-    for i, piece in enumerate(given.list("content") if mixed else [given.text("content") or ""]):
-        if isinstance(piece, str):
-            tokens += await asyncio.to_thread(vocabulary.tokenize, piece, special=special, add_bos=bos and i == 0)
-        else:
-            tokens.append(check_token(vocabulary, piece, "content"))
-    if not given.flag("with_pieces"):
-        return json_answer({"tokens": tokens})
-    return json_answer({"tokens": [{"id": token, "piece": _piece(vocabulary.shown(token))} for token in tokens]})
+    pieces = given.list("content") if mixed else [given.text("content") or ""]
+    given.check_count("content", sum(len(one) if isinstance(one, str) else 1 for one in pieces), MAX_TEXT, "characters")
+
+    def read() -> list[Any]:
+        tokens: list[int] = []
+        for i, piece in enumerate(pieces):
+            if isinstance(piece, str):
+                tokens += vocabulary.tokenize(piece, special=special, add_bos=bos and i == 0)
+            else:
+                tokens.append(check_token(vocabulary, piece, "content"))
+        if not given.flag("with_pieces"):
+            return tokens
+        return [{"id": token, "piece": _piece(vocabulary.shown(token))} for token in tokens]
+
+    return json_answer({"tokens": await asyncio.to_thread(read)})
 
 
 def _piece(raw: bytes) -> str | list[int]:
@@ -146,14 +155,18 @@ def _piece(raw: bytes) -> str | list[int]:
 
 async def detokenize(call: Call) -> Response:
     """The text of token ids, control tokens by their names, so that tokenizing it gives the tokens again."""
-    vocabulary = call.model.vocabulary
-    tokens = [check_token(vocabulary, token, "tokens") for token in call.given.list("tokens")]
-    return json_answer({"content": b"".join(map(vocabulary.shown, tokens)).decode("utf-8", "replace")})
+    vocabulary, given = call.model.vocabulary, call.given
+
+    def join() -> str:
+        tokens = [check_token(vocabulary, token, "tokens") for token in given.list("tokens")]
+        return b"".join(map(vocabulary.shown, tokens)).decode("utf-8", "replace")
+
+    return json_answer({"content": await asyncio.to_thread(join)})
 
 
 async def apply_template(call: Call) -> Response:
     """Return the prompt of a chat as text, with its control tokens except for one that `/completion` adds in front."""
-    model, (task, _) = call.model, read_chat(call.given)
+    model, (task, _) = call.model, await asyncio.to_thread(read_chat, call.given)
     task = replace(task, form=read_format(call.given))
     prompt = await asyncio.to_thread(chat_prompt, model, task)
     vocabulary = model.vocabulary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 async def chat_completions(call: Call) -> Response:
     """Answer a chat."""
     given, model = call.given, call.model
-    conversation, toolbox = read_chat(given)
+    conversation, toolbox = await asyncio.to_thread(read_chat, given)
     task = replace(
         conversation,
         parallel=given.flag("parallel_tool_calls", "functions" not in given),
@@ -64,7 +65,8 @@ async def chat_completions(call: Call) -> Response:
 
 async def input_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
-    count = await count_prompt(call, read_chat(call.given)[0])
+    task, _ = await asyncio.to_thread(read_chat, call.given)
+    count = await count_prompt(call, task)
     return json_answer({"object": "response.input_tokens", "input_tokens": count})
 
 

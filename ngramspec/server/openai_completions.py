@@ -18,7 +18,7 @@ from ngramspec.errors import ModelError
 from ngramspec.fill_in import Limits, fill_in
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field, shown
+from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field, overflow, shown
 from ngramspec.server.common_fields import (
     MOST_ANSWERS,
     check_token,
@@ -182,11 +182,11 @@ def read_prompts(model: ServedModel, given: Fields) -> list[list[int]]:
     value = given.data.get("prompt")
     if value is None:
         raise bad_field("prompt", "prompt is missing")
-    prompts = [read_tokens(model, one, "prompt") for one in (value if several(value) else [value])]
+    values = value if several(value) else [value]
+    given.check_count("prompt", len(values), MOST_ANSWERS, "prompts")
+    prompts = [read_tokens(model, one, "prompt") for one in values]
     if not prompts or not all(prompts):
         raise bad_field("prompt", "prompt must not be empty")
-    if len(prompts) > MOST_ANSWERS:
-        raise bad_field("prompt", f"prompt must contain at most {MOST_ANSWERS} prompts, got {len(prompts)}")
     return prompts
 
 
@@ -207,6 +207,9 @@ def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = N
         return list(vocabulary.tokenize(value, special=True))
     if not isinstance(value, list):
         raise bad_field(name, f"{name} must contain strings, token ids or lists of them, got {shown(value)}")
+    room = model.n_ctx if n_ctx is None else n_ctx
+    if len(value) > room:
+        raise overflow(len(value), room)
     tokens: list[int] = []
     for i, item in enumerate(value):
         if isinstance(item, str):
@@ -214,6 +217,8 @@ def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = N
             tokens += vocabulary.tokenize(item, special=True, add_bos=i == 0)
         else:
             tokens.append(check_token(vocabulary, item, name))
+        if len(tokens) > room:
+            raise overflow(len(tokens), room)
     return tokens
 
 

@@ -13,7 +13,7 @@ import hashlib
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
@@ -22,13 +22,12 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 from markdown_it.tree import SyntaxTreeNode
-from pygments.lexer import Lexer
-from pygments.lexers import get_lexer_by_name
-from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, String, _TokenType
-from pygments.util import ClassNotFound
 from starlette.responses import HTMLResponse, Response
 
+from ngramspec.errors import GrammarError
+from ngramspec.grammars.worker import worker
 from ngramspec.server.call import ApiError, Call, json_answer
+from ngramspec.server.highlighting import highlight
 
 
 def hash_of(text: str) -> str:
@@ -113,21 +112,6 @@ _FORMULA_LINES = 100
 _NEWLINE = re.compile(r"\r\n?|\n")
 _BREAK = re.compile(r"<br\s*/?>")
 _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
-_CLASSES: dict[_TokenType, str] = {
-    Comment: "comment",
-    Generic.Deleted: "deleted",
-    Generic.Inserted: "string",
-    Keyword: "keyword",
-    Name.Attribute: "number",
-    Name.Builtin: "number",
-    Name.Class: "name",
-    Name.Decorator: "number",
-    Name.Function: "name",
-    Name.Tag: "name",
-    Number: "number",
-    Operator.Word: "keyword",
-    String: "string",
-}
 
 
 def render(source: str, drafted: Sequence[Span] = ()) -> tuple[list[Node], int]:
@@ -215,6 +199,7 @@ class _Elements:
         self._source, self._drafted = source, drafted
         self._ends = [end for _, end in drafted]
         self._at = self._end = 0
+        self._highlights = True
 
     def within(self, start: int, end: int) -> None:
         """The next block stands there."""
@@ -269,8 +254,17 @@ class _Elements:
         return found
 
     def _code(self, node: SyntaxTreeNode) -> list[Node]:
-        lines = _coloured(node.content, language_of(node.info))
-        return [element for line in lines for element in self._line(line)]
+        pieces = self._highlighted(node.content, language_of(node.info).lower())
+        return [element for line in _lines(pieces) for element in self._line(line)]
+
+    def _highlighted(self, code: str, language: str) -> list[tuple[str, str]]:
+        """Return code as pieces with a class and a text."""
+        if language and self._highlights and len(code) <= _MOST_COLOURED:
+            try:
+                return worker.call(highlight, code, language)
+            except GrammarError:  # it took too long
+                self._highlights = False
+        return [("", code)]
 
     def _line(self, pieces: Sequence[tuple[str, str]]) -> list[Node]:
         """Pieces of a line, each of a class and a text, parted where a draft begins or ends."""
@@ -303,35 +297,14 @@ def language_of(info: str) -> str:
     return info.split(maxsplit=1)[0] if info.strip() else ""
 
 
-def _coloured(code: str, language: str) -> Iterator[list[tuple[str, str]]]:
-    """The lines of code, in pieces of a class and a text."""
-    lexer = _lexer(language.lower()) if len(code) <= _MOST_COLOURED else None
-    tokens = [(0, None, code)] if lexer is None else lexer.get_tokens_unprocessed(code)
+def _lines(pieces: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Return the lines of code, as pieces with a class and a text."""
     line: list[tuple[str, str]] = []
-    for _, kind, text in tokens:
+    for name, text in pieces:
         for piece in text.splitlines(keepends=True):
-            line.append((_class(kind), piece))
+            line.append((name, piece))
             if piece.endswith("\n"):
                 yield line
                 line = []
     if line:
         yield line
-
-
-@lru_cache(maxsize=16)
-def _lexer(language: str) -> Lexer | None:
-    try:
-        # For PHP, whose code in answers mostly lacks its opening tag.
-        return get_lexer_by_name(language, startinline=True) if language else None
-    except ClassNotFound:
-        return None
-
-
-@lru_cache(maxsize=512)
-def _class(kind: _TokenType | None) -> str:
-    """Of the kind itself, or of the next wider one that has one."""
-    while kind is not None:
-        if kind in _CLASSES:
-            return _CLASSES[kind]
-        kind = kind.parent
-    return ""

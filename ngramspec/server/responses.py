@@ -46,7 +46,7 @@ _ELSEWHERE = (
 async def responses(call: Call) -> Response:
     """Answer a chat."""
     given, model = call.given, call.model
-    task, toolbox, echo = read_request(given)
+    task, toolbox, echo = await asyncio.to_thread(read_request, given)
     sampling = await asyncio.to_thread(read_sampling, call, schemas=False)
     echo |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
     id, name = f"resp_{secrets.token_hex(12)}", given.text("model") or model.name
@@ -55,7 +55,7 @@ async def responses(call: Call) -> Response:
 
 async def input_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
-    task, _, _ = read_request(call.given)
+    task, _, _ = await asyncio.to_thread(read_request, call.given)
     return json_answer({"object": "response.input_tokens", "input_tokens": await count_prompt(call, task)})
 
 

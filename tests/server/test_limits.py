@@ -1,0 +1,92 @@
+"""Limits on the size of fields: a request that exceeds one is refused before it makes other clients wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.http import demo_vocabulary, scripted, send
+
+from ngramspec.sampling.settings import MAX_BREAKERS, Sampling
+from ngramspec.server.app import MAX_VALUES
+from ngramspec.server.call import MAX_CHARACTERS, MAX_ITEMS, MAX_MESSAGE, MAX_STRINGS
+from ngramspec.server.common_fields import MAX_TOKENS
+from ngramspec.server.llama_server import MAX_TEXT
+
+NATIVE, CHAT = "/completion", "/v1/chat/completions"
+PROMPT = {"prompt": "x"}
+USER = {"role": "user", "content": "x"}
+CHATTING = {"messages": [USER]}
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (
+            NATIVE,
+            PROMPT | {"dry_sequence_breakers": [f"{i}" for i in range(MAX_BREAKERS + 1)]},
+            "dry_sequence_breakers",
+        ),
+        (NATIVE, PROMPT | {"dry_sequence_breakers": ["x" * 41]}, "dry_sequence_breakers"),
+        (NATIVE, PROMPT | {"stop": ["x"] * (MAX_STRINGS + 1)}, "stop"),
+        (NATIVE, PROMPT | {"stop": "x" * (MAX_CHARACTERS + 1)}, "stop"),
+        (NATIVE, PROMPT | {"bad_words": ["x"] * (MAX_STRINGS + 1)}, "bad_words"),
+        (NATIVE, PROMPT | {"bad_words": "x" * (MAX_CHARACTERS + 1)}, "bad_words"),
+        (NATIVE, PROMPT | {"stop_token_ids": [1] * (MAX_TOKENS + 1)}, "stop_token_ids"),
+        (NATIVE, PROMPT | {"logit_bias": [[1, 1.0]] * (MAX_TOKENS + 1)}, "logit_bias"),
+        (NATIVE, PROMPT | {"logit_bias": {f"{i}": 1.0 for i in range(MAX_TOKENS + 1)}}, "logit_bias"),
+        (NATIVE, PROMPT | {"logit_bias": [["x" * (MAX_CHARACTERS + 1), 1.0]]}, "logit_bias"),
+        (NATIVE, PROMPT | {"samplers": ["top_k"] * 1001}, "samplers"),
+        (NATIVE, PROMPT | {"samplers": "k" * 1001}, "samplers"),
+        (NATIVE, PROMPT | {"response_fields": ["content"] * 257}, "response_fields"),
+        (NATIVE, {"prompt": ["x"] * 129}, "prompt"),
+        (CHAT, {"messages": [USER] * (MAX_ITEMS + 1)}, "messages"),
+        (CHAT, CHATTING | {"tools": [FUNCTION] * (MAX_ITEMS + 1)}, "tools"),
+        ("/v1/messages", CHATTING | {"max_tokens": 1, "stop_sequences": ["x"] * (MAX_STRINGS + 1)}, "stop_sequences"),
+        ("/tokenize", {"content": "x" * (MAX_TEXT + 1)}, "content"),
+    ],
+)
+def test_fields_beyond_a_limit_are_refused(path: str, body: dict[str, Any], field: str) -> None:
+    server, service = scripted()
+    response = send(server, path, body)
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["message"].startswith(field)
+    assert service.tickets == []
+
+
+@pytest.mark.parametrize("tokens", [[1] * 600, ["x", 1] * 300, ["x " * 500] * 2])
+def test_a_prompt_of_tokens_and_texts_beyond_the_context_is_refused(tokens: list[Any]) -> None:
+    response = send(scripted(n_ctx=512)[0], NATIVE, {"prompt": [*tokens, 1]})
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("value", [[0] * MAX_VALUES, [[]] * (MAX_VALUES // 2), [{}] * (MAX_VALUES // 2)])
+def test_json_of_too_many_values_is_refused(value: list[Any]) -> None:
+    response = send(scripted()[0], NATIVE, {"prompt": "x", "unknown": value})
+    assert (response.status_code, response.json()["error"]["code"]) == (413, 413)
+
+
+@pytest.mark.parametrize("text", ["[{," * MAX_VALUES, '",\\' * MAX_VALUES])
+def test_commas_in_strings_are_not_values(text: str) -> None:
+    assert send(scripted()[0], "/v1/messages/count_tokens", {"messages": [], "unknown": text}).status_code == 400
+
+
+def test_error_messages_are_short() -> None:
+    message = send(scripted()[0], NATIVE, PROMPT | {"samplers": ["x" * 900]}).json()["error"]["message"]
+    assert message.startswith("samplers: unknown sampler 'xxx")
+    schema = {"type": "object", "required": ["x" * 100_000], "properties": {"y" * 100_000: {"$ref": "z" * 100_000}}}
+    response = send(scripted()[0], NATIVE, PROMPT | {"json_schema": schema})
+    assert response.status_code == 400
+    assert len(response.json()["error"]["message"]) <= MAX_MESSAGE + 4
+
+
+def test_dry_is_prepared_before_the_engine_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each breaker llama.cpp compares all tokens, for which the other requests would wait."""
+    asked = {"dry_multiplier": 1.0, "dry_sequence_breakers": ["x", "y"], "dry_penalty_last_n": 8}
+    server, _ = scripted()
+    assert send(server, NATIVE, PROMPT | asked).status_code == 200
+    monkeypatch.setattr("ngramspec.llama.bindings.dry", None)
+    sampling = Sampling(0.8, dry_multiplier=1.0, dry_sequence_breakers=("x", "y"), dry_penalty_last_n=8)
+    demo_vocabulary().sampler(sampling)
