@@ -31,6 +31,7 @@ CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama.c
 _LEAST_TEMPERATURE = 1e-20  # below it the scaled logits leave float32; nothing but the best has a chance long before
 _MOVING = ("penalties", "dry")
 _DECIDING = (*_MOVING, "infill")  # after which another token may be the most likely
+_MANY_BIASES = 1000  # for more, selecting the candidates takes longer than sampling from all tokens
 _MIROSTAT_M = 100  # tokens that mirostat 1 fits Zipf's law to; llama.cpp's constant
 
 
@@ -62,11 +63,13 @@ class SamplerChain:
         self.sampling = sampling
         self.grammar = grammar
         self._n_vocab = n_vocab
-        # One bias per token: llama.cpp adds several up if it finds the token by its place, else it takes the first.
+        # They are not left to llama.cpp, which searches all candidates for each token that is not at its place.
         biases: dict[int, float] = {}
         for token, bias in (*sampling.logit_bias, *((token, -np.inf) for token in suppressed)):
             biases[token] = biases.get(token, 0.0) + bias
-        self._biases = list(biases.items())
+        self._biased = np.array(sorted(biases), np.int32)
+        self._biases = np.zeros(n_vocab if biases else 0, np.float32)
+        self._biases[self._biased] = [biases[token] for token in self._biased.tolist()]
         penalises = sampling.repeat_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
         self._repeat_last_n = window(sampling.repeat_last_n, n_ctx) if penalises else 0
         self._dry_samplers = dry_samplers or DrySamplers(vocab)
@@ -77,7 +80,8 @@ class SamplerChain:
         active = self._active(vocab)
         self._reach = self._find_reach(active)
         self._chain = self._build(active)
-        self._bare = sampling.greedy and grammar is None and llama.llama_sampler_chain_n(self._chain) == 0
+        is_empty = not biases and llama.llama_sampler_chain_n(self._chain) == 0
+        self._bare = sampling.greedy and grammar is None and is_empty
 
     # ------------------------------------------------------------------ building
 
@@ -121,7 +125,7 @@ class SamplerChain:
 
     def _find_reach(self, active: Iterable[str]) -> int | None:
         """How many top logits can affect the draw, not counting tokens that a penalty or bias moves; None: all."""
-        if self.sampling.selects:
+        if self.sampling.selects or self._biased.size > _MANY_BIASES:
             return None
         for name in active:
             if name == "top_k":
@@ -136,9 +140,6 @@ class SamplerChain:
         params.no_perf = True
         chain = llama.llama_sampler_chain_init(params)
         samplers = []
-        if self._biases:
-            biases = (llama.llama_logit_bias * len(self._biases))(*self._biases)
-            samplers.append(llama.llama_sampler_init_logit_bias(self._n_vocab, len(self._biases), biases))
         if s.selects:
             law = _seed_32(s.seed), s.mirostat_tau, s.mirostat_eta
             samplers.append(llama.llama_sampler_init_temp(s.temperature))
@@ -228,8 +229,7 @@ class SamplerChain:
         """
         if self._reach is None:
             return self._gather(logits, np.arange(logits.size, dtype=np.int32), grammar)
-        moved = np.fromiter({*self._recent_counts, *(token for token, _ in self._biases)}, np.int32)
-        moved.sort()
+        moved = np.union1d(np.fromiter(self._recent_counts, np.int32), self._biased)
         count = self._reach + moved.size
         while True:
             ids = largest(logits, count).astype(np.int32)
@@ -244,10 +244,11 @@ class SamplerChain:
     def _gather(self, logits: NDArray[np.float32], ids: NDArray[np.int32], grammar: Grammar | None) -> NDArray[np.void]:
         candidates = np.empty(ids.size, CANDIDATE)
         candidates["id"] = ids
-        candidates["logit"] = values = logits[ids]
+        values = logits[ids]
         if not np.isfinite(values.max()):
             top_token(logits)  # tells what is wrong
             raise BadLogits("no token is left to sample: all logits are -inf")
+        candidates["logit"] = values + self._biases[ids] if self._biased.size else values
         candidates["p"] = 0
         if grammar is None:
             return candidates

@@ -14,6 +14,7 @@ from support.llama_chain import OPEN, SETTINGS, chains, check_law, compare, make
 from support.vocabulary_files import WORDS, write_words
 
 from ngramspec.errors import GrammarError
+from ngramspec.llama import samplers
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.distribution import BadLogits
@@ -253,3 +254,17 @@ def test_an_order_that_settles_the_token_before_it_is_moved() -> None:
         chain = make_chain(Sampling(top_k=1, repeat_penalty=2.0, samplers=order), 4)
         chain.begin([1])
         assert chain.distribution(logits).ids.tolist() == [token], order
+
+
+def test_many_biases_give_the_same_distribution(word_vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    biases = ((3, 5.0), (5, -math.inf), (7, -2.0), (7, -1.0))
+    logits = np.random.default_rng(0).normal(size=20).astype(np.float32)
+
+    def distribution() -> Any:
+        s = Sampling(1.0, top_k=4, logit_bias=biases)
+        chain = SamplerChain(s, 20, vocab=word_vocabulary._vocab, n_ctx=64)
+        return chain.distribution(logits).probs.tolist(), chain.distribution(logits).ids.tolist()
+
+    few = distribution()
+    monkeypatch.setattr(samplers, "_MANY_BIASES", 1)
+    assert distribution() == few
