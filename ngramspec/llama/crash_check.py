@@ -9,15 +9,19 @@ passes where the file is small (`COMPUTED`); values known to cause them are refu
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
@@ -29,6 +33,7 @@ from ngramspec.storage import cache_folder, keep, recall
 
 _FROM_OUTSIDE = (-2, -9, -15)  # SIGINT, SIGKILL (also for want of RAM), SIGTERM
 _CPU_SECONDS = 60
+_TOKENIZE_SECONDS = 10  # 0.7 s for 250,000 tokens; some vocabularies take forever
 
 
 Ended = tuple[int | None, str]
@@ -51,14 +56,18 @@ def verdict(kind: str, about: bytes, command: list[str], patience: float, judge:
         patience: seconds after which the child is taken to hang.
         judge: the verdict of how it ended; None, which is not kept, of what says nothing.
     """
-    known = cache_folder(kind) / hashlib.blake2b(about, digest_size=12).hexdigest()
-    found = recall(known)
-    if not found:
+    known = cache_folder(kind) / _digest(about)
+    checksum, _, found = (recall(known) or "").partition(" ")
+    if not found or checksum != _digest(about + found.encode()):  # a damaged verdict is found out again
         ended = run([sys.executable, "-P", "-m", *command], patience)
         found = judge(ended) if ended is not None else None
         if found:
-            keep(known, found)
+            keep(known, f"{_digest(about + found.encode())} {found}")
     return found or ""
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.blake2b(raw, digest_size=12).hexdigest()
 
 
 def run(command: list[str], patience: float) -> Ended | None:
@@ -86,8 +95,16 @@ def confine() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS + 1))
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    _limit(_CPU_SECONDS)
+
+
+def _limit(seconds: int) -> None:
+    """Let the kernel end this process after so many seconds of processor time since its start."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, _CPU_SECONDS + 1))
 
 
 # --------------------------------------------------------------------------- model files
@@ -98,6 +115,8 @@ COMPUTED = 1 << 30
 _GOOD = "good"
 _PASSED = re.compile("alloc|memory", re.IGNORECASE)  # a lack of RAM says nothing about the file
 _ASSERTION = re.compile(r"GGML_ASSERT\(.*\) failed|GGML_ABORT.*|fatal error.*")
+_TEXT = "".join(map(chr, [*range(1, 0x250), *range(0x2010, 0x2030), 0x4E2D, 0x1F600])).encode() + b"  two\n\n\t 1234"
+_TOKENIZED = 20_000  # bytes; some vocabularies take time quadratic in the length
 _EDGE = 1 << 16
 _PATIENCE = 300.0
 _N_CTX = 256
@@ -148,6 +167,9 @@ def attempt(path: Path) -> None:
     model = llama.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         return
+    _limit(math.ceil(time.process_time()) + _TOKENIZE_SECONDS)
+    _tokenize(llama.llama_model_get_vocab(model))
+    _limit(_CPU_SECONDS)
     llama.llama_model_free(model)
     if not read_header(path).tensors:
         return
@@ -173,6 +195,19 @@ def attempt(path: Path) -> None:
                 llama.llama_decode(context, llama.llama_batch_get_one(tokens, size))
         llama.llama_free(context)
         llama.llama_model_free(model)
+
+
+def _tokenize(vocab: Any) -> None:
+    """Convert all tokens to text, and texts to tokens, by which llama.cpp checks the merges and types of tokens."""
+    texts, size = [_TEXT], 256
+    for token in range(llama.llama_vocab_n_tokens(vocab)):
+        buffer = ctypes.create_string_buffer(size)
+        length = llama.llama_token_to_piece(vocab, token, buffer, size, 0, True)
+        texts.append(buffer.raw[: max(0, length)])
+        llama.llama_vocab_is_eog(vocab, token)
+    for raw in (b"", _TEXT, b"".join(texts)[:_TOKENIZED], b" ".join(texts)[-_TOKENIZED:]):
+        ids = (llama.llama_token * (len(raw) + 8))()
+        llama.llama_tokenize(vocab, raw, len(raw), ids, len(ids), True, len(raw) < len(_TEXT) + 1)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,10 @@ class Vocabulary:
             n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, -n, add_bos, special)
         if n < 0:
             raise TargetError("the text could not be tokenized")
-        return list(ids[:n])
+        found: list[int] = ids[:n]
+        if found and min(found) < 0:
+            raise TargetError("the model's vocabulary has no tokens for this text; use another file of the model")
+        return found
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for; control tokens stand for none."""

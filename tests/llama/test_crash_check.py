@@ -7,13 +7,14 @@ import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gguf
 import pytest
 from llama_cpp._ggml import libggml
 from support.cli_runner import DEMO, run, run_process
 from support.fake_child import HANGS, FakeChild
-from support.tiny_gguf import damaged_demo
+from support.tiny_gguf import changed_demo, damaged_demo
 
 from ngramspec.errors import ModelError
 from ngramspec.llama import amx, crash_check
@@ -97,6 +98,39 @@ def test_a_folder_that_cannot_be_written_costs_another_try(child: FakeChild, fil
         assert child.starts == starts
 
 
+def test_a_damaged_verdict_is_found_out_again(child: FakeChild, file: Path, folder: Path) -> None:
+    assert refused(file) is None
+    (verdict,) = folder.iterdir()
+    raw = verdict.read_bytes()
+    for starts, at in enumerate(range(len(raw)), 2):
+        verdict.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+        assert refused(file) is None
+        assert child.starts == starts
+        assert verdict.read_bytes() == raw
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("tokenizer.ggml.pre", "whitespace", "llama.cpp crashes when loading it (GGML_ASSERT("),
+        pytest.param("tokenizer.ggml.model", "rwkv", "crashes when loading it", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_vocabularies_that_cannot_tokenize_are_refused(
+    env: dict[str, str], tmp_path: Path, key: str, value: str, words: str
+) -> None:
+    path = changed_demo(tmp_path / "changed.gguf", {key: value})
+    run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"def f").failed(words)
+
+
+def test_a_text_without_tokens_is_one_line(env: dict[str, str], tmp_path: Path, folder: Path) -> None:
+    """The child tries more texts, and never ends with this vocabulary."""
+    path = changed_demo(tmp_path / "changed.gguf", {"tokenizer.ggml.model": "rwkv"})
+    with mock.patch.object(crash_check, "run", return_value=None):
+        done = run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"def f")
+    done.failed("the model's vocabulary has no tokens for this text")
+
+
 def test_another_file_or_build_is_tried_again(child: FakeChild, file: Path, folder: Path) -> None:
     raw = file.read_bytes()
     assert refused(file) is None
@@ -118,7 +152,7 @@ def test_what_is_no_model_is_left_to_llama(child: FakeChild, tmp_path: Path, fol
 def test_the_real_child_on_good_files(folder: Path) -> None:
     crash_check.check(DEMO, build())
     (verdict,) = folder.iterdir()
-    assert verdict.read_text() == "good"
+    assert verdict.read_text().endswith(" good")
 
 
 @pytest.mark.exhaustive

@@ -58,3 +58,29 @@ def damaged_demo(path: Path, key: str, value: object) -> Path:
     reader.fields[key].parts[-1][:] = value
     reader.data.flush()
     return path
+
+
+def changed_demo(path: Path, changes: Mapping[str, object], tensors: bool = True) -> Path:
+    """Write a copy of the demo model with other values of keys, of any length.
+
+    Args:
+        path: Path of the copy.
+        changes: New values by key, of the types that gguf-py derives from them; `None` removes the key.
+        tensors: Write the weights too.
+    """
+    reader = gguf.GGUFReader(DEMO)
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture" and key not in changes:
+            kind, *inner = field.types
+            writer.add_key_value(key, field.contents(), kind, sub_type=inner[-1] if inner else None)
+    for key, value in changes.items():
+        if value is not None:
+            writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    for tensor in reader.tensors if tensors else ():
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
