@@ -365,6 +365,10 @@ class Engine:
             self._stats.merge(active.stats)
         sequence = active.sequence
         active.finish(error)
+        if sequence is not None and isinstance(error, TargetError):
+            # The tokens of the sequence may be the cause; the next request must not meet them again.
+            with suppress(Exception):
+                sequence.clear()
         if sequence is not None:
             self._max_held = max(self._max_held, len(sequence.tokens))
             self._slots.give_back(sequence)

@@ -100,7 +100,7 @@ def confine() -> None:
 
 
 def _limit(seconds: int) -> None:
-    """Let the kernel end this process after so many seconds of processor time since its start."""
+    """Let the kernel end this process when it has used this processor time since its start."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -23,7 +23,15 @@ from ngramspec.errors import GrammarError
 from ngramspec.llama import bindings
 from ngramspec.llama.dry_samplers import DrySamplers, dry_window, window
 from ngramspec.llama.grammar import Grammar
-from ngramspec.sampling.distribution import BadLogits, Distribution, largest, point_mass, softmax, top_token
+from ngramspec.sampling.distribution import (
+    BadLogits,
+    Distribution,
+    NoTokenLeft,
+    largest,
+    point_mass,
+    softmax,
+    top_token,
+)
 from ngramspec.sampling.sampler import Draw
 from ngramspec.sampling.settings import Sampling
 
@@ -213,7 +221,7 @@ class SamplerChain:
         left = candidates[first : first + array.size]
         ids, scores = left["id"], left["logit"]
         if not np.isfinite(scores.max()):
-            raise BadLogits("no token is left to sample: the sampling settings move all logits out of range")
+            raise NoTokenLeft("no token is left to sample: the sampling settings move all logits out of range")
         if self.sampling.selects:
             return point_mass(int(ids[array.selected]))
         if self.sampling.greedy:

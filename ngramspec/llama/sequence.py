@@ -190,13 +190,21 @@ class CacheSequence:
             self.cache.states.forget()
         if len(tokens) > self.n_ctx + MAX_EVALUATE:
             raise TargetError(f"it has {len(tokens)} tokens, more than the context size of a sequence")
+        if any(not 0 <= token < self.n_vocab for token in tokens):
+            raise TargetError("it has a token that is not in the vocabulary")
         at, pieces = 0, list[tuple[int, Any]]()
         while at < len(state):
+            if at + _PIECE.size > len(state):
+                raise TargetError("it is cut off")
             number, size = _PIECE.unpack_from(state, at)
             at += _PIECE.size
+            if size > len(state) - at or not 0 <= number <= len(tokens):
+                raise TargetError("its parts do not fit together")
             pieces.append((number, (ctypes.c_uint8 * size).from_buffer_copy(state, at)))
             at += size
         if not pieces:
+            if tokens:
+                raise TargetError("it has no state")
             return
         (aligned, whole), *checkpoints = pieces
         if not self.cache.load(whole, len(tokens), dict(checkpoints)):

@@ -19,6 +19,10 @@ class BadLogits(NGramSpecError, ValueError):  # noqa: N818 - reads better where 
     """A row of logits from which no token can be chosen."""
 
 
+class NoTokenLeft(BadLogits):
+    """The sampling settings exclude all tokens."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
     """Probabilities of the tokens that can be sampled; every array has shape (n,)."""

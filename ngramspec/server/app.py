@@ -238,10 +238,12 @@ class Access:
 
     def _refusal(self, headers: Headers, public: bool, old: bool) -> ApiError | None:
         host = headers.get("host", "")
+        if len(headers.getlist("host")) > 1:
+            return ApiError(400, "the request has more than one Host header")
         if not self._known(host) and not (public and old and "host" not in headers):
             return ApiError(403, f"unknown host name {host[:80]!r}; start the server with --allow-host to accept it")
         origin = headers.get("origin")
-        if origin is not None and not self._is_allowed(origin) and origin.partition("://")[2] != host:
+        if origin is not None and not self._is_allowed(origin) and not _is_same(origin, host):
             return ApiError(
                 403,
                 f"requests from pages of {origin[:80]!r} are not allowed; start the server with --cors to allow them",
@@ -293,10 +295,19 @@ class CrossOrigin(CORSMiddleware):
         return Response(headers={"Vary": "Origin"})
 
 
+_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^\[\]:/?#@\s]*))(?::[0-9]{0,5})?")
+
+
 def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if ":" in host else host
+    """Return the name or address of a `Host`; "" if it is neither."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else found["address"] or found["name"] or ""
+
+
+def _is_same(origin: str, host: str) -> bool:
+    """Return True if pages of this origin come from a server with this `Host`."""
+    scheme, _, name = origin.partition("://")
+    return scheme in ("http", "https") and name == host
 
 
 # --------------------------------------------------------------------------- addresses
@@ -310,7 +321,7 @@ ENDPOINTS = (
     Endpoint(("/lora-adapters",), lora_adapters, "GET"),
     Endpoint(("/lora-adapters",), scale_lora_adapters, takes_list=True),
     Endpoint(("/slots",), slots, "GET"),
-    Endpoint(("/slots/{id_slot:int}",), slot_action),
+    Endpoint(("/slots/{id_slot}",), slot_action),
     Endpoint(("/metrics",), metrics, "GET"),
     Endpoint(("/v1/chat/completions", "/chat/completions"), chat_completions),
     Endpoint(("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), openai_chat.input_tokens),

@@ -26,6 +26,7 @@ from ngramspec.cpu.thread_governor import ThreadState
 from ngramspec.errors import GrammarError, ModelError, NGramSpecError, PromptError, ShutdownError
 from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.sampling.distribution import NoTokenLeft
 from ngramspec.sampling.settings import Sampling
 
 _TYPES = {
@@ -118,6 +119,8 @@ def of_failure(error: Exception, *, started: bool = False) -> ApiError:
         return error
     if isinstance(error, ClosedError | ShutdownError):
         return leaving()
+    if isinstance(error, NoTokenLeft):
+        return ApiError(400, str(error))
     for kind, param in _FIELDS.items():
         if isinstance(error, kind):
             return ApiError(400, str(error), param=param)

@@ -6,6 +6,7 @@ What a slot holds goes to a file and comes back, as in llama-server: `POST /slot
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
 import time
 import zlib
@@ -156,10 +157,12 @@ _TEXTS = ("stop", "grammar", "logit_bias", "dry_sequence_breakers")
 
 
 _HEAD = struct.Struct("<8s32sIQ")
-"""Magic, what the model and its settings are known by, the checksum of all that follows, the number of tokens. Token
-ids follow, four bytes each, and what `SequenceModel.saved` gave."""
+"""Magic, fingerprint of the model and its settings, checksum of the rest, and number of tokens. The token ids follow,
+with four bytes each, and the result of `SequenceModel.saved`."""
 
-_MAGIC = b"ngslot2\0"
+_MAGIC = b"ngslot3\0"
+
+_NUMBER = re.compile("[0-9]{1,4}")  # of a slot
 
 
 async def slot_action(call: Call) -> Response:
@@ -170,7 +173,10 @@ async def slot_action(call: Call) -> Response:
     if call.server.slot_folder is None:
         raise ApiError(501, "saving slots is disabled; start the server with --slot-save-path FOLDER")
     slots = len(call.model.service.report().slots)
-    number = call.query.data["id_slot"]
+    path = str(call.query.data["id_slot"])
+    if not _NUMBER.fullmatch(path):
+        raise ApiError(404, "File Not Found")
+    number = int(path)
     if number >= slots:
         raise bad_field("id_slot", f"id_slot must be 0 to {slots - 1}, got {number}")
     began = time.perf_counter()
@@ -188,7 +194,8 @@ async def _save(call: Call, number: int) -> dict[str, Any]:
         state = sequence.saved()
         tokens = list(sequence.tokens)
         body = np.array(tokens, "<i4").tobytes() + state
-        return len(tokens), _HEAD.pack(_MAGIC, _key(call, sequence), zlib.crc32(body), len(tokens)) + body
+        checksum = _checksum(len(tokens), body)
+        return len(tokens), _HEAD.pack(_MAGIC, _key(call, sequence), checksum, len(tokens)) + body
 
     def write() -> None:
         with replacing(path) as file:
@@ -197,6 +204,8 @@ async def _save(call: Call, number: int) -> dict[str, Any]:
     count, content = await _on_slot(call, number, pack)
     try:
         await asyncio.to_thread(write)
+    except IsADirectoryError as error:
+        raise bad_field("filename", f"{path.name} is a folder; choose another name") from error
     except OSError as error:
         raise ApiError(500, f"{path.name} cannot be written: {error.strerror}") from error
     return {"filename": path.name, "n_saved": count, "n_written": len(content)}
@@ -217,7 +226,7 @@ async def _restore(call: Call, number: int) -> dict[str, Any]:
         if key != _key(call, sequence):
             raise bad_field("filename", f"{path.name} was saved with another model, machine, version or settings")
         at = _HEAD.size + 4 * count
-        if at > len(content) or zlib.crc32(memoryview(content)[_HEAD.size :]) != checksum:
+        if at > len(content) or _checksum(count, memoryview(content)[_HEAD.size :]) != checksum:
             raise bad_field("filename", f"{path.name} is damaged")
         try:
             sequence.restore(np.frombuffer(content, "<i4", count, _HEAD.size).tolist(), content[at:])
@@ -243,6 +252,10 @@ _ACTIONS = {"save": _save, "restore": _restore, "erase": _erase}
 
 async def _on_slot(call: Call, number: int, work: Callable[[SequenceModel], Any]) -> Any:
     return await asyncio.wrap_future(call.model.service.on_slot(number, work))
+
+
+def _checksum(count: int, body: bytes | memoryview) -> int:
+    return zlib.crc32(body, zlib.crc32(struct.pack("<Q", count)))
 
 
 def _key(call: Call, sequence: SequenceModel) -> bytes:

@@ -17,7 +17,7 @@ from ngramspec.errors import GrammarError
 from ngramspec.llama import samplers
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.sampling.distribution import BadLogits
+from ngramspec.sampling.distribution import BadLogits, NoTokenLeft
 from ngramspec.sampling.settings import SAMPLERS, Sampling
 
 LETTERS = "root ::= [a-z]+"
@@ -196,7 +196,7 @@ def test_what_leaves_no_token(demo_vocabulary: Vocabulary) -> None:
     ]
     chains[-1].begin([5, 5, 5])
     for chain, size in zip(chains, [50] * 5 + [4096, 20], strict=True):
-        with pytest.raises(BadLogits, match="no token is left to sample"):
+        with pytest.raises(NoTokenLeft, match="no token is left to sample"):
             chain.draw(np.zeros(size, np.float32), lambda law, _attempt: int(law.ids[0]))
 
 

@@ -139,3 +139,28 @@ def test_a_browser_that_has_the_page_is_not_sent_it_again() -> None:
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
     assert answer("/", {"If-None-Match": '"other"'}).text == first.text
+
+
+def test_a_host_must_be_a_name_or_address_with_a_port() -> None:
+    for host in ("[localhost]evil", "localhost:evil.example", "[localhost]", "[::1]evil", "localhost:80@evil.example"):
+        assert status(headers={"Host": host}) == 403, host
+
+
+def test_two_host_headers_are_refused() -> None:
+    async def run() -> int:
+        async with asking(scripted()[0]) as client:
+            request = httpx.Request("GET", "http://localhost/props")
+            request.headers = httpx.Headers([("Host", "localhost"), ("Host", "evil.example")])
+            return (await client.send(request)).status_code
+
+    assert asyncio.run(run()) == 400
+
+
+def test_only_pages_over_http_have_the_origin_of_the_server() -> None:
+    for origin, expected in (
+        ("http://localhost", 200),
+        ("https://localhost", 200),
+        ("file://localhost", 403),
+        ("chrome-extension://localhost", 403),
+    ):
+        assert status(headers={"Host": "localhost", "Origin": origin}) == expected, origin

@@ -14,6 +14,7 @@ from support.http import ask, asking, chunks, demo_vocabulary, scripted, send
 
 from ngramspec.batching.request import ClosedError, Report, Request, Slot
 from ngramspec.errors import GrammarError, ShutdownError, TargetError
+from ngramspec.sampling.distribution import BadLogits, NoTokenLeft
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import Counters, Server
 from ngramspec.steps import Stats
@@ -365,6 +366,8 @@ def test_errors_of_the_engine_are_http_errors_until_a_stream_has_begun() -> None
         (Script(wrong=ClosedError("shutting down")), 503, "unavailable_error"),
         (Script(wrong=ShutdownError("shutting down")), 503, "unavailable_error"),
         (Script(fails=memory, after=0), 500, "server_error"),
+        (Script(fails=NoTokenLeft("no token is left"), after=0), 400, "invalid_request_error"),
+        (Script(fails=BadLogits("the logit of token 3 is nan"), after=0), 500, "server_error"),
     ):
         for stream in (False, True):
             assert refused(CHATS, CHAT | {"stream": stream}, script, status)["type"] == kind

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -132,7 +135,50 @@ def test_slots_and_actions_that_are_not_there(tmp_path: Path) -> None:
     assert "id_slot must be 0 to 3, got 4" in refusal(server, "/slots/4?action=save", {"filename": "x"})
     for path in ("/slots/0", "/slots/0?action=eat"):
         assert "action" in refusal(server, path, {"filename": "x"})
-    assert send(server, "/slots/x?action=save", {}).status_code == 404
+    for number in ("x", "9" * 5000):
+        assert send(server, f"/slots/{number}?action=save", {}).status_code == 404
+
+
+def test_the_name_of_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with serving(tmp_path) as server:
+        told = refusal(server, "/slots/0?action=save", {"filename": "folder"})
+    assert told == "folder is a folder; choose another name"
+
+
+def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        answer(server, 0)
+        act(server, 0, "save")
+        good, random = (tmp_path / "a.bin").read_bytes(), Random(3)
+        for at in (*range(52), *(random.randrange(len(good)) for _ in range(20))):
+            (tmp_path / "b.bin").write_bytes(good[:at] + bytes([good[at] ^ 1 << random.randrange(8)]) + good[at + 1 :])
+            refusal(server, "/slots/0?action=restore", {"filename": "b.bin"})
+            assert held(server) == [0, 0]
+
+
+def test_a_forged_file_does_not_break_a_slot(tmp_path: Path) -> None:
+    """A file with a valid checksum is either refused, or the slot answers at the second request at the latest."""
+    with serving(tmp_path) as server:
+        answer(server, 0)
+        act(server, 0, "save")
+        good, random = (tmp_path / "a.bin").read_bytes(), Random(5)
+        count = struct.unpack_from("<Q", good, 44)[0]
+        body = good[52:]
+        forged = [(n, body) for n in (0, 1, count - 1, count + 1)]
+        forged += [(count, struct.pack("<i", token) + body[4:]) for token in (-1, 2**31 - 1)]
+        for _ in range(12):
+            at = random.randrange(4 * count, 4 * count + 64)
+            forged.append((count, body[:at] + bytes([random.randrange(256)]) + body[at + 1 :]))
+        for number, content in forged:
+            checksum = zlib.crc32(content, zlib.crc32(struct.pack("<Q", number)))
+            (tmp_path / "b.bin").write_bytes(good[:40] + struct.pack("<IQ", checksum, number) + content)
+            response = send(server, "/slots/0?action=restore", {"filename": "b.bin"})
+            assert response.status_code in (200, 400), response.text
+            body_ = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, "id_slot": 0}
+            send(server, "/completion", body_)
+            again = send(server, "/completion", body_)
+            assert again.status_code == 200, again.text
 
 
 def test_a_slot_at_work_is_waited_for() -> None:
