@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -42,6 +43,8 @@ def replacing(path: Path, prefix: str = ".ngramspec-") -> Iterator[BinaryIO]:
     Raises:
         OSError: the folder does not exist or cannot be written, or whatever else the block raises.
     """
+    if sys.is_finalizing():  # a generator that was left open ends after the modules
+        raise OSError("Python is ending")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -59,7 +62,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def keep(path: Path, text: str) -> None:
-    """Write what can be found out again; where the folder cannot be made or written, do nothing."""
+    """Write a text to a cache; nothing happens if the folder cannot be made or written."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)

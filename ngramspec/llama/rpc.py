@@ -113,10 +113,11 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
         seen[address] = name
     _joined.watchdog = watchdog = Watchdog(GREETING, _stranger)
     _ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(ctypes.cast(watchdog.on_abort, ctypes.c_void_p))
+    servers = []
     for name in names:
         bindings.log_tail.clear()
         try:
-            watchdog(_register, backend, name)
+            servers.append(watchdog(_reach_devices, backend, name))
         except TargetError as error:
             raise ModelError(f"{name} {error}") from None
     watchdog.patience, watchdog.explain = patience, lambda said: _loss(names, said, patience)
@@ -124,6 +125,9 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
     watchdog.watch(devices, ("devices",), ())
     _load_noisily()
     _joined.names = names
+    # llama.cpp uses every registered device, and none can be removed: all workers have answered before this.
+    for server in servers:
+        watchdog(_register, server)
 
 
 def _load_noisily() -> None:
@@ -174,11 +178,16 @@ def _exported(backend: int, name: str, result: Any, *arguments: Any) -> Any:
     return ctypes.CFUNCTYPE(result, *arguments)(find(backend, name.encode()))
 
 
-def _register(backend: int, name: str) -> None:
-    """Let the devices of a worker be devices of this process."""
+def _reach_devices(backend: int, name: str) -> int:
+    """Return ggml's handle of a worker's devices."""
     server = _exported(backend, "ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(name.encode())
     if not server:
         raise ModelError(f"{name} offers no device")
+    return int(server)
+
+
+def _register(server: int) -> None:
+    """Make the devices of a worker devices of this process."""
     _ggml("ggml_backend_register", None, ctypes.c_void_p)(server)
     device = _ggml("ggml_backend_reg_dev_get", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(server, 0)
     # Without a backend that holds it the connection is closed, and the worker free for others until the model comes.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import llama_cpp.llama_cpp as llama
 
@@ -366,6 +366,9 @@ class Vocabulary:
         if self._model and not self._borrowed:
             llama.llama_model_free(self._model)
         self._model = None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: it owns memory of llama.cpp")
 
     def __enter__(self) -> Self:
         return self

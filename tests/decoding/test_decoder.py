@@ -7,6 +7,7 @@ The clock is a mock too, so the cost policy decides the same in every run. That 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.cli_runner import DEMO, run_process
 from support.decoder_loop import CLOCK, Oracle, cheap, drive, model
 from support.mock_target import MockTarget, plain_generate
 
@@ -350,3 +352,17 @@ def test_a_calibration_is_shared_until_a_decoder_goes_its_own_way() -> None:
     before = known.curve.to_json()
     other.calibration.curve.observe(5, 3.0)
     assert known.curve.to_json() == before != other.calibration.curve.to_json()
+
+
+LEFT_OPEN = """
+import sys
+from ngramspec import SpeculativeDecoder, Target
+target = Target(sys.argv[1], n_ctx=256, threads=1)
+steps = SpeculativeDecoder(target).generate(target.tokenize("def f(x):"), max_tokens=50)
+next(steps)
+"""
+
+
+def test_a_generator_that_is_left_open_prints_nothing_at_the_end(env: dict[str, str]) -> None:
+    done = run_process(env, DEMO, command=[sys.executable, "-c", LEFT_OPEN])
+    assert (done.code, done.raw, done.err) == (0, b"", "")

@@ -12,6 +12,7 @@ import pytest
 from architectures.files import write_model
 from support.cli_runner import DEMO
 
+from ngramspec.errors import ModelError
 from ngramspec.llama import rpc
 from ngramspec.llama.target import Target
 from ngramspec.llama.weights import tuning_key
@@ -69,6 +70,26 @@ def test_a_model_s_own_head_is_not_run_with_workers(monkeypatch: pytest.MonkeyPa
     target = Target(model, n_ctx=64, n_gpu_layers=0, threads=1, head=True)
     assert target.head is None
     assert "--mtp is not used: it is not supported with --rpc" in target.notes
+
+
+def test_no_worker_is_registered_unless_all_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that are loaded later without workers would be spread over those that did."""
+    registered = []
+
+    def reach(_backend: int, name: str) -> int:
+        if name == "b:2":
+            raise ModelError("b:2 offers no device")
+        return 1
+
+    monkeypatch.setattr(rpc, "_joined", SimpleNamespace(names=(), watchdog=None))
+    monkeypatch.setattr(rpc, "registry", lambda: 1)
+    monkeypatch.setattr(rpc, "_reach", lambda name: (name, 1))
+    monkeypatch.setattr(rpc, "_ggml", lambda *_: lambda *_: None)
+    monkeypatch.setattr(rpc, "_reach_devices", reach)
+    monkeypatch.setattr(rpc, "_register", registered.append)
+    with pytest.raises(ModelError, match="b:2 offers no device"):
+        rpc.connect(["a:1", "b:2"])
+    assert (registered, rpc.joined()) == ([], ())
 
 
 def test_every_function_that_may_speak_to_a_worker_is_guarded() -> None:

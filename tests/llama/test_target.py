@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -435,3 +437,10 @@ def test_two_threads_at_once_are_told_so(demo: Target, monkeypatch: pytest.Monke
     assert demo.tokens == text
     demo.clear()
     assert np.array_equal(demo.prefill(text), row)
+
+
+def test_a_target_cannot_be_copied(demo: Target) -> None:
+    """Both would free the same memory."""
+    for function in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="a Target cannot be copied or pickled"):
+            function(demo)

@@ -55,12 +55,12 @@ class Payoff:
         return self._rates[min(at, POSITIONS - 1)].value
 
     def gain(self, limit: int, price: MarginalCost) -> float:
-        """What a draft is expected to gain, in tokens, where a price in seconds is known.
+        """Return the expected gain of a draft in tokens, with a price in seconds.
 
-        With p_j the share of recent guesses at position j that were right, s_j the least that a drafted token costs the
-        target, and t the model's time for a token, that is
+        With p_j the share of recent guesses at position j that were right, s_j the lowest cost of a draft token for the
+        target, t the time of the draft model for a token and r the tokens per second (`price.rate`), it is
 
-            max over k <= limit of  sum over j <= k of (p_1 * ... * p_j - worth * (s_j + t))
+            max over k <= limit of  sum over j <= k of (p_1 * ... * p_j - r * (s_j + t))
         """
         gain, reach = 0.0, 1.0
         for at in range(limit):
