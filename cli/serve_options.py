@@ -42,8 +42,14 @@ class ServeOptions:
         help="Addresses to listen on; 0.0.0.0: all IPv4 addresses of this machine.",
     )
     port: int = option(8080, help="Port to listen on; 0: any free port.", allowed=between(0, 65535))
-    api_key: str | None = option(None, help="API key that requests must send; default: $NGRAMSPEC_API_KEY, or no key.")
-    api_key_file: Path | None = option(None, metavar="FILE", help="File with accepted API keys, one per line.")
+    api_key: str | None = option(
+        None, help="API key that requests must send, visible in the process list; default: $NGRAMSPEC_API_KEY."
+    )
+    api_key_file: Path | None = option(
+        None,
+        metavar="FILE",
+        help="File with accepted API keys, one per line; unlike --api-key not visible to other users.",
+    )
     ssl_key_file: Path | None = option(None, metavar="FILE", help="Private key for HTTPS (PEM).")
     ssl_cert_file: Path | None = option(None, metavar="FILE", help="Certificate for HTTPS (PEM).")
     cors: list[str] | None = option(

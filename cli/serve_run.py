@@ -79,7 +79,9 @@ def run(
         with _answering(app, listeners, options) as stop_answering:
             note(f"listening on {address}")
             if not keys and not all(host.startswith(_LOOPBACK) for host in options.hosts):
-                note("warning: anyone who can reach this address can use the model; set --api-key to require a key")
+                note(
+                    "warning: anyone who can reach this address can use the model; set --api-key-file to require a key"
+                )
             if open_page:
                 webbrowser.open(address)
             try:

@@ -145,7 +145,7 @@ def _read_settings(path: Path) -> tuple[str, bool]:
     try:
         text = utf8(path.read_bytes())
         values = tomllib.loads(text)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter with HOME=/dev/null
         return "", False
     except tomllib.TOMLDecodeError as error:
         raise NGramSpecError(f"the settings in {path} are not valid TOML ({error}); fix or delete the file") from error

@@ -335,3 +335,9 @@ def test_a_signal_from_outside(env: dict[str, str], file: Path, number: int, cod
     assert first
     assert done.out
     assert re.search(r"^interrupted; .*; seed 1$", done.err, re.MULTILINE)
+
+
+def test_a_home_that_is_not_a_folder(env: dict[str, str]) -> None:
+    nowhere = {key: value for key, value in env.items() if not key.startswith("XDG_")} | {"HOME": "/dev/null"}
+    assert run(nowhere, *SMALL, DEMO, stdin=TEXT).ok().out
+    run(nowhere, "memory", "add", Path(__file__)).failed("/dev/null", "Not a directory")
