@@ -57,12 +57,13 @@ def verdict(kind: str, about: bytes, command: list[str], patience: float, judge:
         judge: the verdict of how it ended; None, which is not kept, of what says nothing.
     """
     known = cache_folder(kind) / _digest(about)
-    checksum, _, found = (recall(known) or "").partition(" ")
-    if not found or checksum != _digest(about + found.encode()):  # a damaged verdict is found out again
-        ended = run([sys.executable, "-P", "-m", *command], patience)
-        found = judge(ended) if ended is not None else None
-        if found:
-            keep(known, f"{_digest(about + found.encode())} {found}")
+    checksum, _, cached = (recall(known) or "").partition(" ")
+    if cached and checksum == _digest(about + cached.encode()):
+        return cached
+    ended = run([sys.executable, "-P", "-m", *command], patience)
+    found = judge(ended) if ended is not None else None
+    if found:
+        keep(known, f"{_digest(about + found.encode())} {found}")
     return found or ""
 
 

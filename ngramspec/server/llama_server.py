@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from ngramspec.batching.request import Request
 from ngramspec.fill_in import Limits
-from ngramspec.server.call import Call, json_answer
+from ngramspec.server.call import MAX_ITEMS, Call, json_answer
 from ngramspec.server.chat import chat_prompt
 from ngramspec.server.common_fields import check_token, read_format, read_max_tokens, read_sampling
 from ngramspec.server.generate import End, Piece, TextEvent, generate
@@ -130,6 +130,7 @@ async def tokenize(call: Call) -> Response:
     mixed = isinstance(given.data.get("content"), list)
     special, bos = given.flag("parse_special", True), given.flag("add_special")
     pieces = given.list("content") if mixed else [given.text("content") or ""]
+    given.check_count("content", sum(isinstance(one, str) for one in pieces), MAX_ITEMS, "strings")
     given.check_count("content", sum(len(one) if isinstance(one, str) else 1 for one in pieces), MAX_TEXT, "characters")
 
     def read() -> list[Any]:

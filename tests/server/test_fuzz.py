@@ -139,7 +139,7 @@ BODIES["/api/embed"] = {"input": ["a", "b"], "truncate": True, "dimensions": 2, 
 BODIES["/api/embeddings"] = {"prompt": "a"}
 BODIES["/api/show"] = {"model": "m", "verbose": True}
 BODIES["/lora-adapters"] = [{"id": 0, "scale": 0.5}]
-SLOTS = "/slots/{id_slot:int}"
+SLOTS = "/slots/{id_slot}"
 BODIES[SLOTS] = {"filename": "a"}
 BODIES["/v1/messages/count_tokens"] = BODIES["/v1/messages"]
 for asked in ("/v1/chat/completions", "/v1/responses"):

@@ -45,6 +45,7 @@ FUNCTION = {"type": "function", "function": {"name": "f"}}
         (CHAT, CHATTING | {"tools": [FUNCTION] * (MAX_ITEMS + 1)}, "tools"),
         ("/v1/messages", CHATTING | {"max_tokens": 1, "stop_sequences": ["x"] * (MAX_STRINGS + 1)}, "stop_sequences"),
         ("/tokenize", {"content": "x" * (MAX_TEXT + 1)}, "content"),
+        ("/tokenize", {"content": ["x"] * (MAX_ITEMS + 1)}, "content"),
     ],
 )
 def test_fields_beyond_a_limit_are_refused(path: str, body: dict[str, Any], field: str) -> None:
