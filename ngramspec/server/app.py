@@ -1,40 +1,31 @@
-"""`make_app`: the server as a Starlette application. `Access` says who may ask; an `Endpoint` reads a request, hands it
-on as a `Call`, and gives it up as soon as its client leaves; `logged` counts it.
-"""
+"""`make_app`: the server as a Starlette application, with all its addresses and a log."""
 
 from __future__ import annotations
 
-import asyncio
-import hmac
-import ipaddress
-import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Sequence
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ngramspec.errors import NGramSpecError
 from ngramspec.server import anthropic, ollama, openai_chat, responses
-from ngramspec.server.call import LIST, ApiError, Call, Counters, Fields, Server, json_answer, of_failure, worded
+from ngramspec.server.access import Access, CrossOrigin
+from ngramspec.server.call import ApiError, Counters, Server
 from ngramspec.server.embeddings import embedding, embeddings, ollama_embed, ollama_embeddings
+from ngramspec.server.endpoint import COUNTERS, Endpoint, refusal
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.metrics import metrics
 from ngramspec.server.ollama_info import processes, show, tags, version
 from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
 from ngramspec.server.page import markdown, page
+from ngramspec.server.slot_files import slot_action
 from ngramspec.server.status import (
     health,
     lora_adapters,
@@ -42,73 +33,10 @@ from ngramspec.server.status import (
     models,
     props,
     scale_lora_adapters,
-    slot_action,
     slots,
 )
 
 _SLOT = re.compile("/slots/[0-9]{1,4}")
-_LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
-_COUNTERS = "ngramspec.counters"  # where a request's scope holds them
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """An address of the server that is its application's `state.server`, as ASGI has it."""
-
-    paths: tuple[str, ...]  # its names
-    # Raises ApiError or NGramSpecError for what is wrong with a request; anything else is a defect of the server.
-    handler: Callable[[Call], Awaitable[Response]]
-    method: Literal["GET", "POST"] = "POST"
-    wording: Callable[[ApiError], dict[str, Any]] = worded  # its errors as JSON
-    takes_list: bool = False  # True if the JSON of its requests is a list
-    public: bool = False  # whether it answers without an API key
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server: Server = scope["app"].state.server
-        try:
-            raw = await _read_body(Request(scope, receive), server.most_bytes)
-        except ApiError as error:
-            await refusal(error, self)(scope, receive, send)
-            return
-        except ClientDisconnect:
-            return
-        work = asyncio.ensure_future(self._respond(server, raw, scope, receive, send))
-        gone = asyncio.ensure_future(_until_gone(receive))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        finally:
-            work.cancel()
-            gone.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
-
-    async def _respond(self, server: Server, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        counters: Counters = scope[_COUNTERS]
-        try:
-            query = Fields({**QueryParams(scope["query_string"]), **scope.get("path_params", {})})
-            # The body may be empty: POST /slots/N?action=erase needs none.
-            fields = Fields(await _read_json(raw or b"{}", self.takes_list)) if self.method == "POST" else query
-            response = await self.handler(Call(server, fields, counters, query, Headers(scope=scope)))
-        except (ApiError, NGramSpecError) as error:
-            told = of_failure(error)
-            counters.field = told.param or (told.code if isinstance(told.code, str) else "")
-            response = refusal(told, self)
-        except Exception:
-            await refusal(ApiError(500, "internal error"), self)(scope, receive, send)
-            raise
-        await response(scope, receive, send)
-
-
-def refusal(error: ApiError, endpoint: Endpoint | None, path: str = "") -> Response:
-    """Return an error as a response in the format of its API, which the path tells if there is no endpoint."""
-    other = ollama.worded if path.startswith("/api/") else worded
-    return json_answer((other if endpoint is None else endpoint.wording)(error), error.status)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 Log = Callable[[Counters], None]
@@ -128,7 +56,7 @@ def logged(app: ASGIApp, paths: frozenset[str], log: Log | None) -> ASGIApp:
             await send(message)
 
         try:
-            await app({**scope, _COUNTERS: counters}, receive, noted)
+            await app({**scope, COUNTERS: counters}, receive, noted)
         finally:
             if log is not None and scope["type"] == "http":
                 counters.method, counters.took = scope["method"], time.monotonic() - began
@@ -137,177 +65,6 @@ def logged(app: ASGIApp, paths: frozenset[str], log: Log | None) -> ASGIApp:
                 log(counters)
 
     return asked
-
-
-async def _read_body(request: Request, most: int) -> bytes:
-    """The body of a request. Raises ApiError beyond `most` bytes, ClientDisconnect where its client left before."""
-    too_large = ApiError(413, f"the request is larger than the maximum of {most / 2**20:g} MiB")
-    lengths = request.headers.getlist("content-length")
-    if any(not value.isdecimal() or len(value) > 15 or int(value) > most for value in lengths):
-        raise too_large
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > most:
-            raise too_large
-    return bytes(body)
-
-
-MAX_VALUES = 400_000
-"""Maximum number of values in the JSON of a request: the other requests wait while it is read."""
-
-_VALUES = re.compile(rb'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)|[,\[{]', re.DOTALL)
-"""Strings, and what comes before each other value but the first of an array or object."""
-
-
-def _has_many_values(raw: bytes) -> bool:
-    found = (1 for match in _VALUES.finditer(raw) if not match[0].startswith(b'"'))
-    return sum(islice(found, MAX_VALUES + 1)) > MAX_VALUES
-
-
-async def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
-    """Return the JSON object of a body, or its list in a field.
-
-    Raises:
-        ApiError: it is not one, has too many values, or contains a nan, an infinity or an unpaired surrogate.
-    """
-    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES and await asyncio.to_thread(_has_many_values, raw):
-        raise ApiError(413, f"the request contains more than {MAX_VALUES:,} values")
-    try:
-        text = raw.decode("utf-8-sig")
-        data = json.loads(text, parse_constant=_refuse)
-        if "\\ud" in text.lower():  # there is no other way to write half a surrogate pair
-            json.dumps(data, ensure_ascii=False).encode()
-    except RecursionError:
-        raise ApiError(400, "the request's JSON is nested too deeply") from None
-    except UnicodeEncodeError:
-        raise ApiError(400, "the request contains an unpaired surrogate, which is not valid text") from None
-    except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
-        raise ApiError(400, f"the request is not valid JSON: {error}") from error
-    if takes_list and isinstance(data, list):
-        return {LIST: data}
-    if takes_list or not isinstance(data, dict):
-        raise ApiError(400, f"the request must be a JSON {'list' if takes_list else 'object'}")
-    return data
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not part of JSON")
-
-
-# --------------------------------------------------------------------------- who may ask
-
-
-class Access:
-    """Middleware that lets through who may ask: a web page in a browser must not reach a model on the same machine.
-
-    - DNS rebinding: a page of evil.example whose name is made to mean 127.0.0.1 is the same origin as this server to
-      the browser. Its requests still name evil.example as their host, which is refused. An address in digits names no
-      page of anybody else, so any is fine.
-    - Another page's requests carry its origin. One that was not allowed is refused, though it could not read the
-      answer: an answer costs minutes of the machine. Pages of this machine, on any port, are allowed: only a program
-      of the user's can serve them, and such a program needs no browser to reach this server.
-    - With API keys, one of them must be shown. Then containers may call this machine host.docker.internal, too: a page
-      that has this name has no key.
-    - Health checks of HTTP/1.0 name no host; browsers always do.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        endpoints: Mapping[str, Endpoint],
-        keys: Sequence[str],
-        origins: Collection[str],
-        hosts: Collection[str],
-    ) -> None:
-        self._app = app
-        self._endpoints = endpoints
-        self._keys = [key.encode() for key in keys]
-        self._origins = set(origins)
-        self._hosts = {"localhost", *(host.lower() for host in hosts), *(["host.docker.internal"] if keys else ())}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            endpoint = self._endpoints.get(scope["path"])
-            old = scope.get("http_version") == "1.0"
-            error = self._refusal(Headers(scope=scope), endpoint is not None and endpoint.public, old)
-            if error is not None:
-                await refusal(error, endpoint, scope["path"])(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _refusal(self, headers: Headers, public: bool, old: bool) -> ApiError | None:
-        host = headers.get("host", "")
-        if len(headers.getlist("host")) > 1:
-            return ApiError(400, "the request has more than one Host header")
-        if not self._known(host) and not (public and old and "host" not in headers):
-            return ApiError(403, f"unknown host name {host[:80]!r}; start the server with --allow-host to accept it")
-        origin = headers.get("origin")
-        if origin is not None and not self._is_allowed(origin) and not _is_same(origin, host):
-            return ApiError(
-                403,
-                f"requests from pages of {origin[:80]!r} are not allowed; start the server with --cors to allow them",
-            )
-        if self._keys and not public and not self._shown(headers):
-            return ApiError(401, "Invalid API Key")
-        return None
-
-    def _is_allowed(self, origin: str) -> bool:
-        return bool(self._origins & {origin, "*"} or _LOCAL_PAGE.fullmatch(origin))
-
-    def _known(self, host: str) -> bool:
-        name = _without_port(host).lower()
-        if name in self._hosts:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
-
-    def _shown(self, headers: Headers) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        candidates = [headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else ""]
-        # Every key is compared to the end, or the time would tell how much of one is right.
-        found = [hmac.compare_digest(raw.encode("latin-1"), key) for raw in candidates for key in self._keys]
-        return any(found)
-
-
-class CrossOrigin(CORSMiddleware):
-    """Middleware that lets browsers read the responses to pages of allowed origins, and of this machine.
-
-    Preflight requests of other origins get status 200 without permission, as llama-server answers them.
-    """
-
-    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
-        super().__init__(
-            app,
-            allow_origins=list(origins),
-            allow_origin_regex=_LOCAL_PAGE.pattern,
-            allow_methods=["GET", "POST", "OPTIONS"],
-            allow_headers=["*"],
-        )
-
-    def preflight_response(self, request_headers: Headers) -> Response:
-        response = super().preflight_response(request_headers)
-        if response.status_code == 200:
-            return response
-        return Response(headers={"Vary": "Origin"})
-
-
-_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^\[\]:/?#@\s]*))(?::[0-9]{0,5})?")
-
-
-def _without_port(host: str) -> str:
-    """Return the name or address of a `Host`; "" if it is neither."""
-    found = _HOST.fullmatch(host)
-    return "" if found is None else found["address"] or found["name"] or ""
-
-
-def _is_same(origin: str, host: str) -> bool:
-    """Return True if pages of this origin come from a server with this `Host`."""
-    scheme, _, name = origin.partition("://")
-    return scheme in ("http", "https") and name == host
 
 
 # --------------------------------------------------------------------------- addresses
@@ -373,13 +130,14 @@ def make_app(
     hosts: Collection[str] = (),
     log: Log | None = None,
 ) -> Starlette:
-    """The application of a server, whose model may be given to it later.
+    """Return the application of a server, whose model may be loaded later.
 
     Args:
-        keys: API keys, of which a request must show one; none: it need not.
-        origins: of web pages that may ask; "*": all.
-        hosts: names of this server beside localhost and addresses in digits.
-        log: told of every request that ended.
+        server: State that all requests share.
+        keys: API keys, of which a request must have one; empty means that none is required.
+        origins: Allowed origins of web pages, in addition to those of this machine; "*" means all.
+        hosts: Names of this server, in addition to localhost and IP addresses.
+        log: Function that is called after every request.
     """
     by_path = {path: endpoint for endpoint in ENDPOINTS for path in endpoint.paths}
     routes = [Route(path, one, methods=[one.method]) for one in ENDPOINTS for path in one.paths]

@@ -19,6 +19,9 @@ from ngramspec.server.openai_completions import read_tokens, several
 Vectors = NDArray[np.float32]
 """Of one text; shape (1, width), or (tokens, width) where none are pooled."""
 
+NO_LIMIT = 2**31
+"""More tokens than any request contains."""
+
 LARGEST = 32760.0
 """Value that the largest element of a vector gets when it is scaled to 16 bits."""
 
@@ -110,10 +113,12 @@ def _read_texts(call: Call, name: str, truncate: bool = False) -> list[list[int]
     call.given.check_count(name, len(values), MAX_ITEMS, "texts")
     if not values:
         raise bad_field(name, f"{name} must not be empty")
+    room = embedder.n_ctx
     if truncate:  # a text that is much too long is not worth tokenizing
         most = embedder.n_ctx * call.model.vocabulary.longest_token
         values = [one[:most] if isinstance(one, str) else one for one in values]
-    texts = [read_tokens(call.model, one, name, embedder.n_ctx) for one in values]
+        room = NO_LIMIT
+    texts = [read_tokens(call.model, one, name, room) for one in values]
     if not all(texts):
         raise bad_field(name, f"{name} must not contain a text without tokens")
     if truncate:

@@ -1,31 +1,16 @@
-"""What the server says of itself: `/health`, `/props`, `/slots`, `/v1/models`, and `/metrics` for Prometheus.
-
-What a slot holds goes to a file and comes back, as in llama-server: `POST /slots/N?action=save|restore|erase`.
-"""
+"""State of the server: `/health`, `/props`, `/slots`, `/v1/models` and `/lora-adapters`."""
 
 from __future__ import annotations
 
-import asyncio
-import re
-import struct
-import time
-import zlib
-from collections.abc import Callable
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from starlette.responses import Response
 
 from ngramspec.batching.request import Slot
-from ngramspec.errors import TargetError
-from ngramspec.server.call import LIST, ApiError, Call, bad_field, json_answer, shown
+from ngramspec.server.call import LIST, ApiError, Call, json_answer, shown
 from ngramspec.server.common_fields import read_scales
 from ngramspec.server.native_answer import generation_settings
 from ngramspec.server.reply import FINGERPRINT
-from ngramspec.shared_model import SequenceModel
-from ngramspec.storage import replacing
 
 
 async def health(call: Call) -> Response:
@@ -151,122 +136,3 @@ def _slot(call: Call, slot: Slot) -> dict[str, Any]:
 
 _TEXTS = ("stop", "grammar", "logit_bias", "dry_sequence_breakers")
 """Settings that hold what a client wrote, or show it."""
-
-
-# --------------------------------------------------------------------------- what slots hold, in files
-
-
-_HEAD = struct.Struct("<8s32sIQ")
-"""Magic, fingerprint of the model and its settings, checksum of the rest, and number of tokens. The token ids follow,
-with four bytes each, and the result of `SequenceModel.saved`."""
-
-_MAGIC = b"ngslot3\0"
-
-_NUMBER = re.compile("[0-9]{1,4}")  # of a slot
-
-
-async def slot_action(call: Call) -> Response:
-    """Save what a slot holds to a file of the server's folder, hold what a file has, or hold nothing.
-
-    The slot is empty afterwards where the content of a file cannot be used.
-    """
-    if call.server.slot_folder is None:
-        raise ApiError(501, "saving slots is disabled; start the server with --slot-save-path FOLDER")
-    slots = len(call.model.service.report().slots)
-    path = str(call.query.data["id_slot"])
-    if not _NUMBER.fullmatch(path):
-        raise ApiError(404, "File Not Found")
-    number = int(path)
-    if number >= slots:
-        raise bad_field("id_slot", f"id_slot must be 0 to {slots - 1}, got {number}")
-    began = time.perf_counter()
-    action = call.query.needed_choice("action", tuple(_ACTIONS))
-    told = await _ACTIONS[action](call, number)
-    if action != "erase":
-        told["timings"] = {f"{action}_ms": (time.perf_counter() - began) * 1000}
-    return json_answer({"id_slot": number} | told)
-
-
-async def _save(call: Call, number: int) -> dict[str, Any]:
-    path = _path(call)
-
-    def pack(sequence: SequenceModel) -> tuple[int, bytes]:
-        state = sequence.saved()
-        tokens = list(sequence.tokens)
-        body = np.array(tokens, "<i4").tobytes() + state
-        checksum = _checksum(len(tokens), body)
-        return len(tokens), _HEAD.pack(_MAGIC, _key(call, sequence), checksum, len(tokens)) + body
-
-    def write() -> None:
-        with replacing(path) as file:
-            file.write(content)
-
-    count, content = await _on_slot(call, number, pack)
-    try:
-        await asyncio.to_thread(write)
-    except IsADirectoryError as error:
-        raise bad_field("filename", f"{path.name} is a folder; choose another name") from error
-    except OSError as error:
-        raise ApiError(500, f"{path.name} cannot be written: {error.strerror}") from error
-    return {"filename": path.name, "n_saved": count, "n_written": len(content)}
-
-
-async def _restore(call: Call, number: int) -> dict[str, Any]:
-    path = _path(call)
-    try:
-        content = await asyncio.to_thread(path.read_bytes)
-    except OSError as error:
-        raise bad_field("filename", f"{path.name} cannot be read: {error.strerror}") from error
-
-    def unpack(sequence: SequenceModel) -> int:
-        sequence.clear()
-        if len(content) < _HEAD.size or not content.startswith(_MAGIC):
-            raise bad_field("filename", f"{path.name} is not a saved slot")
-        _, key, checksum, count = _HEAD.unpack_from(content)
-        if key != _key(call, sequence):
-            raise bad_field("filename", f"{path.name} was saved with another model, machine, version or settings")
-        at = _HEAD.size + 4 * count
-        if at > len(content) or _checksum(count, memoryview(content)[_HEAD.size :]) != checksum:
-            raise bad_field("filename", f"{path.name} is damaged")
-        try:
-            sequence.restore(np.frombuffer(content, "<i4", count, _HEAD.size).tolist(), content[at:])
-        except TargetError as error:
-            raise bad_field("filename", f"{path.name} does not fit into a slot: {error}") from error
-        return int(count)
-
-    count = await _on_slot(call, number, unpack)
-    return {"filename": path.name, "n_restored": count, "n_read": len(content)}
-
-
-async def _erase(call: Call, number: int) -> dict[str, Any]:
-    def clear(sequence: SequenceModel) -> int:
-        count = len(sequence.tokens)
-        sequence.clear()
-        return count
-
-    return {"n_erased": await _on_slot(call, number, clear)}
-
-
-_ACTIONS = {"save": _save, "restore": _restore, "erase": _erase}
-
-
-async def _on_slot(call: Call, number: int, work: Callable[[SequenceModel], Any]) -> Any:
-    return await asyncio.wrap_future(call.model.service.on_slot(number, work))
-
-
-def _checksum(count: int, body: bytes | memoryview) -> int:
-    return zlib.crc32(body, zlib.crc32(struct.pack("<Q", count)))
-
-
-def _key(call: Call, sequence: SequenceModel) -> bytes:
-    """Return the fingerprint of the model, its settings and the scales of its adapters."""
-    return sha256(f"{sequence.fingerprint} {call.model.service.scales}".encode()).digest()
-
-
-def _path(call: Call) -> Path:
-    """The file that is named, which is one in the folder itself."""
-    name = call.given.needed_name("filename")
-    if name in (".", "..") or len(name.encode()) > 255 or any(c in "/\\" or not c.isprintable() for c in name):
-        raise call.given.refused("filename", "must be a file name without folders")
-    assert call.server.slot_folder is not None
-    return call.server.slot_folder / name

@@ -1,0 +1,139 @@
+"""`Endpoint`: an address of the server, which reads the request and cancels its work when the client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+from starlette.datastructures import Headers, QueryParams
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ngramspec.errors import NGramSpecError
+from ngramspec.server import ollama
+from ngramspec.server.call import LIST, ApiError, Call, Counters, Fields, Server, json_answer, of_failure, worded
+
+COUNTERS = "ngramspec.counters"
+"""Key of a request's counters in its ASGI scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address of the server that is its application's `state.server`, as ASGI has it."""
+
+    paths: tuple[str, ...]  # its names
+    # Raises ApiError or NGramSpecError for what is wrong with a request; anything else is a defect of the server.
+    handler: Callable[[Call], Awaitable[Response]]
+    method: Literal["GET", "POST"] = "POST"
+    wording: Callable[[ApiError], dict[str, Any]] = worded  # its errors as JSON
+    takes_list: bool = False  # True if the JSON of its requests is a list
+    public: bool = False  # whether it answers without an API key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        server: Server = scope["app"].state.server
+        try:
+            raw = await _read_body(Request(scope, receive), server.most_bytes)
+        except ApiError as error:
+            await refusal(error, self)(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        work = asyncio.ensure_future(self._respond(server, raw, scope, receive, send))
+        gone = asyncio.ensure_future(_until_gone(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            work.cancel()
+            gone.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _respond(self, server: Server, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        counters: Counters = scope[COUNTERS]
+        try:
+            query = Fields({**QueryParams(scope["query_string"]), **scope.get("path_params", {})})
+            # The body may be empty: POST /slots/N?action=erase needs none.
+            fields = Fields(await _read_json(raw or b"{}", self.takes_list)) if self.method == "POST" else query
+            response = await self.handler(Call(server, fields, counters, query, Headers(scope=scope)))
+        except (ApiError, NGramSpecError) as error:
+            told = of_failure(error)
+            counters.field = told.param or (told.code if isinstance(told.code, str) else "")
+            response = refusal(told, self)
+        except Exception:
+            await refusal(ApiError(500, "internal error"), self)(scope, receive, send)
+            raise
+        await response(scope, receive, send)
+
+
+def refusal(error: ApiError, endpoint: Endpoint | None, path: str = "") -> Response:
+    """Return an error as a response in the format of its API, which the path tells if there is no endpoint."""
+    other = ollama.worded if path.startswith("/api/") else worded
+    return json_answer((other if endpoint is None else endpoint.wording)(error), error.status)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read_body(request: Request, most: int) -> bytes:
+    """The body of a request. Raises ApiError beyond `most` bytes, ClientDisconnect where its client left before."""
+    too_large = ApiError(413, f"the request is larger than the maximum of {most / 2**20:g} MiB")
+    lengths = request.headers.getlist("content-length")
+    if any(not value.isdecimal() or len(value) > 15 or int(value) > most for value in lengths):
+        raise too_large
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise too_large
+    return bytes(body)
+
+
+MAX_VALUES = 400_000
+"""Maximum number of values in the JSON of a request: the other requests wait while it is read."""
+
+_VALUES = re.compile(rb'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)|[,\[{]', re.DOTALL)
+"""Strings, and what comes before each other value but the first of an array or object."""
+
+
+def _has_many_values(raw: bytes) -> bool:
+    found = (1 for match in _VALUES.finditer(raw) if not match[0].startswith(b'"'))
+    return sum(islice(found, MAX_VALUES + 1)) > MAX_VALUES
+
+
+async def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
+    """Return the JSON object of a body, or its list in a field.
+
+    Raises:
+        ApiError: it is not one, has too many values, or contains a nan, an infinity or an unpaired surrogate.
+    """
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES and await asyncio.to_thread(_has_many_values, raw):
+        raise ApiError(413, f"the request contains more than {MAX_VALUES:,} values")
+    try:
+        text = raw.decode("utf-8-sig")
+        data = json.loads(text, parse_constant=_refuse)
+        if "\\ud" in text.lower():  # there is no other way to write half a surrogate pair
+            json.dumps(data, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ApiError(400, "the request's JSON is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ApiError(400, "the request contains an unpaired surrogate, which is not valid text") from None
+    except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
+        raise ApiError(400, f"the request is not valid JSON: {error}") from error
+    if takes_list and isinstance(data, list):
+        return {LIST: data}
+    if takes_list or not isinstance(data, dict):
+        raise ApiError(400, f"the request must be a JSON {'list' if takes_list else 'object'}")
+    return data
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not part of JSON")
