@@ -8,9 +8,9 @@ import pytest
 from support.http import demo_vocabulary, scripted, send
 
 from ngramspec.sampling.settings import MAX_BREAKERS, Sampling
-from ngramspec.server.endpoint import MAX_VALUES
 from ngramspec.server.call import MAX_CHARACTERS, MAX_ITEMS, MAX_MESSAGE, MAX_STRINGS
 from ngramspec.server.common_fields import MAX_TOKENS
+from ngramspec.server.endpoint import MAX_VALUES
 from ngramspec.server.llama_server import MAX_TEXT
 
 NATIVE, CHAT = "/completion", "/v1/chat/completions"
