@@ -34,7 +34,7 @@ from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.app import make_app
 from ngramspec.server.call import EUCLIDEAN, Counters, ServedModel, Server
-from ngramspec.server.connection import Connection
+from ngramspec.server.connection import Connection, HttpServer
 
 from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, complain, ends_within, fail, note
 from .options import find
@@ -256,7 +256,7 @@ def _answering(app: object, listeners: Sequence[socket.socket], options: ServeOp
         ssl_certfile=options.ssl_cert_file,
         timeout_graceful_shutdown=2,
     )
-    served = uvicorn.Server(config)
+    served = HttpServer(config)
     thread = threading.Thread(target=served.run, kwargs={"sockets": list(listeners)}, name="http", daemon=True)
     thread.start()
     while not served.started and thread.is_alive():

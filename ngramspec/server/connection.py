@@ -1,10 +1,16 @@
-"""`Connection`: HTTP on one connection, with limits on the size of the headers and on the time without progress."""
+"""`Connection`: HTTP on one connection, with limits on the size of the headers and on the time without progress.
+
+`HttpServer` runs the application with enough threads.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ngramspec.server.call import ApiError, dumped, worded
@@ -17,6 +23,9 @@ BODY_SECONDS = 20.0
 
 MAX_HEADER_BYTES = 65536
 """Maximum size of the URL and the headers of a request together, and of the trailers."""
+
+MAX_THREADS = 64
+"""Maximum number of requests that are read, tokenized and checked at once."""
 
 _FILES_PER_CONNECTION = 2  # leaves as many files to the model, the child processes and the libraries
 
@@ -134,3 +143,15 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
 
 def _too_large() -> ApiError:
     return ApiError(431, f"the URL and the headers are larger than {MAX_HEADER_BYTES // 1024} KiB")
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's server, with enough threads for requests that wait.
+
+    Requests are read, tokenized and checked on threads. asyncio has only a few on a small machine, and a few requests
+    that wait for the worker of grammars or templates would keep all other clients waiting.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS, "request"))
+        await super().startup(sockets)

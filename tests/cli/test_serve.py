@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -10,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import webbrowser
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -473,3 +475,32 @@ def test_a_context_of_0_is_the_models(env: dict[str, str]) -> None:
     done = serve(env, lambda http: sizes.append(http.get("/props").json()), "-c", "0", "-np", "1").ok()
     assert "is the context size of each" not in done.err
     assert sizes[0]["default_generation_settings"]["n_ctx"] > 512
+
+
+def test_requests_that_wait_on_threads_do_not_stop_other_clients(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asyncio's own pool has as many threads as the machine has cores, and four more."""
+    waiting, end = threading.Semaphore(0), threading.Event()
+    tokenize = Target.tokenize
+
+    def wait_and_tokenize(self: Target, text: str, **options: Any) -> list[int]:
+        if text == "wait":
+            waiting.release()
+            assert end.wait(PATIENCE)
+        return tokenize(self, text, **options)
+
+    monkeypatch.setattr(Target, "tokenize", wait_and_tokenize)
+
+    def client(http: httpx.Client) -> None:
+        count = (os.cpu_count() or 1) + 8
+        with ThreadPoolExecutor(count) as pool:
+            try:
+                slow = [pool.submit(http.post, "/tokenize", json={"content": "wait"}) for _ in range(count)]
+                assert all(waiting.acquire(timeout=PATIENCE) for _ in range(count))
+                assert http.post("/tokenize", json={"content": "hello"}).json()["tokens"]
+            finally:
+                end.set()
+            assert [one.result().status_code for one in slow] == [200] * count
+
+    serve(env, client).ok()
