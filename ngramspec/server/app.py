@@ -51,8 +51,6 @@ def logged(app: ASGIApp, paths: frozenset[str], log: Log | None) -> ASGIApp:
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 counters.status = message["status"]
-                # Names of headers have no case, but some clients compare them with llama-server's.
-                message["headers"] = [(name.title(), value) for name, value in message.get("headers", ())]
             await send(message)
 
         try:
