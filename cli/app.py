@@ -7,6 +7,7 @@ to import than `ngramspec --help` may take.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -120,7 +121,7 @@ def run(arguments: list[str]) -> int:
 
                 join_at_colons(os.environ)
             _reject_unsupported(arguments)
-            code = app(args=arguments, prog_name="ngramspec", standalone_mode=False)
+            code = _run_command(arguments)
             return code if isinstance(code, int) else 0
         except (NGramSpecError, OSError) as error:
             fail(error)
@@ -140,6 +141,18 @@ def run(arguments: list[str]) -> int:
     except Terminated:
         return TERMINATED
     return FAILED
+
+
+def _run_command(arguments: list[str]) -> Any:
+    """Run a command. An unknown option with underscores is read with hyphens, as in llama.cpp."""
+    try:
+        return app(args=arguments, prog_name="ngramspec", standalone_mode=False)
+    except Exception as error:
+        name: str = getattr(error, "option_name", "")
+        if "_" not in name:
+            raise
+    pattern = re.compile(f"^{re.escape(name)}(?=$|=)")
+    return _run_command([pattern.sub(name.replace("_", "-"), argument) for argument in arguments])
 
 
 def _reject_unsupported(arguments: list[str]) -> None:

@@ -106,7 +106,8 @@ def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     if begun is None:
         return prompt
     content = begun.get("content", "")
-    text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    # llama-server joins the parts of a begun answer in this way, and those of other messages by one line end.
+    text = content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
     return vocabulary.begun_answer(prompt, begun.get("reasoning_content", ""), text, variables)
 
 

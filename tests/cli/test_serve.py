@@ -402,8 +402,7 @@ def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_p
             statuses.append(http.get("/v1/models", headers={"Origin": origin}).status_code)
 
     carried = [
-        "--n-predict",
-        "5",
+        "--n_predict=5",
         "--jinja",
         "--metrics",
         "--slots",
