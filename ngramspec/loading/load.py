@@ -99,9 +99,10 @@ def find(model: str | os.PathLike[str] | None, settings: LoadSettings, progress:
         if name is not None:
             raise LoadSettingsError(f"two models were given: {name} and {{hf_repo}} {settings.hf_repo}; remove one")
         name = f"{PREFIX}{settings.hf_repo}"
-    found = resolve(name, progress=progress)
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"} if settings.offline else os.environ
+    found = resolve(name, env, progress)
     if settings.draft_model is not None:
-        found = replace(found, draft=resolve(settings.draft_model, progress=progress))
+        found = replace(found, draft=resolve(settings.draft_model, env, progress))
     return found
 
 

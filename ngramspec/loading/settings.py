@@ -89,6 +89,7 @@ class LoadSettings:
         metavar="USER/REPO[:QUANT]",
         help="Model from Hugging Face, instead of MODEL; default QUANT: Q4_K_M, Q8_0 or the first file.",
     )
+    offline: bool = option(False, help="Do not use the network: take models from Hugging Face from the local cache.")
     ctx_size: int | None = option(
         None,
         "-c",

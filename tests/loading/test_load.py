@@ -80,6 +80,13 @@ def test_what_cannot_be_opened_leaves_nothing_open(tmp_path: Path, monkeypatch: 
     assert [one.closed for one in opened] == [True, True, True]
 
 
+def test_load_offline_does_not_use_the_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # would be another message
+    with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):
+        ngramspec.load(hf_repo="owner/repo", offline=True)
+
+
 def test_settings_that_cannot_be_are_named_as_the_user_named_them() -> None:
     for given, words in (
         ({"ctx_size": 3}, "ctx_size must be 0 or from 16 to 16777216, got 3"),
