@@ -57,7 +57,7 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
     else:
         endpoint = (env.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
         if env.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
-            offline = "HF_HUB_OFFLINE is set"
+            offline = "--offline or HF_HUB_OFFLINE is set"
         else:
             listed, offline = _list_files(name, repo, endpoint)
     if offline:
