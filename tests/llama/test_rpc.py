@@ -31,7 +31,15 @@ LOCAL = {
 }  # fmt: skip
 """Functions that look at what this process has itself; besides those of the families below."""
 
-LOCAL_FAMILIES = ("llama_batch_", "llama_sampler_", "llama_vocab_", "llama_model_", "llama_token_data", "llama_log")
+LOCAL_FAMILIES = (
+    "llama_batch_",
+    "llama_chat_",
+    "llama_sampler_",
+    "llama_vocab_",
+    "llama_model_",
+    "llama_token_data",
+    "llama_log",
+)
 
 
 def test_workers_are_named_by_host_and_port() -> None:
