@@ -35,6 +35,9 @@ CLOSED = "the server is shutting down"
 IDLE_SECONDS = 2.0
 """How long nothing must have been asked for before costs that were measured under load are measured again."""
 
+RANK_SECONDS = 1.0
+"""Seconds by which each further request that a client asks for at once lets requests of others go first."""
+
 KEPT_SECONDS = 60.0
 """How often what the drafter learnt is written down, where requests end that often; it takes 10 to 80 milliseconds."""
 
@@ -113,11 +116,19 @@ class Engine:
 
     # ------------------------------------------------------------------ from any thread
 
-    def submit(self, request: Request, listener: Listener) -> ActiveRequest:
-        """Queue a request. What is wrong with it is told as an error."""
+    def submit(self, request: Request, listener: Listener, rank: int = 0) -> ActiveRequest:
+        """Queue a request; what is wrong with it is reported as an error event.
+
+        Args:
+            request: The request.
+            listener: Function that receives the events.
+            rank: Number of requests that the client asked for together with this one, before it. The request waits as
+                if it had arrived `RANK_SECONDS` later for each of them, so that others need not wait for them all.
+        """
         active = ActiveRequest(request, listener, self._clock)
         with self._wake:
             active.scales = self._scales if request.scales is None else request.scales
+            active.turn = self._clock() + RANK_SECONDS * rank
             active.number, self._asked = self._asked, self._asked + 1
             closed = self._closing is not None
             if not closed:
@@ -268,10 +279,11 @@ class Engine:
             told.set_result(value) if failed is None else told.set_exception(failed)
 
     def _admit(self) -> None:
-        """Give waiting requests the sequences that are free, in the order in which they came."""
+        """Give free sequences to waiting requests, by turn and then in order of arrival."""
         while self._queue and self._slots.any_free:
             with self._wake:
-                active = self._queue.popleft()
+                active = min(self._queue, key=lambda waiting: waiting.turn)
+                self._queue.remove(active)
             model, request = self._model, active.request
             try:
                 active.prepare(

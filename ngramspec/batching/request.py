@@ -123,6 +123,7 @@ class ActiveRequest:
     def __init__(self, request: Request, listener: Listener, clock: Callable[[], float]) -> None:
         self.request = request
         self.number = 0  # counts requests from 0 on
+        self.turn = 0.0  # time that orders the waiting requests
         self.scales: tuple[float, ...] = ()  # of the LoRA adapters
         self.cancelled = False  # whether it is to end before the next pass
         # the text; None until the request is checked, and where none is asked for

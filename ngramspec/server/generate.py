@@ -226,7 +226,7 @@ class Running:
 
             return listen
 
-        self._tickets = [service.submit(request, listener(number)) for number, request in enumerate(requests)]
+        self._tickets = [service.submit(request, listener(number), number) for number, request in enumerate(requests)]
 
     @property
     def _all_ended(self) -> bool:

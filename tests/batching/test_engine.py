@@ -76,6 +76,32 @@ def test_texts_are_those_of_each_request_alone(sequences: int, split: bool, temp
     assert all(len(sequence.tokens) <= sequence.n_ctx for sequence in model.sequences)
 
 
+def test_engine_many_requests_of_one_client_do_not_delay_others() -> None:
+    begin, order = threading.Event(), list[str]()
+    model = MockShared(2, fails=lambda _: not begin.wait(WAIT))
+
+    def listener(name: str, ear: Ear) -> Callable[[Event], None]:
+        def listen(event: Event) -> None:
+            if isinstance(event, Started):
+                order.append(name)
+            ear(event)
+
+        return listen
+
+    with running(model) as engine:
+        ears = [Ear() for _ in range(8)]
+        for number, ear in enumerate(ears[:6]):
+            engine.submit(Request([number, 1], 8), listener("many", ear), number)
+        for ear in ears[6:]:
+            engine.submit(Request([5, 6], 8), listener("other", ear))
+        begin.set()
+        for ear in ears:
+            assert ear.wait().reason == "length"
+    # Up to two of the many start before the others arrive.
+    assert order[:4].count("other") == 2
+    assert order.count("many") == 6
+
+
 def test_events_come_in_order_and_counters_add_up() -> None:
     model = MockShared(2, peak=6.0, n_batch=16)
     with running(model) as engine:

@@ -96,7 +96,7 @@ class FakeService:
     def requests(self) -> list[Request]:
         return [ticket.request for ticket in self.tickets]
 
-    def submit(self, request: Request, listener: Listener) -> FakeTicket:
+    def submit(self, request: Request, listener: Listener, rank: int = 0) -> FakeTicket:
         script = self.script(request) if callable(self.script) else self.script
         ticket = FakeTicket(request)
         self.tickets.append(ticket)
