@@ -133,9 +133,12 @@ def homes(every: bool, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def unseen(every: bool) -> set[str]:
-    """Files that none of the commands left. A processor without AMX leaves no verdict on its kernels."""
-    slow = {"CACHE/tuned/*.json", "STATE/chat_history", "STATE/memory-tip-shown"}
-    return {"CACHE/amx/*"} | (set() if every else slow)
+    """Files that none of the commands left.
+
+    A processor without AMX leaves no verdict on its kernels, and answers that repeat nothing bring no tip.
+    """
+    slow = {"CACHE/tuned/*.json", "STATE/chat_history"}
+    return {"CACHE/amx/*", "STATE/memory-tip-shown"} | (set() if every else slow)
 
 
 def files(home: Path) -> dict[str, Path]:
