@@ -1,0 +1,447 @@
+"""A server with hostile clients: `python tools/measure/fuzz.py serve --model MODEL --seconds 600`.
+
+Four clients send short requests in a loop while other processes send hostile ones. Reports the status codes, the
+longest time that a client waited, the memory, files and children of the server, and the time to end after SIGTERM.
+`templates` does the same with a new server for each hostile chat template, and `files` runs commands with damaged model
+files. `replay KIND:INDEX` sends one hostile request again. Exits with 1 after findings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import psutil
+from hostile_input import GENERATORS, Attack, mutate_gguf, template
+
+COMMAND = [sys.executable, "-m", "ngramspec_cli.app"]
+DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
+PATIENCE = 30.0  # seconds for a hostile request, after which its client leaves
+GAP = 1.0  # seconds without service that are a finding
+KEPT = 2000  # bytes of a response that are shown
+_CONTEXT = multiprocessing.get_context("fork")
+
+
+# --------------------------------------------------------------------------- well-behaved clients
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "stream": True}
+TEXT = {"prompt": "Once", "max_tokens": 4}
+CLIENTS = {
+    "stream": ("POST", "/v1/completions", TEXT | {"stream": True, "max_tokens": 12}),
+    "chat": ("POST", "/v1/chat/completions", CHAT),
+    "completion": ("POST", "/v1/completions", TEXT),
+    "health": ("GET", "/health", None),
+    "models": ("GET", "/v1/models", None),
+}
+
+
+def serve_clients(port: int, names: Sequence[str], stop: Any, results: Any, starts: Any) -> None:
+    """Run the clients until `stop` is set, and put their waits, as (client, start, end, status), into `results`.
+
+    `starts` receives the start of the current wait of each client, or 0.
+    """
+    waits: list[tuple[str, float, float, int]] = []
+
+    def loop(at: int, name: str) -> None:
+        method, path, body = CLIENTS[name]
+        connection: http.client.HTTPConnection | None = None
+        while not stop.is_set():
+            began, status = time.monotonic(), 0
+            starts[at] = began
+            try:
+                connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+                connection.request(method, path, None if body is None else json.dumps(body))
+                response = connection.getresponse()
+                status = response.status
+                while response.readline() if body and body.get("stream") else response.read():
+                    now = time.monotonic()
+                    waits.append((name, began, now, status))
+                    starts[at] = began = now
+            except (OSError, http.client.HTTPException):
+                waits.append((name, began, time.monotonic(), 0))
+                connection = None
+            starts[at] = 0
+            time.sleep(0.02)
+
+    threads = [threading.Thread(target=loop, args=one, daemon=True) for one in enumerate(names)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    results.put(waits)
+
+
+# --------------------------------------------------------------------------- hostile clients
+
+
+def make(kind: str, index: int, seed: int) -> Attack:
+    return GENERATORS[kind](random.Random(f"{seed} {kind} {index}"))
+
+
+def read(connection: socket.socket, attack: Attack, deadline: float) -> tuple[str, bytes]:
+    """Return how a response ended, and its start."""
+    got = b""
+    try:
+        while True:
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            if time.monotonic() > deadline:
+                return "cut", got
+            part = connection.recv(2**16 if attack.reading == "whole" else 1)
+            if not part:
+                return "", got
+            if b'"code":500' in part:
+                return "500 in stream", part[-KEPT:]
+            got += part[: KEPT - len(got)]
+            if attack.reading == "slowly":
+                time.sleep(0.01)
+    except TimeoutError:
+        return "cut" if got else "silent", got
+    except OSError as error:
+        return "" if got else type(error).__name__, got
+
+
+def send(attack: Attack, port: int) -> tuple[str, bytes]:
+    """Send a hostile request; return its status (or how it ended) and the start of the response."""
+    deadline, made, ending, got = time.monotonic() + PATIENCE, list[socket.socket](), "left", b""
+    with ExitStack() as stack:
+        try:
+            address = ("127.0.0.1", port)
+            for _ in range(attack.connections):
+                made.append(stack.enter_context(socket.create_connection(address, timeout=PATIENCE)))
+            for step in attack.steps:
+                for connection in made if isinstance(step, bytes) else ():
+                    connection.sendall(step)
+                if not isinstance(step, bytes):
+                    time.sleep(step)
+        except OSError as error:
+            ending = f"{type(error).__name__} while sending"
+        if made and attack.reading != "never":
+            ending, got = read(made[-1], attack, deadline)
+    status = got[9:12].decode("latin-1") if got.startswith(b"HTTP/1.1 ") else ""
+    return f"{status} {ending}".strip() or "closed", got
+
+
+def attack_server(port: int, kinds: Sequence[str], seed: int, counter: Any, stop: Any, events: Any) -> None:
+    """Send hostile requests until `stop` is set; put (kind, index, start, end, status, response) into `events`."""
+    os.nice(5)
+    while not stop.is_set():
+        with counter.get_lock():
+            index = counter.value
+            counter.value += 1
+        kind = kinds[index % len(kinds)]
+        attack = make(kind, index, seed)
+        began = time.monotonic()
+        events.put((kind, index, began, None, "", b""))
+        status, got = send(attack, port)
+        events.put((kind, index, began, time.monotonic(), status, got))
+
+
+# --------------------------------------------------------------------------- the server
+
+
+@contextmanager
+def started(options: argparse.Namespace, log: Path, *more: str) -> Iterator[subprocess.Popen[bytes] | None]:
+    """Start a server and wait until it is ready; None if it ends before."""
+    model = [*COMMAND, "serve", options.model, "--port", str(options.port), "-np", str(options.parallel), *more]
+    with log.open("wb") as file:
+        process = subprocess.Popen([*model, *options.options.split()], stdout=file, stderr=file)
+    try:
+        while process.poll() is None and asked(options.port, "/health") != 200:
+            time.sleep(0.1)
+        yield process if process.poll() is None else None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def asked(port: int, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    with suppress(OSError, http.client.HTTPException):
+        connection.request("GET", path)
+        return connection.getresponse().status
+    return 0
+
+
+def processing(port: int) -> int:
+    """Return the number of running and waiting requests of the engine."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    names = ("llamacpp:requests_processing ", "llamacpp:requests_deferred ")
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(names))
+
+
+class Campaign:
+    """One server under attack, and the findings."""
+
+    def __init__(self, options: argparse.Namespace, kinds: Sequence[str], clients: Sequence[str]) -> None:
+        self.options, self.kinds, self.clients = options, kinds, clients
+        self.findings: list[str] = []
+        self.statuses: dict[str, Counter[str]] = defaultdict(Counter)
+        self.open: dict[int, tuple[str, float]] = {}
+        self.attacks: list[tuple[str, int, float, float]] = []
+        self.samples: list[tuple[int, int, int, int]] = []
+        self.waits: list[tuple[str, float, float, int]] = []
+        self.alone: list[tuple[str, float, float, int]] = []  # waits before the attack
+        self.attacked = self.dumped = 0.0  # start of the attack, and of the wait that was printed last
+        self.ending = False  # True after SIGTERM
+
+    def find(self, text: str) -> None:
+        self.findings.append(text)
+        print(f"FINDING (seed {self.options.seed}) {text}", flush=True)
+
+    def drain(self, events: Any) -> None:
+        """Record the events of the hostile clients."""
+        while not events.empty():
+            kind, index, began, ended, status, got = events.get()
+            if ended is None:
+                self.open[index] = kind, began
+                continue
+            self.open.pop(index, None)
+            self.attacks.append((kind, index, began, ended))
+            self.statuses[kind][status] += not self.ending
+            if status.endswith(("silent", "500 in stream")) or (status[:1] == "5" and status[:3] not in ("501", "503")):
+                self.find(f"{kind}:{index} {status} after {ended - began:.1f} s: {got[-400:]!r}")
+
+    def dump(self, pid: int, starts: Sequence[float]) -> None:
+        """Print the stacks of the server once in each long wait, if a program for it was given."""
+        first = min(starts, default=0.0)
+        if self.options.dump and starts and time.monotonic() - first > 0.6 * GAP and first != self.dumped:
+            self.dumped = first
+            command = [*self.options.dump.split(), str(pid)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            open_now = " ".join(f"{kind}:{index}" for index, (kind, _) in self.open.items())
+            print(f"waiting since {first - self.attacked:.1f} s, open: {open_now}\n{done.stdout}", flush=True)
+
+    def sample(self, process: psutil.Process) -> None:
+        """Record the memory, files, threads and children of the server."""
+        with suppress(psutil.Error):
+            children = process.children(recursive=True)
+            memory = process.memory_info().rss
+            self.samples.append((memory, process.num_fds(), process.num_threads(), len(children)))
+
+    def run(self, seconds: float, log: Path, *more: str) -> bool:
+        """Attack a new server; return False if it did not start."""
+        self.ending = False
+        self.open.clear()
+        port, results, events = self.options.port, _CONTEXT.Queue(), _CONTEXT.Queue()
+        with started(self.options, log, *more) as process:
+            if process is None:
+                return False
+            watched, stop, halt = psutil.Process(process.pid), _CONTEXT.Event(), _CONTEXT.Event()
+            counter = _CONTEXT.Value("q", self.options.first)
+            arguments = (port, self.kinds, self.options.seed, counter, halt, events)
+            starts = _CONTEXT.Array("d", len(self.clients))
+            served = (port, self.clients, stop, results, starts)
+            helper = _CONTEXT.Process(target=serve_clients, args=served, daemon=True)
+            enemies = [
+                _CONTEXT.Process(target=attack_server, args=arguments, daemon=True) for _ in range(self.options.enemies)
+            ]
+            helper.start()
+            time.sleep(self.options.alone)
+            self.attacked = time.monotonic()
+            for one in enemies:
+                one.start()
+            end = time.monotonic() + seconds
+            while time.monotonic() < end and process.poll() is None:
+                self.sample(watched)
+                self.drain(events)
+                self.dump(process.pid, [start for start in starts if start])
+                time.sleep(0.25)
+            if process.poll() is not None:
+                self.find(f"the server ended with code {process.returncode}; open: {self.open}")
+            stop.set()
+            self.drain(events)
+            self.ending = True
+            with suppress(Exception):
+                waits = results.get(timeout=PATIENCE + 5)
+                self.alone += [wait for wait in waits if wait[1] < self.attacked]
+                self.waits += [wait for wait in waits if wait[1] >= self.attacked]
+            self.end(process, watched)
+            halt.set()
+            for one in enemies:
+                one.terminate()
+            self.drain(events)
+        self.read_log(log)
+        return True
+
+    def end(self, process: subprocess.Popen[bytes], watched: psutil.Process) -> None:
+        """Send SIGTERM to the server, which is still under attack, and wait for its end."""
+        if process.poll() is not None:
+            return
+        children = watched.children(recursive=True)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        took = time.monotonic() - began
+        print(f"ended {took:.1f} s after SIGTERM with code {process.returncode}", flush=True)
+        if took > 13 or process.returncode != 0:
+            self.find(f"ended {took:.1f} s after SIGTERM with code {process.returncode}; open: {self.open}")
+        time.sleep(1)
+        for child in children:
+            with suppress(psutil.Error):
+                if child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+                    self.find(f"child {child.pid} is left: {' '.join(child.cmdline())}")
+
+    def read_log(self, log: Path) -> None:
+        """Record exceptions in the log as findings: their last frames and messages."""
+        lines = log.read_text(errors="replace").splitlines()
+        for at, line in enumerate(lines):
+            if line.startswith("Traceback"):
+                end = next((i for i in range(at + 1, len(lines)) if not lines[i].startswith(" ")), len(lines))
+                self.find("log: " + "\n".join(lines[max(at, end - 8) : end + 1]))
+            elif "the engine failed" in line or "never awaited" in line:
+                self.find(f"log: {line}")
+
+    def report(self) -> None:
+        """Print the figures, and record waits and growth of memory as findings."""
+        for kind, counts in self.statuses.items():
+            print(f"{kind}: {counts.total()} requests;", ", ".join(f"{n} {s}" for s, n in sorted(counts.items())))
+        for name in self.clients:
+            waits = [(end - begin, begin, end) for client, begin, end, _ in self.waits if client == name]
+            alone = max((end - begin for client, begin, end, _ in self.alone if client == name), default=0.0)
+            codes = Counter(status for client, _, _, status in self.waits if client == name)
+            times = [seconds for seconds, _, _ in waits] or [0.0, 0.0]
+            figures = f"median {median(times) * 1000:.1f} ms, p99 {quantiles(times, n=100)[98] * 1000:.0f} ms"
+            print(f"{name}: {len(waits)} waits, {figures}, longest {max(times):.2f} s; status {dict(codes)}", end="")
+            print(f"; longest before the attack {alone:.2f} s" if self.options.alone else "")
+            for seconds, begin, end in sorted(waits, reverse=True)[:5]:
+                if seconds > GAP:
+                    ran = [(b, k, i) for k, i, b, e in self.attacks if b < end and e > begin]
+                    ran += [(b, k, i) for i, (k, b) in self.open.items() if b < end]
+                    ran.sort(key=lambda one: abs(one[0] - begin))
+                    near = " ".join(f"{k}:{i}({b - begin:+.1f})" for b, k, i in ran[:10])
+                    self.find(f"{name} waited {seconds:.2f} s; requests that ran, and their starts: {near}")
+        if self.samples:
+            memory = [rss // 2**20 for rss, *_ in self.samples]
+            quarter = max(1, len(memory) // 4)
+            print(f"MiB of memory: {memory[0]} at the start, {max(memory)} at most, {memory[-1]} at the end;", end=" ")
+            print(*memory[:: max(1, len(memory) // 10)])
+            for name, at in (("files", 1), ("threads", 2), ("children", 3)):
+                values = [sample[at] for sample in self.samples]
+                print(f"{name}: {values[0]} at the start, {max(values)} at most, {values[-1]} at the end")
+            if max(memory[-quarter:]) > 1.1 * max(memory[quarter:-quarter] or memory):
+                self.find("memory did not level off")
+
+
+# --------------------------------------------------------------------------- modes
+
+
+def serve(options: argparse.Namespace, folder: Path) -> list[str]:
+    kinds = options.kinds.split(",")
+    campaign = Campaign(options, kinds, ("chat", "completion", "health", "models"))
+    if not campaign.run(options.seconds, folder / "log"):
+        campaign.find("the server did not start: " + (folder / "log").read_text()[-KEPT:])
+    campaign.report()
+    return campaign.findings
+
+
+def templates(options: argparse.Namespace, folder: Path) -> list[str]:
+    campaign, refused = Campaign(options, ("chats",), ("stream", "completion", "health", "models")), 0
+    end, index = time.monotonic() + options.seconds, options.first
+    while time.monotonic() < end:
+        path, log = folder / "template.jinja", folder / "log"
+        path.write_text(template(random.Random(f"{options.seed} template {index}")))
+        print(f"template {index}: {path.read_text()[:100]!r}", flush=True)
+        began = time.monotonic()
+        if not campaign.run(options.each, log, "--chat-template-file", str(path)):
+            refused += 1
+            said = log.read_text(errors="replace").strip()
+            print(f"  refused after {time.monotonic() - began:.1f} s: {said.splitlines()[-1][:200]}")
+            if "Traceback" in said or time.monotonic() - began > 20:
+                campaign.find(f"template {index}, start: {said[-KEPT:]}")
+        index += 1
+    print(f"{index - options.first} templates, {refused} refused at the start")
+    campaign.report()
+    return campaign.findings
+
+
+def files(options: argparse.Namespace, folder: Path) -> list[str]:
+    findings, counts = list[str](), Counter[str]()
+    end, index = time.monotonic() + options.seconds, options.first
+    while time.monotonic() < end:
+        path = folder / f"{index}.gguf"
+        shutil.copyfile(DEMO, path)
+        mutate_gguf(path, random.Random(f"{options.seed} file {index}"))
+        for command in (["info", str(path)], ["complete", str(path), "-", "-n", "2"]):
+            began = time.monotonic()
+            try:
+                done = subprocess.run([*COMMAND, *command], input=b"hi", capture_output=True, timeout=120, check=False)
+                code, said = str(done.returncode), done.stderr.decode("utf-8", "replace")
+            except subprocess.TimeoutExpired as error:
+                code, said = "hung", (error.stderr or b"").decode("utf-8", "replace")
+            counts[f"{command[0]} {code}"] += 1
+            if code not in ("0", "1", "2") or "Traceback" in said or time.monotonic() - began > 60:
+                findings.append(f"file {index}: {command[0]} ended with {code}: {said[-KEPT:]}")
+                print(
+                    f"FINDING (seed {options.seed}) after {time.monotonic() - began:.0f} s: {findings[-1]}", flush=True
+                )
+        path.unlink()
+        index += 1
+    print(f"{index - options.first} files;", ", ".join(f"{n} {s}" for s, n in sorted(counts.items())))
+    return findings
+
+
+def replay(options: argparse.Namespace, folder: Path) -> list[str]:
+    kind, _, index = options.request.partition(":")
+    attack = make(kind, int(index), options.seed)
+    shown = [step if len(repr(step)) < KEPT else repr(step)[:KEPT] + "..." for step in attack.steps[:5]]
+    print(attack.reading, attack.connections, "connections:", *shown, sep="\n")
+    began = time.monotonic()
+    status, got = send(attack, options.port)
+    print(f"{status} after {time.monotonic() - began:.2f} s: {got.decode('utf-8', 'replace')}")
+    return []
+
+
+MODES: dict[str, Callable[[argparse.Namespace, Path], list[str]]] = {
+    "serve": serve,
+    "templates": templates,
+    "files": files,
+    "replay": replay,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("request", nargs="?", help="of replay: KIND:INDEX, sent to a running server")
+    parser.add_argument("--model", default=str(DEMO))
+    parser.add_argument("--port", type=int, default=8781)
+    parser.add_argument("--parallel", type=int, default=16, help="slots; more than hostile clients can use at once")
+    parser.add_argument("--enemies", type=int, default=3, help="hostile requests at once")
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--each", type=float, default=8, help="seconds for each template")
+    parser.add_argument("--alone", type=float, default=5, help="seconds before the attack")
+    parser.add_argument("--dump", default="", help="command that prints the stacks of a process: py-spy dump --pid")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="index of the first hostile request, template or file")
+    parser.add_argument("--kinds", default="mutated,extreme,http,grammar,variables", help="kinds of hostile requests")
+    parser.add_argument("--options", default="", help="further options of ngramspec serve, in one string")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        findings = MODES[options.mode](options, Path(folder))
+    print(f"{len(findings)} findings")
+    return int(bool(findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
