@@ -19,8 +19,11 @@ from ngramspec.grammars.lexemes import gbnf_to_lark
 from ngramspec.grammars.worker import compiled, worker
 from ngramspec.tokens import ending_tokens
 
-_CACHED = 4 * MAX_SIZE
-"""Characters of the grammars that stay compiled."""
+_MAX_KEPT = 8
+"""Maximum number of unused grammars that stay compiled. Each may have grown to 200 MB in the texts that followed it."""
+
+_MAX_CHARACTERS = MAX_SIZE
+"""Maximum length in characters of all compiled grammars, except those in use. Each takes 100 to 200 bytes."""
 
 Bools = NDArray[np.bool_]
 
@@ -189,6 +192,7 @@ class Grammars:
             self._held[_key(text)] -= 1
             if not self._held[_key(text)]:
                 del self._held[_key(text)]
+            self._evict()
 
     def compiled(self, text: str) -> LLMatcher:
         """Return the compiled grammar; see `begin` for errors."""
@@ -208,13 +212,18 @@ class Grammars:
             raise GrammarError(f"the grammar cannot be used: {reason(matcher.get_error())}")
         with self._lock:
             self._compiled[_key(text)] = matcher
-            size = sum(map(len, self._compiled))
-            for key in [key for key in self._compiled if key not in self._held]:
-                if size <= _CACHED:
-                    break
-                del self._compiled[key]
-                size -= len(key)
+            self._evict()
         return matcher
+
+    def _evict(self) -> None:
+        """Drop unused grammars, the least recently used first, until the others are within the limits."""
+        unused = [key for key in self._compiled if key not in self._held]
+        size = sum(map(len, unused))
+        for at, key in enumerate(unused):
+            if size <= _MAX_CHARACTERS and len(unused) - at <= _MAX_KEPT:
+                break
+            del self._compiled[key]
+            size -= len(key)
 
     def _find_token(self, name: str) -> int | None:
         tokens = self._vocabulary.tokenize(name, special=True, add_bos=False)

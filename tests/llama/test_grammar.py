@@ -177,7 +177,7 @@ def test_a_limit_is_an_error_that_names_it_and_rollback_recovers(word_vocabulary
 def test_grammars_stay_compiled_while_they_are_held(
     word_vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ngramspec.llama.grammar._CACHED", 100)
+    monkeypatch.setattr("ngramspec.llama.grammar._MAX_CHARACTERS", 100)
     grammars = Grammars(word_vocabulary)
     held = 'root ::= "a" # held'
     grammars.hold(held)
@@ -191,6 +191,18 @@ def test_grammars_stay_compiled_while_they_are_held(
     assert grammars.compiled(held) is not first
     with pytest.raises(GrammarError, match="no rule named root"):
         grammars.hold('start ::= "a"')
+
+
+def test_release_drops_all_but_the_last_grammars(word_vocabulary: Vocabulary) -> None:
+    grammars = Grammars(word_vocabulary)
+    texts = [f'root ::= "a" # {number}' for number in range(20)]
+    for text in texts:
+        grammars.hold(text)
+    matchers = [grammars.compiled(text) for text in texts]
+    for text in texts:
+        grammars.release(text)
+    kept = [grammars.compiled(text) is matcher for text, matcher in zip(texts[::-1], matchers[::-1], strict=True)]
+    assert kept == [True] * 8 + [False] * 12
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
