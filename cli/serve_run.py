@@ -254,7 +254,7 @@ def _answering(app: object, listeners: Sequence[socket.socket], options: ServeOp
         ws="none",
         ssl_keyfile=options.ssl_key_file,
         ssl_certfile=options.ssl_cert_file,
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=3,  # seconds; `HttpServer` ends the connections before
     )
     served = HttpServer(config)
     thread = threading.Thread(target=served.run, kwargs={"sockets": list(listeners)}, name="http", daemon=True)

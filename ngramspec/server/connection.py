@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from ngramspec.server.call import ApiError, dumped, worded
 
@@ -26,6 +27,12 @@ MAX_HEADER_BYTES = 65536
 
 MAX_THREADS = 64
 """Maximum number of requests that are read, tokenized and checked at once."""
+
+MAX_PIPELINED = 8
+"""Number of requests on a connection, running and waiting, up to which the connection is read."""
+
+SENDING_SECONDS = 2.0
+"""Maximum time for sending responses after the server was asked to stop."""
 
 _FILES_PER_CONNECTION = 2  # leaves as many files to the model, the child processes and the libraries
 
@@ -50,6 +57,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
     _error: ApiError | None = None
     _parsed = 0  # number of parts of requests, other than headers, that the parser has reported
     _pending = 0  # bytes since the last of them
+    _cycles: Sequence[RequestResponseCycle] = ()  # requests without a complete response; all but the first wait
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type, unused-ignore]
@@ -72,6 +80,10 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        # uvicorn does this only for the last request of several on a connection.
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
         self._stop_timer()
 
     # ------------------------------------------------------------------ callbacks of the parser
@@ -86,6 +98,9 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
             self._error = _too_large()
             raise self._error  # the parser stops, and `data_received` calls `send_400_response`
         super().on_headers_complete()
+        self._cycles = [cycle for cycle in (*self._cycles, self.cycle) if not cycle.response_complete]
+        if len(self._cycles) <= MAX_PIPELINED:
+            self.flow.resume_reading()  # uvicorn has paused it, and would not notice that the client disconnects
 
     def on_body(self, body: bytes) -> None:
         self._parsed += 1
@@ -155,3 +170,13 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS, "request"))
         await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timer = asyncio.get_running_loop().call_later(SENDING_SECONDS, self._abort)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+    def _abort(self) -> None:
+        """Close all connections. uvicorn would cancel the tasks of their requests, and log that as exceptions."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from support.cli_runner import PATIENCE
+from support.fake_service import Script
 from support.http import listening, scripted
 
 from ngramspec.server import connection
@@ -117,3 +121,47 @@ def test_connections_beyond_the_maximum_are_refused(monkeypatch: pytest.MonkeyPa
         assert read(third).startswith(b"HTTP/1.1 503 ")
         first.sendall(b"GET /health HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n")
         assert read(first).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.fixture
+def errors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Messages that uvicorn logs."""
+    messages: list[str] = []
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "error", lambda text, *_, **__: messages.append(text))
+    return messages
+
+
+def test_shutdown_ends_unfinished_requests_without_exceptions(
+    errors: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "SENDING_SECONDS", 0.1)
+    server, service = scripted(Script(begin=threading.Event()))
+    body = b'{"prompt": "x"}'
+    head = b"POST /completion HTTP/1.1\r\n" + HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
+    with socket.socket() as waiting, socket.socket() as sending:
+        with listening(server) as address:
+            for client, sent in ((waiting, body), (sending, body[:5])):
+                client.connect(("127.0.0.1", int(address.rpartition(":")[2])))
+                client.sendall(head + sent)
+            while not service.tickets:
+                time.sleep(0.01)
+        assert read(waiting) + read(sending) == b""
+    assert service.tickets[0].cancelled.wait(PATIENCE)
+    assert not errors
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_disconnect_with_waiting_requests_cancels_the_running_one(errors: list[str], stream: bool) -> None:
+    script = Script(ends=False, go=threading.Semaphore(0))
+    server, service = scripted(script)
+    body = json.dumps({"prompt": "x", "stream": stream}).encode()
+    post = b"POST /completion HTTP/1.1\r\n" + HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with listening(server) as address:
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as client:
+            client.sendall(post + post)
+            while not service.tickets:
+                time.sleep(0.01)
+        assert service.tickets[0].cancelled.wait(PATIENCE)
+        assert service.tickets[0].ended.wait(PATIENCE)
+    assert len(service.tickets) == 1
+    assert not errors

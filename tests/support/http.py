@@ -18,7 +18,7 @@ from support.fake_service import FakeService, Script
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server.app import make_app
 from ngramspec.server.call import ServedModel, Server
-from ngramspec.server.connection import Connection
+from ngramspec.server.connection import Connection, HttpServer
 
 ADDRESS = "http://127.0.0.1"
 
@@ -84,8 +84,9 @@ def chunks(text: str) -> list[Any]:
 def listening(server: Server, **settings: Any) -> Iterator[str]:
     """The address of a server, which a thread serves; `settings`: of `make_app`."""
     app = make_app(server, **settings)
-    config = uvicorn.Config(app, http=Connection, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
-    served = uvicorn.Server(config)
+    options: dict[str, Any] = {"log_level": "critical", "lifespan": "off", "timeout_graceful_shutdown": 3}
+    config = uvicorn.Config(app, http=Connection, host="127.0.0.1", port=0, **options)
+    served = HttpServer(config)
     thread = threading.Thread(target=served.run)
     thread.start()
     try:
