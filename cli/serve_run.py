@@ -20,6 +20,7 @@ import uvicorn
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.scheduler import warm_up
+from ngramspec.chat_template.template import large_worker as large_template_worker
 from ngramspec.chat_template.template import worker as template_worker
 from ngramspec.cost.calibration import Calibration
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
@@ -47,6 +48,8 @@ DRAIN_SECONDS = 8.0
 EXIT_SECONDS = 4.0
 """Maximum time for the rest of a shutdown, after which the process ends even if a thread does not."""
 
+_WORKERS = (grammar_worker, template_worker, large_template_worker)
+
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -73,8 +76,9 @@ def run(
     )
     hosts = [*options.hosts, *(options.allow_host or ())]
     app = make_app(server, keys=keys, origins=options.origins, hosts=hosts, log=log)
-    sessions = grammar_worker.session(), template_worker.session()
-    with sessions[0], sessions[1], _listening(options.hosts, options.port) as listeners:
+    with ExitStack() as sessions, _listening(options.hosts, options.port) as listeners:
+        for worker in _WORKERS:
+            sessions.enter_context(worker.session())
         address = _address(options, listeners[0].getsockname()[1])
         with _answering(app, listeners, options) as stop_answering:
             note(f"listening on {address}")
@@ -89,8 +93,8 @@ def run(
                 lost = _wait(served, options)
                 with ends_within(DRAIN_SECONDS + EXIT_SECONDS, 0 if lost is None else FAILED):
                     server.draining = True
-                    grammar_worker.close()
-                    template_worker.close()
+                    for worker in _WORKERS:
+                        worker.close()
                     # Running requests may continue. After the loss of an RPC worker they end at the next decode call.
                     served.service.stop(DRAIN_SECONDS)
                     stop_answering()

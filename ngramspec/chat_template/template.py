@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -25,8 +26,14 @@ _SPACE = " \t\n\v\f\r"  # C's isspace()
 _MEMORY = 2**30  # bytes of address space: Python takes a tenth of it
 _MAX_COMPILED = 8  # templates that the child keeps
 
+LARGE = 2**18
+"""Size of the variables, in bytes, above which a conversation is rendered by `large_worker`."""
+
 worker = Worker("the chat template", "render", ModelError, ShutdownError, memory=_MEMORY)
 """The worker that renders the templates of this process; its child starts with the first call."""
+
+large_worker = Worker("the chat template", "render", ModelError, ShutdownError, memory=_MEMORY)
+"""The worker for large conversations, which take up to seconds, so that others do not wait for them."""
 
 
 class ChatPrompt(NamedTuple):
@@ -89,7 +96,9 @@ class ChatTemplate:
 
     def lay_out(self, values: Mapping[str, Any]) -> Layout:
         """Return the text of a prompt for the variables of the template; raises as `prompt` does."""
-        return self._call(_lay_out, values)
+        with _nesting_errors():
+            raw = pickle.dumps(dict(values), pickle.HIGHEST_PROTOCOL)
+        return self._call(large_worker if len(raw) > LARGE else worker, _lay_out, raw)
 
     def examine(self, function: Callable[Concatenate[Render, P], T], *arguments: P.args, **named: P.kwargs) -> T:
         """Return the result of a function of a module that renders conversations with its first argument.
@@ -97,16 +106,14 @@ class ChatTemplate:
         Raises:
             ModelError: the template is not valid Jinja, or exceeds a limit.
         """
-        return self._call(_examine, function, arguments, named)
+        return self._call(worker, _examine, function, arguments, named)
 
-    def _call(self, function: Callable[Concatenate[bytes, P], T], *arguments: P.args, **named: P.kwargs) -> T:
-        try:
+    def _call(self, chosen: Worker, function: Callable[Concatenate[bytes, P], T], *arguments: P.args) -> T:
+        with _nesting_errors():
             with suppress(_UnknownTemplateError):  # the child is new, or knows too many others
-                return worker.call(function, self._key, *arguments, **named)
-            worker.call(_compile, self._key, self._parts)
-            return worker.call(function, self._key, *arguments, **named)
-        except RecursionError:
-            raise ModelError("the conversation or a variable of the chat template is nested too deeply") from None
+                return chosen.call(function, self._key, *arguments)
+            chosen.call(_compile, self._key, self._parts)
+            return chosen.call(function, self._key, *arguments)
 
     def _tokens(self, layout: Layout, tokenizer: Tokenizer) -> list[int]:
         text = layout.text
@@ -123,6 +130,14 @@ class ChatTemplate:
             tokens += [control.token] if control is not None else []
             at, before = end, control
         return tokens
+
+
+@contextmanager
+def _nesting_errors() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise ModelError("the conversation or a variable of the chat template is nested too deeply") from None
 
 
 # --------------------------------------------------------------------------- the child
@@ -156,8 +171,8 @@ def _known(key: bytes) -> tuple[Render, LayoutTemplate]:
     return _compiled[key]
 
 
-def _lay_out(key: bytes, values: Mapping[str, Any]) -> Layout:
-    return _known(key)[1].lay_out(values)
+def _lay_out(key: bytes, raw: bytes) -> Layout:
+    return _known(key)[1].lay_out(pickle.loads(raw))
 
 
 def _examine(key: bytes, function: Callable[..., T], arguments: Sequence[Any], named: Mapping[str, Any]) -> T:

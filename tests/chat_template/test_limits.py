@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,7 +13,8 @@ from support.http import asking, scripted, send
 from support.tiny_models import write_model
 
 from ngramspec import worker as module
-from ngramspec.chat_template.template import ChatTemplate, worker
+from ngramspec.chat_template import template as template_module
+from ngramspec.chat_template.template import ChatTemplate, large_worker, worker
 from ngramspec.errors import ModelError
 from ngramspec.llama.vocabulary import Vocabulary
 
@@ -106,3 +107,21 @@ def test_template_that_is_not_valid_fails_only_chats(tmp_path: Path) -> None:
         props = send(server, "/props", method="GET").json()
         assert props["chat_template"] == "{% if %}"
         assert not any(props["chat_template_caps"].values())
+
+
+def test_large_conversations_are_rendered_by_a_separate_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name, chosen in (("small", worker), ("large", large_worker)):
+
+        def record(*arguments: object, name: str = name, call: Callable[..., object] = chosen.call) -> object:
+            calls.append(name)
+            return call(*arguments)
+
+        monkeypatch.setattr(chosen, "call", record)
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    with large_worker.session():
+        for length in (1, template_module.LARGE):
+            text = "a" * length
+            assert template.lay_out({"messages": [{"role": "user", "content": text}]}).text == text
+        large_worker.close()
+    assert list(dict.fromkeys(calls)) == ["small", "large"]
