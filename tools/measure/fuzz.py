@@ -10,148 +10,32 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import json
 import multiprocessing
-import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from itertools import cycle, islice
 from pathlib import Path
+from queue import Empty
 from statistics import median, quantiles
 from typing import Any
 
 import psutil
-from hostile_input import GENERATORS, Attack, mutate_gguf, template
+from hostile.clients import KEPT, PATIENCE, attack_server, make, send, serve_clients
+from hostile.model_files import mutate_gguf
+from hostile.templates import template
 
 COMMAND = [sys.executable, "-m", "ngramspec_cli.app"]
 DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
-PATIENCE = 30.0  # seconds for a hostile request, after which its client leaves
 GAP = 1.0  # seconds without service that are a finding
-KEPT = 2000  # bytes of a response that are shown
 _CONTEXT = multiprocessing.get_context("fork")
-
-
-# --------------------------------------------------------------------------- well-behaved clients
-
-CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "stream": True}
-TEXT = {"prompt": "Once", "max_tokens": 4}
-CLIENTS = {
-    "stream": ("POST", "/v1/completions", TEXT | {"stream": True, "max_tokens": 12}),
-    "chat": ("POST", "/v1/chat/completions", CHAT),
-    "completion": ("POST", "/v1/completions", TEXT),
-    "health": ("GET", "/health", None),
-    "models": ("GET", "/v1/models", None),
-}
-
-
-def serve_clients(port: int, names: Sequence[str], stop: Any, results: Any, starts: Any) -> None:
-    """Run the clients until `stop` is set, and put their waits, as (client, start, end, status), into `results`.
-
-    `starts` receives the start of the current wait of each client, or 0.
-    """
-    waits: list[tuple[str, float, float, int]] = []
-
-    def loop(at: int, name: str) -> None:
-        method, path, body = CLIENTS[name]
-        connection: http.client.HTTPConnection | None = None
-        while not stop.is_set():
-            began, status = time.monotonic(), 0
-            starts[at] = began
-            try:
-                connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-                connection.request(method, path, None if body is None else json.dumps(body))
-                response = connection.getresponse()
-                status = response.status
-                while response.readline() if body and body.get("stream") else response.read():
-                    now = time.monotonic()
-                    waits.append((name, began, now, status))
-                    starts[at] = began = now
-            except (OSError, http.client.HTTPException):
-                waits.append((name, began, time.monotonic(), 0))
-                connection = None
-            starts[at] = 0
-            time.sleep(0.02)
-
-    threads = [threading.Thread(target=loop, args=one, daemon=True) for one in enumerate(names)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    results.put(waits)
-
-
-# --------------------------------------------------------------------------- hostile clients
-
-
-def make(kind: str, index: int, seed: int) -> Attack:
-    return GENERATORS[kind](random.Random(f"{seed} {kind} {index}"))
-
-
-def read(connection: socket.socket, attack: Attack, deadline: float) -> tuple[str, bytes]:
-    """Return how a response ended, and its start."""
-    got = b""
-    try:
-        while True:
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
-            if time.monotonic() > deadline:
-                return "cut", got
-            part = connection.recv(2**16 if attack.reading == "whole" else 1)
-            if not part:
-                return "", got
-            if b'"code":500' in part:
-                return "500 in stream", part[-KEPT:]
-            got += part[: KEPT - len(got)]
-            if attack.reading == "slowly":
-                time.sleep(0.01)
-    except TimeoutError:
-        return "cut" if got else "silent", got
-    except OSError as error:
-        return "" if got else type(error).__name__, got
-
-
-def send(attack: Attack, port: int) -> tuple[str, bytes]:
-    """Send a hostile request; return its status (or how it ended) and the start of the response."""
-    deadline, made, ending, got = time.monotonic() + PATIENCE, list[socket.socket](), "left", b""
-    with ExitStack() as stack:
-        try:
-            address = ("127.0.0.1", port)
-            for _ in range(attack.connections):
-                made.append(stack.enter_context(socket.create_connection(address, timeout=PATIENCE)))
-            for step in attack.steps:
-                for connection in made if isinstance(step, bytes) else ():
-                    connection.sendall(step)
-                if not isinstance(step, bytes):
-                    time.sleep(step)
-        except OSError as error:
-            ending = f"{type(error).__name__} while sending"
-        if made and attack.reading != "never":
-            ending, got = read(made[-1], attack, deadline)
-    status = got[9:12].decode("latin-1") if got.startswith(b"HTTP/1.1 ") else ""
-    return f"{status} {ending}".strip() or "closed", got
-
-
-def attack_server(port: int, kinds: Sequence[str], seed: int, counter: Any, stop: Any, events: Any) -> None:
-    """Send hostile requests until `stop` is set; put (kind, index, start, end, status, response) into `events`."""
-    os.nice(5)
-    while not stop.is_set():
-        with counter.get_lock():
-            index = counter.value
-            counter.value += 1
-        kind = kinds[index % len(kinds)]
-        attack = make(kind, index, seed)
-        began = time.monotonic()
-        events.put((kind, index, began, None, "", b""))
-        status, got = send(attack, port)
-        events.put((kind, index, began, time.monotonic(), status, got))
 
 
 # --------------------------------------------------------------------------- the server
@@ -240,48 +124,58 @@ class Campaign:
 
     def run(self, seconds: float, log: Path, *more: str) -> bool:
         """Attack a new server; return False if it did not start."""
-        self.ending = False
+        self.ending, port, results, events = False, self.options.port, _CONTEXT.Queue(), _CONTEXT.Queue()
         self.open.clear()
-        port, results, events = self.options.port, _CONTEXT.Queue(), _CONTEXT.Queue()
         with started(self.options, log, *more) as process:
             if process is None:
                 return False
-            watched, stop, halt = psutil.Process(process.pid), _CONTEXT.Event(), _CONTEXT.Event()
-            counter = _CONTEXT.Value("q", self.options.first)
-            arguments = (port, self.kinds, self.options.seed, counter, halt, events)
-            starts = _CONTEXT.Array("d", len(self.clients))
-            served = (port, self.clients, stop, results, starts)
-            helper = _CONTEXT.Process(target=serve_clients, args=served, daemon=True)
-            enemies = [
-                _CONTEXT.Process(target=attack_server, args=arguments, daemon=True) for _ in range(self.options.enemies)
-            ]
-            helper.start()
+            watched, stop, go = psutil.Process(process.pid), _CONTEXT.Event(), _CONTEXT.Event()
+            starts, counter = _CONTEXT.Array("d", len(self.clients)), _CONTEXT.Value("q", self.options.first)
+            attack = (port, self.options.seed, counter, go, events)
+            helper = _CONTEXT.Process(target=serve_clients, args=(port, self.clients, stop, results, starts))
+            kinds = islice(cycle(self.kinds), self.options.enemies)
+            enemies = [_CONTEXT.Process(target=attack_server, args=(kind, *attack)) for kind in kinds]
+            for client in (helper, *enemies):
+                client.daemon = True
+                client.start()
             time.sleep(self.options.alone)
             self.attacked = time.monotonic()
-            for one in enemies:
-                one.start()
-            end = time.monotonic() + seconds
-            while time.monotonic() < end and process.poll() is None:
+            go.set()
+            while time.monotonic() < self.attacked + seconds and process.poll() is None:
                 self.sample(watched)
                 self.drain(events)
                 self.dump(process.pid, [start for start in starts if start])
                 time.sleep(0.25)
-            if process.poll() is not None:
-                self.find(f"the server ended with code {process.returncode}; open: {self.open}")
+            go.clear()
             stop.set()
-            self.drain(events)
-            self.ending = True
-            with suppress(Exception):
+            with suppress(Empty):
                 waits = results.get(timeout=PATIENCE + 5)
                 self.alone += [wait for wait in waits if wait[1] < self.attacked]
                 self.waits += [wait for wait in waits if wait[1] >= self.attacked]
-            self.end(process, watched)
-            halt.set()
-            for one in enemies:
-                one.terminate()
+            if process.poll() is None:
+                self.rest(watched, events)
+                self.ending = True
+                go.set()
+                time.sleep(2)
+                self.end(process, watched)
+            else:
+                self.find(f"the server ended with code {process.returncode}; open: {self.open}")
+            for enemy in enemies:
+                enemy.terminate()
             self.drain(events)
         self.read_log(log)
         return True
+
+    def rest(self, watched: psutil.Process, events: Any) -> None:
+        """Wait until the last requests have ended; find those that the server still works on after their clients."""
+        end = time.monotonic() + 2 * PATIENCE
+        while time.monotonic() < end and (self.open or processing(self.options.port)):
+            self.drain(events)
+            time.sleep(0.25)
+        if left := processing(self.options.port):
+            self.find(f"{left} requests are at work after their clients left; open: {self.open}")
+        time.sleep(2)
+        self.sample(watched)
 
     def end(self, process: subprocess.Popen[bytes], watched: psutil.Process) -> None:
         """Send SIGTERM to the server, which is still under attack, and wait for its end."""
@@ -427,7 +321,7 @@ def main() -> int:
     parser.add_argument("--model", default=str(DEMO))
     parser.add_argument("--port", type=int, default=8781)
     parser.add_argument("--parallel", type=int, default=16, help="slots; more than hostile clients can use at once")
-    parser.add_argument("--enemies", type=int, default=3, help="hostile requests at once")
+    parser.add_argument("--enemies", type=int, default=5, help="processes that send hostile requests, of one kind each")
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--each", type=float, default=8, help="seconds for each template")
     parser.add_argument("--alone", type=float, default=5, help="seconds before the attack")

@@ -1,0 +1,143 @@
+"""The processes of clients: ordinary ones, whose waits are measured, and hostile ones."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from hostile.attack import Attack
+from hostile.bodies import extreme, mutated, variables
+from hostile.grammars import grammars
+from hostile.raw_http import raw_http
+from hostile.templates import chats
+
+PATIENCE = 30.0  # seconds for a hostile request, after which its client leaves
+KEPT = 2000  # bytes of a response that are shown
+
+GENERATORS: Mapping[str, Callable[[random.Random], Attack]] = {
+    "mutated": mutated,
+    "extreme": extreme,
+    "http": raw_http,
+    "grammar": grammars,
+    "variables": variables,
+    "chats": chats,
+}
+"""Generators of hostile requests by kind."""
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "stream": True}
+TEXT = {"prompt": "Once", "max_tokens": 4}
+CLIENTS = {
+    "stream": ("POST", "/v1/completions", TEXT | {"stream": True, "max_tokens": 12}),
+    "chat": ("POST", "/v1/chat/completions", CHAT),
+    "completion": ("POST", "/v1/completions", TEXT),
+    "health": ("GET", "/health", None),
+    "models": ("GET", "/v1/models", None),
+}
+
+
+def serve_clients(port: int, names: Sequence[str], stop: Any, results: Any, starts: Any) -> None:
+    """Run the clients until `stop` is set, and put their waits, as (client, start, end, status), into `results`.
+
+    `starts` receives the start of the current wait of each client, or 0.
+    """
+    waits: list[tuple[str, float, float, int]] = []
+
+    def loop(at: int, name: str) -> None:
+        method, path, body = CLIENTS[name]
+        connection: http.client.HTTPConnection | None = None
+        while not stop.is_set():
+            began, status = time.monotonic(), 0
+            starts[at] = began
+            try:
+                connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+                connection.request(method, path, None if body is None else json.dumps(body))
+                response = connection.getresponse()
+                status = response.status
+                while response.readline() if body and body.get("stream") else response.read():
+                    now = time.monotonic()
+                    waits.append((name, began, now, status))
+                    starts[at] = began = now
+            except (OSError, http.client.HTTPException):
+                waits.append((name, began, time.monotonic(), 0))
+                connection = None
+            starts[at] = 0
+            time.sleep(0.02)
+
+    threads = [threading.Thread(target=loop, args=one, daemon=True) for one in enumerate(names)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    results.put(waits)
+
+
+def make(kind: str, index: int, seed: int) -> Attack:
+    """Return the hostile request of a kind, an index and a seed."""
+    return GENERATORS[kind](random.Random(f"{seed} {kind} {index}"))
+
+
+def read(connection: socket.socket, attack: Attack, deadline: float) -> tuple[str, bytes]:
+    """Return how a response ended, and its start."""
+    got = b""
+    try:
+        while True:
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            if time.monotonic() > deadline:
+                return "cut", got
+            part = connection.recv(2**16 if attack.reading == "whole" else 1)
+            if not part:
+                return "", got
+            if b'"code":500' in part:
+                return "500 in stream", part[-KEPT:]
+            got += part[: KEPT - len(got)]
+            if attack.reading == "slowly":
+                time.sleep(0.01)
+    except TimeoutError:
+        return "cut" if got else "silent", got
+    except OSError as error:
+        return "" if got else type(error).__name__, got
+
+
+def send(attack: Attack, port: int) -> tuple[str, bytes]:
+    """Send a hostile request; return its status (or how it ended) and the start of the response."""
+    patience = PATIENCE if attack.reading == "whole" else PATIENCE / 3
+    deadline, made, ending, got = time.monotonic() + patience, list[socket.socket](), "left", b""
+    with ExitStack() as stack:
+        try:
+            address = ("127.0.0.1", port)
+            for _ in range(attack.connections):
+                made.append(stack.enter_context(socket.create_connection(address, timeout=PATIENCE)))
+            for step in attack.steps:
+                for connection in made if isinstance(step, bytes) else ():
+                    connection.sendall(step)
+                if not isinstance(step, bytes):
+                    time.sleep(step)
+        except OSError as error:
+            ending = f"{type(error).__name__} while sending"
+        if made and attack.reading != "never":
+            ending, got = read(made[-1], attack, deadline)
+    status = got[9:12].decode("latin-1") if got.startswith(b"HTTP/1.1 ") else ""
+    return f"{status} {ending}".strip() or "closed", got
+
+
+def attack_server(kind: str, port: int, seed: int, counter: Any, go: Any, events: Any) -> None:
+    """Send hostile requests of a kind while `go` is set; put (kind, index, start, end, status, response) into `events`."""
+    os.nice(5)
+    while True:
+        go.wait()
+        with counter.get_lock():
+            index = counter.value
+            counter.value += 1
+        attack = make(kind, index, seed)
+        began = time.monotonic()
+        events.put((kind, index, began, None, "", b""))
+        status, got = send(attack, port)
+        events.put((kind, index, began, time.monotonic(), status, got))
