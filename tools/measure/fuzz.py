@@ -101,7 +101,8 @@ class Campaign:
                 continue
             self.open.pop(index, None)
             self.attacks.append((kind, index, began, ended))
-            self.statuses[kind][status] += not self.ending
+            if not self.ending:
+                self.statuses[kind][status] += 1
             if status.endswith(("silent", "500 in stream")) or (status[:1] == "5" and status[:3] not in ("501", "503")):
                 self.find(f"{kind}:{index} {status} after {ended - began:.1f} s: {got[-400:]!r}")
 

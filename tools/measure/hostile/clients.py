@@ -129,7 +129,10 @@ def send(attack: Attack, port: int) -> tuple[str, bytes]:
 
 
 def attack_server(kind: str, port: int, seed: int, counter: Any, go: Any, events: Any) -> None:
-    """Send hostile requests of a kind while `go` is set; put (kind, index, start, end, status, response) into `events`."""
+    """Send hostile requests of a kind while `go` is set.
+
+    `events` receives (kind, index, start, end, status, response), first without an end, and again at the end.
+    """
     os.nice(5)
     while True:
         go.wait()
