@@ -33,7 +33,7 @@ worker = Worker("the chat template", "render", ModelError, ShutdownError, memory
 """The worker that renders the templates of this process; its child starts with the first call."""
 
 large_worker = Worker("the chat template", "render", ModelError, ShutdownError, memory=_MEMORY)
-"""The worker for large conversations, which take up to seconds, so that others do not wait for them."""
+"""The worker for large conversations. These may take two seconds each, and the others do not wait for them."""
 
 
 class ChatPrompt(NamedTuple):
@@ -106,9 +106,10 @@ class ChatTemplate:
         Raises:
             ModelError: the template is not valid Jinja, or exceeds a limit.
         """
-        return self._call(worker, _examine, function, arguments, named)
+        result: T = self._call(worker, _examine, function, arguments, named)
+        return result
 
-    def _call(self, chosen: Worker, function: Callable[Concatenate[bytes, P], T], *arguments: P.args) -> T:
+    def _call(self, chosen: Worker, function: Callable[..., T], *arguments: Any) -> T:
         with _nesting_errors():
             with suppress(_UnknownTemplateError):  # the child is new, or knows too many others
                 return chosen.call(function, self._key, *arguments)
