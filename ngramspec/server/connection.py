@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
@@ -57,9 +57,9 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
     _error: ApiError | None = None
     _parsed = 0  # number of parts of requests, other than headers, that the parser has reported
     _pending = 0  # bytes since the last of them
-    _cycles: Sequence[RequestResponseCycle] = ()  # requests without a complete response; all but the first wait
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._cycles = deque[RequestResponseCycle]()  # requests without a complete response; all but the first wait
         super().connection_made(transport)  # type: ignore[arg-type, unused-ignore]
         if len(self.connections) > self.most:
             self._error = ApiError(503, f"the server has reached its maximum of {self.most} connections")
@@ -98,7 +98,9 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
             self._error = _too_large()
             raise self._error  # the parser stops, and `data_received` calls `send_400_response`
         super().on_headers_complete()
-        self._cycles = [cycle for cycle in (*self._cycles, self.cycle) if not cycle.response_complete]
+        while self._cycles and self._cycles[0].response_complete:
+            self._cycles.popleft()
+        self._cycles.append(self.cycle)
         if len(self._cycles) <= MAX_PIPELINED:
             self.flow.resume_reading()  # uvicorn has paused it, and would not notice that the client disconnects
 

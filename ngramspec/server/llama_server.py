@@ -160,7 +160,8 @@ async def detokenize(call: Call) -> Response:
 
     def join() -> str:
         tokens = [check_token(vocabulary, token, "tokens") for token in given.list("tokens")]
-        return b"".join(map(vocabulary.shown, tokens)).decode("utf-8", "replace")
+        pieces = {token: vocabulary.shown(token) for token in set(tokens)}  # lists may be long
+        return b"".join([pieces[token] for token in tokens]).decode("utf-8", "replace")
 
     return json_answer({"content": await asyncio.to_thread(join)})
 

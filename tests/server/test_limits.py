@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.http import demo_vocabulary, scripted, send
@@ -91,3 +92,12 @@ def test_dry_is_prepared_before_the_engine_needs_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("ngramspec.llama.bindings.dry", None)
     sampling = Sampling(0.8, dry_multiplier=1.0, dry_sequence_breakers=("x", "y"), dry_penalty_last_n=8)
     demo_vocabulary().sampler(sampling)
+
+
+def test_detokenize_converts_each_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists may have 400,000 tokens, and other requests wait for Python's lock meanwhile."""
+    server, service = scripted()
+    shown = Mock(wraps=service.vocabulary.shown)
+    monkeypatch.setattr(service.vocabulary, "shown", shown)
+    assert send(server, "/detokenize", {"tokens": [5, 6, 5] * 100}).status_code == 200
+    assert shown.call_count == 2

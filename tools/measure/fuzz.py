@@ -103,7 +103,7 @@ class Campaign:
             self.attacks.append((kind, index, began, ended))
             if not self.ending:
                 self.statuses[kind][status] += 1
-            if status.endswith(("silent", "500 in stream")) or (status[:1] == "5" and status[:3] not in ("501", "503")):
+            if status.endswith("500 in stream") or (status[:1] == "5" and status[:3] not in ("501", "503")):
                 self.find(f"{kind}:{index} {status} after {ended - began:.1f} s: {got[-400:]!r}")
 
     def dump(self, pid: int, starts: Sequence[float]) -> None:
