@@ -74,6 +74,14 @@ def test_the_log_has_no_rate_for_one_token(env: dict[str, str]) -> None:
     assert re.search(r", 8 tokens at [\d.]+/s(,|$)", several)
 
 
+def test_serve_shortens_the_switch_interval_while_it_runs(env: dict[str, str]) -> None:
+    """Otherwise the engine waits 5 ms for Python's lock, hundreds of times per second, while a request is read."""
+    before, intervals = sys.getswitchinterval(), list[float]()
+    serve(env, lambda _: intervals.append(sys.getswitchinterval()))
+    assert intervals == [pytest.approx(serve_run.SWITCH_SECONDS)]
+    assert sys.getswitchinterval() == before
+
+
 def test_a_suffix_that_stands_first_is_found_in_the_cache(env: dict[str, str]) -> None:
     cached = []
 
