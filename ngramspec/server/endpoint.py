@@ -100,6 +100,9 @@ async def _read_body(request: Request, most: int) -> bytes:
 MAX_VALUES = 400_000
 """Maximum number of values in the JSON of a request: the other requests wait while it is read."""
 
+MAX_DIGITS = 1000
+"""Maximum number of digits of a whole number in the JSON of a request. The time to read them grows with the square."""
+
 _VALUES = re.compile(rb'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)|[,\[{]', re.DOTALL)
 """Strings, and what comes before each other value but the first of an array or object."""
 
@@ -119,14 +122,14 @@ async def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
         raise ApiError(413, f"the request contains more than {MAX_VALUES:,} values")
     try:
         text = raw.decode("utf-8-sig")
-        data = json.loads(text, parse_constant=_refuse)
+        data = json.loads(text, parse_constant=_refuse, parse_int=_read_whole_number)
         if "\\ud" in text.lower():  # there is no other way to write half a surrogate pair
             json.dumps(data, ensure_ascii=False).encode()
     except RecursionError:
         raise ApiError(400, "the request's JSON is nested too deeply") from None
     except UnicodeEncodeError:
         raise ApiError(400, "the request contains an unpaired surrogate, which is not valid text") from None
-    except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
+    except ValueError as error:  # not JSON, not UTF-8, or a number with too many digits
         raise ApiError(400, f"the request is not valid JSON: {error}") from error
     if takes_list and isinstance(data, list):
         return {LIST: data}
@@ -137,3 +140,9 @@ async def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not part of JSON")
+
+
+def _read_whole_number(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number has more than {MAX_DIGITS:,} digits")
+    return int(digits)

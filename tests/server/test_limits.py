@@ -11,7 +11,7 @@ from support.http import demo_vocabulary, scripted, send
 from ngramspec.sampling.settings import MAX_BREAKERS, Sampling
 from ngramspec.server.call import MAX_CHARACTERS, MAX_ITEMS, MAX_MESSAGE, MAX_STRINGS
 from ngramspec.server.common_fields import MAX_TOKENS
-from ngramspec.server.endpoint import MAX_VALUES
+from ngramspec.server.endpoint import MAX_DIGITS, MAX_VALUES
 from ngramspec.server.llama_server import MAX_TEXT
 
 NATIVE, CHAT = "/completion", "/v1/chat/completions"
@@ -73,6 +73,15 @@ def test_json_of_too_many_values_is_refused(value: list[Any]) -> None:
 @pytest.mark.parametrize("text", ["[{," * MAX_VALUES, '",\\' * MAX_VALUES])
 def test_commas_in_strings_are_not_values(text: str) -> None:
     assert send(scripted()[0], "/v1/messages/count_tokens", {"messages": [], "unknown": text}).status_code == 400
+
+
+@pytest.mark.parametrize(("digits", "status"), [(MAX_DIGITS, 200), (MAX_DIGITS + 1, 400)])
+def test_numbers_of_too_many_digits_are_refused(digits: int, status: int) -> None:
+    response = send(scripted()[0], NATIVE, content=b'{"prompt": "x", "unknown": %s}' % (b"1" * digits))
+    assert response.status_code == status
+    if status == 400:
+        message = "the request is not valid JSON: a number has more than 1,000 digits"
+        assert response.json()["error"]["message"] == message
 
 
 def test_error_messages_are_short() -> None:

@@ -31,7 +31,7 @@ _TEXT_FIELDS = {
 }
 _MARKS = ("[", "*a ", "> ", "`", "_a_ ", "![", "](", "<a ", "| a ", "- ", "\t", "&amp;", "$x$ ", "``` py\n", "a\n===\n")
 _LISTS = {
-    "/v1/completions": (("prompt", 5), ("prompt", "a"), ("stop", "x"), ("stop_token_ids", 5), ("bad_words", "w")),
+    "/v1/completions": (("prompt", 5), ("prompt", "a"), ("stop", "x"), ("stop_token_ids", 5), ("x", 10**4000)),
     "/completion": (("samplers", "top_k"), ("response_fields", "content"), ("logit_bias", [5, 1]), ("prompt", 5)),
     "/infill": (("input_extra", {"text": "a"}),),
     "/detokenize": (("tokens", 5),),
