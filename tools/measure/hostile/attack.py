@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 MIB = 2**20
-LIMIT = 32 * MIB  # of a body
+LIMIT = 16 * MIB  # of a body
 HEAD = "{} {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 400, "stream": True, "ignore_eos": True}
 
