@@ -186,7 +186,9 @@ class Campaign:
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(60)
+            process.wait(20)
+        if process.poll() is None and self.options.dump:
+            subprocess.run([*self.options.dump.split(), str(process.pid)], check=False)
         took = time.monotonic() - began
         print(f"ended {took:.1f} s after SIGTERM with code {process.returncode}", flush=True)
         if took > 13 or process.returncode != 0:
@@ -199,6 +201,8 @@ class Campaign:
 
     def read_log(self, log: Path) -> None:
         """Record exceptions in the log as findings: their last frames and messages."""
+        if self.options.log is not None:
+            shutil.copyfile(log, self.options.log)
         lines = log.read_text(errors="replace").splitlines()
         for at, line in enumerate(lines):
             if line.startswith("Traceback"):
@@ -327,6 +331,7 @@ def main() -> int:
     parser.add_argument("--each", type=float, default=8, help="seconds for each template")
     parser.add_argument("--alone", type=float, default=5, help="seconds before the attack")
     parser.add_argument("--dump", default="", help="command that prints the stacks of a process: py-spy dump --pid")
+    parser.add_argument("--log", help="file for the log of the server")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="index of the first hostile request, template or file")
     parser.add_argument("--kinds", default="mutated,extreme,http,grammar,variables", help="kinds of hostile requests")
