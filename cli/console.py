@@ -33,6 +33,8 @@ stderr = Console(stderr=True, highlight=False, emoji=False)
 _SYMBOLS = {**CONTROLS, ord("\r"): None}
 
 
+_WRITE_SECONDS = 0.5  # maximum time to write a note before the process is ended
+
 _line_open = threading.Event()
 """Set where what was last written to stdout ends in the middle of a line."""
 
@@ -118,13 +120,21 @@ def raise_on_signals() -> None:
         if number is None:
             sys.__unraisablehook__(lost)
         else:  # not at once: it would be raised in here
-            threading.Timer(0.01, signal.raise_signal, [number]).start()
+            threading.Timer(0.01, _signal_main_thread, [number]).start()
 
     for number in ENDING:
         # Programs started by nohup ignore SIGHUP and must continue.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, terminate)
     sys.unraisablehook = dropped
+
+
+def _signal_main_thread(number: int) -> None:
+    """Send a signal so that the main thread wakes up, even if it waits for a lock."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        signal.raise_signal(number)
 
 
 @dataclass(slots=True)
@@ -205,7 +215,11 @@ def ends_within(seconds: float, code: int) -> Iterator[None]:
     """End the process with an exit code if the block takes longer, even if threads do not end."""
 
     def end() -> None:
-        note(f"warning: a request did not end within {seconds:g} s; exiting without it")
+        text = f"warning: a request did not end within {seconds:g} s; exiting without it"
+        # If nobody reads stderr, writing to it may never end.
+        writer = threading.Thread(target=note, args=(text,), daemon=True)
+        writer.start()
+        writer.join(_WRITE_SECONDS)
         os._exit(code)
 
     timer = threading.Timer(seconds, end)

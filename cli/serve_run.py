@@ -56,6 +56,10 @@ The thread of the engine needs Python's lock hundreds of times per second. While
 would wait for this time on each occasion.
 """
 
+_SHUTTING_DOWN = (
+    f"shutting down: waiting up to {DRAIN_SECONDS:g} s for running requests; press Ctrl-C again to stop now"
+)
+
 _WORKERS = (grammar_worker, template_worker, large_template_worker)
 
 _LOOPBACK = ("127.", "::1", "localhost")
@@ -100,6 +104,8 @@ def run(
                 server.model = served = open_served(load, options, found, sampling.grammar, reasoning)
                 lost = _wait(served, options)
                 with ends_within(DRAIN_SECONDS + EXIT_SECONDS, 0 if lost is None else FAILED):
+                    if lost is None:
+                        note(_SHUTTING_DOWN)
                     server.draining = True
                     for worker in _WORKERS:
                         worker.close()
@@ -229,7 +235,6 @@ def _wait(model: ServedModel, options: ServeOptions) -> str | None:
         note(f"{model.name} is ready: {room}, --exact {'on' if model.exact else 'off'}")
         return wait_for_loss()
     except (KeyboardInterrupt, Terminated):
-        note(f"shutting down: waiting up to {DRAIN_SECONDS:g} s for running requests; press Ctrl-C again to stop now")
         return None
 
 

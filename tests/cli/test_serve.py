@@ -344,6 +344,27 @@ def test_sigterm_ends_the_server_if_a_thread_never_ends(env: dict[str, str], thr
     assert "did not end within 0.4 s" in done.err
 
 
+def test_sigterm_ends_the_server_if_nobody_reads_its_log(env: dict[str, str]) -> None:
+    script = """
+import os, signal, threading
+from ngramspec_cli import app, console, serve_run
+
+serve_run.DRAIN_SECONDS = serve_run.EXIT_SECONDS = 0.2
+plain = serve_run.note
+
+def note(text):
+    if " is ready: " in text:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    if "shutting down" in text or "did not end" in text:
+        threading.Event().wait()  # as a full pipe would
+    plain(text)
+
+serve_run.note = console.note = note
+app.main()
+"""
+    run_process(env, "serve", DEMO, *SMALL, "0", command=[sys.executable, "-c", script]).ok()
+
+
 LOADING = """
 import os, signal, sys, threading
 from ngramspec_cli import app, serve_run
