@@ -216,7 +216,7 @@ def ends_within(seconds: float, code: int) -> Iterator[None]:
 
     def end() -> None:
         text = f"warning: a request did not end within {seconds:g} s; exiting without it"
-        # If nobody reads stderr, writing to it may never end.
+        # Writing to stderr does not return if the reader of a pipe has stopped reading.
         writer = threading.Thread(target=note, args=(text,), daemon=True)
         writer.start()
         writer.join(_WRITE_SECONDS)
