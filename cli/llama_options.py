@@ -84,7 +84,7 @@ _PLACEMENT = "llama.cpp places the layers; set -ngl, and CUDA_VISIBLE_DEVICES or
 _NO_AGENT = "the server runs no tools; clients do"
 _FILE_ONLY = "edit the metadata of the model file instead"
 _SCHEDULING = "use taskset, numactl or nice"
-_EFFORT = "drafts cannot be simulated"
+_NO_SIMULATION = "drafts cannot be simulated"
 
 REASONS = {
     **dict.fromkeys(
@@ -120,7 +120,7 @@ REASONS = {
     **dict.fromkeys(("-hff", "--hf-file"), "use hf:owner/repo:FILE as MODEL"),
     **dict.fromkeys(("-hft", "--hf-token"), "set HF_TOKEN"),
     **dict.fromkeys(("-hfd", "--hf-repo-draft", "--spec-draft-hf"), "use -md hf:owner/repo:file-or-quant"),
-    **dict.fromkeys(("--spec-synth-len", "--spec-synth-rates"), _EFFORT),
+    **dict.fromkeys(("--spec-synth-len", "--spec-synth-rates"), _NO_SIMULATION),
     **dict.fromkeys(("-ctkd", "--cache-type-k-draft", "-ctvd", "--cache-type-v-draft"), "the draft model uses f16"),
     "--path": "the chat page is built in; serve other files with a web server",
     "--api-prefix": "use a reverse proxy to change paths",

@@ -342,6 +342,8 @@ class Engine:
 
     def _take_turns(self) -> list[ActiveRequest]:
         """Return the requests of the next pass, which have the same scales of LoRA adapters, and apply these."""
+        if not self._scales:  # the model has no adapters
+            return self._working
         groups = list(dict.fromkeys(active.scales for active in self._working))
         if not groups:
             return []

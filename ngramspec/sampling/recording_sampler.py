@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.sampling.distribution import Distribution, point_mass
-from ngramspec.sampling.sampler import Draw, GrammarState, Sampler
-from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.sampler import Draw, Sampler, WrappedSampler
 
 
-class RecordingSampler:
+class RecordingSampler(WrappedSampler):
     """A sampler that keeps the distribution of every token that it draws, after all samplers.
 
     Args:
@@ -20,24 +17,13 @@ class RecordingSampler:
     """
 
     def __init__(self, sampler: Sampler) -> None:
-        self.sampling: Sampling = sampler.sampling
-        self._sampler = sampler
+        super().__init__(sampler)
         self._distributions: list[Distribution] = []
 
     def pop_distributions(self) -> list[Distribution]:
         """Return the distributions since the last call, one for each token."""
         distributions, self._distributions = self._distributions, []
         return distributions
-
-    @property
-    def grammar(self) -> GrammarState | None:
-        return self._sampler.grammar
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._sampler.begin(prompt)
-
-    def accept(self, token: int) -> None:
-        self._sampler.accept(token)
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
         distribution = self._sampler.distribution(logits)

@@ -93,15 +93,12 @@ class TextRules:
 NO_RULES = TextRules()
 
 
-class Forbidding:
-    """A sampler that does not see the logits of tokens that may not come now; `ends`: all tokens that end the text."""
+class WrappedSampler:
+    """Base class of samplers that change or observe the draws of another one, and leave the rest to it."""
 
-    def __init__(self, sampler: Sampler, rules: TextRules, ends: Sequence[int]) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         self.sampling: Sampling = sampler.sampling
-        self._sampler, self._ends, self._words = sampler, list(ends), rules.words
-        self._early = rules.least
-        self._longest = max(map(len, rules.words), default=1) - 1
-        self._last: tuple[int, ...] = ()
+        self._sampler = sampler
 
     @property
     def grammar(self) -> GrammarState | None:
@@ -111,9 +108,26 @@ class Forbidding:
         self._sampler.begin(prompt)
 
     def accept(self, token: int) -> None:
+        self._sampler.accept(token)
+
+    def distribution(self, logits: NDArray[np.float32]) -> Distribution:
+        return self._sampler.distribution(logits)
+
+
+class Forbidding(WrappedSampler):
+    """A sampler that does not see the logits of tokens that may not come now; `ends`: all tokens that end the text."""
+
+    def __init__(self, sampler: Sampler, rules: TextRules, ends: Sequence[int]) -> None:
+        super().__init__(sampler)
+        self._ends, self._words = list(ends), rules.words
+        self._early = rules.least
+        self._longest = max(map(len, rules.words), default=1) - 1
+        self._last: tuple[int, ...] = ()
+
+    def accept(self, token: int) -> None:
         self._early -= 1
         self._last = (*self._last, token)[-self._longest :] if self._longest else ()
-        self._sampler.accept(token)
+        super().accept(token)
 
     def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
         return self._sampler.draw(self._left(logits), pick)
@@ -132,19 +146,15 @@ class Forbidding:
         return left
 
 
-class BudgetSampler:
+class BudgetSampler(WrappedSampler):
     """A sampler that closes a block of reasoning when its budget is used up.
 
     The sampler inside chooses all tokens except the closing ones, which no setting can forbid.
     """
 
     def __init__(self, sampler: Sampler, budget: ReasoningBudget) -> None:
-        self.sampling: Sampling = sampler.sampling
-        self._sampler, self._budget = sampler, budget
-
-    @property
-    def grammar(self) -> GrammarState | None:
-        return self._sampler.grammar
+        super().__init__(sampler)
+        self._budget = budget
 
     @property
     def closing(self) -> Sequence[int]:
@@ -170,7 +180,7 @@ class BudgetSampler:
         return grammar is None or grammar.count_allowed(tokens) == len(tokens)
 
 
-class CloseCalls:
+class CloseCalls(WrappedSampler):
     """A sampler that counts the tokens that rounding could have decided, and draws as the one inside it does.
 
     A pass over several tokens may give logits that differ in their last bits from single tokens', by no more than a
@@ -181,10 +191,9 @@ class CloseCalls:
     """
 
     def __init__(self, sampler: Sampler) -> None:
-        self.sampling: Sampling = sampler.sampling
+        super().__init__(sampler)
         self._bound = 0.0
         self._count = 0
-        self._sampler = sampler
         self._position = 0
         # These draw random numbers of their own, and a second draw would change the text.
         self._unrepeatable = self.sampling.selects or self.sampling.xtc_probability > 0
@@ -198,10 +207,6 @@ class CloseCalls:
         count, self._count = self._count, 0
         return count
 
-    @property
-    def grammar(self) -> GrammarState | None:
-        return self._sampler.grammar
-
     def begin(self, prompt: Sequence[int]) -> None:
         self._position = len(prompt)
         self._sampler.begin(prompt)
@@ -209,9 +214,6 @@ class CloseCalls:
     def accept(self, token: int) -> None:
         self._position += 1
         self._sampler.accept(token)
-
-    def distribution(self, logits: NDArray[np.float32]) -> Distribution:
-        return self._sampler.distribution(logits)
 
     def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
         token = self._sampler.draw(logits, pick)

@@ -327,9 +327,8 @@ class ServedModel:
     aliases: Sequence[str] = ()  # all names of the model that clients may use
     tags: Sequence[str] = ()  # labels of the model, for clients only
     adapters: Sequence[str] = ()  # files of LoRA adapters; the service has their scales
-    variables: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # of the chat template, for requests that do not set them
+    # variables of the chat template, for requests that do not set them
+    variables: Mapping[str, Any] = field(default_factory=dict)
     # maximum number of tokens in a block of reasoning, for requests that do not say
     reasoning_budget: int = UNLIMITED
     reasoning_message: str = ""  # text before the closing tag that ends reasoning at its budget

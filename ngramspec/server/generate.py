@@ -82,7 +82,8 @@ async def generate(call: Call, requests: Sequence[Request], readers: Sequence[Te
     left, texts = len(requests), [_Text(reader) for reader in readers] or [_Text(None) for _ in requests]
     streamed = call.streamed or any(reader.ended is not None for reader in readers)
     patience = call.server.ping_seconds / _LOOKS if call.streamed else None
-    for sampling in {request.sampling.dry_sequence_breakers: request.sampling for request in requests}.values():
+    breakers = {r.sampling.dry_sequence_breakers: r.sampling for r in requests if r.sampling.dry_multiplier > 0}
+    for sampling in breakers.values():
         await asyncio.to_thread(call.model.vocabulary.prepare, sampling)
     async with (
         _Grammars(call, requests),

@@ -42,15 +42,7 @@ async def chat(call: Call) -> Response:
     for tool in given.objects("tools"):
         tool.choice("type", ("function",), "function")
         toolbox.add_one(tool.needed_object("function"), "function", unique=False)
-    task = ChatTask(
-        messages=read_messages(given),
-        tools=toolbox.tools,
-        form=_read_format(given),
-        max_tokens=read_max_tokens(inner.given),
-        stop=read_stop(inner.given),
-        logprobs=read_logprobs(given, call.model),
-        variables=_read_think(given, call.model),
-    )
+    task = _make_task(call, inner, read_messages(given), tools=toolbox.tools)
     return await respond(inner, run_chat(inner, task), reply)
 
 
@@ -70,15 +62,8 @@ async def generate_text(call: Call) -> Response:
     transcript = Transcript()
     transcript.system(given.text("system") or "")
     transcript.say("user", prompt)
-    task = ChatTask(
-        messages=transcript.messages,
-        form=_read_format(given),
-        max_tokens=read_max_tokens(inner.given),
-        stop=read_stop(inner.given),
-        logprobs=read_logprobs(given, call.model),
-        variables=_read_think(given, call.model),
-        before=[check_token(call.model.vocabulary, token, "context") for token in given.list("context")],
-    )
+    before = [check_token(call.model.vocabulary, token, "context") for token in given.list("context")]
+    task = _make_task(call, inner, transcript.messages, before=before)
     return await respond(inner, run_chat(inner, task, on_prompt=reply.add_prompt), reply)
 
 
@@ -100,6 +85,19 @@ def _with_options(call: Call) -> Call:
     limit = asked.whole("num_predict", -1, least=-(2**31)) or -1
     data |= {"n_predict": max(limit, -1), "stream": call.given.flag("stream", True)}
     return replace(call, given=Fields(data, asked.path))
+
+
+def _make_task(call: Call, inner: Call, messages: list[dict[str, Any]], **more: Any) -> ChatTask:
+    """Return the chat of a request; `inner` is the call with its options, and `more` further fields of the task."""
+    return ChatTask(
+        messages=messages,
+        form=_read_format(call.given),
+        max_tokens=read_max_tokens(inner.given),
+        stop=read_stop(inner.given),
+        logprobs=read_logprobs(call.given, call.model),
+        variables=_read_think(call.given, call.model),
+        **more,
+    )
 
 
 def _unloads(given: Fields) -> bool:

@@ -31,7 +31,7 @@ from ngramspec.server.common_fields import (
     read_sampling,
 )
 from ngramspec.server.generate import End, TextEvent
-from ngramspec.server.reply import Block, Reply, event, logprobs_content, prediction_usage, respond, timings
+from ngramspec.server.reply import Block, Reply, event, logprobs_content, prediction_usage, respond
 from ngramspec.server.telemetry import Telemetry
 
 _EFFORTS = {"none": "", "minimal": "low"} | EFFORTS
@@ -258,13 +258,8 @@ class ResponseReply(Reply):
             yield from self._last_closed(cut=told.reason == "length")
             response = self._ending(told)
             yield self._chunk(
-                {"type": f"response.{response['status']}", "response": response, **self._final_timings(told)}
+                {"type": f"response.{response['status']}", "response": response, **self._telemetry.timings()}
             )
-
-    def _final_timings(self, end: End) -> dict[str, Any]:
-        if not self._telemetry.has_timings:
-            return {}
-        return {"timings": timings(self.answers[0].prompt_tokens, *end.done[1:])}
 
     def _last_closed(self, cut: bool) -> Iterator[str]:
         if self._closed is not None:
