@@ -15,6 +15,7 @@ import threading
 import webbrowser
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,7 @@ def test_serve_lora_scales_of_each_request_apply_to_its_text(env: dict[str, str]
 
     serve(env, client, "--lora-scaled", f"{lora}:0.5", "--lora", lora).ok()
 
+    @cache
     def plain(*scales: float) -> str:
         adapters = [(lora, scale) for scale in scales if scale]
         with Target(DEMO, n_ctx=512, threads=1, exact="off", lora=adapters) as target:
