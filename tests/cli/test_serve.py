@@ -128,6 +128,7 @@ def test_what_embeddings_need_is_said_at_the_start(env: dict[str, str]) -> None:
     wrong.failed("not one of 'none', 'mean'", code=2)
 
 
+@pytest.mark.exhaustive
 def test_serve_lora_scales_of_each_request_apply_to_its_text(env: dict[str, str], tmp_path: Path) -> None:
     lora = str(write_adapter(tmp_path / "lora.gguf", DEMO, ["attn_q.weight", "ffn_up"], rank=2))
     body = {"prompt": "def add(a, b):\n    return a + b\n\n\n" * 5 + "def", "n_predict": 12, "temperature": 0}
