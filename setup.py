@@ -15,7 +15,7 @@ MODULES = (
     "ngramspec.drafting.mixture.answers",
     "ngramspec.drafting.mixture.pointers",
     "ngramspec.drafting.mixture.guesser",
-    "ngramspec.decoding.questions",
+    "ngramspec.decoding.branches",
     "ngramspec.policies.draft_value",
     "ngramspec.policies.cost",
 )

@@ -165,7 +165,6 @@ def open_served(
     engine = Engine(
         target,
         target,
-        shown=target.shown,
         calibration=calibration,
         exactness=exactness,
         drafter=drafter,

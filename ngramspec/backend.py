@@ -12,7 +12,7 @@ object may offer both (`Runner`), as `ngramspec.llama.target.Target` does. Write
    say in `owed` how many tokens the next pass evaluates again before its own.
 4. `fingerprint`: while it is "", costs of passes are measured in every process.
 
-Optional for good: `fill_in_tokens` (`ngramspec.fill_in.FillInTokens`), `exactness` (an `ExactnessMode`), `SharedModel`
+Always optional: `shown` (a token's bytes, or the name of a control token), `fill_in_tokens` (`ngramspec.fill_in.FillInTokens`), `exactness` (an `ExactnessMode`), `SharedModel`
 (`ngramspec.shared_model`) for several texts at once, `leaves` and `ask` (`Target.ask`) for branches, and `feeds_head`:
 set to True where passes are to keep what a head of the model's own reads, which slows plain decoding.
 
@@ -27,11 +27,12 @@ copies it. Nothing here is called from two threads at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec.cpu.thread_governor import Conditions
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer
@@ -46,15 +47,6 @@ class Vocabulary(Tokenizer, Protocol):
 
     def sampler(self, sampling: Sampling) -> Sampler:
         """A sampler for one text. ValueError or GrammarError for settings that this vocabulary cannot follow."""
-
-
-class Conditions(NamedTuple):
-    """Conditions that the time of a pass depends on, besides the model and the batch size."""
-
-    threads: int = 0  # CPU threads of a pass over one token
-    threads_batch: int = 0  # CPU threads of a pass over more tokens
-    period: int = 0  # counts changes of the load by other programs; times of two periods cannot be compared
-    is_quiet: bool = True  # whether the machine is otherwise idle
 
 
 class Model(Protocol):
@@ -72,6 +64,7 @@ class Model(Protocol):
         owed: how many tokens of the cache the next call evaluates again, before its own.
         fingerprint: key of all that measured costs depend on: file, build, machine, settings; "": do not keep them.
         conditions: what else they depend on at present.
+        returns_early: whether `submit` returns before the work is done, as on a GPU.
     """
 
     @property
@@ -101,6 +94,12 @@ class Model(Protocol):
     def evaluate(self, tokens: Sequence[int]) -> Logits:
         """Append tokens in one pass; the logits after each of them, shape (len(tokens), n_vocab)."""
 
+    def submit(self, tokens: Sequence[int]) -> None:
+        """Append tokens in one pass, as `evaluate` does. On a GPU it may return before the work is done."""
+
+    def fetch(self) -> Logits:
+        """Return the logits of the last `submit`, which `evaluate` would have returned; wait for them if necessary."""
+
     def rollback(self, length: int) -> None:
         """Make the cache stand for the first `length` of its tokens. Does nothing where these are all of them."""
 
@@ -128,8 +127,27 @@ class Model(Protocol):
     @property
     def conditions(self) -> Conditions: ...
 
+    @property
+    def returns_early(self) -> bool: ...
 
-class ModelBase:
+
+class EvaluatesAtOnce:
+    """`submit` and `fetch` of a `Model` that returns from `evaluate` when the work is done."""
+
+    returns_early: bool = False
+    _fetched: Logits
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits:
+        raise NotImplementedError
+
+    def submit(self, tokens: Sequence[int]) -> None:
+        self._fetched = self.evaluate(tokens)
+
+    def fetch(self) -> Logits:
+        return self._fetched
+
+
+class ModelBase(EvaluatesAtOnce):
     """The defaults of a `Model` whose cache can be cut anywhere: nothing to prepare, nothing owed, nothing kept."""
 
     can_rollback: bool = True

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 
@@ -33,6 +33,23 @@ def ending_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
         known = tuple(token for token in range(tokenizer.n_vocab) if tokenizer.is_eog(token))
         _known_ends[tokenizer] = known
     return known
+
+
+V = TypeVar("V")
+
+
+class TokenTable(dict[int, V]):
+    """The values of a function of a token id, each computed when it is first needed.
+
+    Reading a known value takes no Python call, which matters in loops over all tokens of a text.
+    """
+
+    def __init__(self, function: Callable[[int], V]) -> None:
+        self._function = function
+
+    def __missing__(self, token: int) -> V:
+        value = self[token] = self._function(token)
+        return value
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

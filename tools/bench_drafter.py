@@ -31,8 +31,8 @@ import numpy as np
 import ngramspec
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, given_curve
-from ngramspec.decoding.drafts import Drafts, Text
-from ngramspec.decoding.step import Speculation
+from ngramspec.decoding.drafts import DraftedText, Drafts
+from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.drafting.mixture import guesser
 from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter
 from ngramspec.instruments.replay.replay import RecordedTarget
@@ -68,23 +68,27 @@ def code_stream(count: int) -> list[int]:
 
 def passes(drafter: MixtureDrafter, truth: list[int], curve: CostCurve) -> list[float]:
     """Microseconds of each pass over `truth`; a drafter that is ready to continue."""
-    text, speculation = Text(Drafts(drafter), RecordedTarget(curve)), Speculation(CostPolicy())
-    speculation.prepare(curve, SIZES)
+    text, loop = DraftedText(Drafts(drafter), RecordedTarget(curve)), DecodingLoop(CostPolicy())
+    loop.prepare(curve, SIZES)
     text.left = 2
-    speculation.plan([text])  # the curve's tables are made once
+    loop.plan(text, 0)  # the curve's tables are made once
     drafter.accept(())
     # The asking is not to stop where it does not pay.
-    speculation.policy.limit = lambda: LONGEST  # type: ignore[method-assign]
+    loop.policy.limit = lambda: LONGEST  # type: ignore[method-assign]
     took, at, text.left = [], 0, LONGEST + 1
     while at < len(truth) - LONGEST:
         began = process_time()
-        (plan,) = speculation.plan([text])
+        plan = loop.plan(text, 0)
         drafted = plan.sent.tokens
         right = 0
         while right < len(drafted) and drafted[right] == truth[at + right]:
             right += 1
         tokens, seconds = tuple(truth[at : at + right + 1]), curve.ratio(plan.size)
-        speculation.learn(text, Step(tokens, drafted=drafted, accepted=right, batch=plan.size, seconds=seconds))
+        current = Pass((text,), (plan,), plan.size, 0)
+        current.seconds, current.has_proposal = seconds, text.drafts.proposal is not None
+        current.steps.append(step := Step(tokens, drafted=drafted, accepted=right))
+        text.drafts.accept(step)
+        loop.report(current)
         took.append((process_time() - began) * 1e6)
         at += len(tokens)
     return took

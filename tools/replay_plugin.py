@@ -4,7 +4,7 @@
     accept(tokens)         newly emitted tokens; the first call of a request is the prefill's token
     draft() -> list[int]   what to send after the last token; -1 pads the batch to a size that costs less
 
-It is what the decoding loop uses, `ngramspec.decoding.step`, with the default drafter and the cost policy;
+It is what the decoding loop uses, `ngramspec.decoding.loop`, with the default drafter and the cost policy;
 passes take what the curve says. `ngramspec replay` gives the same counts where nothing is asked beside a draft:
 harnesses have no rows for that.
 """
@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ngramspec.cost.given import CURVES, LARGEST, parse_curve
-from ngramspec.decoding.drafts import Drafts, Plan, Text
-from ngramspec.decoding.step import Speculation
+from ngramspec.decoding.drafts import DraftedText, Drafts, Plan
+from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.instruments.replay.replay import RecordedTarget
 from ngramspec.policies import make_policy
@@ -39,21 +39,22 @@ class Ours:
     def __init__(self, curve: Mapping[str, float] | None = None, memory: bool = False) -> None:
         points = {str(n): cost for n, cost in CURVES["flat"][0].items()} if curve is None else curve
         self._curve = parse_curve({str(n): cost for n, cost in points.items()})
-        self._text = Text(Drafts(make_drafter(DEFAULT, memory=memory)), RecordedTarget(self._curve))
+        self._text = DraftedText(Drafts(make_drafter(DEFAULT, memory=memory)), RecordedTarget(self._curve))
         self._text.left = UNKNOWN_END
-        self._speculation = Speculation(make_policy("cost"))
-        self._speculation.prepare(self._curve, range(1, LARGEST + 1))
+        self._loop = DecodingLoop(make_policy("cost"))
+        self._loop.prepare(self._curve, range(1, LARGEST + 1))
         self._plan: Plan | None = None
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a request."""
-        self._speculation.begin()
+        self._loop.begin()
         self._text.drafts.begin(prompt_ids)
         self._plan = None
 
     def draft(self) -> list[int]:
         """The draft, padded to the size of the batch that the policy chose."""
-        (self._plan,) = self._speculation.plan([self._text])
+        self._plan = self._loop.plan(self._text, 0)
+        self._has_proposal = self._text.drafts.proposal is not None
         tokens = list(self._plan.sent.tokens)
         return tokens + [PADDING] * (self._plan.size - 1 - len(tokens))
 
@@ -64,6 +65,9 @@ class Ours:
             return
         drafted, size = self._plan.sent.tokens, self._plan.size
         accepted = common_prefix(drafted, tokens)
-        seconds = self._curve.ratio(size)
-        done = Step(tuple(tokens), drafted=drafted, accepted=accepted, batch=size, seconds=seconds)
-        self._speculation.learn(self._text, done)
+        current = Pass((self._text,), (self._plan,), size, 0)
+        current.seconds, current.has_proposal = self._curve.ratio(size), self._has_proposal
+        done = Step(tuple(tokens), drafted=drafted, accepted=accepted)
+        current.steps.append(done)
+        self._text.drafts.accept(done)
+        self._loop.report(current)

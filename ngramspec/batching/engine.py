@@ -1,6 +1,6 @@
 """`Engine`: answers several requests at once on one model. One thread owns the model; requests come from any thread.
 
-    engine = Engine(model, vocabulary, shown=vocabulary.shown, drafter=MixtureDrafter(recall), calibration=known)
+    engine = Engine(model, vocabulary, drafter=MixtureDrafter(recall), calibration=known)
     ticket = engine.submit(Request(prompt, max_tokens=200), print)
     engine.stop(drain=10)
 
@@ -20,13 +20,14 @@ from functools import partial
 from typing import Any
 
 from ngramspec.backend import Vocabulary
-from ngramspec.batching.request import ActiveRequest, ClosedError, Listener, Report, Request, Slot
+from ngramspec.batching.request import ActiveRequest, ClosedError, Listener, Report, Slot
 from ngramspec.batching.scheduler import Scheduler, Slots, Writer
 from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.decision import ExactnessMode
+from ngramspec.request import Request
 from ngramspec.shared_model import SequenceModel, SharedModel
 from ngramspec.steps import Stats
 
@@ -48,7 +49,6 @@ class Engine:
     Args:
         model: whose sequences are worked in; nobody else uses it until `stop` returned.
         vocabulary: what its tokens mean.
-        shown: the bytes that a token is shown as where control tokens are to be seen.
         calibration: what was measured of the model, with a curve.
         exactness: batch sizes that may be used, and whether prompts must be read aligned.
         drafter: drafts for the first sequence, and others beside it for the rest; None: plain decoding.
@@ -67,7 +67,6 @@ class Engine:
         model: SharedModel,
         vocabulary: Vocabulary,
         *,
-        shown: Callable[[int], bytes],
         calibration: Calibration,
         exactness: ExactnessMode | None = None,
         drafter: MixtureDrafter | None = None,
@@ -80,7 +79,7 @@ class Engine:
         executor: Executor | None = None,
     ) -> None:
         self.n_ctx = model.n_ctx  # most tokens of a request, prompt and answer together
-        self._model, self._vocabulary, self._shown = model, vocabulary, shown
+        self._model, self._vocabulary = model, vocabulary
         self._exactness = exactness or ExactnessMode()
         self._memory = memory
         self._crashed = crashed
@@ -288,7 +287,6 @@ class Engine:
             try:
                 active.prepare(
                     self._vocabulary,
-                    self._shown,
                     n_ctx=self.n_ctx,
                     n_vocab=model.sequences[0].n_vocab,
                     counts_calls=self._drafter is not None and self._exactness.bound > 0,
@@ -369,8 +367,8 @@ class Engine:
                 active.count(step)
         if step is not None:
             active.emit(step)
-        generation = active.generation
-        if active.reader is None and (generation is None or generation.stop is not None):
+        text = active.text
+        if active.reader is None and (text is None or text.stop is not None):
             self._end(active)
 
     def _end(self, active: ActiveRequest, error: NGramSpecError | ValueError | None = None) -> None:

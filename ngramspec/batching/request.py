@@ -1,49 +1,24 @@
-"""`Request`: what is asked of the engine; the events that it tells while it answers; `ActiveRequest`, one at work.
+"""`ActiveRequest`: a request that the engine works on, and the events that it reports.
 
 A prompt is read into a sequence chunk by chunk, then its text is written token by token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from ngramspec.backend import Logits, Vocabulary
 from ngramspec.decoding.drafts import Drafts
-from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.text import Text
 from ngramspec.errors import NGramSpecError
+from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs, logprobs
-from ngramspec.sampling.sampler import NO_RULES, TextRules
-from ngramspec.sampling.settings import Sampling
 from ngramspec.shared_model import SequenceModel
 from ngramspec.steps import Stats, Step, StopReason
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A text to continue."""
-
-    prompt: Sequence[int]  # token ids, at least one
-    max_tokens: int  # most tokens to emit; 0 only makes the cache hold the prompt
-    sampling: Sampling = field(default_factory=Sampling)  # how tokens are chosen
-    stop: tuple[str, ...] = ()  # strings that end the text, which then stops right before them
-    # report the logprobs of each emitted token and of this many of the most likely; None: no logprobs.
-    logprobs: int | None = None
-    # report logprobs of the distributions that tokens were drawn from, after all samplers.
-    post_sampling: bool = False
-    # report the logprobs of the prompt's tokens too (`Scored`), which then is read with all of its logits.
-    scored: bool = False
-    # whether the text shows control tokens too, for whoever parses them; those that end a text stay hidden.
-    controls: bool = False
-    slot: int | None = None  # the slot to prefer; None: the one that holds most of the prompt
-    cache_prompt: bool = True  # whether what a slot already holds of the prompt may be reused
-    # token ids of a text that the answer is likely to copy: what it is drafted from first.
-    prediction: Sequence[int] = ()
-    scales: tuple[float, ...] | None = None  # of the LoRA adapters; None means the engine's
-    rules: TextRules = NO_RULES  # where the text may end, which words it may not hold, and how long it may reason
 
 
 class Started(NamedTuple):
@@ -127,7 +102,7 @@ class ActiveRequest:
         self.scales: tuple[float, ...] = ()  # of the LoRA adapters
         self.cancelled = False  # whether it is to end before the next pass
         # the text; None until the request is checked, and where none is asked for
-        self.generation: Generation | None = None
+        self.text: Text | None = None
         self.sequence: SequenceModel | None = None  # that it works in; None while it waits and after its end
         self.reader: Generator[int, None, Logits] | None = None  # of its prompt; None: it is not read, or to its end
         self.prefilled = self.cached = 0  # tokens of the prompt that the sequence holds, and that it held before
@@ -141,26 +116,17 @@ class ActiveRequest:
         """End it before the next pass; `Done` with the reason "cancelled" follows. May be called from any thread."""
         self.cancelled = True
 
-    def prepare(
-        self, vocabulary: Vocabulary, shown: Callable[[int], bytes], *, n_ctx: int, n_vocab: int, counts_calls: bool
-    ) -> None:
-        """Check the request, and ready what chooses its tokens. NGramSpecError or ValueError: it is wrong."""
+    def prepare(self, vocabulary: Vocabulary, *, n_ctx: int, n_vocab: int, counts_calls: bool) -> None:
+        """Check the request, and prepare its text; the arguments are those of `Text`.
+
+        Raises:
+            NGramSpecError, ValueError: the request is wrong.
+        """
         request = self.request
-        generation = Generation(
-            request.prompt,
-            vocabulary,
-            n_ctx=n_ctx,
-            n_vocab=n_vocab,
-            max_tokens=max(1, request.max_tokens),
-            sampling=request.sampling,
-            stop=request.stop,
-            logprobs=request.logprobs,
-            post_sampling=request.post_sampling,
-            counts_calls=counts_calls,
-            piece=shown if request.controls else None,
-            rules=request.rules,
-        )
-        self.generation = generation if request.max_tokens else None
+        only_fills = request.max_tokens == 0
+        checked = replace(request, max_tokens=1) if only_fills else request
+        text = Text(checked, vocabulary, n_ctx=n_ctx, n_vocab=n_vocab, counts_calls=counts_calls)
+        self.text = None if only_fills else text
 
     def start(self, sequence: SequenceModel, drafts: Drafts, *, aligned: bool, most: Callable[[], int]) -> None:
         """Begin to read the prompt into a sequence; `aligned`, `most`: see `SequenceModel.reading`."""
@@ -172,10 +138,8 @@ class ActiveRequest:
         self.reader = self._scoring(sequence) if self.request.scored else reading
         self.prefilled = self.cached = next(self.reader)
         self.tell(Started(sequence.number, self.cached, len(self.request.prompt)))
-        if self.generation is not None:
-            if drafts.drafter is not None:
-                drafts.drafter.prediction = self.request.prediction
-            self.generation.begin(drafts, sequence)
+        if self.text is not None:
+            self.text.begin(drafts, sequence)
 
     def _scoring(self, sequence: SequenceModel) -> Generator[int, None, Logits]:
         """`SequenceModel.reading` of all of the prompt, with the logits after each token."""
@@ -208,9 +172,9 @@ class ActiveRequest:
         self.prefilled = len(self.request.prompt)
         self._read = self._clock()
         self.tell(Prefilled(self.prefilled, self.prefilled))
-        if self.generation is None:
+        if self.text is None:
             return None
-        step = self.generation.first(row[np.newaxis])
+        step = self.text.first(row[np.newaxis])
         step.seconds = self._read - self._began
         self._drafts.first(step.tokens[0])
         return step
@@ -230,19 +194,19 @@ class ActiveRequest:
 
     def finish(self, error: NGramSpecError | ValueError | None = None) -> None:
         """End it, and leave in its sequence what was read and written."""
-        generation, sequence = self.generation, self.sequence
+        text, sequence = self.text, self.sequence
         if self.reader is not None:
             self.reader.close()
             self.reader = None
-        elif generation is not None and sequence is not None and len(sequence.tokens) > generation.settled:
-            sequence.rollback(generation.settled)
+        elif text is not None and sequence is not None and len(sequence.tokens) > text.settled:
+            sequence.rollback(text.settled)
         self.sequence = None
         if error is not None:
             self.tell(error)
             return
         now = self._clock()
         read = self._read if sequence is not None and self._read >= self._began else now
-        stop = generation.stop if generation is not None else None
+        stop = text.stop if text is not None else None
         reason = stop or ("cancelled" if self.cancelled else "prefilled")
         self.tell(Done(reason, self.stats, self.cached, read - self._began, now - read))
 

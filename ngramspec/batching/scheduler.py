@@ -20,8 +20,7 @@ import numpy as np
 from ngramspec.batching.request import ActiveRequest
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.measure import SHARED_ORDER
-from ngramspec.decoding.drafts import Batch
-from ngramspec.decoding.step import Speculation
+from ngramspec.decoding.shared_loop import SharedLoop
 from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.decision import UNMEASURED, ExactnessMode
 from ngramspec.policies.cost import CostPolicy
@@ -279,19 +278,17 @@ class Writer:
         self._model = model
         self._calibration, self._curve = calibration, calibration.curve
         sizes: Sequence[int] = exactness.sizes or range(1, model.max_rows + 1)
-        self._largest = sizes[-1]
-        self._speculation = Speculation(CostPolicy(draft_max), clock)
-        self._speculation.exactness = exactness
+        self._loop = SharedLoop(model, sizes[-1], CostPolicy(draft_max), clock)
+        self._loop.exactness = exactness
         self._sizes = sizes if drafts or exactness.sizes else (1,)
         self._prepare()
         # As many texts may share a pass as there is an allowed size for, and for every smaller number.
         self._together = next(n for n in range(1, len(sizes) + 2) if n + 1 not in sizes or 1 not in sizes)
-        self._batch: Batch | None = None  # of the last pass
         self._turn = 0
         self.passes = self.busy = 0
 
     def begin(self) -> None:
-        self._speculation.begin()
+        self._loop.begin()
 
     def measure_again(self) -> None:
         """Measure costs that were measured while other programs ran, if these are gone."""
@@ -303,7 +300,7 @@ class Writer:
 
     def _prepare(self) -> None:
         known = self._calibration
-        self._speculation.prepare(self._curve, self._sizes, known.restore, is_provisional=known.is_provisional)
+        self._loop.prepare(self._curve, self._sizes, known.restore, is_provisional=known.is_provisional)
 
     def step(
         self, requests: Sequence[ActiveRequest]
@@ -314,13 +311,10 @@ class Writer:
             at = self._turn % len(requests)
             requests = [*requests[at:], *requests[:at]][: self._together]
             self._turn += self._together
-        texts = [request.generation for request in requests if request.generation is not None]
-        sequences = [request.sequence for request in requests if request.sequence is not None]
-        batch = self._batch
-        if batch is None or batch.sequences != sequences:
-            batch = self._batch = Batch(self._model, sequences, self._curve, self._largest)
+        texts = [request.text for request in requests if request.text is not None]
+        loop = self._loop
         try:
-            made = self._speculation.step(texts, batch)
+            current = loop.submit(texts)
         except TargetError as error:
             if len(requests) == 1:
                 return [], [(requests[0], error)]
@@ -329,6 +323,8 @@ class Writer:
             return [step for steps, _ in apart for step in steps], [end for _, ends in apart for end in ends]
         self.passes += 1
         self.busy += len(requests)
+        loop.commit(current)
+        made = loop.report(current)
         steps = [(request, step) for request, step in zip(requests, made, strict=True) if step is not None]
         ended = [
             (request, text.error)

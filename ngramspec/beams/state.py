@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import NamedTuple
 
 from ngramspec.backend import Vocabulary
-from ngramspec.decoding.generation import TextStream
+from ngramspec.decoding.stream import TextStream
 from ngramspec.steps import StopReason
 from ngramspec.tokens import Likely, Node
 

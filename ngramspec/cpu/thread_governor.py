@@ -3,9 +3,9 @@
 llama.cpp's threads wait for each other many times in a decode call. If another program holds one of their cores, all of
 them wait for the scheduler, and a call can take 50 times as long. One thread per free core avoids that:
 
-    threads = governor.choose(size)
+    threads = governor.begin_call(size)
     ...                                     # a decode call over `size` tokens with that many threads
-    governor.record(size, threads, seconds)
+    governor.end_call(size, threads, seconds)
 
 Two sources decide. The CPU time of other programs gives a first guess within a fraction of a second. The time of decode
 calls corrects it: while other programs are active, a neighbouring number is tried for a few calls now and then, and the
@@ -38,6 +38,15 @@ UNSEEN = 2.5
 whose CPU time the system does not report, such as those of other containers."""
 
 DRIFT = 0.01  # weight of a slower call in what is usual: contexts grow, and processors throttle
+
+
+class Conditions(NamedTuple):
+    """Conditions that the time of a decode call depends on, besides the model and the batch size."""
+
+    threads: int = 0  # CPU threads of a call over one token
+    threads_batch: int = 0  # CPU threads of a call over more tokens
+    period: int = 0  # counts changes of the load by other programs; times of two periods cannot be compared
+    is_quiet: bool = True  # whether the machine is otherwise idle
 
 
 class ThreadState(NamedTuple):
@@ -112,9 +121,6 @@ class ThreadGovernor:
         adapts: Whether the number for one token may change, and that for more.
         load: What other programs use; `None` for what all models of this process share.
         cores: Logical cores that this process may use; `None` for those that it may.
-
-    Attributes:
-        period: Counts changes of the load and of the numbers. Times of different periods cannot be compared.
     """
 
     def __init__(
@@ -127,7 +133,7 @@ class ThreadGovernor:
         cores: int | None = None,
     ) -> None:
         self.threads = threads  # for one token on an idle machine
-        self.period = 0
+        self._period = 0  # see `Conditions`
         self._load = load or shared_load()
         self._cores = self._free = cores or logical_cores()
         self._is_unseen = False  # whether calls are slow although no other program appears to run
@@ -139,47 +145,50 @@ class ThreadGovernor:
 
     # ------------------------------------------------------------------ for each call
 
-    def choose(self, size: int) -> int:
+    def begin_call(self, size: int) -> int:
         """Return the number of threads for a call over `size` tokens."""
-        self.update()
-        return self._choice(size).number
-
-    def update(self) -> None:
-        """Take note of the load, if it was not sampled very recently."""
         if self._load.sample():
             self._follow_load()
+        return self._choices[0 if size == 1 else 1 if size < PROMPT else 2].number
 
-    def end_call(self) -> None:
-        """Note that a decode call of any context ended now."""
+    def end_call(self, size: int = 0, threads: int = 0, seconds: float = 0.0) -> None:
+        """Note that a decode call ended now.
+
+        Args:
+            size: Tokens of the call.
+            threads: Number of threads that it used.
+            seconds: Time that it took; 0 if the numbers do not depend on this call.
+        """
         self._load.end_call()
-
-    def record(self, size: int, threads: int, seconds: float) -> None:
-        """Learn from a call over `size` tokens that took `seconds`."""
-        choice = self._choice(size)
-        if threads != choice.number or not choice.adapts:
+        choice = self._choices[0 if size == 1 else 1 if size < PROMPT else 2]
+        if not seconds or threads != choice.number or not choice.adapts:
             return
         if size >= PROMPT:
             size, seconds = PROMPT, seconds / size * PROMPT
         usual = min(seconds, self._usual.get(size, seconds))
-        if self.is_quiet and usual < seconds < UNSEEN * usual:
+        if usual < seconds < UNSEEN * usual and self.is_quiet:
             usual += DRIFT * (seconds - usual)
         self._usual[size] = usual
         choice.calls += 1
         choice.spent += seconds
         choice.seconds += seconds
         choice.usual += usual
-        if choice.has_measured:
+        # Few calls end an episode, so most are spared the whole question.
+        if (choice.seconds >= EPISODE_SECONDS or choice.number != choice.home) and choice.has_measured:
             self._end_episode(choice)
+            self._set_conditions()
+
+    @property
+    def conditions(self) -> Conditions:
+        """Conditions that the time of a call currently depends on."""
+        if self._load.sample():
+            self._follow_load()
+        return self._conditions
 
     @property
     def is_quiet(self) -> bool:
         """True if other programs use too little to matter, so that times measured now are those of an idle machine."""
         return self._load.is_quiet and not self._is_unseen
-
-    @property
-    def numbers(self) -> tuple[int, int]:
-        """The threads of the next call over one token, and of the next one that verifies a draft."""
-        return self._choices[0].number, self._choices[1].number
 
     @property
     def adapts(self) -> bool:
@@ -202,9 +211,6 @@ class ThreadGovernor:
 
     # ------------------------------------------------------------------ decisions
 
-    def _choice(self, size: int) -> _Choice:
-        return self._choices[0 if size == 1 else 1 if size < PROMPT else 2]
-
     def _follow_load(self) -> None:
         """Begin again from a guess if the number of free cores changed."""
         free = self._cores - self._load.cores + MARGIN
@@ -217,9 +223,14 @@ class ThreadGovernor:
         if guess != self._free:
             self._free, self._is_unseen = guess, False
             self._restart()
+        self._set_conditions()
+
+    def _set_conditions(self) -> None:
+        single, batch, _ = self._choices
+        self._conditions = Conditions(single.number, batch.number, self._period, self.is_quiet)
 
     def _restart(self) -> None:
-        self.period += 1
+        self._period += 1
         for choice in self._choices:
             choice.restart(min(choice.most, self._free) if choice.adapts else choice.most)
 
@@ -235,7 +246,7 @@ class ThreadGovernor:
         best = min(choice.slowness, key=choice.slowness.__getitem__)
         if choice.slowness[best] <= BETTER * choice.slowness[choice.home]:
             choice.home, choice.pause = best, FIRST_TRIAL
-            self.period += 1
+            self._period += 1
         if self._load.is_quiet and choice is self._choices[0]:
             self._judge_unseen(choice)
         is_due = not self.is_quiet and choice.spent >= choice.next_trial
@@ -251,6 +262,6 @@ class ThreadGovernor:
             is_slow = False
         if is_slow != self._is_unseen and (is_slow or choice.home == choice.most):
             self._is_unseen = is_slow
-            self.period += 1
+            self._period += 1
             if not is_slow:
                 choice.slowness.clear()

@@ -13,23 +13,23 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ngramspec.acceptance.verifier import Acceptance, Verifier
 from ngramspec.backend import Logits, Model, Progress, Vocabulary
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
+from ngramspec.decoding.branches import BranchingLoop, can_branch
 from ngramspec.decoding.drafts import Drafts
-from ngramspec.decoding.generation import Generation
-from ngramspec.decoding.questions import AskingSpeculation
+from ngramspec.decoding.loop import DecodingLoop
+from ngramspec.decoding.text import Text
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.exactness.decision import EXACT, Exact, ExactnessMode
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Policy
-from ngramspec.sampling.sampler import NO_RULES, TextRules
-from ngramspec.sampling.settings import Sampling
+from ngramspec.request import Request
 from ngramspec.steps import Step
 
 
@@ -99,7 +99,7 @@ class SpeculativeDecoder:
 
     def set_drafter(self, drafter: Drafter | None, policy: Policy) -> None:
         """Draft from here on with a drafter (None: not at all), as much as a policy says."""
-        self.speculation = AskingSpeculation(policy, self._clock)
+        self.loop = DecodingLoop(policy, self._clock)
         self.drafts = Drafts(drafter, policy)
 
     @property
@@ -108,7 +108,7 @@ class SpeculativeDecoder:
 
     @property
     def policy(self) -> Policy:
-        return self.speculation.policy
+        return self.loop.policy
 
     def calibrate(self, known: Calibration) -> None:
         """Start from a copy of these measurements of the target, which is not kept on disk."""
@@ -116,69 +116,43 @@ class SpeculativeDecoder:
         self.calibration = replace(known, path=None, curve=curve)
 
     def generate(
-        self,
-        prompt: Sequence[int],
-        *,
-        max_tokens: int,
-        sampling: Sampling | None = None,
-        acceptance: str | Acceptance | Verifier | None = None,
-        stop: Sequence[str] = (),
-        logprobs: int | None = None,
-        return_decisions: bool = False,
-        prediction: Sequence[int] = (),
-        piece: Callable[[int], bytes] | None = None,
-        rules: TextRules = NO_RULES,
-        progress: Progress | None = None,
+        self, prompt: Sequence[int] | Request, *, progress: Progress | None = None, **fields: Any
     ) -> Generator[Step]:
-        """Continue `prompt`, one `Step` per target pass (the first step is the prefill's token).
+        """Continue a prompt. Yield one `Step` per target pass; the first step is the prefill's token.
 
         Args:
-            prompt: token ids, fewer than the context holds.
-            max_tokens: most tokens to emit, at least 1; the context's end may come first.
-            sampling: how tokens are chosen; None is greedy.
-            acceptance: How drafts are accepted: an `Acceptance`, the name of a method, or a verifier, which has its
-                own sampling.
-            stop: strings that end the text, which then stops right before them.
-            logprobs: report the logprobs of each emitted token and of this many of the likeliest; None: no logprobs.
-            return_decisions: report how each token was decided on; not with a verifier that is passed in.
-            prediction: token ids of a text that the answer is likely to copy, such as the file that it changes: what it
-                is drafted from first. A wrong one changes no text.
-            piece: the bytes that a token is shown as; None: as the vocabulary says.
-            rules: Rules of the text, such as the budget of its reasoning.
-            progress: of the prefill.
+            prompt: Token ids, or a whole `Request`.
+            progress: Called during the prefill.
+            fields: The other fields of `Request`, such as `max_tokens`; `None` means the default of a field.
 
         Raises:
             PromptError: the prompt is empty, or fills the context.
             ValueError: an argument is out of its range, or contradicts another, or the drafter.
-            GrammarError: the grammar is not one; during the generation: it leaves no token to choose.
+            GrammarError: the grammar is invalid; during the generation: it leaves no token to choose.
             BadLogits: during the generation, at a nan in the target's logits. Before this error or a GrammarError,
                 all that plain decoding would have emitted is emitted.
             TargetError: llama.cpp failed; the cache still holds what was emitted.
             RuntimeError: another generation began on this decoder before this one ended.
         """
+        if isinstance(prompt, Request):
+            request = replace(prompt, **fields)
+        else:
+            request = Request(prompt, **{name: value for name, value in fields.items() if value is not None})
         # Checked here, not at the first `next`: a wrong call must fail where it is made.
-        if prediction and self.drafter is not None and self.drafter.prediction is None:
+        if request.prediction and self.drafter is not None and self.drafter.prediction is None:
             raise ValueError(f"the drafter {self.drafter.name!r} does not support prediction; use 'mixture'")
-        generation = Generation(
-            prompt,
+        text = Text(
+            request,
             self.vocabulary,
             n_ctx=self.target.n_ctx,
             n_vocab=self.target.n_vocab,
-            max_tokens=max_tokens,
-            sampling=sampling,
-            acceptance=acceptance,
-            stop=stop,
-            logprobs=logprobs,
-            return_decisions=return_decisions,
-            piece=piece,
-            rules=rules,
-            # Where nothing is drafted, or all sizes agree, nothing is close.
+            # If nothing is drafted, or all sizes agree, rounding decides nothing.
             counts_calls=self.exactness.bound > 0 and self.drafter is not None,
         )
-        return self._run(generation, prediction, progress)
+        return self._run(text, progress)
 
-    def _settle(self) -> ExactnessMode:
-        """Prepare the target for a request, and tell how it is decoded."""
+    def _prepare_target(self) -> ExactnessMode:
+        """Prepare the target for a request, and return how it is decoded."""
         if hasattr(self.target, "feeds_head"):
             # Without drafts it would slow decoding for nothing.
             self.target.feeds_head = self.drafter is not None
@@ -191,59 +165,84 @@ class SpeculativeDecoder:
 
     def read(self, prompt: Sequence[int], progress: Progress | None = None) -> Logits:
         """Make the target's cache hold a prompt, as `generate` would; see `Target.prefill`."""
-        self._settle()
+        self._prepare_target()
         return self.target.prefill(prompt, aligned=self.exactness.aligned, progress=progress)
 
-    def _run(self, generation: Generation, prediction: Sequence[int], progress: Progress | None) -> Generator[Step]:
+    def _run(self, text: Text, progress: Progress | None) -> Generator[Step]:
         target, clock = self.target, self._clock
         number = self._generations = self._generations + 1
-        exactness = self._settle()
+        exactness = self._prepare_target()
 
         # The prefill, for the drafter too; the target's logits give the first token.
         began = clock()
-        self.speculation.begin()
-        if self.drafter is not None and self.drafter.prediction is not None:
-            self.drafter.prediction = prediction
-        generation.begin(self.drafts, target)
-        rows = target.prefill(generation.prompt, aligned=exactness.aligned, progress=progress)[np.newaxis]
+        self.loop.begin()
+        text.begin(self.drafts, target)
+        rows = target.prefill(text.prompt, aligned=exactness.aligned, progress=progress)[np.newaxis]
         try:
-            first = generation.first(rows)
+            first = text.first(rows)
             ended = clock()
             first.seconds = ended - began
             yield first
-            if generation.stop is None:
-                was_known = self.calibration.curve is not None and not self.calibration.is_provisional
-                self._prepare(exactness, generation)
-                if not was_known:
-                    ended = clock()  # the measurement, which is made once, is not part of the speed
-            texts, make = (generation,), self.speculation.step
-            while generation.stop is None:
-                if number != self._generations or len(target.tokens) != generation.settled:
-                    raise RuntimeError("another generation was started on this target before this one ended")
-                (step,) = make(texts)
+            if text.stop is not None:
+                return
+            was_known = self.calibration.curve is not None and not self.calibration.is_provisional
+            self._prepare_loop(exactness, text)
+            if not was_known:
+                ended = clock()  # the measurement, which is made once, is not part of the speed
+            loop, texts, ahead = self.loop, (text,), target.returns_early
+            self._check_owner(number, text)
+            current = loop.submit(texts)
+            while True:
+                loop.commit(current)
+                is_over = text.stop is not None or text.error is not None
+                # On a GPU the next pass runs while this one is reported, and while the reader uses its text.
+                following = loop.submit(texts) if ahead and not is_over else None
+                (step,) = loop.report(current)
                 if step is not None:
                     before, ended = ended, clock()
                     step.elapsed = ended - before
                     yield step
-                if generation.error is not None:
-                    raise generation.error
+                if text.error is not None:
+                    raise text.error
+                if text.stop is not None:
+                    return
+                if following is None:
+                    self._check_owner(number, text)
+                    following = loop.submit(texts)
+                elif number != self._generations:
+                    raise OwnerError
+                current = following
         finally:
-            if number == self._generations and len(target.tokens) > generation.settled:
-                target.rollback(generation.settled)
+            if number == self._generations and len(target.tokens) > text.settled:
+                target.rollback(text.settled)
             self.calibration.save()
             if self.drafter is not None:
                 self.drafter.save_state()
 
-    def _prepare(self, exactness: ExactnessMode, generation: Generation) -> None:
-        """Ready the drafting side for the passes after the prefill."""
+    def _check_owner(self, number: int, text: Text) -> None:
+        """Raise OwnerError if the target no longer holds the text of this generation."""
+        if number != self._generations or len(self.target.tokens) != text.settled:
+            raise OwnerError
+
+    def _prepare_loop(self, exactness: ExactnessMode, text: Text) -> None:
+        """Prepare the loop for the passes after the prefill."""
         curve = self.calibration.curve if exactness.same else None
         if self.drafter is not None:
-            curve = self.calibration.ensure_curve(self.target, generation.left)
-            self.drafts.first(generation.last)
+            curve = self.calibration.ensure_curve(self.target, text.left)
+            self.drafts.first(text.last)
         most = self.target.max_batch
         sizes: Sequence[int] = range(1, most + 1)
         if exactness.sizes is not None:
-            # Larger ones that agree would be right as well, but slow to take back.
+            # Larger ones that agree would be right as well, but slow to roll back.
             sizes = tuple(size for size in exactness.sizes if size <= most) or exactness.sizes[:1]
-        self.speculation.exactness = exactness
-        self.speculation.prepare(curve, sizes, self.calibration.restore, is_provisional=self.calibration.is_provisional)
+        if type(self.loop) is DecodingLoop and can_branch(self.target, self.drafter, curve, sizes):
+            self.loop = BranchingLoop(self.policy, self._clock)
+        self.loop.exactness = exactness
+        self.loop.prepare(curve, sizes, self.calibration.restore, is_provisional=self.calibration.is_provisional)
+
+
+class OwnerError(RuntimeError):
+    """Another generation uses the target."""
+
+    def __init__(self) -> None:
+        super().__init__("another generation was started on this target before this one ended")

@@ -1,83 +1,84 @@
-"""What is drafted for a `Text`: its `Drafts`, from a proposal to what is learnt of it, and the `Plan` of a pass.
-
-A `Batch` are the sequences whose texts go through a pass together.
-"""
+"""`Drafts`: what is drafted for one text, from a proposal to what is learnt of it; `Plan`: what a pass evaluates of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ngramspec.backend import Logits, Model
-from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.chances import ChanceEstimator
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, MarginalCost
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies.policy import Policy, smallest
-from ngramspec.shared_model import Part, SequenceModel, SharedModel
 from ngramspec.steps import Step
 
 
 class Plan(NamedTuple):
-    """What a pass is to evaluate of one text."""
+    """What a pass evaluates of one text."""
 
-    sent: Draft  # the draft in its batch; nothing in it is past the end of the text
-    # what the verifier judges: `sent`, followed by the forbidden token if a grammar cut a draft that was drawn blindly.
-    # That token is refused without being sent; its q says how to draw the one in its place.
+    sent: Draft  # the draft in the batch; nothing in it is past the end of the text
+    # What the verifier judges: `sent`, followed by the forbidden token if a grammar cut a draft that was drawn blindly.
+    # That token is rejected without being sent; its q says how to draw the one in its place.
     verified_draft: Draft
     size: int  # of the batch: one token more than the draft, or padded further
     ends: bool  # whether the draft's last token ends the text
 
     def batch(self, last: int) -> list[int]:
-        """The tokens to evaluate: the text's last one, the draft, and what pads it to its size."""
+        """Return the tokens to evaluate: the text's last one, the draft, and the padding."""
         sent = self.sent.tokens
         return [last, *sent, *[last] * (self.size - 1 - len(sent))]
 
 
 def no_draft(size: int) -> Plan:
-    """The plan of a pass without a draft."""
+    """Return the plan that sends no draft, in a batch of `size`."""
     return Plan(NO_DRAFT, NO_DRAFT, size, ends=False)
 
 
 class Drafts:
-    """The drafts of one text at a time.
+    """Drafts for one text at a time.
 
     Args:
-        drafter: guesses the tokens; None for plain decoding.
-        policy: is shown logits, if it wants them.
+        drafter: Proposes the tokens; `None` means plain decoding.
+        policy: Gets the logits of each pass, if it wants them.
+
+    Attributes:
+        proposal: All that the drafter proposed for the current pass, sent or not, with estimates; `None` if it was not
+            asked.
     """
 
     def __init__(self, drafter: Drafter | None, policy: Policy | None = None) -> None:
         self.drafter = drafter
-        # all that the drafter proposed for the pass planned last, sent or not, with estimates; None if it was not asked
         self.proposal: Draft | None = None
         self._watcher = policy if policy is not None and policy.wants_logits else None
-        self._record = ChanceEstimator()
+        self._estimator = ChanceEstimator()
+        self._is_estimated = False  # whether the proposal has estimates from `_estimator`
         self._guide: GrammarGuide | None = None
-        self._is_eog: Callable[[int], bool] | None = None
+        self._ends: Mapping[int, bool] | None = None
         self._closing: Callable[[], Sequence[int]] | None = None
-        self._blind = False
+        self._fixed_length = False
 
     def begin(
         self,
         prompt: Sequence[int],
         *,
         guide: GrammarGuide | None = None,
-        is_eog: Callable[[int], bool] | None = None,
+        ends: Mapping[int, bool] | None = None,
         closing: Callable[[], Sequence[int]] | None = None,
         fixed_length: bool = False,
     ) -> None:
-        """Start a text, whose context so far is `prompt`.
+        """Start a text.
 
         Args:
-            guide: what its grammar knows of the next tokens; None: any may follow.
-            is_eog: whether a token ends the text; None: none does.
+            prompt: The context so far.
+            guide: What the text's grammar says of the next tokens; `None` means that any may follow.
+            ends: Whether a token ends the text; `None` means that none does.
             closing: Returns the tokens that must come next to close reasoning; `None` means that there never are any.
-            fixed_length: as in `Drafter.propose`.
+            fixed_length: As in `Drafter.propose`.
         """
-        self._guide, self._is_eog, self._closing, self._blind = guide, is_eog, closing, fixed_length
+        self._guide, self._ends, self._closing, self._fixed_length = guide, ends, closing, fixed_length
         self.proposal = None
-        self._record.begin()
+        self._estimator.begin()
+        self._is_estimated = False
         if self.drafter is not None:
             self.drafter.begin(prompt)
 
@@ -86,127 +87,127 @@ class Drafts:
         self._guide = None
 
     def first(self, token: int) -> None:
-        """Tell the drafter of the prefill's token, for which nothing was drafted."""
+        """Show the drafter the prefill's token, for which nothing was drafted."""
         if self.drafter is not None:
             self.drafter.accept((token,))
 
-    def proposing(self, limit: int, price: MarginalCost | None, choose: Chooser | None = None) -> Drafting:
-        """What may follow, with estimates, as the grammar allows it; arguments as in `Drafter.propose`.
+    # ------------------------------------------------------------------ before a pass
 
-        It is a generator, like `Drafter.propose_stepwise`, so that several texts can be drafted for together.
-        """
+    def propose(self, limit: int, price: MarginalCost | None, choose: Chooser | None) -> Draft:
+        """Return a draft with estimates, as the grammar allows it; the arguments are those of `Drafter.propose`."""
+        assert self.drafter is not None
         self.proposal = None
-        if self.drafter is None or limit < 1:
-            return NO_DRAFT
-        if self._closing is not None and (closing := tuple(self._closing()[:limit])):
-            certain = (1.0,) * len(closing)
-            draft = Draft(closing, tuple({t: 1.0} for t in closing), acceptance_probs=certain, source="reasoning")
+        closing = self._closing_draft(limit) if self._closing is not None else None
+        if closing is None:
+            draft = self.drafter.propose(limit, choose, fixed_length=self._fixed_length, price=price)
+            if draft.tokens and not draft.acceptance_probs:
+                draft = self._estimator.estimated(draft, limit, fixed_length=self._fixed_length)
+                self._is_estimated = True
+            self.proposal = draft
         else:
-            draft = yield from self.drafter.propose_stepwise(limit, choose, fixed_length=self._blind, price=price)
-            self.proposal = draft = self._record.estimated(draft, limit, fixed_length=self._blind)
-        return draft if self._guide is None else self._guide.shape(draft, limit, fixed_length=self._blind)
+            draft = closing
+        return draft if self._guide is None else self._guide.shape(draft, limit, fixed_length=self._fixed_length)
+
+    def propose_stepwise(self, limit: int, price: MarginalCost | None, choose: Chooser | None) -> Drafting:
+        """`propose` as a generator that requests passes of a draft model, so that several texts can share them."""
+        assert self.drafter is not None
+        self.proposal = None
+        closing = self._closing_draft(limit) if self._closing is not None else None
+        if limit < 1:
+            return NO_DRAFT
+        if closing is None:
+            draft = yield from self.drafter.propose_stepwise(
+                limit, choose, fixed_length=self._fixed_length, price=price
+            )
+            self.proposal = draft = self._estimator.estimated(draft, limit, fixed_length=self._fixed_length)
+            self._is_estimated = True
+        else:
+            draft = closing
+        return draft if self._guide is None else self._guide.shape(draft, limit, fixed_length=self._fixed_length)
+
+    def _closing_draft(self, limit: int) -> Draft | None:
+        """Return the tokens that must come next to close reasoning as a draft that cannot fail, if there are any."""
+        assert self._closing is not None
+        tokens = tuple(self._closing()[:limit])
+        if not tokens:
+            return None
+        q = tuple({token: 1.0} for token in tokens)
+        return Draft(tokens, q, acceptance_probs=(1.0,) * len(tokens), source="reasoning")
 
     def plan(self, draft: Draft, size: int, sizes: Sequence[int]) -> Plan:
-        """The plan to send a draft in a batch of `size`, or of a smaller one of `sizes`, which ascend.
+        """Plan to send a draft in a batch of `size`, or of a smaller one of `sizes`, which ascend.
 
-        The draft is cut after the token that ends the text; one that was drawn blindly is also cut before the first
+        The draft is cut after the token that ends the text. One that was drawn blindly is also cut before the first
         token that the grammar forbids.
         """
-        end = None
-        if self._is_eog is not None:
-            end = next((i for i, token in enumerate(draft.tokens, 1) if self._is_eog(token)), None)
-        legal = judged = len(draft) if end is None else end
-        if self._guide is not None and self._blind:
-            legal = self._guide.legal(draft.head(judged))
-            judged = min(judged, legal + 1)
-        size = size if legal == len(draft) else smallest(1 + legal, sizes)
-        return Plan(draft.head(legal), draft.head(judged), size, ends=legal == end)
+        length = len(draft.tokens)
+        legal = judged = length
+        ends = False
+        if self._ends is not None:
+            for i, token in enumerate(draft.tokens, 1):
+                if self._ends[token]:
+                    legal = judged = i
+                    ends = True
+                    break
+        if self._guide is not None and self._fixed_length:
+            allowed = self._guide.legal(draft.head(judged))
+            ends = ends and allowed == judged
+            legal, judged = allowed, min(judged, allowed + 1)
+        if legal == length:
+            return Plan(draft, draft, size, ends)
+        return Plan(draft.head(legal), draft.head(judged), smallest(1 + legal, sizes), ends)
+
+    # ------------------------------------------------------------------ after a pass
 
     def observe_logits(self, last: int, draft: Draft, rows: Logits, accepted: int = 0) -> None:
         """Show the logits of a pass to drafter and policy, if they want them.
 
         Args:
-            last, draft: the tokens that were evaluated, without the padding behind them.
-            rows: at least one for each of those tokens, of shape (n, n_vocab).
-            accepted: how many tokens of the draft were accepted; `rows[accepted]` decided the last token emitted.
+            last: The token before the draft.
+            draft: What was sent.
+            rows: At least one row for each of those tokens, shape (n, n_vocab).
+            accepted: How many tokens of the draft were accepted; `rows[accepted]` decided the last token emitted.
         """
-        if self.drafter is None:
+        drafter = self.drafter
+        if drafter is None:
             return
-        if self.drafter.wants_logits:
-            self.drafter.observe_logits((last, *draft.tokens), rows[: 1 + len(draft)], accepted)
+        if drafter.wants_logits:
+            drafter.observe_logits((last, *draft.tokens), rows[: 1 + len(draft)], accepted)
         if self._watcher is not None:
             self._watcher.observe_logits(rows[accepted])
 
-    def settle(self, step: Step) -> float:
-        """Report the outcome to the drafter, set `Step.correct_guesses` and return `Drafter.prefill_seconds`."""
-        assert self.drafter is not None
-        reading = 0.0 if self.proposal is None else self.drafter.prefill_seconds
-        self._record.settle(step.tokens)
+    def accept(self, step: Step) -> float:
+        """Show the outcome of a pass to the drafter, set `Step.correct_guesses` and return `Drafter.prefill_seconds`."""
+        drafter = self.drafter
+        assert drafter is not None
+        reading = 0.0 if self.proposal is None else drafter.prefill_seconds
+        if self._is_estimated:
+            self._estimator.settle(step.tokens)
+            self._is_estimated = False
         if self._guide is not None:
             self._guide.learn(len(step.drafted), step.accepted, step.tokens)
-        step.correct_guesses = self.drafter.accept(step.tokens)
+        step.correct_guesses = drafter.accept(step.tokens)
         return reading
 
 
-class Text:
-    """A text that passes are made over; `ngramspec.decoding.generation.Generation` is one that chooses its tokens."""
+class DraftedText:
+    """A text that passes are made over. `ngramspec.decoding.text.Text` is one that chooses its tokens.
 
-    drafts: Drafts  # made for it
-    sequence: Model  # holds it without its last token
-    last: int  # that token
-    left: int  # most tokens that may still be emitted
+    Attributes:
+        drafts: Drafts for it.
+        sequence: Holds it without its last token.
+        last: That token.
+        left: Maximum number of tokens that may still be emitted.
+    """
+
+    drafts: Drafts
+    sequence: Model
+    last: int
+    left: int
 
     def __init__(self, drafts: Drafts, sequence: Model) -> None:
         self.drafts, self.sequence = drafts, sequence
 
-    def chooser(self) -> Chooser | None:
-        """What the drafter is to pick with now."""
+    def choose(self) -> Chooser | None:
+        """Return what the drafter picks tokens with in the next draft."""
         return None
-
-
-class Batch:
-    """Sequences whose texts share a pass, and how large the batches are that llama.cpp makes of it.
-
-    An idle sequence in a gap between theirs goes along with a token that is taken back, where that is cheaper than
-    another batch (see `SharedModel.batches`).
-
-    Args:
-        model: whose sequences they are.
-        sequences: of the texts.
-        curve: what a batch costs.
-        most: tokens of the largest batch that may be used.
-    """
-
-    def __init__(self, model: SharedModel, sequences: Sequence[SequenceModel], curve: CostCurve, most: int) -> None:
-        self._model = model
-        self.sequences = list(sequences)
-        self.drafts_alone = model.drafts_alone  # as of `SharedModel`
-        self._fillers: list[SequenceModel] = []
-        self._plain = self.batches([1] * len(sequences))
-        numbers = [sequence.number for sequence in sequences]
-        between = {*range(min(numbers), max(numbers))} - {*numbers}
-        if between and not model.drafts_alone:
-            self._fillers = [sequence for sequence in model.sequences if sequence.number in between]
-            bare, self._plain = self._plain, self.batches([1] * len(sequences))
-            if self.plain_cost(curve) >= sum(map(curve.ratio, bare)) or len(sequences) + len(self._fillers) > most:
-                self._fillers, self._plain = [], bare
-
-    def batches(self, shape: Sequence[int]) -> Sequence[int]:
-        """The sizes of the batches of a pass in which each text has so many tokens."""
-        return self._model.batches([*shape, *[min(shape)] * len(self._fillers)], [*self.sequences, *self._fillers])
-
-    def plain_cost(self, curve: CostCurve) -> float:
-        """What a pass without drafts costs, in units of T(1)."""
-        return sum(map(curve.ratio, self._plain))
-
-    def evaluate(self, batches: Sequence[Sequence[int]]) -> list[Logits]:
-        """Evaluate tokens of each text; the logits after each. TargetError: failed, the sequences are as before."""
-        parts = [Part(sequence, tokens, len(tokens)) for sequence, tokens in zip(self.sequences, batches, strict=True)]
-        if not self._fillers:
-            return self._model.evaluate_together(parts)
-        filler = [0] * min(map(len, batches))
-        before = [len(sequence.tokens) for sequence in self._fillers]
-        rows = self._model.evaluate_together([*parts, *(Part(sequence, filler, 0) for sequence in self._fillers)])
-        for sequence, length in zip(self._fillers, before, strict=True):
-            sequence.rollback(length)
-        return rows[: len(parts)]

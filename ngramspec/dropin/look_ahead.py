@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ngramspec.acceptance.rules import Row
 from ngramspec.cost.calibration import Calibration
-from ngramspec.decoding.drafts import Drafts, Text
-from ngramspec.decoding.step import Sent, Speculation
+from ngramspec.decoding.drafts import DraftedText, Drafts
+from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.asked_model import DraftModel
@@ -33,6 +33,7 @@ from ngramspec.llama.llama_class import BorrowedSequence, LlamaCpp
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.policies import make_policy
 from ngramspec.steps import Stats, Step
+from ngramspec.tokens import TokenTable
 
 SAVED_AFTER = 1.0
 """Seconds of passes after which what was learnt is written to disk: short answers are not each worth it."""
@@ -50,7 +51,7 @@ def _sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
     return tuple(size for size in agreeing if size <= sequence.max_batch)
 
 
-class SpeculativeEvaluator(Text):
+class SpeculativeEvaluator(DraftedText):
     """Drafts for the texts of a `Llama`, one after the other.
 
     Args:
@@ -79,7 +80,7 @@ class SpeculativeEvaluator(Text):
         drafter = make_drafter(DEFAULT, kept=kept) if model is None else HybridDrafter(model, kept=kept)
         super().__init__(Drafts(drafter), sequence)
         self._drafter = drafter
-        self._speculation = Speculation(make_policy("cost", None))
+        self._loop = DecodingLoop(make_policy("cost", None))
         self._calibration = Calibration.load(sequence)
         self._sizes = _sizes(sequence, exact)
         self._able = len(self._sizes) > 1
@@ -99,7 +100,7 @@ class SpeculativeEvaluator(Text):
 
     def lost(self) -> None:
         """The owner has evaluated something by itself, or the cache holds another text: nothing is ahead."""
-        self._sent: Sent | None = None  # the last pass; None: nothing is ahead
+        self._ahead: Pass | None = None  # the last pass; None: nothing is ahead
         self._at = self._base = 0  # of its tokens the last one that came, and the length of the text before it
         self._batch: list[int] = []
         self._rows: Sequence[Row] = ()
@@ -154,7 +155,7 @@ class SpeculativeEvaluator(Text):
         """
         length = len(text)
         self._sampled = None
-        if self._sent is None or self._base + self._at + 1 != length:
+        if self._ahead is None or self._base + self._at + 1 != length:
             return self._first(token, text)
         at = self._at + 1
         if at < len(self._batch) and self._batch[at] == token:
@@ -163,13 +164,13 @@ class SpeculativeEvaluator(Text):
             return self._rows[at]
         began = time.perf_counter()
         self._sequence.rollback(length)
-        self._learn(self._sent, token, time.perf_counter() - began)
+        self._learn(self._ahead, token, time.perf_counter() - began)
         return self._pass(token)
 
     def _first(self, token: int, text: NDArray[np.intc]) -> Row | None:
         """Follow a text from here on."""
         self.drop()
-        sequence, speculation = self._sequence, self._speculation
+        sequence = self._sequence
         held = text.tolist()
         # Parts of a text that were no tokens, such as images, are not to be looked up.
         if not held or not 0 <= min(held) <= max(held) < sequence.n_vocab or sequence.n_ctx - len(held) < 2:
@@ -193,14 +194,14 @@ class SpeculativeEvaluator(Text):
         if not self.active:
             sequence.settle()
             return None
-        speculation.begin()
-        self.drafts.begin(held, guide=self._guide, is_eog=self._vocabulary.is_eog)
+        self._loop.begin()
+        self.drafts.begin(held, guide=self._guide, ends=TokenTable(self._vocabulary.is_eog))
         self.drafts.first(token)
         return self._pass(token)
 
     def _pass(self, token: int) -> Row | None:
         """Evaluate a token, and what may follow it."""
-        sequence, speculation = self._sequence, self._speculation
+        sequence = self._sequence
         length, room = len(sequence.tokens), sequence.n_ctx - len(sequence.tokens)
         if room <= sequence.max_batch:
             fitting = tuple(n for n in self._sizes if n <= room)
@@ -210,19 +211,20 @@ class SpeculativeEvaluator(Text):
             self._prepare(fitting)
         self.last, self.left = token, room
         try:
-            self._sent = sent = speculation.send([self])
+            self._ahead = current = self._loop.submit((self,))
+            (rows,) = current.rows or self._loop.fetch(current)
         except TargetError:
             self._give_up()
             return None
-        self._rows = list(sent.rows[0])
-        self._batch = sent.plans[0].batch(token)
+        self._rows = list(rows)
+        self._batch = current.plans[0].batch(token)
         self._at, self._base = 0, length
         self.behind = len(self._batch) - 1
         return self._rows[0]
 
     def _prepare(self, sizes: Sequence[int]) -> None:
         known = self._calibration
-        self._speculation.prepare(known.curve, sizes, known.restore, is_provisional=known.is_provisional)
+        self._loop.prepare(known.curve, sizes, known.restore, is_provisional=known.is_provisional)
 
     def _give_up(self) -> None:
         """Leave the rest of this generation to the owner."""
@@ -230,30 +232,29 @@ class SpeculativeEvaluator(Text):
         self.lost()
         self._sequence.settle()
 
-    def _learn(self, sent: Sent, token: int, overhead: float = 0.0) -> None:
-        """Learn from a pass, which led to `token`."""
-        draft = sent.plans[0].sent
+    def _learn(self, current: Pass, token: int, overhead: float = 0.0) -> None:
+        """Learn from a pass, which led to `token`; `overhead`: seconds that rolling back its draft took."""
+        draft = current.plans[0].sent
         done = Step(
             (*self._batch[1 : self._at + 1], token),
             drafted=draft.tokens,
             accepted=min(self._at, len(draft)),
-            batch=sent.owed + len(self._batch),
-            seconds=sent.seconds,
-            is_quiet=sent.is_quiet,
             source=draft.source,
         )
-        self._speculation.learn(self, done, sent.planning + overhead)
+        current.steps.append(done)
+        current.planning_seconds += overhead - self.drafts.accept(done)
+        self._loop.report(current)
         self._unsaved += done.seconds
         self.stats.add(done)
 
     def drop(self) -> None:
         """Take back what is ahead; the cache then holds what the owner asked for, and its logits are at hand."""
-        if self._sent is None:
+        if self._ahead is None:
             return
         if self._sampled is not None:
-            self._learn(self._sent, self._sampled)
+            self._learn(self._ahead, self._sampled)
         self._sequence.rollback(self._base + self._at + 1)
-        self._sent = None
+        self._ahead = None
         if self._sequence.owed:
             self._sequence.settle()
             self.behind = 0

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, cast
 import llama_cpp.llama_cpp as llama
 import numpy as np
 
-from ngramspec.backend import Conditions, Logits, Progress
-from ngramspec.cpu.thread_governor import ThreadGovernor
+from ngramspec.backend import EvaluatesAtOnce, Logits, Progress
+from ngramspec.cpu.thread_governor import Conditions, ThreadGovernor
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
 from ngramspec.llama.hidden_states import HiddenStates, States, rows_at
@@ -50,7 +50,7 @@ HeadRows = tuple[Logits, States]
 """What came of a feed that speaks: the logits after its tokens, and the layer's output after the last one, a row."""
 
 
-class Head:
+class Head(EvaluatesAtOnce):
     """The head of a loaded model, for one text, in a sequence of the context that all heads share.
 
     The target's hidden states go with the tokens that the target has evaluated. Tokens behind those are evaluated with

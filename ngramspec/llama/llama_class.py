@@ -85,7 +85,7 @@ class BorrowedSequence(CacheSequence):
         # Rows keep what they were given alive, and the owner holds rows.
         on_gpu = owner.model_params.n_gpu_layers != 0 and any(device.is_gpu for device in devices.devices())
         governor = ThreadGovernor(owner.n_threads, owner.n_threads_batch, adapts=adapts) if any(adapts) else None
-        passes = Passes(context, [cache], owner._ctx, n_batch=owner.n_batch, governor=governor, is_timed=not on_gpu)
+        passes = Passes(context, [cache], owner._ctx, n_batch=owner.n_batch, governor=governor, returns_early=on_gpu)
         # The owner's list of tokens may be shorter than the cache, whose size llama.cpp rounds up.
         super().__init__(passes, cache, n_ctx=min(owner.n_ctx(), len(owner.input_ids)))
         self.max_batch = min(self.max_batch, owner.n_batch)

@@ -14,8 +14,8 @@ from typing import Any, NoReturn, cast
 import llama_cpp.llama_cpp as llama
 import numpy as np
 
-from ngramspec.backend import Conditions, Logits
-from ngramspec.cpu.thread_governor import ThreadGovernor
+from ngramspec.backend import Logits
+from ngramspec.cpu.thread_governor import Conditions, ThreadGovernor
 from ngramspec.errors import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.hidden_states import HiddenStates, rows_at
@@ -44,7 +44,8 @@ class Passes:
         owner: what holds the model; rows of logits keep it alive.
         n_batch: most tokens of a pass.
         n_seq: sequences that tokens of a pass may be in at once.
-        governor, is_timed: see `GovernedContext`.
+        governor: Chooses the number of threads of each pass.
+        returns_early: Whether `llama_decode` returns before the work is done, as on a GPU.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Passes:
         n_batch: int,
         n_seq: int = 1,
         governor: ThreadGovernor | None = None,
-        is_timed: bool = False,
+        returns_early: bool = False,
     ) -> None:
         self._context = context
         self.memory = llama.llama_get_memory(context)
@@ -64,7 +65,8 @@ class Passes:
         # The owner holds the passes; a ring would keep models in memory after their last use.
         self._owner = weakref.ref(owner)
         self.n_batch = n_batch
-        self._calls = GovernedContext(context, governor, is_timed=is_timed)
+        self._calls = GovernedContext(context, governor, is_timed=not returns_early)
+        self.returns_early = returns_early
         vocab = llama.llama_model_get_vocab(llama.llama_get_model(context))
         self.n_vocab: int = llama.llama_vocab_n_tokens(vocab)  # length of a row of logits
         self.busy = False  # whether a pass is under way
@@ -75,6 +77,7 @@ class Passes:
         self._tokens = _array(batch.token, n_batch)
         self._positions = _array(batch.pos, n_batch)
         self._asked = _array(batch.logits, n_batch)
+        self._rows_requested: tuple[int, int] | None = None  # tokens and rows of the last pass over one sequence
         self._sequences = [0] * n_batch  # of each token, as the batch has it from the pass before
         for i in range(n_batch):
             batch.n_seq_id[i] = 1
@@ -160,27 +163,34 @@ class Passes:
                 states.missed(start)
 
     def _decode(self, feeds: Sequence[Feed]) -> None:
-        end = 0
+        end, is_alone = 0, len(feeds) == 1
+        starts = []
         for cache, tokens, rows in feeds:
-            start, end = end, end + len(tokens)
+            size, length = len(tokens), cache.length
+            start, end = end, end + size
+            starts.append(length)
             self._tokens[start:end] = tokens
-            self._positions[start:end] = range(cache.length, cache.length + len(tokens))
-            self._asked[start:end] = [0] * (len(tokens) - rows) + [1] * rows
+            self._positions[start:end] = range(length, length + size)
+            # Most passes request the same rows as the one before.
+            if not is_alone or (size, rows) != self._rows_requested:
+                self._asked[start:end] = [0] * (size - rows) + [1] * rows
+                self._rows_requested = (size, rows) if is_alone else None
             if len(self._caches) > 1:
                 self._assign(start, end, cache.sequence)
         self._batch.n_tokens = end
-        before = {cache.sequence: cache.length for cache, _, _ in feeds}
         try:
             status = self._calls.decode(self._batch)
             if status != 0:
                 self._refused(status, feeds)
             for cache, tokens, _ in feeds:
-                cache.decoded(len(tokens), alone=len(feeds) == 1)
-            if self._caches[0].recurrent:
+                cache.decoded(len(tokens), alone=is_alone)
+            if self._caches[0].recurrent and len(feeds) < len(self._caches):
+                fed = {cache.sequence for cache, _, _ in feeds}
                 for cache in self._caches:
-                    if cache.sequence not in before:
+                    if cache.sequence not in fed:
                         cache.decoded(0, alone=False)
         except BaseException:
+            before = {cache.sequence: length for (cache, _, _), length in zip(feeds, starts, strict=True)}
             for cache in self._caches:
                 if cache.sequence in before:
                     cache.recover(before[cache.sequence])

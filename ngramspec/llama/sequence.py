@@ -14,7 +14,8 @@ import struct
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from ngramspec.backend import Conditions, Logits, Progress
+from ngramspec.backend import Logits, Progress
+from ngramspec.cpu.thread_governor import Conditions
 from ngramspec.errors import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, UsedAtOnceError
@@ -45,6 +46,7 @@ class CacheSequence:
         self.n_vocab = passes.n_vocab
         self.n_ctx = n_ctx
         self._aligned = 0
+        self._submitted = 0  # tokens of the last pass
         kept = cache.snapshots
         self.replays = cache.recurrent and kept == 0
         # A checkpoint holds the cells of a sliding window too, and restored they may lie in another order. Where tokens
@@ -52,6 +54,7 @@ class CacheSequence:
         self.exact_rollback = not cache.recurrent or (kept > 0 and not cache.window)
         self.max_batch = min(MAX_EVALUATE, kept + 1) if kept else MAX_EVALUATE
         self.can_rollback = True
+        self.returns_early = passes.returns_early
         self.fingerprint = ""
 
     def goes_back(self) -> bool:
@@ -110,12 +113,19 @@ class CacheSequence:
         row: Logits = self._passes.logits(1)[0]
         return row
 
-    def evaluate(self, tokens: Sequence[int]) -> Logits:
+    def submit(self, tokens: Sequence[int]) -> None:
         n = len(tokens)
         if not 0 < n <= MAX_EVALUATE:
-            raise ValueError(f"evaluate takes 1 to {MAX_EVALUATE} tokens, got {n}")
+            raise ValueError(f"a pass takes 1 to {MAX_EVALUATE} tokens, got {n}")
         append(self._passes, [(self, tokens, n)])
-        return self._passes.logits(n)
+        self._submitted = n
+
+    def fetch(self) -> Logits:
+        return self._passes.logits(self._submitted)
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits:
+        self.submit(tokens)
+        return self._passes.logits(len(tokens))
 
     def rollback(self, length: int) -> None:
         self._passes.check()
@@ -229,20 +239,23 @@ def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> N
         TargetError: llama.cpp could not evaluate them; the sequences are as before, though they may owe tokens.
     """
     before = []
+    feeds = []
     needed = 0
-    for sequence, tokens, _ in pieces:
-        length = len(sequence.tokens)
+    for sequence, tokens, rows in pieces:
+        held = sequence.tokens
+        length, evaluated = len(held), sequence.cache.length
         if length + len(tokens) > sequence.n_ctx + MAX_EVALUATE:
             raise ValueError(f"{length + len(tokens)} tokens do not fit in a context of {sequence.n_ctx}")
         before.append(length)
-        needed += length - sequence.cache.length + len(tokens)
+        feeds.append((sequence.cache, tokens if evaluated == length else [*held[evaluated:], *tokens], rows))
+        needed += length - evaluated + len(tokens)
     try:
-        while needed > passes.n_batch:
-            max((sequence for sequence, _, _ in pieces), key=lambda sequence: sequence.owed).pay()
-            needed = sum(sequence.owed + len(tokens) for sequence, tokens, _ in pieces)
-        feeds = [
-            (sequence.cache, [*sequence.tokens[sequence.cache.length :], *new], rows) for sequence, new, rows in pieces
-        ]
+        if needed > passes.n_batch:
+            _pay_ahead(passes, pieces, needed)
+            feeds = [
+                (sequence.cache, [*sequence.tokens[sequence.cache.length :], *tokens], rows)
+                for sequence, tokens, rows in pieces
+            ]
         passes.decode(feeds, states=states)
         for sequence, tokens, _ in pieces:
             sequence.tokens.extend(tokens)
@@ -254,3 +267,10 @@ def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> N
             if sequence.cache.length > length:
                 sequence.cache.recover(length)
         raise
+
+
+def _pay_ahead(passes: Passes, pieces: Sequence[Piece], needed: int) -> None:
+    """Evaluate what is owed until the rest fits into one pass."""
+    while needed > passes.n_batch:
+        max((sequence for sequence, _, _ in pieces), key=lambda sequence: sequence.owed).pay()
+        needed = sum(sequence.owed + len(tokens) for sequence, tokens, _ in pieces)

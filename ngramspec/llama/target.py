@@ -344,7 +344,7 @@ class Target(Weights, CacheSequence):
             n_batch=self.n_batch,
             n_seq=self.n_seq,
             governor=self.governor,
-            is_timed=not self.on_gpu,
+            returns_early=self.on_gpu,
         )
         CacheSequence.__init__(self, passes, caches[0], n_ctx=n_ctx)
         self._others = [CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches[1:]]

@@ -7,8 +7,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.backend import Conditions
-from ngramspec.cpu.thread_governor import ThreadGovernor
+from ngramspec.cpu.thread_governor import Conditions, ThreadGovernor
 
 UNGOVERNED = Conditions()
 
@@ -29,32 +28,31 @@ class GovernedContext:
 
     def decode(self, batch: Any) -> int:
         """Call `llama_decode` and return its status."""
-        if self._governor is None:
+        governor = self._governor
+        if governor is None:
             return int(llama.llama_decode(self._context, batch))
         size: int = batch.n_tokens
-        threads = self.set_threads(size)
-        began = time.perf_counter()
-        status: int = llama.llama_decode(self._context, batch)
-        self._governor.end_call()
-        if self._is_timed:
-            self._governor.record(size, threads, time.perf_counter() - began)
-        return status
-
-    def set_threads(self, size: int) -> int:
-        """Set the number of threads for a call over `size` tokens. Return it; 0 means that it stays as it is."""
-        if self._governor is None:
-            return 0
-        threads = self._governor.choose(size)
+        threads = governor.begin_call(size)
         if threads != self._threads:
             llama.llama_set_n_threads(self._context, threads, threads)
             self._threads = threads
-        return threads
+        began = time.perf_counter()
+        status: int = llama.llama_decode(self._context, batch)
+        if self._is_timed:
+            governor.end_call(size, threads, time.perf_counter() - began)
+        else:
+            governor.end_call()
+        return status
+
+    def set_threads(self, size: int) -> None:
+        """Set the number of threads for a call over `size` tokens that the owner of the context makes."""
+        if self._governor is not None:
+            threads = self._governor.begin_call(size)
+            if threads != self._threads:
+                llama.llama_set_n_threads(self._context, threads, threads)
+                self._threads = threads
 
     @property
     def conditions(self) -> Conditions:
         """Conditions that the time of a call currently depends on."""
-        governor = self._governor
-        if governor is None:
-            return UNGOVERNED
-        governor.update()
-        return Conditions(*governor.numbers, governor.period, governor.is_quiet)
+        return UNGOVERNED if self._governor is None else self._governor.conditions

@@ -110,7 +110,7 @@ def answer(loaded: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> I
         max_tokens=options.max_tokens or target.n_ctx,
         sampling=sampling,
         stop=(options.stop,) if options.stop else (),
-        piece=target.shown,
+        controls=True,
     )
     with closing(steps):
         for step in steps:

@@ -21,11 +21,12 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.request import ClosedError, Done, Request
+from ngramspec.batching.request import ClosedError, Done
 from ngramspec.cpu.thread_governor import ThreadState
 from ngramspec.errors import GrammarError, ModelError, NGramSpecError, PromptError, ShutdownError
 from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.request import Request
 from ngramspec.sampling.distribution import NoTokenLeft
 from ngramspec.sampling.settings import Sampling
 

@@ -12,9 +12,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ngramspec.batching.request import Request
 from ngramspec.chat_template.template import ChatPrompt
 from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field
 from ngramspec.server.common_fields import (

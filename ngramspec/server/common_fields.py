@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, get_type_hints
 
-from ngramspec.batching.request import Request
 from ngramspec.errors import GrammarError
 from ngramspec.grammars.json_schema import json_rule
 from ngramspec.grammars.lark import MAX_SIZE, Lark, choice_grammar, lark, pattern_grammar
 from ngramspec.grammars.worker import worker
+from ngramspec.request import Request
 from ngramspec.sampling.option import options
 from ngramspec.sampling.sampler import TextRules
 from ngramspec.sampling.settings import LARGEST_BIAS, NAMED_ONLY, SAMPLERS, Sampling, parse_samplers

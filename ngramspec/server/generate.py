@@ -12,8 +12,9 @@ from contextlib import suppress
 from typing import Literal, NamedTuple, Protocol, Self
 
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.request import Done, Event, Listener, Prefilled, Request, Scored, Started
+from ngramspec.batching.request import Done, Event, Listener, Prefilled, Scored, Started
 from ngramspec.errors import GrammarError
+from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.call import Call, Counters, leaving, of_failure, overflow
 from ngramspec.steps import Step

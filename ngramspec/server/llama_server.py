@@ -12,8 +12,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.batching.request import Request
 from ngramspec.fill_in import Limits
+from ngramspec.request import Request
 from ngramspec.server.call import MAX_ITEMS, Call, json_answer
 from ngramspec.server.chat import chat_prompt
 from ngramspec.server.common_fields import check_token, read_format, read_max_tokens, read_sampling

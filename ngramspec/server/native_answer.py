@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from ngramspec.batching.request import Request
+from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import Call, ServedModel
 from ngramspec.server.common_fields import read_max_tokens

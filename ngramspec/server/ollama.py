@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.batching.request import Request
+from ngramspec.request import Request
 from ngramspec.sampling.option import options
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field, dumped, json_answer

@@ -13,9 +13,10 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.batching.request import Request, Scored
+from ngramspec.batching.request import Scored
 from ngramspec.errors import ModelError
 from ngramspec.fill_in import Limits, fill_in
+from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field, overflow, shown
@@ -245,7 +246,9 @@ def read_requests(
     refuse_budget(given)
     most, slot, rules = call.model.most(read_max_tokens(given)), read_slot(call), read_rules(call)
     scales = read_scales(call)
-    asked = Request((), most, sampling, read_stop(given), logprobs, slot=slot, scales=scales, rules=rules, **more)
+    asked = Request(
+        (), most, sampling, stop=read_stop(given), logprobs=logprobs, slot=slot, scales=scales, rules=rules, **more
+    )
     return [one for prompt in prompts for one in several_seeds(replace(asked, prompt=prompt), count)]
 
 

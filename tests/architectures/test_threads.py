@@ -23,7 +23,7 @@ PROMPT = 600  # beyond 512 cells, where flash attention on a CPU splits the cont
 
 def compute_bits(path: Path, threads: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Return the logits of a prompt and of decode calls after it, each with the next number of threads."""
-    monkeypatch.setattr(ThreadGovernor, "choose", lambda self, size: next(threads))
+    monkeypatch.setattr(ThreadGovernor, "begin_call", lambda self, size: next(threads))
     with Target(path, n_ctx=PROMPT + sum(SIZES), exact="on", n_gpu_layers=0) as target:
         tokens = [int(t) for t in np.random.default_rng(0).integers(0, target.n_vocab, PROMPT + sum(SIZES))]
         rows = [target.prefill(tokens[:PROMPT]).tobytes()]

@@ -16,13 +16,14 @@ from support.mock_shared import MockShared
 from support.mock_target import Clock, MockTarget, plain_generate
 
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.request import Done, Event, Request
+from ngramspec.batching.request import Done, Event
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.errors import TargetError
+from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 
@@ -67,7 +68,6 @@ class Drafted:
         self.engine = Engine(
             self.target,
             self.target.sequences[0],
-            shown=self.target.sequences[0].piece,
             calibration=Calibration.given(curve),
             drafter=drafter,
             cache_room=1 << 24,

@@ -17,12 +17,13 @@ from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.request import ClosedError, Done, Event, Prefilled, Request, Scored, Slot, Started
+from ngramspec.batching.request import ClosedError, Done, Event, Prefilled, Scored, Slot, Started
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.errors import PromptError, TargetError
 from ngramspec.exactness.decision import ExactnessMode
+from ngramspec.request import Request
 from ngramspec.sampling.distribution import logprobs
 from ngramspec.sampling.sampler import TextRules
 from ngramspec.sampling.settings import Sampling
@@ -38,7 +39,7 @@ def running(model: MockShared, **settings: Any) -> Iterator[Engine]:
     settings.setdefault("calibration", Calibration.given(CostCurve.from_json(CHEAP.to_json())))
     settings.setdefault("drafter", MixtureDrafter(Recall()))
     settings.setdefault("clock", model.clock.perf_counter)
-    engine = Engine(model, model.sequences[0], shown=model.sequences[0].piece, **settings)
+    engine = Engine(model, model.sequences[0], **settings)
     try:
         yield engine
     finally:
@@ -256,7 +257,7 @@ def test_stopping_lets_texts_end_or_cancels_them_and_takes_no_more() -> None:
     for drain, tokens, reason in ((WAIT, 30, "length"), (0.0, 1 << 19, "cancelled")):
         gate = threading.Event()
         model = MockShared(1, n_ctx=1 << 20, fails=lambda _, gate=gate: not gate.wait(WAIT))  # type: ignore[misc]
-        engine = Engine(model, model.sequences[0], shown=model.sequences[0].piece, calibration=Calibration.given(CHEAP))
+        engine = Engine(model, model.sequences[0], calibration=Calibration.given(CHEAP))
         ears = [ask(engine, prompt, tokens) for prompt in prompts(2)]
         threading.Timer(0.1, gate.set).start()
         engine.stop(drain=drain)

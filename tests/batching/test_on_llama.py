@@ -14,7 +14,7 @@ from support.pools import as_on_a_gpu
 
 from ngramspec.backend import Logits
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.request import Done, Request
+from ngramspec.batching.request import Done
 from ngramspec.batching.scheduler import warm_up
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
@@ -25,6 +25,7 @@ from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import as_drafter
+from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.shared_model import Part
 
@@ -58,7 +59,6 @@ def test_texts_of_all_kinds_of_memory(models: dict[str, Path], name: str, exact:
         engine = Engine(
             shared,
             shared,
-            shown=shared.shown,
             calibration=known,
             exactness=exactness,
             drafter=MixtureDrafter(Recall()),
@@ -117,7 +117,6 @@ def test_a_draft_model_has_a_sequence_for_each_text(
             engine = Engine(
                 shared,
                 shared,
-                shown=shared.shown,
                 calibration=Calibration.given(given_curve({1: 1.0, 64: 1.2})),
                 exactness=ExactnessMode(range(1, 33), aligned=True),
                 drafter=drafter,

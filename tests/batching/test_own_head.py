@@ -16,7 +16,7 @@ from support.mock_target import Clock
 from support.pools import as_on_a_gpu
 
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.request import Done, Request
+from ngramspec.batching.request import Done
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import given_curve
 from ngramspec.drafting.draft_model.asked_model import DraftModel
@@ -24,6 +24,7 @@ from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.llama.head import Heads
 from ngramspec.llama.target import Target
+from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.shared_model import SharedModel
 
@@ -65,7 +66,6 @@ class Timed:
         self.engine = Engine(
             self.target,
             self.target,
-            shown=self.target.shown,
             calibration=Calibration.given(given_curve({1: 1.0, 64: 1 + 63 * slope})),
             exactness=ExactnessMode(range(1, 33)),
             drafter=drafter,

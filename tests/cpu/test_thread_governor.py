@@ -37,10 +37,10 @@ class Machine:
         return CALL * size / self.gain(threads) / share * waits
 
     def call(self, governor: ThreadGovernor, size: int = 1) -> int:
-        threads = governor.choose(size)
+        threads = governor.begin_call(size)
         seconds = self.call_seconds(threads, size)
         self.pass_time(seconds, threads)
-        governor.record(size, threads, seconds)
+        governor.end_call(size, threads, seconds)
         return threads
 
     def pass_time(self, seconds: float, threads: int = 0) -> None:
@@ -170,6 +170,6 @@ def test_period_changes_with_the_load() -> None:
     machine = Machine(2, lambda now: 0.0 if now < 5 else 3.0)
     governor = machine.governor()
     machine.rate(governor, 4.9)
-    before = governor.period
+    before = governor.conditions.period
     machine.rate(governor, 2.0)
-    assert governor.period > before
+    assert governor.conditions.period > before

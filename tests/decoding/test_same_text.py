@@ -26,7 +26,7 @@ from support.mock_target import Blurred, MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD, WORDS
 
 from ngramspec.cost.measure import RestoreCost
-from ngramspec.decoding.generation import TextStream
+from ngramspec.decoding.stream import TextStream
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.asked_model import DraftModel

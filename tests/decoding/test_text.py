@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.decoding.generation import TextStream
+from ngramspec.decoding.stream import TextStream
 
 # Few letters, so that stop strings do occur and overlap; plus characters of 2, 3 and 4 bytes.
 LETTERS = st.text(alphabet="ab\né漢🦙", max_size=40)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.uncompiled import plain_modules
 
-from ngramspec.decoding.questions import QuestionFinder
+from ngramspec.decoding.branches import QuestionFinder
 from ngramspec.drafting import token_index
 from ngramspec.drafting.draft import Chooser, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter

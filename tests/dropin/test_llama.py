@@ -23,7 +23,7 @@ from support.tiny_adapters import write_adapter
 from support.twins import Twins, bare, cached, look, watched
 
 import ngramspec
-from ngramspec.backend import Conditions
+from ngramspec.cpu.thread_governor import Conditions
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness import decision
 from ngramspec.llama.llama_class import BorrowedSequence

@@ -17,7 +17,7 @@ from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
-from ngramspec.batching.request import ActiveRequest, Request
+from ngramspec.batching.request import ActiveRequest
 from ngramspec.batching.scheduler import Writer
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
@@ -26,6 +26,7 @@ from ngramspec.decoding.drafts import Drafts as TextDrafts
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.policies.cost import CostPolicy
+from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 from ngramspec.tokens import common_prefix

@@ -12,8 +12,9 @@ import pytest
 from support.fake_service import Script
 from support.http import ask, asking, chunks, demo_vocabulary, scripted, send
 
-from ngramspec.batching.request import ClosedError, Report, Request, Slot
+from ngramspec.batching.request import ClosedError, Report, Slot
 from ngramspec.errors import GrammarError, ShutdownError, TargetError
+from ngramspec.request import Request
 from ngramspec.sampling.distribution import BadLogits, NoTokenLeft
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import Counters, Server

@@ -20,8 +20,8 @@ from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
 from support.http import ThinkingVocabulary, listening, scripted
 
-from ngramspec.batching.request import Request
 from ngramspec.errors import TargetError
+from ngramspec.request import Request
 
 pytestmark = pytest.mark.filterwarnings("error")
 

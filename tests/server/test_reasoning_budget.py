@@ -47,7 +47,6 @@ def serving(*, drafted: bool = True, words: str | None = "abcdefgh", **settings:
     engine = Engine(
         model,
         known,
-        shown=known.shown,
         calibration=Calibration.given(curve),
         drafter=MixtureDrafter(Recall()) if drafted else None,
         clock=model.clock.perf_counter,

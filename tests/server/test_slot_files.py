@@ -19,10 +19,11 @@ from support.mock_shared import MockShared
 from support.tiny_adapters import write_adapter
 
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.request import ClosedError, Done, Event, Request, Started
+from ngramspec.batching.request import ClosedError, Done, Event, Started
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.llama.target import Target
+from ngramspec.request import Request
 from ngramspec.server.call import ServedModel, Server
 
 PROMPT = "Once upon a time there was a small dog that lived in a very large house. " * 2
@@ -33,7 +34,7 @@ def serving(folder: Path | None, **settings: Any) -> Iterator[Server]:
     """A server of the demo model with two slots."""
     with Target(DEMO, texts=2, n_ctx=256, threads=1, exact="off", **settings) as target:
         known = Calibration.given(CostCurve({1: 1.0, 64: 2.0}))
-        engine = Engine(target, target, shown=target.shown, calibration=known)
+        engine = Engine(target, target, calibration=known)
         try:
             yield Server(model=ServedModel(engine, target, "demo"), slot_folder=folder)
         finally:
@@ -184,7 +185,7 @@ def test_a_forged_file_does_not_break_a_slot(tmp_path: Path) -> None:
 def test_a_slot_at_work_is_waited_for() -> None:
     model = MockShared(2)
     known = Calibration.given(CostCurve({1: 1e-3, 64: 2e-3}))
-    engine = Engine(model, model.sequences[0], shown=model.sequences[0].piece, calibration=known)
+    engine = Engine(model, model.sequences[0], calibration=known)
     ear, found = Ear(), list[Future[Any]]()
 
     def listener(event: Event) -> None:

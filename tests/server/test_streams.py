@@ -14,7 +14,8 @@ from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
 from support.http import chunks, listening, scripted
 
-from ngramspec.batching.request import Done, Request
+from ngramspec.batching.request import Done
+from ngramspec.request import Request
 from ngramspec.server.call import Counters
 from ngramspec.server.generate import Running
 from ngramspec.steps import Step

@@ -1,7 +1,7 @@
 """An engine that answers from a script: it does what `ngramspec.batching.engine.Engine` does, without a model.
 
 Each request gets a thread of its own, which tells the listener what an engine would: `Started`, `Prefilled`, steps
-made of the scripted text, `Done`. Texts stop where real ones do, since the pieces are made by a real `Generation`.
+made of the scripted text, `Done`. Texts stop where real ones do, since the pieces are made by a real `Text`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 from support.cli_runner import PATIENCE
 
-from ngramspec.backend import Vocabulary
-from ngramspec.batching.request import Done, Listener, Prefilled, Report, Request, Scored, Slot, Started
-from ngramspec.decoding.generation import Generation
+from ngramspec.acceptance.rules import Rows, Verdict
+from ngramspec.backend import ModelBase, Vocabulary
+from ngramspec.batching.request import Done, Listener, Prefilled, Report, Scored, Slot, Started
+from ngramspec.decoding.drafts import Drafts, Plan
+from ngramspec.decoding.text import Text
+from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.errors import NGramSpecError
+from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.steps import Stats, Step
 
@@ -72,6 +77,19 @@ class FakeTicket:
             if ready(0.01) or self.cancelled.is_set():
                 return
         self.cancel()
+
+
+class ScriptedVerifier:
+    """Accepts whatever the script says next."""
+
+    fixed_length = False
+    tokens: tuple[int, ...] = ()
+
+    def choose(self, position: int) -> Chooser | None:
+        return None
+
+    def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
+        return Verdict(self.tokens, len(self.tokens) - 1)
 
 
 class FakeService:
@@ -132,14 +150,9 @@ class FakeService:
         if request.max_tokens == 0:
             listener(done("prefilled"))
             return
-        text = Generation(
-            request.prompt,
-            self.vocabulary,
-            n_ctx=self.n_ctx,
-            n_vocab=self.vocabulary.n_vocab,
-            max_tokens=request.max_tokens,
-            stop=request.stop,
-        )
+        scripted = Request(request.prompt, request.max_tokens, acceptance=ScriptedVerifier(), stop=request.stop)
+        text = Text(scripted, self.vocabulary, n_ctx=self.n_ctx, n_vocab=self.vocabulary.n_vocab)
+        text.begin(Drafts(None), ModelBase())
         for number, tokens in enumerate(self._steps(script)):
             if script.go is not None:
                 ticket.wait(partial(script.go.acquire, True))
@@ -166,28 +179,23 @@ class FakeService:
             tokens = tokens * (self.n_ctx // len(tokens) + 1)
         return [tokens[i : i + script.step] for i in range(0, len(tokens), script.step)]
 
-    def _step(self, script: Script, request: Request, text: Generation, tokens: list[int], *, first: bool) -> Step:
-        pieces = text._pieces(tokens)
-        tokens = tokens[: len(pieces)]
-        drafted = () if first else tuple(tokens[1:])
-        told: tuple[Logprobs, ...] = ()
+    def _step(self, script: Script, request: Request, text: Text, tokens: list[int], *, first: bool) -> Step:
+        assert isinstance(text.verifier, ScriptedVerifier)
+        text.verifier.tokens = tuple(tokens)
+        draft = Draft(() if first else tuple(tokens[1:]))
+        step = text.commit(Plan(draft, draft, len(tokens), ends=False), np.empty((len(tokens), 0), np.float32))
+        assert step is not None
+        step.drafted = draft.tokens[: max(0, len(step.tokens) - 1)]
+        step.accepted = len(step.drafted)
+        step.batch = 0 if first else len(step.tokens)
+        step.seconds = step.plain_seconds = 0.01
+        step.expected_seconds, step.is_quiet = script.expected, script.is_quiet
         if request.logprobs is not None:
-            count = request.logprobs
-            told = tuple(Logprobs(t, -0.5, tuple((t if i == 0 else i, -0.5 - i) for i in range(count))) for t in tokens)
-        return Step(
-            tuple(tokens),
-            pieces,
-            drafted=drafted,
-            accepted=len(drafted),
-            batch=0 if first else len(tokens),
-            seconds=0.01,
-            plain_seconds=0.01,
-            expected_seconds=script.expected,
-            is_quiet=script.is_quiet,
-            stop=text.stop,
-            stop_string=text._stream.stopped,
-            logprobs=told,
-        )
+            likely = range(request.logprobs)
+            step.logprobs = tuple(
+                Logprobs(t, -0.5, tuple((t if i == 0 else i, -0.5 - i) for i in likely)) for t in step.tokens
+            )
+        return step
 
     def set_scales(self, scales: Sequence[float]) -> None:
         self.scales = tuple(scales)

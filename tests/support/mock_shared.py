@@ -24,6 +24,11 @@ class MockSequence(MockTarget):
         super().__init__(**settings)
         self.number = number
         self.restored = self.adopted = 0
+        self.owner: MockShared | None = None
+
+    def submit(self, tokens: Sequence[int]) -> None:
+        assert self.owner is not None
+        (self._fetched,) = self.owner.evaluate_together([Part(self, tokens, len(tokens))])
 
     def reading(
         self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
@@ -88,6 +93,8 @@ class MockShared:
     ) -> None:
         self.clock = clock = clock or Clock()
         self.sequences = [MockSequence(number, seconds=seconds, clock=clock, **settings) for number in range(sequences)]
+        for sequence in self.sequences:
+            sequence.owner = self
         first = self.sequences[0]
         self.n_ctx, self.max_tokens, self.max_rows = first.n_ctx, first.n_batch, first.max_batch
         self.drafts_alone = drafts_alone

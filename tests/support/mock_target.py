@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.verifier import RuleVerifier
-from ngramspec.backend import Conditions, Vocabulary
+from ngramspec.backend import EvaluatesAtOnce, Vocabulary
+from ngramspec.cpu.thread_governor import Conditions
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
@@ -44,7 +45,7 @@ class Clock:
         return self.now
 
 
-class MockTarget:
+class MockTarget(EvaluatesAtOnce):
     """A language model of order two over tokens 0 .. n_vocab - 1.
 
     Token t stands for the byte (97 + t) % 256: token 0 is "a", and from 256 tokens on any text can

@@ -1,4 +1,4 @@
-"""The compiled modules of the mixture and of questions as plain Python, whether they were compiled or not.
+"""The compiled modules of the mixture and of branches as plain Python, whether they were compiled or not.
 
 That the two do the same is what `drafting/test_compiled.py` proves.
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
-from ngramspec.decoding import questions
+from ngramspec.decoding import branches
 
-FOLDER = Path(str(questions.__file__)).parents[1]
+FOLDER = Path(str(branches.__file__)).parents[1]
 NAMES = (
     "drafting.draft",
     "drafting.token_index",
@@ -25,7 +25,7 @@ NAMES = (
     "drafting.mixture.pointers",
     "drafting.mixture.guesser",
     "drafting.mixture.drafter",
-    "decoding.questions",
+    "decoding.branches",
 )
 """In an order in which each comes after those that it imports."""
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.text import Text
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.samplers import SamplerChain
@@ -33,7 +33,7 @@ PARTS = (
     (Target, "evaluate"),
     (Passes, "decode"),
     (Passes, "logits"),
-    (Generation, "take"),
+    (Text, "commit"),
     (SamplerChain, "draw"),
     (Target, "rollback"),
     (MixtureDrafter, "accept"),

@@ -23,10 +23,11 @@ from ngramspec.acceptance.rules import Row, Rows, Verdict
 from ngramspec.backend import Logits, ModelBase, Progress
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import LARGEST
+from ngramspec.decoding.branches import BranchingLoop
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.drafts import Batch, Plan, Text
-from ngramspec.decoding.generation import Generation
-from ngramspec.decoding.questions import AskingSpeculation
+from ngramspec.decoding.drafts import DraftedText, Drafts, Plan
+from ngramspec.decoding.loop import Pass
+from ngramspec.decoding.text import Text
 from ngramspec.drafting.chances import Reliability
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.instruments.reports.report import Piece
@@ -162,23 +163,39 @@ class ReplayCounts:
         return self.stats.tokens / cost if cost else 1.0
 
 
-class Metered(AskingSpeculation):
-    """Speculation whose own work is timed: `work_seconds` of the thread's CPU time. Recordings answer what is asked."""
+class MeteredDrafts(Drafts):
+    """Drafts that take the CPU time in which the drafter learns: `work_seconds`, of this thread."""
 
     work_seconds = 0.0
 
-    def plan(self, texts: Sequence[Text], batch: Batch | None = None) -> list[Plan]:
+    def accept(self, step: Step) -> float:
         began = time.thread_time()
-        plans = super().plan(texts, batch)
+        seconds = super().accept(step)
         self.work_seconds += time.thread_time() - began
-        return plans
+        return seconds
 
-    def learn(self, text: Text, step: Step, overhead: float = 0.0) -> None:
+
+class MeteredLoop(BranchingLoop):
+    """A decoding loop that takes the CPU time of drafting and planning: `work_seconds`, of this thread.
+
+    Branches are answered by the recording.
+    """
+
+    work_seconds = 0.0
+
+    def plan(self, text: DraftedText, owed: int) -> Plan:
         began = time.thread_time()
-        super().learn(text, step, overhead)
+        plan = super().plan(text, owed)
         self.work_seconds += time.thread_time() - began
+        return plan
 
-    def answer(self, text: Generation, row: Row, position: int) -> int | None:
+    def report(self, current: Pass) -> Sequence[Step | None]:
+        began = time.thread_time()
+        steps = super().report(current)
+        self.work_seconds += time.thread_time() - began
+        return steps
+
+    def answer(self, text: Text, row: Row, position: int) -> int | None:
         return text.verifier.recorded(position) if isinstance(text.verifier, RecordedVerifier) else None
 
 
@@ -208,13 +225,14 @@ class Replay:
                 raise ValueError(
                     f"the {kind} {part.name!r} needs a model's logits, and a recorded conversation has none"
                 )
-        self.decoder.speculation = self._meter = Metered(self.decoder.policy, recorded.clock)
+        self.decoder.loop = self._meter = MeteredLoop(self.decoder.policy, recorded.clock)
+        self.decoder.drafts = self._drafts = MeteredDrafts(drafter, self.decoder.policy)
         self._last = 1
 
     def run(self, recording: Recording, watch: Callable[[Step], None] | None = None) -> ReplayCounts:
         """Replay one recording, and count; `watch` is told of every step before the next pass."""
         tally = ReplayCounts(1, len(recording.prompt))
-        self._meter.work_seconds = 0.0
+        self._meter.work_seconds = self._drafts.work_seconds = 0.0
         emitted, end = 0, len(recording.response)
         steps = self.decoder.generate(recording.prompt, max_tokens=ENDLESS, acceptance=RecordedVerifier(recording))
         began = time.thread_time()
@@ -234,5 +252,5 @@ class Replay:
             emitted += len(step.tokens)
             if emitted == end:
                 steps.close()
-        tally.work_seconds = self._meter.work_seconds
+        tally.work_seconds = self._meter.work_seconds + self._drafts.work_seconds
         return tally

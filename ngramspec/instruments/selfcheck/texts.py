@@ -136,6 +136,13 @@ class LogitsKeeper:
         self.rows = self._target.evaluate(tokens)
         return self.rows
 
+    def submit(self, tokens: Sequence[int]) -> None:
+        self._target.submit(tokens)
+
+    def fetch(self) -> Logits:
+        self.rows = self._target.fetch()
+        return self.rows
+
 
 @dataclass(slots=True)
 class TextComparison:

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from ngramspec.backend import ModelBase
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
-from ngramspec.decoding.drafts import Drafts, Plan, Text, no_draft
-from ngramspec.decoding.step import Speculation
+from ngramspec.decoding.drafts import DraftedText, Drafts, Plan, no_draft
+from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.steps import Step
+from ngramspec.tokens import TokenTable
 
 
 class Parrot(Drafter):
@@ -73,58 +74,68 @@ class Recorder(FixedPolicy):
         self.passes.append(done)
 
 
-class Alone(Speculation):
+class Alone(DecodingLoop):
     """The drafting side of one text, on a model that nothing is asked of."""
 
     def __init__(self, drafter: Drafter | None, policy: FixedPolicy) -> None:
         super().__init__(policy)
         self.drafts, self.model = Drafts(drafter, policy), ModelBase()
         self.model.max_batch = 64
-        self.text = Text(self.drafts, self.model)
+        self.text = DraftedText(self.drafts, self.model)
         self.observe_logits, self.first = self.drafts.observe_logits, self.drafts.first
 
     @property
     def proposal(self) -> Draft | None:
         return self.drafts.proposal
 
-    def begin(self, prompt: Sequence[int], **how: Any) -> None:
-        super().begin()
+    def start(self, prompt: Sequence[int], **how: Any) -> None:
+        self.begin()
         self.drafts.begin(prompt, **how)
 
-    def plan(self, left: int, owed: int = 0) -> Plan:
+    def plan_next(self, left: int, owed: int = 0) -> Plan:
         self.text.left, self.model.owed = left, owed
-        (plan,) = super().plan([self.text])
-        return plan
+        if self.drafts.drafter is None:
+            return self._plain
+        return self.plan(self.text, owed)
 
-    def learn(self, done: Step, overhead: float = 0.0) -> None:
-        super().learn(self.text, done, overhead)
+    def finish(self, done: Step, size: int, seconds: float = 1.0, planning: float = 0.0) -> None:
+        """Report a pass over `size` tokens of which `done` came."""
+        current = Pass((self.text,), (no_draft(size),), size, 0)
+        current.seconds, current.planning_seconds = seconds, planning
+        current.explanation, current.has_proposal = self._explanation, self.proposal is not None
+        current.steps.append(done)
+        if self.drafts.drafter is not None:
+            self.drafts.accept(done)
+        self.report(current)
 
 
 def prepared(most: int = 8, sizes: Sequence[int] = range(1, 17)) -> tuple[Alone, Parrot, Recorder]:
     drafter, policy = Parrot(), Recorder(most)
-    speculation = Alone(drafter, policy)
-    speculation.prepare(CostCurve({1: 1.0, 16: 2.5}), sizes)
-    return speculation, drafter, policy
+    loop = Alone(drafter, policy)
+    loop.prepare(CostCurve({1: 1.0, 16: 2.5}), sizes)
+    return loop, drafter, policy
 
 
 def test_a_request_from_beginning_to_end() -> None:
-    speculation, drafter, policy = prepared()
-    speculation.begin([7, 8])
-    speculation.first(9)
-    plan = speculation.plan(100)
+    loop, drafter, policy = prepared()
+    loop.start([7, 8])
+    loop.first(9)
+    plan = loop.plan_next(100)
     assert (plan.sent.tokens, plan.size, plan.ends) == ((1, 2, 3), 5, False)
     assert plan.verified_draft == plan.sent
-    assert speculation.proposal is not None
-    assert speculation.proposal.tokens == tuple(range(1, 9))
-    done = Step((1, 2, 5), drafted=(1, 2, 3), accepted=2, batch=5, seconds=1.4)
-    told = replace(done, correct_guesses=2, draft_seconds=0.25, plain_seconds=1.0, expected_seconds=1.4)
-    speculation.learn(done, 0.25)
-    assert done == told
+    assert loop.proposal is not None
+    assert loop.proposal.tokens == tuple(range(1, 9))
+    done = Step((1, 2, 5), drafted=(1, 2, 3), accepted=2)
+    complete = replace(
+        done, batch=5, seconds=1.4, correct_guesses=2, draft_seconds=0.25, plain_seconds=1.0, expected_seconds=1.4
+    )
+    loop.finish(done, 5, 1.4, 0.25)
+    assert done == complete
     assert policy.passes == [done]
     assert drafter.begun == [[7, 8]]
     assert drafter.told == [(9,), (1, 2, 5)]
-    assert speculation.curve is not None
-    assert speculation.curve.last == 5
+    assert loop.curve is not None
+    assert loop.curve.last == 5
 
 
 @pytest.mark.parametrize(
@@ -132,34 +143,34 @@ def test_a_request_from_beginning_to_end() -> None:
     [(8, 100, range(1, 17), 8), (8, 4, range(1, 17), 3), (40, 100, range(1, 17), 15), (8, 100, (2, 4), 3)],
 )
 def test_what_is_asked_for_fits(most: int, left: int, sizes: Sequence[int], asked: int) -> None:
-    speculation, drafter, _ = prepared(most, sizes)
-    speculation.begin([7], fixed_length=True)
-    speculation.plan(left)
+    loop, drafter, _ = prepared(most, sizes)
+    loop.start([7], fixed_length=True)
+    loop.plan_next(left)
     assert drafter.limits == [asked]
     assert drafter.fixed_length == [True]
 
 
 @pytest.mark.parametrize(("most", "left"), [(0, 100), (8, 1)])
 def test_the_drafter_is_not_asked_in_vain(most: int, left: int) -> None:
-    speculation, drafter, policy = prepared(most)
-    assert speculation.plan(left) == no_draft(1)
-    assert speculation.proposal is None
+    loop, drafter, policy = prepared(most)
+    assert loop.plan_next(left) == no_draft(1)
+    assert loop.proposal is None
     assert drafter.limits == []
-    speculation.learn(Step((4,), batch=1, seconds=1.0), 0.25)
+    loop.finish(Step((4,)), 1, 1.0, 0.25)
     assert policy.passes[-1].draft_seconds == 0.0  # nobody was asked, so nobody is to blame
     assert drafter.told == [(4,)]
 
 
 def test_plain_decoding_only_refreshes_the_curve() -> None:
     policy = Recorder()
-    speculation = Alone(None, policy)
+    loop = Alone(None, policy)
     curve = CostCurve({1: 1.0, 2: 0.5})
-    speculation.prepare(curve, (1, 2))
-    speculation.begin([1])
-    speculation.first(2)
-    assert speculation.plan(50) == no_draft(2)  # the cheaper batch
-    done = Step((3,), batch=2, seconds=0.5)
-    speculation.learn(done)
+    loop.prepare(curve, (1, 2))
+    loop.start([1])
+    loop.first(2)
+    assert loop.plan_next(50) == no_draft(2)  # the cheaper batch
+    done = Step((3,))
+    loop.finish(done, 2, 0.5)
     assert done.plain_seconds == pytest.approx(0.5)
     assert policy.passes == []
     assert curve.last == 2
@@ -168,15 +179,15 @@ def test_plain_decoding_only_refreshes_the_curve() -> None:
 @pytest.mark.parametrize(("fixed_length", "length"), [(False, 4), (True, 8)])
 def test_drafts_without_estimates_get_those_of_earlier_ones(fixed_length: bool, length: int) -> None:
     """Blind ones for as many tokens as were asked for, however many were drawn."""
-    speculation, drafter, _ = prepared()
+    loop, drafter, _ = prepared()
     drafter.estimates = False
-    speculation.begin([7], fixed_length=fixed_length)
+    loop.start([7], fixed_length=fixed_length)
     for _ in range(300):
-        speculation.plan(100)
-        speculation.learn(Step((1, 2, 9), drafted=(1, 2, 3), accepted=2, batch=5, seconds=1.0))
-    speculation.plan(100)
-    assert speculation.proposal is not None
-    chances = speculation.proposal.acceptance_probs
+        loop.plan_next(100)
+        loop.finish(Step((1, 2, 9), drafted=(1, 2, 3), accepted=2), 5)
+    loop.plan_next(100)
+    assert loop.proposal is not None
+    chances = loop.proposal.acceptance_probs
     assert len(chances) == length
     assert chances[0] > chances[1] - 0.1 > 0.7
     assert chances[2] < 0.2
@@ -186,9 +197,9 @@ def test_drafts_without_estimates_get_those_of_earlier_ones(fixed_length: bool, 
     ("end", "tokens", "size", "ends"), [(2, (1, 2), 3, True), (3, (1, 2, 3), 5, True), (4, (1, 2, 3), 5, False)]
 )
 def test_nothing_is_sent_past_the_end_of_the_text(end: int, tokens: tuple[int, ...], size: int, ends: bool) -> None:
-    speculation, _, _ = prepared()
-    speculation.begin([7], is_eog=lambda token: token == end)
-    plan = speculation.plan(100)
+    loop, _, _ = prepared()
+    loop.start([7], ends=TokenTable(lambda token: token == end))
+    plan = loop.plan_next(100)
     assert plan.verified_draft == plan.sent
     assert (plan.sent.tokens, plan.size, plan.ends) == (tokens, size, ends)
 
@@ -222,14 +233,14 @@ class Allowing(GrammarGuide):
 def test_what_a_grammar_forbids_is_not_sent(
     fixed_length: bool, allowed: tuple[int, ...], judged: tuple[int, ...], sent: tuple[int, ...], ends: bool
 ) -> None:
-    speculation, _, _ = prepared()
+    loop, _, _ = prepared()
     guide = Allowing(*allowed)
-    speculation.begin([7], guide=guide, is_eog=lambda token: token == 3, fixed_length=fixed_length)
-    plan = speculation.plan(100)
+    loop.start([7], guide=guide, ends=TokenTable(lambda token: token == 3), fixed_length=fixed_length)
+    plan = loop.plan_next(100)
     assert (plan.verified_draft.tokens, plan.sent.tokens, plan.ends) == (judged, sent, ends)
     # As the policy padded it, or the smallest size for what is left of its choice.
     assert plan.size == (len(sent) + 2 if ends or not fixed_length else len(sent) + 1)
-    speculation.learn(Step((1, 9), drafted=sent, accepted=1, batch=plan.size, seconds=1.0))
+    loop.finish(Step((1, 9), drafted=sent, accepted=1), plan.size)
     assert guide.told == [(len(sent), 1, (1, 9))]
 
 
@@ -252,52 +263,52 @@ class Watcher(FixedPolicy):
         self.rows.append(row.copy())
 
 
-def explained(speculation: Alone) -> Mapping[str, float]:
+def explained(loop: Alone) -> Mapping[str, float]:
     """Return the record of a pass."""
-    done = Step((1, 5), accepted=1, batch=3, seconds=1.0)
-    speculation.learn(done)
+    done = Step((1, 5), accepted=1)
+    loop.finish(done, 3)
     return done.policy_details
 
 
 def test_a_policy_sees_the_row_that_decided_the_last_token_and_explains_the_plan() -> None:
     policy = Watcher()
-    speculation = Alone(Parrot(), policy)
-    speculation.prepare(None, range(1, 9))
-    speculation.begin([7, 8])
-    speculation.observe_logits(8, NO_DRAFT, ROWS[:1])
-    speculation.first(9)
-    plan = speculation.plan(100)
-    speculation.observe_logits(9, plan.sent, ROWS, accepted=1)
-    assert explained(speculation) == {"first": 0.0}  # still that of the draft that was sent
-    speculation.plan(1)  # nothing to draft for
-    assert explained(speculation) == {"first": 3.0}
+    loop = Alone(Parrot(), policy)
+    loop.prepare(None, range(1, 9))
+    loop.start([7, 8])
+    loop.observe_logits(8, NO_DRAFT, ROWS[:1])
+    loop.first(9)
+    plan = loop.plan_next(100)
+    loop.observe_logits(9, plan.sent, ROWS, accepted=1)
+    assert explained(loop) == {"first": 0.0}  # still that of the draft that was sent
+    loop.plan_next(1)  # nothing to draft for
+    assert explained(loop) == {"first": 3.0}
     assert [row.tolist() for row in policy.rows] == [[0, 1, 2], [3, 4, 5]]
-    speculation.begin([7])
-    assert explained(speculation) == {}
+    loop.start([7])
+    assert explained(loop) == {}
 
 
 def test_without_drafts_or_without_a_reader_nobody_looks_at_rows() -> None:
     watcher = Watcher()
     for drafter, policy in ((None, watcher), (Parrot(), FixedPolicy())):
-        speculation = Alone(drafter, policy)
-        speculation.begin([7])
-        speculation.observe_logits(7, NO_DRAFT, ROWS[:, :0])  # nothing in it to be read
-        speculation.plan(9)
-        assert explained(speculation) == {}
+        loop = Alone(drafter, policy)
+        loop.start([7])
+        loop.observe_logits(7, NO_DRAFT, ROWS[:, :0])  # nothing in it to be read
+        loop.plan_next(9)
+        assert explained(loop) == {}
     assert watcher.rows == []
 
 
 def test_what_is_owed_is_part_of_the_pass() -> None:
-    speculation, drafter, policy = prepared(sizes=range(1, 9))
-    speculation.begin([7, 8])
-    speculation.first(9)
-    speculation.plan(100)
+    loop, drafter, policy = prepared(sizes=range(1, 9))
+    loop.start([7, 8])
+    loop.first(9)
+    loop.plan_next(100)
     assert policy.costs == [None]
-    assert speculation.curve is not None
-    speculation.prepare(speculation.curve, range(1, 9), RestoreCost(0.25, 0.5))
-    speculation.plan(100)
-    speculation.plan(100, owed=3)
+    assert loop.curve is not None
+    loop.prepare(loop.curve, range(1, 9), RestoreCost(0.25, 0.5))
+    loop.plan_next(100)
+    loop.plan_next(100, owed=3)
     # The checkpoint before the tokens that are owed is still there: it costs nothing.
     assert policy.costs[1:] == [RestoreCost(0.25, 0.5), RestoreCost(0.0, 0.5, 3)]
     assert drafter.limits == [7, 7, 4]
-    assert speculation.plan(100, owed=7) == no_draft(1)
+    assert loop.plan_next(100, owed=7) == no_draft(1)

@@ -13,16 +13,13 @@ from support.decoder_loop import drive, model
 from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
-from ngramspec.backend import ModelBase
 from ngramspec.cost.curve import CostCurve
+from ngramspec.decoding.branches import BranchingLoop, Question, QuestionFinder, worth_asking
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.drafts import Drafts, Text
-from ngramspec.decoding.questions import AskingSpeculation, Question, QuestionFinder, worth_asking
 from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
-from ngramspec.steps import Step
 
 NOTHING = MarginalCost(0.0, [0.0] * 65)
 
@@ -97,12 +94,11 @@ def test_the_likeliest_first_each_behind_its_path_and_no_more_than_allowed(leave
 
 @pytest.mark.parametrize("how", ["greedy", "coupled", "blind"])
 def test_answers_begin_the_next_draft_until_they_are_wrong(how: str) -> None:
-    drafter, speculation = taught(), AskingSpeculation(CostPolicy())
-    text = Text(Drafts(drafter), ModelBase())
+    drafter, loop = taught(), BranchingLoop(CostPolicy())
     choose = None if how == "greedy" else (lambda _at, law: max(law, key=lambda token: law[token]))
     for turn in range(40):
         drafter.accept([3])
-        drafter.known, drafter.trust = (77, 78), speculation._trust.value
+        drafter.known, drafter.trust = (77, 78), loop._trust.value
         draft = drafter.propose(6, choose, fixed_length=how == "blind", price=NOTHING)
         assert draft.tokens[:2] == (77, 78)
         assert len(draft.acceptance_probs) >= 2
@@ -110,8 +106,9 @@ def test_answers_begin_the_next_draft_until_they_are_wrong(how: str) -> None:
             assert draft.q[:2] == ({77: 1.0}, {78: 1.0})
         if turn == 0:
             assert min(draft.acceptance_probs[:2]) > 0.9
-        speculation.learn(text, step := Step((77, 5)))
-        assert step.correct_guesses == 1
+        answers = drafter.known
+        assert drafter.accept([77, 5]) == 1
+        loop.judge(answers, [77, 5])
         assert drafter.propose(6).tokens[:1] != (77,)
         drafter.accept([1, 2])
     # Half of what was said came true.
@@ -164,7 +161,7 @@ def test_an_answer_is_what_would_be_emitted_and_emits_nothing() -> None:
     def text(sampling: Sampling, how: Acceptance | str | None = None) -> Any:
         return SimpleNamespace(verifier=RuleVerifier(NumpySampler(sampling, 6), how))
 
-    answer = AskingSpeculation(CostPolicy()).answer
+    answer = BranchingLoop(CostPolicy()).answer
     row = np.random.default_rng(2).standard_normal(6).astype(np.float32)
     for sampling in (Sampling(), Sampling(0.9, seed=3), Sampling(repeat_penalty=1.5)):
         asked = text(sampling)

@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Questions: side branches of a draft, evaluated beside it for what the target says behind them, and never accepted.
+"""`BranchingLoop`: a decoding loop that also evaluates side branches of a draft, and never accepts them.
 
-Where the text leaves the draft, a row of the same pass can have asked already what the target says there. If the text
-continues so, the next draft begins with the target's own answer (`MixtureDrafter.known`). That is worth 1.5 to 2.5 %
-where a drafted token is nearly free, as on some GPUs, and nothing elsewhere; there nobody asks. All of it is in this
-file: `SpeculativeDecoder` makes its passes by an `AskingSpeculation`, and asks where its target can (`Target.ask`).
+If the text leaves the draft, a row of the same pass may have shown what the target says there. If the text then continues
+as that branch did, the next draft begins with the target's own answer (`MixtureDrafter.known`). That gains 1.5 to 2.5 %
+where a drafted token is nearly free, as on some GPUs, and nothing elsewhere. So a `SpeculativeDecoder` makes its passes by
+this loop only if its target can evaluate branches (`Target.ask`) and a drafted token costs at most `CHEAP`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from ngramspec.acceptance.rules import Row
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
-from ngramspec.decoding.drafts import Batch, Plan, Text
-from ngramspec.decoding.generation import Generation
-from ngramspec.decoding.step import Speculation
+from ngramspec.decoding.drafts import DraftedText, Plan
+from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.text import Text
 from ngramspec.drafting.chances import FadingRate
-from ngramspec.drafting.draft import MarginalCost
+from ngramspec.drafting.draft import Drafter, MarginalCost
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import CHEAP, HOPELESS, MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.errors import GrammarError
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.distribution import BadLogits, gumbel_pick
-from ngramspec.steps import Step
 
 CANDIDATES = cython.declare(cython.int, 10)
 POSITIONS = cython.declare(cython.int, 64)
@@ -49,61 +48,78 @@ class Question(NamedTuple):
     chance: float  # that the text continues so
 
 
-class AskingSpeculation(Speculation):
-    """A `Speculation` that asks beside the drafts of one text, where that pays."""
+def can_branch(target: object, drafter: Drafter | None, curve: CostCurve | None, sizes: Sequence[int]) -> bool:
+    """Return True if branches can be evaluated, and their cost by the curve does not rule out a gain."""
+    # A draft model's guesses have no other candidates.
+    drafts = isinstance(drafter, MixtureDrafter) and not isinstance(drafter, HybridDrafter)
+    if not drafts or curve is None or not getattr(target, "leaves", 0):
+        return False
+    return bool(curve.slopes(sizes)[0] <= CHEAP)
+
+
+class BranchingLoop(DecodingLoop):
+    """A decoding loop for one text that evaluates branches if they pay."""
 
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(policy, clock)
-        # How often the target says the same in the pass after: nearly always, except for rounding and for what was
-        # drawn again.
+        # How often the target says the same in the next pass: nearly always, except for rounding and for tokens that
+        # were drawn again.
         self._trust = FadingRate(50.0, 50.5, fade=0.99)
         self._finder: QuestionFinder | None = None
         self._questions: Sequence[Question] = ()  # of the pass planned last
         self._rows: Iterable[Row] = ()  # their logits
 
-    def plan(self, texts: Sequence[Text], batch: Batch | None = None) -> list[Plan]:
-        plans = super().plan(texts, batch)
+    def plan(self, text: DraftedText, owed: int) -> Plan:
+        plan = super().plan(text, owed)
         self._questions = ()
-        text, plan, curve = texts[0], plans[0], self.curve
-        drafter, leaves = text.drafts.drafter, getattr(text.sequence, "leaves", 0)
-        # A draft model's guesses have no candidates beside them.
+        curve, drafter, leaves = self.curve, text.drafts.drafter, getattr(text.sequence, "leaves", 0)
         if not leaves or curve is None or not plan.sent.tokens or isinstance(drafter, HybridDrafter):
-            return plans
+            return plan
         price, proposal = self.policy.price(curve, self.sizes), text.drafts.proposal
         if price is None or not price.seconds or price.slopes[0] > CHEAP or not isinstance(drafter, MixtureDrafter):
-            return plans
+            return plan
         assert proposal is not None
         if self._finder is None:
             self._finder = QuestionFinder(drafter.guesser)
         sent, largest = len(plan.sent), self.sizes[len(self.sizes) - 1]
-        # Behind the text's end nobody asks.
+        # Nothing is asked after the end of the text.
         found = self._finder.find(proposal.acceptance_probs, sent - plan.ends, largest - 1 - sent, leaves, price)
         count, size = worth_asking(found, sent, plan.size, price, curve, self.sizes)
         self._questions = found[:count]
-        return [plan._replace(size=size)]
+        return plan._replace(size=size)
 
-    def evaluate(self, text: Text, tokens: Sequence[int]) -> Logits:
+    def evaluate(self, current: Pass, text: DraftedText, plan: Plan) -> None:
         if not self._questions:
-            return super().evaluate(text, tokens)
+            super().evaluate(current, text, plan)
+            return
         # They take the place of padding.
+        tokens = plan.batch(text.last)
         count = len(tokens) - len(self._questions)
         branches = [(question.fork, question.path) for question in self._questions]
         rows: Logits = cast(Any, text.sequence).ask(tokens[:count], branches)
         self._rows = rows[count:]
-        return rows[:count]
+        current.rows = (rows[:count],)
 
-    def learn(self, text: Text, step: Step, overhead: float = 0.0) -> None:
+    def commit(self, current: Pass) -> None:
+        (text,) = current.texts
         drafter = text.drafts.drafter
-        if isinstance(drafter, MixtureDrafter):
-            for said, token in zip(drafter.known, step.tokens, strict=False):
-                self._trust.add(said == token)
-                if said != token:
-                    break
-        super().learn(text, step, overhead)
-        if self._questions and isinstance(drafter, MixtureDrafter) and step.stop is None:
-            drafter.known, drafter.trust = self._answers(cast(Generation, text), len(step.tokens)), self._trust.value
+        known = drafter.known if isinstance(drafter, MixtureDrafter) else ()
+        super().commit(current)
+        (step,) = current.steps
+        if not isinstance(drafter, MixtureDrafter) or step is None:
+            return
+        self.judge(known, step.tokens)
+        if self._questions and step.stop is None:
+            drafter.known, drafter.trust = self._answers(cast(Text, text), len(step.tokens)), self._trust.value
 
-    def _answers(self, text: Generation, emitted: int) -> list[int]:
+    def judge(self, answers: Sequence[int], tokens: Sequence[int]) -> None:
+        """Learn how often answers of the target come true; `tokens` came after them."""
+        for answer, token in zip(answers, tokens, strict=False):
+            self._trust.add(answer == token)
+            if answer != token:
+                break
+
+    def _answers(self, text: Text, emitted: int) -> list[int]:
         """Predictions of the target after the text, from the branches of the last pass."""
         asked = {
             question.path: row
@@ -120,7 +136,7 @@ class AskingSpeculation(Speculation):
             path = (*path, token)
         return said
 
-    def answer(self, text: Generation, row: Row, position: int) -> int | None:
+    def answer(self, text: Text, row: Row, position: int) -> int | None:
         """What the target would probably emit, given its logits; None if that cannot be told. Nothing is emitted.
 
         It depends on what was emitted and on the draft before, not on a number that the next draft is judged by. So a

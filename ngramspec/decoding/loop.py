@@ -1,0 +1,277 @@
+"""`DecodingLoop`: the passes of a model over one text: draft, plan, evaluate, verify, roll back, learn.
+
+1. Draft: the drafter proposes a chain of tokens, with an estimate p_i of the probability that the target accepts the
+   i-th token if it accepts all tokens before it.
+2. Plan: k tokens of the chain are expected to yield
+
+       E[tokens(k)] = 1 + p_1 + p_1 p_2 + ... + p_1 p_2 ... p_k        (Leviathan et al. 2023, section 3.1)
+
+   in the time T(1 + k) of a pass over 1 + k tokens. The policy chooses k, and a batch size, padded if it is larger.
+3. Evaluate: one pass gives the logits after the last token and after each token of the draft.
+4. Verify: the text grows by the drafted tokens that the target accepts and by one of its own, so that it is the text
+   of plain decoding (Stern et al. 2018; `ngramspec.acceptance.rules`).
+5. Roll back: the cache is cut after the accepted tokens. A recurrent state cannot be cut and goes back to the
+   checkpoint before the pass; the tokens since then are owed: the next pass evaluates them again before its own.
+6. Learn: policy and cost curve learn what the pass yielded and how long it took.
+
+For a pass over one text, with example numbers: after `the`, the drafter proposes ` quick brown fox` with p = 0.9, 0.8,
+0.3. T(1..4) is 1, 1.2, 1.4, 1.6 in units of T(1), and the recent throughput is 1 token per unit. Two tokens yield
+1 + 0.9 + 0.72 = 2.62 tokens in 1.4 units, three 2.84 in 1.6: the third token adds 0.22 tokens for 0.2 units, so
+three are sent. The target says ` quick brown dog`: two drafted tokens are accepted, ` dog` is its own, and the cache is cut
+to `the quick brown`.
+
+`submit` makes steps 1 to 3, `commit` steps 4 and 5, `report` step 6. If a model's `submit` returns before the work is
+done, as on a GPU, the owner of the loop submits the next pass before it reports the last one. `SpeculativeDecoder` runs
+the loop for one text, `SharedLoop` for several texts that share passes. `ngramspec.dropin` uses `submit` and `learn`,
+because llama-cpp-python verifies by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ngramspec.backend import Logits
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.measure import RestoreCost
+from ngramspec.cpu.thread_governor import Conditions
+from ngramspec.decoding.drafts import DraftedText, Plan, no_draft
+from ngramspec.decoding.text import Text
+from ngramspec.exactness.decision import ExactnessMode
+from ngramspec.policies.policy import Policy, smallest
+from ngramspec.steps import Step
+
+READY = 0.05
+"""A pass whose logits were ready after this share of its time had ended earlier, at a time that nobody knows."""
+
+
+class Pass:
+    """A pass that was submitted.
+
+    Attributes:
+        texts: Its texts; of each, `plans` has what was evaluated and `steps` what came of it.
+        size: Number of tokens, padding included.
+        owed: Number of tokens that were evaluated again.
+        planning_seconds: Time of drafting and planning, and of rolling back rejected tokens.
+        seconds: Time of the pass.
+        is_quiet: Whether no other program slowed it down.
+        has_proposal: Whether a drafter was asked.
+    """
+
+    __slots__ = (
+        "began", "explanation", "has_proposal", "is_quiet", "owed", "plans", "planning_seconds", "rows", "seconds", "size", "steps",
+        "texts",
+    )  # fmt: skip
+
+    def __init__(self, texts: Sequence[DraftedText], plans: Sequence[Plan], size: int, owed: int) -> None:
+        self.texts, self.plans, self.size, self.owed = texts, plans, size, owed
+        self.steps: list[Step | None] = []
+        self.rows: Sequence[Logits] = ()  # of each text; empty until they are there
+        self.explanation: Mapping[str, float] = {}
+        self.began = self.planning_seconds = self.seconds = 0.0
+        self.is_quiet, self.has_proposal = True, False
+
+
+class DecodingLoop:
+    """Makes the passes of one model, decides on every draft, and learns from every pass.
+
+    Args:
+        policy: Decides how many tokens to draft.
+        clock: Returns the time in seconds.
+
+    Attributes:
+        curve: Cost of a pass by batch size; `None` if it is not known.
+        sizes: Batch sizes that may be used, ascending.
+        exactness: Batch sizes that do not move logits, and how far others move them.
+    """
+
+    def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.policy = policy
+        self.exactness = ExactnessMode()
+        self._clock = clock
+        self._explanation: Mapping[str, float] = {}
+        self._conditions: Conditions | None = None  # under which `curve` holds
+        self._curves: dict[tuple[int, int] | None, CostCurve] = {}  # by numbers of threads
+        self.prepare(None, (1,))
+
+    def prepare(
+        self,
+        curve: CostCurve | None,
+        sizes: Sequence[int],
+        restore: RestoreCost | None = None,
+        *,
+        is_provisional: bool = False,
+    ) -> None:
+        """Set what holds from here on.
+
+        Args:
+            curve, sizes: See the attributes.
+            restore: Cost of rolling back a draft; `None` means that it costs nothing.
+            is_provisional: True if other programs ran while the curve was measured.
+        """
+        self._is_provisional = is_provisional
+        if curve is None or self._curves.get(curve.threads) is not curve:
+            self._curves = {} if curve is None else {curve.threads: curve}
+        self.sizes, self._restore = sizes, restore
+        self._conditions = None
+        self._use(curve)
+
+    def begin(self) -> None:
+        """Start a text."""
+        self._explanation = {}
+        self.policy.begin()
+
+    # ------------------------------------------------------------------ 1 to 3: draft, plan, evaluate
+
+    def submit(self, texts: Sequence[DraftedText]) -> Pass:
+        """Draft for a text that has not ended, plan, and begin the pass.
+
+        Raises:
+            TargetError: the pass failed, or a draft model's; the text is as before.
+        """
+        clock, (text,) = self._clock, texts
+        sequence = text.sequence
+        began = clock()
+        if self._conditions is None:
+            self._follow(sequence.conditions)
+        owed = sequence.owed
+        plan = self._plain if text.drafts.drafter is None else self.plan(text, owed)
+        # So that the draft can be rolled back. If tokens are owed, there is a checkpoint before them already.
+        if plan.sent.tokens and sequence.replays and not owed:
+            sequence.checkpoint()
+        current = Pass(texts, (plan,), plan.size, owed)
+        current.explanation, current.has_proposal = self._explanation, text.drafts.proposal is not None
+        current.began = asked = clock()
+        self.evaluate(current, text, plan)
+        if not sequence.returns_early:
+            current.rows = (sequence.fetch(),) if not current.rows else current.rows
+            current.seconds = clock() - asked
+        current.planning_seconds = asked - began
+        return current
+
+    def evaluate(self, current: Pass, text: DraftedText, plan: Plan) -> None:
+        """Begin the evaluation of a plan."""
+        text.sequence.submit((text.last,) if plan.size == 1 else plan.batch(text.last))
+
+    def plan(self, text: DraftedText, owed: int) -> Plan:
+        """Return what the next pass evaluates of a text that owes so many tokens."""
+        policy, curve, sizes, drafts = self.policy, self.curve, self.sizes, text.drafts
+        self._explanation = policy.explain()
+        room = min(sizes[-1], text.sequence.max_batch) - owed - 1
+        limit = min(policy.limit(), room, text.left - 1)
+        if limit < 1:
+            drafts.proposal = None
+            return self._plain
+        proposal = drafts.propose(limit, policy.price(curve, sizes), text.choose())
+        restore = self._restore
+        if restore is not None and owed:  # there is a checkpoint already
+            restore = restore._replace(save=0.0, recompute=owed)
+        length, size = policy.plan(proposal, curve, sizes, restore)
+        if length:
+            return drafts.plan(proposal if length >= len(proposal.tokens) else proposal.head(length), size, sizes)
+        return self._plain if size == self._plain.size else no_draft(size)
+
+    # ------------------------------------------------------------------ 4 and 5: verify, roll back
+
+    def commit(self, current: Pass) -> None:
+        """Grow the texts of a pass by its outcome. What must be known before the next pass is known then."""
+        if not current.rows:
+            self._wait(current)
+        exactness, is_alone = self.exactness, len(current.texts) == 1
+        bound = 0.0 if is_alone and current.size in exactness.agreeing else exactness.bound
+        for text, plan, rows in zip(current.texts, current.plans, current.rows, strict=True):
+            assert isinstance(text, Text)
+            step = text.commit(plan, rows, bound)
+            current.steps.append(step)
+            sequence = text.sequence
+            if len(sequence.tokens) > text.settled:
+                began = self._clock()
+                sequence.rollback(text.settled)
+                current.planning_seconds += self._clock() - began
+            if step is not None and text.drafts.drafter is not None:
+                current.planning_seconds -= text.drafts.accept(step)
+
+    def _wait(self, current: Pass) -> None:
+        """Wait for the logits of a pass whose `submit` returned early, and take its time."""
+        came = self._clock()
+        current.rows = self.fetch(current)
+        ended = self._clock()
+        current.seconds = ended - current.began
+        if ended - came < READY * current.seconds and self.curve is not None:
+            # They had been there for some time, while something else was done.
+            current.seconds = min(current.seconds, self.curve.seconds(current.size))
+
+    def fetch(self, current: Pass) -> Sequence[Logits]:
+        """Return the logits of each text of a pass; wait for them if necessary."""
+        return (current.texts[0].sequence.fetch(),)
+
+    # ------------------------------------------------------------------ 6: learn
+
+    def report(self, current: Pass) -> Sequence[Step | None]:
+        """Learn from a pass, and return the completed step of each text; `None` if an error ended it before."""
+        (step,), (text,) = current.steps, current.texts
+        self._check_conditions(current)
+        if step is not None:
+            step.batch = current.size + current.owed
+            step.seconds = current.seconds
+            step.is_quiet = current.is_quiet
+            self.learn(text, step, current)
+        return current.steps
+
+    def _check_conditions(self, current: Pass) -> None:
+        conditions = current.texts[0].sequence.conditions
+        is_steady = conditions is self._conditions or self._follow(conditions)
+        current.is_quiet = current.is_quiet and is_steady and conditions.is_quiet
+
+    def learn(self, text: DraftedText, step: Step, current: Pass) -> None:
+        """Learn from a pass over one text, and complete its record."""
+        drafts, curve = text.drafts, self.curve
+        if curve is not None:
+            step.plain_seconds = curve.seconds(self._plain.size)
+            if not self._is_provisional:
+                step.expected_seconds = self._expected(curve, (step.batch,))
+        if drafts.drafter is not None:
+            step.policy_details = current.explanation
+            if curve is not None:
+                step.interruption_seconds = step.seconds - self._undisturbed(
+                    curve, step.batch, step.seconds, step.is_quiet
+                )
+            if current.has_proposal:
+                step.draft_seconds = current.planning_seconds
+            self.policy.record(step)
+        if curve is not None and step.batch <= self.sizes[-1]:
+            curve.observe(step.batch, step.seconds, step.is_quiet)
+
+    @staticmethod
+    def _expected(curve: CostCurve, batches: Sequence[int]) -> float:
+        """Return the seconds that a pass of these batches takes by the curve."""
+        seconds = curve.switch if batches[0] != curve.last else 0.0
+        for size in batches:
+            seconds += curve.seconds(size)
+        return seconds
+
+    @staticmethod
+    def _undisturbed(curve: CostCurve, size: int, seconds: float, is_quiet: bool) -> float:
+        """Return the seconds of a pass that the draft is charged for: without what other programs added."""
+        undisturbed = curve.undisturbed(size, seconds)
+        return undisturbed if is_quiet else min(undisturbed, curve.seconds(size))
+
+    # ------------------------------------------------------------------ conditions
+
+    def _use(self, curve: CostCurve | None) -> None:
+        self.curve, sizes = curve, self.sizes
+        self._plain = no_draft(curve.padded(sizes)[1][0] if curve else smallest(1, sizes))
+
+    def _follow(self, conditions: Conditions) -> bool:
+        """Use the curve for these conditions. Return True if they are as they were at the last pass."""
+        before, self._conditions = self._conditions, conditions
+        if conditions == before or self.curve is None or not self.curve.measured:
+            return True
+        threads = conditions.threads, conditions.threads_batch
+        if self.curve.threads not in (None, threads):
+            if threads not in self._curves:
+                self._curves[threads] = self.curve.copy(threads)
+            self._use(self._curves[threads])
+        if before is not None and before.period != conditions.period:
+            self.curve.restart()
+        return before is None

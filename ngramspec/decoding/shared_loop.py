@@ -1,0 +1,192 @@
+"""`SharedLoop`: passes over several texts whose sequences share a cache; `SharedSequences`: the sequences of such a pass.
+
+A pass reads the weights once for all of its texts, and one policy divides the draft tokens among them. With one text it
+is a `DecodingLoop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from ngramspec.backend import Logits
+from ngramspec.cost.curve import CostCurve
+from ngramspec.decoding.drafts import DraftedText, Plan, no_draft
+from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.draft_model.passes import draft_together
+from ngramspec.policies.policy import Policy
+from ngramspec.shared_model import Part, SequenceModel, SharedModel
+from ngramspec.steps import Step
+
+_ONE_TOKEN = no_draft(1)
+
+
+class SharedSequences:
+    """Sequences whose texts share a pass, and how large the batches are that llama.cpp makes of it.
+
+    An idle sequence in a gap between theirs takes part with a token that is rolled back, if that is cheaper than
+    another batch (see `SharedModel.batches`).
+
+    Args:
+        model: The owner of the sequences.
+        sequences: Sequences of the texts.
+        curve: Cost of a batch.
+        most: Maximum number of tokens of a batch.
+    """
+
+    def __init__(self, model: SharedModel, sequences: Sequence[SequenceModel], curve: CostCurve, most: int) -> None:
+        self._model = model
+        self.sequences = list(sequences)
+        self.drafts_alone = model.drafts_alone  # see `SharedModel`
+        self._fillers: list[SequenceModel] = []
+        self._plain = self.batches([1] * len(sequences))
+        numbers = [sequence.number for sequence in sequences]
+        between = {*range(min(numbers), max(numbers))} - {*numbers}
+        if between and not model.drafts_alone:
+            self._fillers = [sequence for sequence in model.sequences if sequence.number in between]
+            bare, self._plain = self._plain, self.batches([1] * len(sequences))
+            if self.plain_cost(curve) >= sum(map(curve.ratio, bare)) or len(sequences) + len(self._fillers) > most:
+                self._fillers, self._plain = [], bare
+
+    def batches(self, shape: Sequence[int]) -> Sequence[int]:
+        """Return the sizes of the batches of a pass in which each text has so many tokens."""
+        return self._model.batches([*shape, *[min(shape)] * len(self._fillers)], [*self.sequences, *self._fillers])
+
+    def plain_cost(self, curve: CostCurve) -> float:
+        """Return the cost of a pass without drafts, in units of T(1)."""
+        return sum(map(curve.ratio, self._plain))
+
+    def evaluate(self, tokens_of: Sequence[Sequence[int]]) -> list[Logits]:
+        """Evaluate tokens of each text; return the logits after each token.
+
+        Raises:
+            TargetError: the pass failed; the sequences are as before.
+        """
+        parts = [
+            Part(sequence, tokens, len(tokens)) for sequence, tokens in zip(self.sequences, tokens_of, strict=True)
+        ]
+        if not self._fillers:
+            return self._model.evaluate_together(parts)
+        filler = [0] * min(map(len, tokens_of))
+        before = [len(sequence.tokens) for sequence in self._fillers]
+        rows = self._model.evaluate_together([*parts, *(Part(sequence, filler, 0) for sequence in self._fillers)])
+        for sequence, length in zip(self._fillers, before, strict=True):
+            sequence.rollback(length)
+        return rows[: len(parts)]
+
+
+class SharedLoop(DecodingLoop):
+    """The decoding loop of a model that holds several texts.
+
+    Args:
+        model: The owner of the sequences.
+        largest: Maximum number of tokens of a batch.
+        policy, clock: See `DecodingLoop`.
+    """
+
+    def __init__(self, model: SharedModel, largest: int, policy: Policy, clock: Callable[[], float]) -> None:
+        super().__init__(policy, clock)
+        self._model, self._largest = model, largest
+        self._group: SharedSequences | None = None  # of the last pass over several texts
+
+    def submit(self, texts: Sequence[DraftedText]) -> Pass:
+        if len(texts) == 1:
+            return super().submit(texts)
+        clock = self._clock
+        began = clock()
+        if self._conditions is None:
+            self._follow(texts[0].sequence.conditions)
+        group = self._group_of([cast(SequenceModel, text.sequence) for text in texts])
+        plans = [_ONE_TOKEN] * len(texts) if texts[0].drafts.drafter is None else self._plan_together(texts, group)
+        owed = 0
+        for text, plan in zip(texts, plans, strict=True):
+            sequence = text.sequence
+            owed += sequence.owed
+            if plan.sent.tokens and sequence.replays and not sequence.owed:
+                sequence.checkpoint()
+        current = Pass(texts, plans, sum(plan.size for plan in plans), owed)
+        current.has_proposal = any(text.drafts.proposal is not None for text in texts)
+        current.began = asked = clock()
+        current.rows = group.evaluate([plan.batch(text.last) for text, plan in zip(texts, plans, strict=True)])
+        current.seconds = clock() - asked
+        current.planning_seconds = asked - began
+        return current
+
+    def _group_of(self, sequences: Sequence[SequenceModel]) -> SharedSequences:
+        if self._group is None or self._group.sequences != sequences:
+            assert self.curve is not None
+            self._group = SharedSequences(self._model, sequences, self.curve, self._largest)
+        return self._group
+
+    def _plan_together(self, texts: Sequence[DraftedText], group: SharedSequences) -> Sequence[Plan]:
+        """Return what the next pass evaluates of each text."""
+        n = len(texts)
+        policy, curve, sizes = self.policy.shared(n), self.curve, self.sizes
+        assert curve is not None
+        most = 0 if group.drafts_alone else min(policy.limit(), sizes[-1] - n)
+        limits = [min(most, text.left - 1) for text in texts]
+        if max(limits) < 1:
+            for text in texts:
+                text.drafts.proposal = None
+            return [_ONE_TOKEN] * n
+        price = policy.price(curve, sizes)
+        proposals: list[Draft] = draft_together(
+            [
+                text.drafts.propose_stepwise(limit, price, text.choose())
+                for text, limit in zip(texts, limits, strict=True)
+            ],
+            price,
+        )
+        chosen = policy.plan_together(proposals, curve, sizes, group.batches)
+        return [
+            text.drafts.plan(proposal.head(length), size, (size,))
+            for text, proposal, (length, size) in zip(texts, proposals, chosen, strict=True)
+        ]
+
+    def report(self, current: Pass) -> Sequence[Step | None]:
+        if len(current.texts) == 1:
+            return super().report(current)
+        self._check_conditions(current)
+        for step, plan in zip(current.steps, current.plans, strict=True):
+            if step is not None:
+                step.batch = plan.size
+                step.seconds = current.seconds * (plan.size / current.size)
+                step.is_quiet = current.is_quiet
+        if current.texts[0].drafts.drafter is not None:
+            self._learn_together(current)
+        return current.steps
+
+    def _learn_together(self, current: Pass) -> None:
+        """Learn the time of a pass over several texts, and whether drafting pays for so many."""
+        n, curve, group = len(current.texts), self.curve, self._group
+        assert curve is not None
+        assert group is not None
+        overhead = current.planning_seconds if current.has_proposal else 0.0
+        steps = [step for step in current.steps if step is not None]
+        plain_seconds = curve.level * group.plain_cost(curve) / n
+        batches = group.batches([plan.size for plan in current.plans])
+        expected = 0.0 if self._is_provisional else self._expected(curve, batches)
+        for step in steps:
+            step.plain_seconds, step.draft_seconds = plain_seconds, overhead / n
+            step.expected_seconds = expected * step.seconds / current.seconds if current.seconds else 0.0
+        # The time of one batch is the time of the pass; that of several cannot be divided.
+        whole = batches[0] + current.owed if len(batches) == 1 else 0
+        undisturbed = self._undisturbed(curve, whole, current.seconds, current.is_quiet) if whole else current.seconds
+        self.policy.shared(n).record(
+            Step(
+                tuple(token for step in steps for token in step.tokens),
+                drafted=tuple(token for step in steps for token in step.drafted),
+                accepted=sum(step.accepted for step in steps),
+                # As many drafters were asked: it was not in vain if each had one right.
+                correct_guesses=sum(step.correct_guesses for step in steps) // n,
+                batch=sum(batches) + current.owed,
+                seconds=current.seconds,
+                interruption_seconds=current.seconds - undisturbed,
+                is_quiet=current.is_quiet,
+                draft_seconds=overhead,
+                plain_seconds=plain_seconds,
+            )
+        )
+        if 0 < whole <= self.sizes[-1]:
+            curve.observe(whole, current.seconds, current.is_quiet)

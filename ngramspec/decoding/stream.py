@@ -1,0 +1,91 @@
+"""`TextStream`: the bytes of successive tokens as text, which ends before the first stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from encodings import utf_8
+
+from ngramspec.tokens import begun
+
+
+class TextStream:
+    """Turns the byte pieces of successive tokens into text that ends before the first stop string.
+
+    What comes out is final: no broken character is released and rolled back, no part of a stop string is shown.
+    Bytes that can never become valid UTF-8 read U+FFFD. A character still incomplete when the text ends is dropped: it
+    was cut off by the end (of the token budget, say), not wrong.
+
+    Example (stop "END"):
+        push(b"caf\\xc3") -> "caf"      half a character is held back
+        push(b"\\xa9 E")  -> "é "       "E" could begin "END"
+        push(b"NDE")     -> ""         the text ended before "END"; `stopped` is "END"
+
+    Time of a push: O(piece * stop strings), plus O(longest stop string squared) for the held-back suffix.
+    """
+
+    def __init__(self, stop: Sequence[str] = (), least: int = 0) -> None:
+        """Start an empty text, which ends before any of the strings `stop`; they do not count in `least` tokens.
+
+        Raises ValueError: a stop string is empty, or `stop` is itself a string.
+        """
+        if isinstance(stop, str):
+            raise ValueError(f"stop must be a sequence of strings, not the string {stop!r}")
+        if not all(stop):
+            raise ValueError("a stop string must not be empty")
+        # Longest first, so that the first of equal positions is the longest.
+        self._stop = tuple(sorted(set(stop), key=len, reverse=True))
+        self._decoder = utf_8.IncrementalDecoder(errors="replace")
+        self._held = ""
+        self._early = least
+        # the stop string that ended the text: the one that begins first; of several that begin at one place, the
+        # longest that is complete by then (waiting for a longer one costs passes, and gives the same text).
+        self.stopped: str | None = None
+
+    def push_all(self, pieces: Iterable[bytes]) -> list[str]:
+        """Return the text that each token's bytes release, up to the token that completes a stop string."""
+        texts: list[str] = []
+        for piece in pieces:
+            if not self._stop and piece.isascii() and not self._decoder.buffer:
+                texts.append(piece.decode())
+                continue
+            texts.append(self.push(piece))
+            if self.stopped is not None:
+                break
+        return texts
+
+    def push(self, piece: bytes) -> str:
+        """Return the text that a token's bytes release; empty after a stop string."""
+        if self.stopped is not None:
+            return ""
+        # Most pieces are whole characters after whole characters, for which the decoder is five times as slow.
+        is_whole = piece.isascii() and not self._decoder.buffer
+        text = self._held + (piece.decode() if is_whole else self._decoder.decode(piece))
+        if not self._stop or self._early > 0:
+            self._early -= 1
+            return text
+        open_at = begun(text, self._stop)
+        stop_at = self._find(text)
+        # An unfinished stop string that begins before a finished one still wins if it completes: "abcd" over "bc" after
+        # "abc". So the finished one counts only when nothing that began earlier is still open.
+        if stop_at is not None and stop_at[0] <= open_at:
+            return self._cut(text, *stop_at)
+        self._held = text[open_at:]
+        return text[:open_at]
+
+    def finish(self) -> str:
+        """What was held back, when the text ends for another reason; a stop string that was complete, and waited for
+        one that began earlier, ends it here."""
+        text, self._held = self._held, ""
+        self._decoder.reset()
+        stop_at = self._find(text)
+        return text if stop_at is None else self._cut(text, *stop_at)
+
+    def _cut(self, text: str, at: int, stop: str) -> str:
+        self.stopped = stop
+        self._held = ""
+        return text[:at]
+
+    def _find(self, text: str) -> tuple[int, str] | None:
+        """(position, stop string) of the earliest stop string in the text, the longest of those."""
+        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        return min(found, key=lambda hit: hit[0], default=None)

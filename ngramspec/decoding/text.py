@@ -1,0 +1,218 @@
+"""`Text`: one growing sequence. It verifies the tokens of a pass, turns them into text, and decides when it ends."""
+
+from __future__ import annotations
+
+from ngramspec.acceptance.rules import TokenDecision, Verdict
+from ngramspec.acceptance.verifier import Acceptance, RuleVerifier, Verifier
+from ngramspec.backend import Logits, Model, Vocabulary
+from ngramspec.decoding.drafts import DraftedText, Drafts, Plan, no_draft
+from ngramspec.decoding.stream import TextStream
+from ngramspec.drafting.draft import NO_DRAFT, Chooser
+from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.errors import NGramSpecError, PromptError
+from ngramspec.request import GREEDY, Request
+from ngramspec.sampling.distribution import logprobs, sampled_logprobs
+from ngramspec.sampling.recording_sampler import RecordingSampler
+from ngramspec.sampling.sampler import BudgetSampler, CloseCalls, Forbidding, Sampler
+from ngramspec.steps import Step, StopReason
+from ngramspec.tokens import TokenTable, ending_tokens
+
+_PREFILL = no_draft(0)
+
+
+class Text(DraftedText):
+    """The text that follows a prompt, as far as it is final.
+
+    Args:
+        request: The text to continue.
+        vocabulary: Meaning of its tokens.
+        n_ctx: Maximum number of tokens of prompt and text.
+        n_vocab: Length of a row of logits.
+        counts_calls: Count the tokens that rounding could have decided (`Step.close_calls`).
+
+    Attributes:
+        settled: Number of tokens of prompt and text without the last one, which no pass has evaluated yet.
+        stop: Why the text ended; `None` while it grows.
+        error: What ended the text after the tokens of the last step; `None` if nothing did.
+
+    Raises:
+        PromptError, ValueError, GrammarError: See `SpeculativeDecoder.generate`.
+    """
+
+    def __init__(
+        self, request: Request, vocabulary: Vocabulary, *, n_ctx: int, n_vocab: int, counts_calls: bool = False
+    ) -> None:
+        if request.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {request.max_tokens}")
+        if not request.prompt:
+            raise PromptError("the prompt is empty")
+        room = n_ctx - len(request.prompt)
+        if room < 1:
+            raise PromptError(
+                f"the prompt has {len(request.prompt)} tokens and leaves no room for an answer in the context of"
+                f" {n_ctx}"
+            )
+        top = request.logprobs
+        if top is not None and not 0 <= top <= n_vocab:
+            raise ValueError(f"logprobs must be 0 to {n_vocab}, the size of the vocabulary, got {top}")
+        self.request = request
+        self.prompt = list(request.prompt)
+        self.settled = len(self.prompt)
+        self.last = self.prompt[-1]
+        self.left = min(request.max_tokens, room)
+        self.stop: StopReason | None = None
+        self.error: NGramSpecError | ValueError | None = None
+        self._limit_reason: StopReason = "length" if request.max_tokens <= room else "context"
+        ends, is_eog = request.rules.ends, vocabulary.is_eog
+        self._ends: TokenTable[bool] = TokenTable(lambda token: token in ends or is_eog(token))
+        piece = getattr(vocabulary, "shown", vocabulary.piece) if request.controls else vocabulary.piece
+        self._pieces: TokenTable[bytes] = TokenTable(piece)
+        self._stream = TextStream(request.stop, request.rules.least)
+        self._decisions: list[TokenDecision] = []
+        self._guide: GrammarGuide | None = None
+        self._budget: BudgetSampler | None = None
+        self._calls: CloseCalls | None = None
+        self._recorder: RecordingSampler | None = None
+        self.verifier = self._make_verifier(vocabulary, n_vocab, counts_calls=counts_calls)
+
+    def _make_verifier(self, vocabulary: Vocabulary, n_vocab: int, *, counts_calls: bool) -> Verifier:
+        """Return the request's verifier, or one that applies its sampling, grammar, rules and acceptance."""
+        request, acceptance = self.request, self.request.acceptance
+        if acceptance is not None and not isinstance(acceptance, str | Acceptance):
+            if request.sampling != GREEDY or request.return_decisions:
+                raise ValueError("sampling and return_decisions cannot be combined with a verifier, which has its own")
+            return acceptance
+        rules = request.rules
+        sampler: Sampler = vocabulary.sampler(request.sampling)
+        if rules.least or rules.words:
+            too_early = {*ending_tokens(vocabulary), *rules.ends} if rules.least else ()
+            sampler = Forbidding(sampler, rules, [token for token in too_early if 0 <= token < n_vocab])
+        if rules.reasoning is not None:
+            sampler = self._budget = BudgetSampler(sampler, rules.reasoning)
+        how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
+        how.rule(sampler.sampling, ruled=isinstance(sampler, Forbidding | BudgetSampler))
+        if counts_calls:
+            sampler = self._calls = CloseCalls(sampler)
+        if request.post_sampling and request.logprobs is not None:
+            # Outermost, because counting close calls draws a second time.
+            sampler = self._recorder = RecordingSampler(sampler)
+        watch = self._decisions.append if request.return_decisions else None
+        verifier = RuleVerifier(sampler, how, watch)
+        sampler.begin(self.prompt)
+        if sampler.grammar is not None:
+            self._guide = GrammarGuide(sampler.grammar)
+        return verifier
+
+    def begin(self, drafts: Drafts, sequence: Model) -> None:
+        """Let the text be drafted for; `sequence` holds the prompt before the first step."""
+        self.drafts, self.sequence, budget = drafts, sequence, self._budget
+        if drafts.drafter is not None:
+            if isinstance(self.verifier, RuleVerifier):
+                drafts.drafter.set_sampling(self.request.sampling)
+            if drafts.drafter.prediction is not None:
+                drafts.drafter.prediction = self.request.prediction
+        drafts.begin(
+            self.prompt,
+            guide=self._guide,
+            ends=self._ends,
+            closing=None if budget is None else lambda: budget.closing,
+            fixed_length=self.verifier.fixed_length,
+        )
+
+    def choose(self) -> Chooser | None:
+        return self.verifier.choose(self.settled + 1)
+
+    # ------------------------------------------------------------------ the tokens of a pass
+
+    def first(self, rows: Logits) -> Step:
+        """Emit the prefill's token; `rows` are the logits after the prompt, shape (1, n_vocab)."""
+        verdict = self.verifier.verify(rows, NO_DRAFT, self.settled)
+        self.drafts.observe_logits(self.last, NO_DRAFT, rows)
+        step = self._emit(verdict, rows, _PREFILL, self.settled)
+        self.last = step.tokens[-1]
+        return step
+
+    def commit(self, plan: Plan, rows: Logits, bound: float = 0.0) -> Step | None:
+        """Emit the accepted tokens of a draft and one token of the target's, up to the end of the text.
+
+        Args:
+            plan: What was sent.
+            rows: Logits of the pass, at least one row for the last token and each token of the draft.
+            bound: How far the size of this pass may have moved a logit; 0 means not at all.
+
+        Returns:
+            The step; `None` if no token could be chosen, for the reason in `error`.
+        """
+        if self._calls is not None and bound:
+            self._calls.arm(bound)
+        sent, position = plan.sent, self.settled + 1
+        # Plain decoding would not have seen the logits after the end of the text.
+        needed = len(sent.tokens) + (not plan.ends)
+        try:
+            verdict = self.verifier.verify(
+                rows if len(rows) == needed else rows[:needed], plan.verified_draft, position
+            )
+        except (NGramSpecError, ValueError) as error:
+            self.error = error
+            return None
+        self.drafts.observe_logits(self.last, sent, rows, len(verdict.tokens) - 1)
+        step = self._emit(verdict, rows, plan, position)
+        self.settled += len(step.tokens)
+        self.last = step.tokens[-1]
+        if self.stop is None:
+            self.error = verdict.error
+        return step
+
+    def _emit(self, verdict: Verdict, rows: Logits, plan: Plan, position: int) -> Step:
+        """Return the step of a verdict's tokens up to the end of the text; `position`: index of its first token."""
+        tokens, stream, ends = verdict.tokens, self._stream, self._ends
+        stop: StopReason | None = None
+        count = 0
+        for token in tokens:
+            count += 1
+            if ends[token]:
+                stop = "eog"
+                break
+            if count >= self.left:
+                stop = self._limit_reason
+                break
+        # A token that ends the text is not part of it.
+        pieces = stream.push_all(map(self._pieces.__getitem__, tokens[: count - (stop == "eog")]))
+        if stream.stopped is not None:
+            count, stop = len(pieces), "stop"
+        elif stop is not None:
+            if stop == "eog":
+                pieces.append("")
+            pieces[-1] += stream.finish()
+            if stream.stopped is not None:
+                stop = "stop"
+        self.stop = stop
+        self.left -= count
+        tokens, drafted = tokens[:count], plan.sent.tokens
+        step = Step(
+            tokens,
+            tuple(pieces),
+            drafted=drafted,
+            accepted=min(verdict.accepted, count),
+            source=plan.sent.source if drafted else "",
+            position=position,
+            stop=stop,
+        )
+        if stop == "stop":
+            step.stop_string = stream.stopped
+        if self._calls is not None:
+            step.close_calls = self._calls.take()
+        if self.request.logprobs is not None:
+            self._report_logprobs(step, rows, self.request.logprobs)
+        if self.request.return_decisions:
+            step.verified_draft, step.decisions = plan.verified_draft, tuple(self._decisions)
+            self._decisions.clear()
+        return step
+
+    def _report_logprobs(self, step: Step, rows: Logits, top: int) -> None:
+        """Add the log-probabilities of the step's tokens, and of the `top` most likely ones, to the step."""
+        if self._recorder is not None:
+            pairs = zip(self._recorder.pop_distributions(), step.tokens, strict=False)
+            step.logprobs = tuple(sampled_logprobs(p, token, top) for p, token in pairs)
+        else:
+            step.logprobs = tuple(logprobs(row, token, top) for row, token in zip(rows, step.tokens, strict=False))

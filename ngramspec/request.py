@@ -1,0 +1,55 @@
+"""`Request`: a text to continue, and how. Every front end fills in this list of fields, and there is no other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ngramspec.acceptance.verifier import Acceptance, Verifier
+from ngramspec.sampling.sampler import NO_RULES, TextRules
+from ngramspec.sampling.settings import Sampling
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A text to continue.
+
+    Attributes:
+        prompt: Token ids, at least one, fewer than the context holds.
+        max_tokens: Maximum number of tokens to emit; the end of the context may come first. The engine takes 0, which
+            only fills the cache with the prompt.
+        sampling: How tokens are chosen.
+        acceptance: How drafts are accepted: an `Acceptance`, the name of a method, or a verifier, which has its own
+            sampling.
+        stop: Strings that end the text, which then stops right before them.
+        rules: Where the text may end, which words it may not contain, and how long it may reason.
+        prediction: Token ids of a text that the answer probably copies, such as the file that it changes. It is drafted
+            from first, and a wrong one does not change the text.
+        logprobs: Report the log-probabilities of each emitted token and of this many of the most likely tokens; `None`
+            means no log-probabilities.
+        post_sampling: Report them from the distributions that tokens were drawn from, after all samplers.
+        return_decisions: Report how each token was decided on; not with a verifier.
+        controls: Show control tokens in the text, for callers that parse them. Tokens that end a text stay hidden.
+        scored: Also report the log-probabilities of the prompt's tokens (engine only).
+        slot: The slot to prefer (engine only); `None` means the one that holds most of the prompt.
+        cache_prompt: Whether tokens of the prompt that a slot already holds may be reused (engine only).
+        scales: Scales of the LoRA adapters (engine only); `None` means those of the engine.
+    """
+
+    prompt: Sequence[int]
+    max_tokens: int
+    sampling: Sampling = GREEDY
+    acceptance: str | Acceptance | Verifier | None = None
+    stop: Sequence[str] = ()
+    rules: TextRules = NO_RULES
+    prediction: Sequence[int] = ()
+    logprobs: int | None = None
+    post_sampling: bool = False
+    return_decisions: bool = False
+    controls: bool = False
+    scored: bool = False
+    slot: int | None = None
+    cache_prompt: bool = True
+    scales: tuple[float, ...] | None = None
