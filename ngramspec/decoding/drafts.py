@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ngramspec.backend import Logits, Model
 from ngramspec.drafting.chances import ChanceEstimator
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, MarginalCost
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step
@@ -44,6 +44,7 @@ class Drafts:
     Attributes:
         proposal: All that the drafter proposed for the current pass, sent or not, with estimates; `None` if it was not
             asked.
+        fixed_length: See `Drafter.propose`.
     """
 
     def __init__(self, drafter: Drafter | None, policy: Policy | None = None) -> None:
@@ -55,7 +56,7 @@ class Drafts:
         self._guide: GrammarGuide | None = None
         self._ends: Mapping[int, bool] | None = None
         self._closing: Callable[[], Sequence[int]] | None = None
-        self._fixed_length = False
+        self.fixed_length = False
 
     def begin(
         self,
@@ -75,7 +76,7 @@ class Drafts:
             closing: Returns the tokens that must come next to close reasoning; `None` means that there never are any.
             fixed_length: As in `Drafter.propose`.
         """
-        self._guide, self._ends, self._closing, self._fixed_length = guide, ends, closing, fixed_length
+        self._guide, self._ends, self._closing, self.fixed_length = guide, ends, closing, fixed_length
         self.proposal = None
         self._estimator.begin()
         self._is_estimated = False
@@ -97,42 +98,30 @@ class Drafts:
         """Return a draft with estimates, as the grammar allows it; the arguments are those of `Drafter.propose`."""
         assert self.drafter is not None
         self.proposal = None
-        closing = self._closing_draft(limit) if self._closing is not None else None
-        if closing is None:
-            draft = self.drafter.propose(limit, choose, fixed_length=self._fixed_length, price=price)
-            if draft.tokens and not draft.acceptance_probs:
-                draft = self._estimator.estimated(draft, limit, fixed_length=self._fixed_length)
-                self._is_estimated = True
+        if self._closing is not None and (closing := self.closing_draft(limit)):
+            return closing
+        draft = self.drafter.propose(limit, choose, fixed_length=self.fixed_length, price=price)
+        if draft.acceptance_probs and self._guide is None:
             self.proposal = draft
-        else:
-            draft = closing
-        return draft if self._guide is None else self._guide.shape(draft, limit, fixed_length=self._fixed_length)
+            return draft
+        return self.complete(draft, limit)
 
-    def propose_stepwise(self, limit: int, price: MarginalCost | None, choose: Chooser | None) -> Drafting:
-        """`propose` as a generator that requests passes of a draft model, so that several texts can share them."""
-        assert self.drafter is not None
-        self.proposal = None
-        closing = self._closing_draft(limit) if self._closing is not None else None
-        if limit < 1:
-            return NO_DRAFT
-        if closing is None:
-            draft = yield from self.drafter.propose_stepwise(
-                limit, choose, fixed_length=self._fixed_length, price=price
-            )
-            self.proposal = draft = self._estimator.estimated(draft, limit, fixed_length=self._fixed_length)
-            self._is_estimated = True
-        else:
-            draft = closing
-        return draft if self._guide is None else self._guide.shape(draft, limit, fixed_length=self._fixed_length)
-
-    def _closing_draft(self, limit: int) -> Draft | None:
+    def closing_draft(self, limit: int) -> Draft | None:
         """Return the tokens that must come next to close reasoning as a draft that cannot fail, if there are any."""
-        assert self._closing is not None
-        tokens = tuple(self._closing()[:limit])
+        tokens = tuple(self._closing()[:limit]) if self._closing is not None else ()
         if not tokens:
             return None
         q = tuple({token: 1.0} for token in tokens)
-        return Draft(tokens, q, acceptance_probs=(1.0,) * len(tokens), source="reasoning")
+        draft = Draft(tokens, q, acceptance_probs=(1.0,) * len(tokens), source="reasoning")
+        return draft if self._guide is None else self._guide.shape(draft, limit, fixed_length=self.fixed_length)
+
+    def complete(self, draft: Draft, limit: int) -> Draft:
+        """Take a draft of the drafter as the proposal. Return it with estimates, as the grammar allows it."""
+        if draft.tokens and not draft.acceptance_probs:
+            draft = self._estimator.estimated(draft, limit, fixed_length=self.fixed_length)
+            self._is_estimated = True
+        self.proposal = draft
+        return draft if self._guide is None else self._guide.shape(draft, limit, fixed_length=self.fixed_length)
 
     def plan(self, draft: Draft, size: int, sizes: Sequence[int]) -> Plan:
         """Plan to send a draft in a batch of `size`, or of a smaller one of `sizes`, which ascend.
@@ -149,7 +138,7 @@ class Drafts:
                     legal = judged = i
                     ends = True
                     break
-        if self._guide is not None and self._fixed_length:
+        if self._guide is not None and self.fixed_length:
             allowed = self._guide.legal(draft.head(judged))
             ends = ends and allowed == judged
             legal, judged = allowed, min(judged, allowed + 1)

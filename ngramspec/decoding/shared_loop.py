@@ -13,8 +13,8 @@ from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.drafts import DraftedText, Plan, no_draft
 from ngramspec.decoding.loop import DecodingLoop, Pass
-from ngramspec.drafting.draft import Draft
-from ngramspec.drafting.draft_model.passes import draft_together
+from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
+from ngramspec.drafting.draft_model.passes import Drafting, StepwiseDrafter, draft_together
 from ngramspec.policies.policy import Policy
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
 from ngramspec.steps import Step
@@ -131,13 +131,7 @@ class SharedLoop(DecodingLoop):
                 text.drafts.proposal = None
             return [_ONE_TOKEN] * n
         price = policy.price(curve, sizes)
-        proposals: list[Draft] = draft_together(
-            [
-                text.drafts.propose_stepwise(limit, price, text.choose())
-                for text, limit in zip(texts, limits, strict=True)
-            ],
-            price,
-        )
+        proposals = _propose(texts, limits, price)
         chosen = policy.plan_together(proposals, curve, sizes, group.batches)
         return [
             text.drafts.plan(proposal.head(length), size, (size,))
@@ -190,3 +184,29 @@ class SharedLoop(DecodingLoop):
         )
         if 0 < whole <= self.sizes[-1]:
             curve.observe(whole, current.seconds, current.is_quiet)
+
+
+def _propose(texts: Sequence[DraftedText], limits: Sequence[int], price: MarginalCost | None) -> list[Draft]:
+    """Return a draft for each text; those of a draft model share its passes."""
+    asked = list(zip(texts, limits, strict=True))
+    drafter = texts[0].drafts.drafter
+    if drafter is not None and drafter.drafts_stepwise:
+        return draft_together([_propose_stepwise(text, limit, price) for text, limit in asked], price)
+    for text, limit in asked:
+        if limit < 1:
+            text.drafts.proposal = None
+    return [text.drafts.propose(limit, price, text.choose()) if limit > 0 else NO_DRAFT for text, limit in asked]
+
+
+def _propose_stepwise(text: DraftedText, limit: int, price: MarginalCost | None) -> Drafting:
+    """`Drafts.propose` as a generator, which yields the passes of the draft model that it needs."""
+    drafts = text.drafts
+    drafts.proposal = None
+    if limit < 1:
+        return NO_DRAFT
+    closing = drafts.closing_draft(limit)
+    if closing is not None:
+        return closing
+    drafter = cast(StepwiseDrafter, drafts.drafter)
+    draft = yield from drafter.propose_stepwise(limit, text.choose(), fixed_length=drafts.fixed_length, price=price)
+    return drafts.complete(draft, limit)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 import cython
 
@@ -66,9 +66,6 @@ class Draft:
 
 NO_DRAFT = Draft()
 
-Drafting: TypeAlias = "Generator[Any, NDArray[np.float32] | None, Draft]"
-"""A draft in the making; see `Drafter.propose_stepwise`."""
-
 
 class MarginalCost:
     """The price of one more drafted token. A drafter that knows it ends a draft where no longer one can pay.
@@ -121,6 +118,7 @@ class Drafter(Protocol):
 
     name: str  # on the command line
     wants_logits: bool = False  # whether `observe_logits` is to be called
+    drafts_stepwise: bool = False  # True for a `StepwiseDrafter`, which asks a draft model
     # How much of the last `propose` went into reading the text so far, which counts as prefill.
     prefill_seconds: float = 0.0
     # A text that the next answer is likely to copy, set before `begin`; None: it cannot draft from one.
@@ -151,19 +149,6 @@ class Drafter(Protocol):
                 token, or at one after it, decided whether the token stays in the draft.
             price: what one more token costs; None is to propose whatever has a chance.
         """
-
-    def propose_stepwise(
-        self,
-        limit: int,
-        choose: Chooser | None = None,
-        *,
-        fixed_length: bool = False,
-        price: MarginalCost | None = None,
-    ) -> Drafting:
-        """`propose` as a generator, where several texts share a draft model: it yields `PassRequest`s, and is sent the
-        logits. Drafters without a model request nothing."""
-        yield from ()
-        return self.propose(limit, choose, fixed_length=fixed_length, price=price)
 
     def accept(self, tokens: Sequence[int]) -> int:
         """Learn from the tokens that the target has emitted since, in order, drafted or not.

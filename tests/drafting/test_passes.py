@@ -16,11 +16,18 @@ from support.decoder_loop import CLOCK, milliseconds
 from support.mock_shared import MockShared
 from support.mock_target import Clock
 
-from ngramspec.drafting.draft import Draft, Drafting, MarginalCost
+from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
-from ngramspec.drafting.draft_model.passes import ModelPasses, PassRequest, draft_alone, draft_together
+from ngramspec.drafting.draft_model.passes import (
+    Drafting,
+    ModelPasses,
+    PassRequest,
+    draft_alone,
+    draft_stepwise,
+    draft_together,
+)
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.errors import TargetError
 
@@ -192,3 +199,14 @@ def test_hybrid_drafters_go_on_with_n_grams_where_they_are_declined(monkeypatch:
     draft_together([drafter.propose_stepwise(3, price=FREE) for drafter in drafters], FREE)
     assert len(small.passes[0]) == 2
     assert small.sequences[0].tokens[:31] == [*range(5, 25), 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 30]
+
+
+def test_draft_stepwise_drafters_with_and_without_a_model_draft_together() -> None:
+    model, copier = drafters_of(ModelDrafter, model_of(1))[0], MixtureDrafter()
+    assert (model.drafts_stepwise, copier.drafts_stepwise) == (True, False)
+    for drafter in (model, copier):
+        drafter.begin([1, 2, 3, 4] * 5)
+    expected = [drafter.propose(3, price=FREE).tokens for drafter in (copier, model)]
+    drafts = draft_together([draft_stepwise(drafter, 3, price=FREE) for drafter in (copier, model)], FREE)
+    assert [draft.tokens for draft in drafts] == expected
+    assert all(expected)

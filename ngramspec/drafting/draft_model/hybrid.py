@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from ngramspec.backend import Logits
-from ngramspec.drafting.draft import Chooser, Draft, Drafting, MarginalCost
+from ngramspec.drafting.draft import Chooser, Draft, MarginalCost
 from ngramspec.drafting.draft_model.asked_model import DraftModel
-from ngramspec.drafting.draft_model.passes import PassRequest, draft_alone
+from ngramspec.drafting.draft_model.passes import Drafting, PassRequest, StepwiseDrafter
 from ngramspec.drafting.draft_model.second_opinion import ALONE, BOTH, LEVELS, MODEL, NGRAMS, Answered, SecondOpinion
 from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter, Recall
 from ngramspec.sampling.settings import Sampling
@@ -67,7 +67,7 @@ class ChainValue(NamedTuple):
         return most
 
 
-class HybridDrafter(MixtureDrafter):
+class HybridDrafter(StepwiseDrafter, MixtureDrafter):
     """Drafts with n-grams, and with a model where that is expected to pay.
 
     Where a draft is drawn blindly (see `Drafter.propose`) one of the two makes all of it: the one whose draft promises
@@ -134,17 +134,7 @@ class HybridDrafter(MixtureDrafter):
             if draft.tokens:
                 self._by_model = True
                 return draft
-        return super().propose(limit, choose, fixed_length=True, price=price)
-
-    def propose(
-        self,
-        limit: int,
-        choose: Chooser | None = None,
-        *,
-        fixed_length: bool = False,
-        price: MarginalCost | None = None,
-    ) -> Draft:
-        return draft_alone(self.propose_stepwise(limit, choose, fixed_length=fixed_length, price=price))
+        return MixtureDrafter.propose(self, limit, choose, fixed_length=True, price=price)
 
     def propose_stepwise(
         self,

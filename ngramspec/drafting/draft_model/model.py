@@ -19,8 +19,8 @@ import numpy as np
 
 from ngramspec.backend import Logits, Model
 from ngramspec.drafting.chances import OutcomeMap, pick
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, MarginalCost
-from ngramspec.drafting.draft_model.passes import ModelPasses, PassRequest, Payoff, draft_alone
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, MarginalCost
+from ngramspec.drafting.draft_model.passes import Drafting, ModelPasses, PassRequest, Payoff, StepwiseDrafter
 from ngramspec.sampling.distribution import largest, normalised_entropy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.shared_model import SharedModel
@@ -35,7 +35,7 @@ ModelGuess = tuple[int, float, Mapping[int, float]]  # see `model_guess`
 Asking = Generator[PassRequest, Logits, Logits]  # part of a draft in the making that asks the model for logits
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(StepwiseDrafter):
     """Drafts what a model of the same vocabulary holds likely, token by token, while the next guess should pay.
 
     Where the price of a token is known in seconds, so is what the model gains (see `Payoff`). Where that is not
@@ -144,16 +144,6 @@ class ModelDrafter(Drafter):
         return max(tokens, default=0) < self.n_vocab
 
     # ------------------------------------------------------------------ a draft
-
-    def propose(
-        self,
-        limit: int,
-        choose: Chooser | None = None,
-        *,
-        fixed_length: bool = False,
-        price: MarginalCost | None = None,
-    ) -> Draft:
-        return draft_alone(self.propose_stepwise(limit, choose, fixed_length=fixed_length, price=price))
 
     def propose_stepwise(
         self,

@@ -1,27 +1,30 @@
-"""Passes of a draft model: who asks for them (`PassRequest`), who makes and times them (`ModelPasses`), and what the
-guesses that come of them gain (`Payoff`).
+"""Passes of a draft model: the drafters that request them (`StepwiseDrafter`), the requests (`PassRequest`), their
+execution and times (`ModelPasses`), and the gain of the resulting guesses (`Payoff`).
 
-A drafter requests a pass by yielding a `PassRequest`, and continues when it gets the logits. Several texts are drafted
-for side by side, and what they ask for at a time goes through the model together, where that pays:
+A stepwise drafter requests a pass by yielding a `PassRequest`, and continues when it gets the logits. Requests of
+several sequences go through the model together, if that pays:
 
     draft = draft_alone(drafter.propose_stepwise(8, price=price))
-    drafts = draft_together([drafter.propose_stepwise(8, price=price) for drafter in drafters], price)
+    drafts = draft_together([draft_stepwise(drafter, 8, price=price) for drafter in drafters], price)
+
+Nothing here is used without a draft model: `Drafter.drafts_stepwise` is then False, and `propose` returns the draft.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from statistics import median_low
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from ngramspec.backend import Logits, Model
 from ngramspec.drafting.chances import HOPELESS, FadingRate
-from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafting, MarginalCost
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
 
 RECENT = 15
@@ -100,6 +103,51 @@ class PassRequest(NamedTuple):
 
 
 GRANTED: Logits = np.empty((0, 0), np.float32)
+
+Drafting: TypeAlias = Generator[PassRequest, Logits | None, Draft]
+"""A draft in the making."""
+
+
+class StepwiseDrafter(Drafter):
+    """A drafter that asks a draft model, so that drafts of several sequences can share its passes."""
+
+    drafts_stepwise = True
+
+    @abstractmethod
+    def propose_stepwise(
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
+    ) -> Drafting:
+        """`propose` as a generator, which yields the passes that it needs and is sent their logits."""
+
+    def propose(
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
+    ) -> Draft:
+        return draft_alone(self.propose_stepwise(limit, choose, fixed_length=fixed_length, price=price))
+
+
+def draft_stepwise(
+    drafter: Drafter,
+    limit: int,
+    choose: Chooser | None = None,
+    *,
+    fixed_length: bool = False,
+    price: MarginalCost | None = None,
+) -> Drafting:
+    """Draft as a generator with any drafter; without a draft model it yields nothing. Arguments as in `propose`."""
+    if drafter.drafts_stepwise:
+        stepwise = cast(StepwiseDrafter, drafter)
+        return (yield from stepwise.propose_stepwise(limit, choose, fixed_length=fixed_length, price=price))
+    return drafter.propose(limit, choose, fixed_length=fixed_length, price=price)
 
 
 class ModelPasses:
