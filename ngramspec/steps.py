@@ -41,7 +41,7 @@ class Step:
     is_quiet: bool = True  # whether no other program slowed the pass down
     source: str = ""  # the drafter, or "" without a draft
     close_calls: int = 0  # tokens that rounding could have decided, where it was counted (see `CloseCalls`)
-    # The numbers that the policy decided by; see `Policy.explain`.
+    # The numbers that the policy decided by; see `Policy.record`.
     policy_details: Mapping[str, float] = field(default_factory=dict)
     position: int = 0  # absolute index in the sequence of the first token that the pass decided
     stop: StopReason | None = None  # why the generation ended with this step, or None

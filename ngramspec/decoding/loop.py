@@ -29,7 +29,7 @@ because llama-cpp-python verifies by itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
@@ -59,7 +59,7 @@ class Pass:
     """
 
     __slots__ = (
-        "began", "explanation", "has_proposal", "is_quiet", "owed", "plans", "planning_seconds", "rows", "seconds", "size", "steps",
+        "began", "has_proposal", "is_quiet", "owed", "plans", "planning_seconds", "rows", "seconds", "size", "steps",
         "texts",
     )  # fmt: skip
 
@@ -67,7 +67,6 @@ class Pass:
         self.texts, self.plans, self.size, self.owed = texts, plans, size, owed
         self.steps: list[Step | None] = []
         self.rows: Sequence[Logits] = ()  # of each text; empty until they are there
-        self.explanation: Mapping[str, float] = {}
         self.began = self.planning_seconds = self.seconds = 0.0
         self.is_quiet, self.has_proposal = True, False
 
@@ -89,7 +88,6 @@ class DecodingLoop:
         self.policy = policy
         self.exactness = ExactnessMode()
         self._clock = clock
-        self._explanation: Mapping[str, float] = {}
         self._conditions: Conditions | None = None  # under which `curve` holds
         self._curves: dict[tuple[int, int] | None, CostCurve] = {}  # by numbers of threads
         self.prepare(None, (1,))
@@ -118,7 +116,6 @@ class DecodingLoop:
 
     def begin(self) -> None:
         """Start a text."""
-        self._explanation = {}
         self.policy.begin()
 
     # ------------------------------------------------------------------ 1 to 3: draft, plan, evaluate
@@ -140,7 +137,7 @@ class DecodingLoop:
         if plan.sent.tokens and sequence.replays and not owed:
             sequence.checkpoint()
         current = Pass(texts, (plan,), plan.size, owed)
-        current.explanation, current.has_proposal = self._explanation, text.drafts.proposal is not None
+        current.has_proposal = text.drafts.proposal is not None
         current.began = asked = clock()
         self.evaluate(current, text, plan)
         if not sequence.returns_early:
@@ -156,7 +153,6 @@ class DecodingLoop:
     def plan(self, text: DraftedText, owed: int) -> Plan:
         """Return what the next pass evaluates of a text that owes so many tokens."""
         policy, curve, sizes, drafts = self.policy, self.curve, self.sizes, text.drafts
-        self._explanation = policy.explain()
         room = min(sizes[-1], text.sequence.max_batch) - owed - 1
         limit = min(policy.limit(), room, text.left - 1)
         if limit < 1:
@@ -231,7 +227,6 @@ class DecodingLoop:
             if not self._is_provisional:
                 step.expected_seconds = self._expected(curve, (step.batch,))
         if drafts.drafter is not None:
-            step.policy_details = current.explanation
             if curve is not None:
                 step.interruption_seconds = step.seconds - self._undisturbed(
                     curve, step.batch, step.seconds, step.is_quiet

@@ -15,7 +15,7 @@ from ngramspec.decoding.drafts import DraftedText, Plan, no_draft
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
 from ngramspec.drafting.draft_model.passes import Drafting, StepwiseDrafter, draft_together
-from ngramspec.policies.policy import Policy
+from ngramspec.policies.cost import CostPolicy
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
 from ngramspec.steps import Step
 
@@ -85,9 +85,9 @@ class SharedLoop(DecodingLoop):
         policy, clock: See `DecodingLoop`.
     """
 
-    def __init__(self, model: SharedModel, largest: int, policy: Policy, clock: Callable[[], float]) -> None:
+    def __init__(self, model: SharedModel, largest: int, policy: CostPolicy, clock: Callable[[], float]) -> None:
         super().__init__(policy, clock)
-        self._model, self._largest = model, largest
+        self._model, self._largest, self._cost_policy = model, largest, policy
         self._group: SharedSequences | None = None  # of the last pass over several texts
 
     def submit(self, texts: Sequence[DraftedText]) -> Pass:
@@ -122,7 +122,7 @@ class SharedLoop(DecodingLoop):
     def _plan_together(self, texts: Sequence[DraftedText], group: SharedSequences) -> Sequence[Plan]:
         """Return what the next pass evaluates of each text."""
         n = len(texts)
-        policy, curve, sizes = self.policy.shared(n), self.curve, self.sizes
+        policy, curve, sizes = self._cost_policy.shared(n), self.curve, self.sizes
         assert curve is not None
         most = 0 if group.drafts_alone else min(policy.limit(), sizes[-1] - n)
         limits = [min(most, text.left - 1) for text in texts]
@@ -167,7 +167,7 @@ class SharedLoop(DecodingLoop):
         # The time of one batch is the time of the pass; that of several cannot be divided.
         whole = batches[0] + current.owed if len(batches) == 1 else 0
         undisturbed = self._undisturbed(curve, whole, current.seconds, current.is_quiet) if whole else current.seconds
-        self.policy.shared(n).record(
+        self._cost_policy.shared(n).record(
             Step(
                 tuple(token for step in steps for token in step.tokens),
                 drafted=tuple(token for step in steps for token in step.drafted),

@@ -1,17 +1,15 @@
 # cython: language_level=3, wraparound=False, initializedcheck=False
-"""`Draft`: a chain of token ids that may follow the text, with what is known of each; `Drafter`: what makes one.
-
-`MarginalCost` tells it whether one more token is worth its time.
-"""
+"""The interface of drafters: `Drafter`, its result `Draft`, and `MarginalCost`, the price of one more draft token."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Self
 
 import cython
 
@@ -23,34 +21,34 @@ if TYPE_CHECKING:
 
 
 Chooser = Callable[[int, Mapping[int, float]], int]
-"""How a drafter picks among the continuations of a context: (offset in the draft, weights) -> token id.
+"""Pick among the continuations of a context: (offset in the draft, weights) -> token id.
 
-The weights are counts or probabilities, all positive. Greedy decoding passes none and gets the most likely one;
-sampled decoding adds the target's own noise (coupled) or draws from the weights (rejection): `ngramspec.acceptance`.
+The weights are counts or probabilities, all positive. In greedy decoding there is no chooser, and a drafter takes the
+most likely token. In sampled decoding, the chooser adds the target's own noise (coupled) or draws from the weights
+(rejection); see `ngramspec.acceptance`.
 """
 
 
-@dataclass(frozen=True, slots=True)
+# Hashable because it is a default value in `Step`. Not frozen: a frozen instance takes four times as long to create.
+@dataclass(slots=True, unsafe_hash=True)
 class Draft:
-    """A guess at the next tokens; every tuple has one entry per drafted position, or is empty."""
+    """A guess at the next tokens; not to be changed. Every tuple has one entry per draft token, or is empty."""
 
     tokens: tuple[int, ...] = ()  # token ids, in order
-    # The distribution each token was picked from (sums to 1); may be empty when the drafter was given no `Chooser`.
+    # The distribution that each token was picked from (sums to 1); may be empty if the drafter received no `Chooser`.
     q: tuple[Mapping[int, float], ...] = ()
     match_lengths: tuple[int, ...] = ()  # length in tokens of the context that each guess rests on
-    context_counts: tuple[int, ...] = ()  # how often that context was seen in all; empty when nobody counts
-    # Estimated probability that the target accepts the token, given that it accepted all before it; empty when the
-    # drafter makes no estimate: the loop then makes one of how earlier drafts fared.
+    context_counts: tuple[int, ...] = ()  # number of occurrences of that context; empty if they are not counted
+    # Estimated probability that the target accepts the token, if it accepts all before it. If empty, the probabilities
+    # are estimated from the outcomes of earlier drafts.
     acceptance_probs: tuple[float, ...] = ()
-    source: str = ""  # which drafter made it
-    # Computes `normalised_entropy` of a draft model's logits for the first token; None: no model made them.
-    entropy: Callable[[], float] | None = None
+    source: str = ""  # name of the drafter
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def head(self, length: int) -> Draft:
-        """The first `length` positions; the draft itself when it is no longer than that."""
+        """Return the first `length` positions; the draft itself if it is not longer than that."""
         if length >= len(self.tokens):
             return self
         return Draft(
@@ -60,7 +58,6 @@ class Draft:
             self.context_counts[:length],
             self.acceptance_probs[:length],
             self.source,
-            self.entropy,
         )
 
 
@@ -68,19 +65,19 @@ NO_DRAFT = Draft()
 
 
 class MarginalCost:
-    """The price of one more drafted token. A drafter that knows it ends a draft where no longer one can pay.
+    """The price of one more draft token. A drafter that knows it ends a draft when no longer one can pay.
 
     Args:
-        rate: recent throughput, in tokens per unit of time.
-        slopes: entry k is the least time that one more token costs a draft of k tokens: the lowest slope of the cost
-            curve from there on. At least as many entries as a draft can have tokens, and one more.
-        seconds: of a unit of time, for drafters that take time themselves; 0: nobody knows.
-        loss_budget: units of time that may be lost if the draft is refused.
-        costs: makes the attribute `costs` when it is first read: drafters without a draft model never do. By default it
-            is what the slopes add up to.
-        texts: how many are drafted for at this price at a time.
+        rate: Recent throughput, in tokens per unit of time.
+        slopes: Entry k is the minimum time that one more token costs a draft of k tokens: the lowest slope of the cost
+            curve from there on. At least one entry more than a draft can have tokens.
+        seconds: Length of the unit of time, for drafters that take time themselves; 0 means unknown.
+        loss_budget: Units of time that may be lost if the draft is rejected.
+        costs: Function that computes the attribute `costs` when it is first read, which only drafters with a draft
+            model do. By default it sums the slopes.
+        texts: Number of sequences that are drafted for at this price at the same time.
 
-    The unit of time is the caller's, by custom a one-token pass.
+    The caller chooses the unit of time, by convention a decode call of one token.
     """
 
     def __init__(
@@ -102,35 +99,36 @@ class MarginalCost:
 
     @property
     def costs(self) -> Sequence[float]:
-        """Entry k is what a draft of k tokens takes longer than none."""
+        """The additional time of a draft of k tokens, by k."""
         if self._costs is None:
             make = self._make_costs
             self._costs = list(accumulate(self.slopes[:-1], initial=0.0)) if make is None else make()
         return self._costs
 
     def worth_extending(self, reach: cython.double, length: cython.Py_ssize_t) -> cython.bint:
-        """Whether a draft of `length` tokens, all accepted with probability `reach`, can gain by one token more."""
+        """Return True if a draft of `length` tokens, all accepted with probability `reach`, can gain by one more."""
         return reach >= self.rate * self._slopes[length]
 
 
-class Drafter(Protocol):
-    """Proposes tokens and learns from what was emitted. One instance serves many requests, in order."""
+class Drafter(ABC):
+    """Proposes tokens and learns from the emitted ones. One instance serves many requests, one after the other.
 
-    name: str  # on the command line
-    wants_logits: bool = False  # whether `observe_logits` is to be called
+    `begin`, `propose` and `accept` are required. The attributes and the other methods have defaults.
+    """
+
+    name: str = ""  # on the command line
+    wants_logits: bool = False  # True to receive logits in `observe_logits`
     drafts_stepwise: bool = False  # True for a `StepwiseDrafter`, which asks a draft model
-    # How much of the last `propose` went into reading the text so far, which counts as prefill.
+    # Seconds of the last `propose` that a draft model took to read the prompt, which count as prefill.
     prefill_seconds: float = 0.0
-    # A text that the next answer is likely to copy, set before `begin`; None: it cannot draft from one.
+    # Text that the next answer is likely to copy, set before `begin`; None: the drafter does not support one.
     prediction: Sequence[int] | None = None
 
-    def set_sampling(self, sampling: Sampling) -> None:
-        """How the target chooses the tokens of the next request; called before `begin`, where that is known."""
-        return
-
+    @abstractmethod
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start a request whose whole context so far is `prompt`; state of the request before is dropped."""
+        """Start a request with the context `prompt`; drop the context of the request before."""
 
+    @abstractmethod
     def propose(
         self,
         limit: int,
@@ -139,35 +137,44 @@ class Drafter(Protocol):
         fixed_length: bool = False,
         price: MarginalCost | None = None,
     ) -> Draft:
-        """At most `limit` tokens that may follow everything seen so far; an empty draft is fine.
+        """Return tokens that may follow the context and the accepted tokens; an empty draft is allowed.
 
         Args:
-            limit: most tokens to propose, at least 1.
-            choose: see `Chooser`.
-            fixed_length: estimate acceptance for `limit` positions from what is known before the first token is
-                drawn. Rejection sampling needs it: q is the distribution of a drafted token only if no look at that
-                token, or at one after it, decided whether the token stays in the draft.
-            price: what one more token costs; None is to propose whatever has a chance.
+            limit: Maximum number of tokens, at least 1.
+            choose: See `Chooser`.
+            fixed_length: If True, estimate acceptance for `limit` positions before the first token is drawn. Rejection
+                sampling requires it: q is the distribution of a draft token only if neither that token nor a later one
+                decides whether it stays in the draft.
+            price: Cost of one more token; None means to propose everything that has a chance.
         """
 
+    @abstractmethod
     def accept(self, tokens: Sequence[int]) -> int:
-        """Learn from the tokens that the target has emitted since, in order, drafted or not.
+        """Learn from the tokens that the target emitted since the last call, in order, drafted or not.
 
         Returns:
-            how many tokens of the last proposal were right, whether they were sent to the target or not.
+            Number of tokens of the last proposal that were right, verified or not.
         """
 
     def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
-        """Learn from the logits that the target computed, those of refused positions too; called before `accept`.
+        """Learn from the logits that the target computed, including rejected positions; called before `accept`.
 
         Args:
-            tokens: what was evaluated: the token before the draft, then the draft.
-            rows: of shape (len(tokens), n_vocab): row i was computed after tokens[i]. Valid during the call alone,
-                not to be written to, and unchecked: nan and inf may be among them.
-            accepted: how many tokens of the draft were accepted; row `accepted` decided the last token emitted.
+            tokens: The evaluated tokens: the token before the draft, then the draft.
+            rows: Logits of shape (len(tokens), n_vocab); row i was computed after tokens[i]. Valid only during the
+                call, read-only, and unchecked: nan and inf may occur.
+            accepted: Number of accepted draft tokens; row `accepted` decided the last emitted token.
         """
         return
 
+    def set_sampling(self, sampling: Sampling) -> None:
+        """Set the sampling of the next request; called before `begin`."""
+        return
+
+    def beside(self) -> Self:
+        """Return a drafter for another sequence at the same time; by default a new instance."""
+        return type(self)()
+
     def save_state(self) -> None:
-        """A request has ended: what is to outlive the process can be written down now."""
+        """Save statistics for later processes; called after a request."""
         return

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting.draft import Draft
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.reports.report import Piece
 from ngramspec.json_data import decode, encode
@@ -169,11 +170,12 @@ class TraceWriter:
 
 def _brief(step: Step) -> Step:
     """The step without what would fill the file: of each q the most likely tokens."""
-    laws = []
-    for token, q in zip(step.verified_draft.tokens, step.verified_draft.q, strict=False):
+    draft, laws = step.verified_draft, []
+    for token, q in zip(draft.tokens, draft.q, strict=False):
         top = nsmallest(TOP, q, key=lambda other, q=q: (-q[other], other))  # type: ignore[misc]
         laws.append({one: q[one] for one in dict.fromkeys((*top, token)) if one in q})
-    return replace(step, verified_draft=replace(step.verified_draft, q=tuple(laws), entropy=None))
+    known = draft.match_lengths, draft.context_counts, draft.acceptance_probs, draft.source
+    return replace(step, verified_draft=Draft(draft.tokens, tuple(laws), *known))
 
 
 def _tokens_of(step: Step) -> set[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.drafting.draft import Draft, MarginalCost
-from ngramspec.policies.policy import FixedPolicy, smallest
+from ngramspec.policies.policy import FixedPolicy, verify_up_to
 from ngramspec.sampling.distribution import normalised_entropy
 from ngramspec.steps import Step
 
@@ -63,6 +63,7 @@ class EntropyPolicy(FixedPolicy):
         super().__init__(draft_max)
         self._gamma = 1
         self._entropy: float | None = None
+        self._details: Mapping[str, float] = {}  # the numbers that determined the last `limit`
 
     def observe_logits(self, row: NDArray[np.float32]) -> None:
         self._n_vocab = row.size
@@ -71,9 +72,10 @@ class EntropyPolicy(FixedPolicy):
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
-        if draft.entropy is not None and self._entropy is not None:
-            self._learn(draft.entropy())
-        return super().plan(draft, curve, sizes, restore)
+        entropy: Callable[[], float] | None = getattr(draft, "entropy", None)  # of a `ModelDraft`
+        if entropy is not None and self._entropy is not None:
+            self._learn(entropy())
+        return verify_up_to(self._gamma, draft, sizes)
 
     def _learn(self, entropy: float) -> None:
         if not math.isfinite(entropy):
@@ -84,11 +86,12 @@ class EntropyPolicy(FixedPolicy):
         self._entropy = entropy
         self._gamma = round(1 + (self._draft_max - 1) * share)
 
-    def explain(self) -> dict[str, float]:
-        return {} if self._entropy is None else {"entropy": self._entropy, "gamma": self._gamma}
-
     def limit(self) -> int:
+        self._details = {} if self._entropy is None else {"entropy": self._entropy, "gamma": self._gamma}
         return self._gamma
+
+    def record(self, done: Step) -> None:
+        done.policy_details = self._details
 
 
 class ThresholdPolicy(FixedPolicy):
@@ -130,14 +133,13 @@ class ThresholdPolicy(FixedPolicy):
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
-        most = min(len(draft), self.limit(), sizes[-1] - 1)
-        reach = 1.0
+        most, reach = self._draft_max, 1.0
         for k, p in enumerate(draft.acceptance_probs[:most]):
             reach *= p
             if reach < self.threshold:
                 most = k
                 break
-        return most, smallest(1 + most, sizes)
+        return verify_up_to(most, draft, sizes)
 
     def record(self, done: Step) -> None:
         if len(done.tokens) <= len(done.drafted):

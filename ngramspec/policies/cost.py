@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -20,9 +20,11 @@ else:
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.policies.loss_budget import LossBudget
-from ngramspec.policies.policy import Batches, Policy, smallest
+from ngramspec.policies.policy import Policy, smallest
 from ngramspec.policies.recurring_sizes import Candidate, RecurringSizes
 from ngramspec.steps import Step
+
+Batches = Callable[[Sequence[int]], Sequence[int]]  # see `ngramspec.shared_model.SharedModel.batches`
 
 
 class CostPolicy(Policy):
@@ -168,6 +170,7 @@ class CostPolicy(Policy):
     def plan_together(
         self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
     ) -> list[tuple[int, int]]:
+        """Return the plan of each sequence, (draft tokens, batch size), if all share a decode call."""
         # A token that is accepted with probability r (it and all before it in its draft) adds r tokens, whichever text
         # it is of. So the best K of all drafts are the K with the largest r, and K maximises
         # sum of r - lambda * T(texts + K). Where the pass falls into batches of its own for texts with longer drafts,

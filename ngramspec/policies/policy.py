@@ -1,14 +1,13 @@
-"""What a policy is: it decides how many tokens to draft, and knows nothing about where drafts come from.
+"""The interface of policies, which choose the draft length, and `FixedPolicy`, the simplest one.
 
-The loop says `begin()` once per request, and asks three times per pass: `limit()` before the drafter is asked,
-`plan(draft, curve)` for what to send, and `record(done)` with the `Step` that came of it. `ngramspec.policies` lists
-all policies by name.
+The loop calls `begin()` once per request, and three methods per decode call: `limit()` before it asks the drafter,
+`plan(draft, curve, sizes)` for the number of draft tokens to verify, and `record(done)` with the resulting `Step`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,66 +17,57 @@ from ngramspec.cost.measure import RestoreCost
 from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.steps import Step
 
-Batches = Callable[[Sequence[int]], Sequence[int]]  # see `ngramspec.shared_model.SharedModel.batches`
 
+class Policy(ABC):
+    """Chooses the length of each draft. One instance serves many requests.
 
-class Policy(Protocol):
-    """Decides on the length of each draft. One instance serves many requests."""
+    `limit` and `plan` are required; the other methods have defaults.
+    """
 
-    name: str  # what it is called on the command line
-    wants_logits: bool = False  # whether `observe_logits` is to be called
+    name: str = ""  # on the command line
+    wants_logits: bool = False  # True to receive logits in `observe_logits`
 
     def begin(self) -> None:
-        """Start a request: what earlier ones taught stays."""
+        """Start a request; what was learned from earlier ones stays."""
         return
 
+    @abstractmethod
     def limit(self) -> int:
-        """How many tokens to ask the drafter for; 0 spares the asking."""
+        """Return the maximum number of tokens to ask the drafter for; with 0 it is not asked."""
 
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
-        """What the drafter should know of costs before it drafts; None where costs do not matter."""
+        """Return the price of a draft token for the drafter; None means that a draft may be as long as `limit`."""
         return None
 
+    @abstractmethod
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
-        """How many draft tokens to send, and in a batch of what size: at least one larger, padded if it is more.
+        """Return the number of draft tokens to verify, and the batch size: at least one more, padded if larger.
 
         Args:
-            draft: what the drafter proposed.
-            curve: cost of a pass by size; None when nobody measured.
-            sizes: batch sizes that may be used, ascending.
-            restore: what taking the draft back would cost; None where it costs nothing.
+            draft: The drafter's proposal.
+            curve: Cost of a decode call by its size; None if it was not measured.
+            sizes: Allowed batch sizes, ascending.
+            restore: Cost of a rollback; None if it is free.
         """
 
-    def shared(self, texts: int) -> Policy:
-        """The policy for passes that so many texts share."""
-        return self
-
-    def plan_together(
-        self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
-    ) -> list[tuple[int, int]]:
-        """`plan` for texts that share a pass: (draft tokens, batch size) of each; no drafts unless a policy says so."""
-        return [(0, 1)] * len(drafts)
-
     def record(self, done: Step) -> None:
-        """Learn from a pass; of several texts, what they did together, `plain_seconds` of a token being T(n) / n."""
+        """Learn from a decode call. It may store the numbers it decided by in `done.policy_details`."""
         return
 
     def observe_logits(self, row: NDArray[np.float32]) -> None:
-        """Learn from the logits that decided the token emitted last, after the prefill and each pass.
+        """Learn from the logits that decided the last emitted token, after the prefill and after each decode call.
 
-        Of shape (n_vocab,), valid during the call alone, not to be written to, and unchecked: nan and inf may occur.
+        Args:
+            row: Logits of shape (n_vocab,). Valid only during the call, read-only, and unchecked: nan and inf may
+                occur.
         """
         return
 
-    def explain(self) -> dict[str, float]:
-        """The numbers behind the next decision, by name, for the record of its pass; empty where there are none."""
-        return {}
-
 
 class FixedPolicy(Policy):
-    """Always as many as the drafter has, up to `draft_max`: what most peers do."""
+    """Always drafts as many tokens as the drafter has, up to `draft_max`."""
 
     name = "fixed"
 
@@ -92,10 +82,15 @@ class FixedPolicy(Policy):
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
-        k = min(len(draft), self.limit(), sizes[-1] - 1)
-        return k, smallest(1 + k, sizes)
+        return verify_up_to(self.limit(), draft, sizes)
+
+
+def verify_up_to(limit: int, draft: Draft, sizes: Sequence[int]) -> tuple[int, int]:
+    """Return the plan that verifies at most `limit` tokens of a draft in the smallest possible batch."""
+    length = min(len(draft), limit, sizes[-1] - 1)
+    return length, smallest(1 + length, sizes)
 
 
 def smallest(needed: int, sizes: Sequence[int]) -> int:
-    """The smallest allowed batch size that holds `needed` tokens."""
+    """Return the smallest allowed batch size for `needed` tokens."""
     return next(n for n in sizes if n >= needed)

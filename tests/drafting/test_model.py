@@ -13,7 +13,7 @@ from support.mock_target import Blurred, Clock, MockTarget
 from ngramspec.cost.given import given_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import MarginalCost
-from ngramspec.drafting.draft_model.model import PROBES, RARE, WIDEST, ModelDrafter, model_guess
+from ngramspec.drafting.draft_model.model import PROBES, RARE, WIDEST, ModelDraft, ModelDrafter, model_guess
 from ngramspec.drafting.draft_model.passes import POSITIONS, PRIOR, ModelPasses, Payoff
 from ngramspec.sampling.distribution import normalised_entropy
 from ngramspec.sampling.settings import Sampling
@@ -45,7 +45,8 @@ def test_it_drafts_what_the_model_would_write_and_can_tell_the_entropy_of_the_fi
     assert (draft.source, draft.q, len(draft.acceptance_probs)) == ("model", (), 6)
     # The last guess is not evaluated: nobody asked what follows it.
     assert model.tokens == [*PROMPT, *draft.tokens[:-1]]
-    entropy = draft.head(2).entropy
+    assert isinstance(draft, ModelDraft)
+    entropy = draft.entropy
     assert entropy is not None
     assert entropy() == pytest.approx(normalised_entropy(model.row(PROMPT)[:39]))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -13,8 +12,10 @@ from numpy.typing import NDArray
 from support.passes import draft, passed
 
 from ngramspec.drafting.draft import NO_DRAFT, Draft
+from ngramspec.drafting.draft_model.model import ModelDraft
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.baselines import EntropyPolicy, ThresholdPolicy
+from ngramspec.policies.policy import Policy
 from ngramspec.sampling.distribution import normalised_entropy
 from ngramspec.steps import Step
 
@@ -26,6 +27,18 @@ def even(choices: int, n_vocab: int = 1000) -> NDArray[np.float32]:
     row = np.full(n_vocab, -np.inf, np.float32)
     row[:choices] = 3.5
     return row
+
+
+def model_draft(length: int, entropy: Callable[[], float] | None) -> ModelDraft:
+    return ModelDraft((1,) * length, acceptance_probs=(0.9,) * length, entropy=entropy)
+
+
+def details(policy: Policy) -> Mapping[str, float]:
+    """Return the numbers that a policy records with its next decision."""
+    policy.limit()
+    done = Step((1,))
+    policy.record(done)
+    return done.policy_details
 
 
 # --------------------------------------------------------------------------- entropy
@@ -59,7 +72,7 @@ def test_broken_rows_have_no_entropy_and_change_nothing() -> None:
             row = np.full(5, wrong, np.float32) if wrong == -math.inf else row
             assert math.isnan(normalised_entropy(row))
             policy.observe_logits(row)
-            assert policy.explain() == before
+            assert details(policy) == before
         policy.observe_logits(even(2))
 
 
@@ -69,7 +82,7 @@ def test_gamma_follows_the_perplexity_within_its_bounds() -> None:
         assert policy.limit() == 1  # nothing seen yet
         policy.observe_logits(even(choices))
         assert policy.limit() == gamma == round(1 + 16 / choices)
-        assert policy.explain() == {"entropy": pytest.approx(math.log(choices, 1000), abs=1e-6), "gamma": gamma}
+        assert details(policy) == {"entropy": pytest.approx(math.log(choices, 1000), abs=1e-6), "gamma": gamma}
     sure = EntropyPolicy(1)
     sure.observe_logits(even(1))
     assert sure.limit() == 1
@@ -82,7 +95,7 @@ def test_entropy_is_smoothed() -> None:
     for _ in range(6):
         policy.observe_logits(even(100))
         smoothed += policy.WEIGHT * (math.log(100, 1000) - smoothed)
-        assert policy.explain()["entropy"] == pytest.approx(smoothed, abs=1e-6)
+        assert details(policy)["entropy"] == pytest.approx(smoothed, abs=1e-6)
         gammas.append(policy.limit())
     assert gammas[0] == round(1 + 15 * 1000 ** -(policy.WEIGHT * 2 / 3))
     assert gammas == sorted(gammas, reverse=True)
@@ -106,15 +119,15 @@ def test_entropy_reads_that_of_a_draft_model() -> None:
     policy = EntropyPolicy(16)
     policy.observe_logits(even(1))
     assert policy.limit() == 16
-    undecided = replace(draft([0.9] * 16), entropy=lambda: 2 / 3)
+    undecided = model_draft(16, lambda: 2 / 3)
     assert policy.plan(undecided, None, ALL) == (2, 3)  # 1 + 15 / 10
-    assert policy.explain()["entropy"] == pytest.approx(1 / 3)
+    assert details(policy)["entropy"] == pytest.approx(1 / 3)
     policy.observe_logits(even(1))
-    assert policy.explain()["entropy"] == pytest.approx(1 / 6)
-    before = policy.explain()
+    assert details(policy)["entropy"] == pytest.approx(1 / 6)
+    before = details(policy)
     for broken in (None, lambda: math.nan):
-        policy.plan(replace(undecided, entropy=broken), None, ALL)
-        assert policy.explain() == before
+        policy.plan(model_draft(16, broken), None, ALL)
+        assert details(policy) == before
 
 
 def test_who_wants_logits_and_explains_itself() -> None:
@@ -122,7 +135,7 @@ def test_who_wants_logits_and_explains_itself() -> None:
     assert {name for name, policy in policies.items() if policy.wants_logits} == {"entropy"}
     for policy in policies.values():
         policy.observe_logits(even(4))
-    assert {name for name, policy in policies.items() if policy.explain()} == {"entropy"}
+    assert {name for name, policy in policies.items() if details(policy)} == {"entropy"}
 
 
 # --------------------------------------------------------------------------- threshold

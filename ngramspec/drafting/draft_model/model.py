@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
@@ -33,6 +34,14 @@ WIDEST = 32  # most tokens that one is drawn from
 TEXTS = 8  # latest texts that tell how long the next one is expected to be
 ModelGuess = tuple[int, float, Mapping[int, float]]  # see `model_guess`
 Asking = Generator[PassRequest, Logits, Logits]  # part of a draft in the making that asks the model for logits
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class ModelDraft(Draft):
+    """A draft of a model, with the entropy of its first distribution for `EntropyPolicy`."""
+
+    # Computes `normalised_entropy` of the logits for the first token.
+    entropy: Callable[[], float] | None = None
 
 
 class ModelDrafter(StepwiseDrafter):
@@ -196,7 +205,7 @@ class ModelDrafter(StepwiseDrafter):
         self._guesses = tuple(tokens)
         if self._before is not None:
             chances = [self._undrawn.estimate(self._before), *(self._payoff.rate(at) for at in range(1, limit))]
-        return Draft(self._guesses, tuple(q), (), (), tuple(chances), self.name, entropy)
+        return ModelDraft(self._guesses, tuple(q), (), (), tuple(chances), self.name, entropy)
 
     def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
         """The guess by the logits at a place in the draft; None: they hold none."""

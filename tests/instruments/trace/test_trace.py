@@ -100,10 +100,7 @@ def test_a_trace_holds_every_step(how: str, tmp_path: Path) -> None:
             assert [kept[t] for t in list(kept)[:TOP]] == sorted(q.values(), reverse=True)[:TOP]
             assert kept[token] == q[token]
             assert all(q[t] == kept[t] for t in kept)
-        assert (
-            replace(done.step, verified_draft=replace(done.step.verified_draft, q=draft.q, entropy=draft.entropy))
-            == step
-        )
+        assert replace(done.step, verified_draft=replace(done.step.verified_draft, q=draft.q)) == step
         assert done.context == tuple(text[-CONTEXT:])
         assert done.texts == {token: target.piece(token) for token in done.texts}
         assert done.texts.keys() >= {*done.context, *step.tokens, *draft.tokens, *(e.token for e in step.logprobs)}
