@@ -205,12 +205,13 @@ class CpuLoad:
         running: Callable[[], int | None] = count_running,
         count: int | None = None,
     ) -> None:
-        self._read, self._clock, self._running = read, clock, running
+        self.clock = clock
+        self._read, self._running = read, running
         self._count = count or logical_cores()
         self.cores = 0.0  # cores that other programs use
-        self._interval = self.INTERVAL
         self._before, self._at = read(), clock()
-        self._call_ended = self._at
+        self.due = self._at + self.INTERVAL  # when the next sample is due, by `clock`
+        self.call_ended = self._at  # when the last decode call ended
         self._is_guess = True  # whether `cores` is a guess and not an average
 
     @property
@@ -218,26 +219,22 @@ class CpuLoad:
         """True if other programs use next to nothing."""
         return self.cores <= QUIET
 
-    def end_call(self) -> None:
-        """Note that a decode call ended now."""
-        self._call_ended = self._clock()
-
     def sample(self) -> bool:
         """Update `cores` if the last sample is old enough. Return True if it was updated."""
-        now = self._clock()
-        passed = now - self._at
-        if passed < self._interval:
+        now = self.clock()
+        if now < self.due:
             return False
+        passed = now - self._at
         current = self._read()
         used = (current.system - self._before.system) - (current.process - self._before.process)
         weight = 1.0 if self._is_guess else 1.0 - math.exp(-passed / self.MEMORY)
         self.cores += weight * (max(0.0, used / passed) - self.cores)
         self._is_guess = False
-        if now - max(self._call_ended, self._at) > self.PAUSE and (running := self._running()) is not None:
+        if now - max(self.call_ended, self._at) > self.PAUSE and (running := self._running()) is not None:
             # Programs that ran in the pause may have ended, and others may have started at its end.
             self.cores, self._is_guess = float(min(running, self._count)), True
         self._before, self._at = current, now
-        self._interval = max(self.INTERVAL, (self._clock() - now) / self.SHARE)
+        self.due = now + max(self.INTERVAL, (self.clock() - now) / self.SHARE)
         return True
 
 

@@ -147,7 +147,8 @@ class ThreadGovernor:
 
     def begin_call(self, size: int) -> int:
         """Return the number of threads for a call over `size` tokens."""
-        if self._load.sample():
+        load = self._load
+        if load.clock() >= load.due and load.sample():
             self._follow_load()
         return self._choices[0 if size == 1 else 1 if size < PROMPT else 2].number
 
@@ -159,7 +160,7 @@ class ThreadGovernor:
             threads: Number of threads that it used.
             seconds: Time that it took; 0 if the numbers do not depend on this call.
         """
-        self._load.end_call()
+        self._load.call_ended = self._load.clock()
         choice = self._choices[0 if size == 1 else 1 if size < PROMPT else 2]
         if not seconds or threads != choice.number or not choice.adapts:
             return
@@ -181,7 +182,8 @@ class ThreadGovernor:
     @property
     def conditions(self) -> Conditions:
         """Conditions that the time of a call currently depends on."""
-        if self._load.sample():
+        load = self._load
+        if load.clock() >= load.due and load.sample():
             self._follow_load()
         return self._conditions
 

@@ -71,7 +71,7 @@ class BranchingLoop(DecodingLoop):
 
     def plan(self, text: DraftedText, owed: int) -> Plan:
         plan = super().plan(text, owed)
-        self._questions = ()
+        self._questions, self.has_branches = (), False
         curve, drafter, leaves = self.curve, text.drafts.drafter, getattr(text.sequence, "leaves", 0)
         if not leaves or curve is None or not plan.sent.tokens or isinstance(drafter, HybridDrafter):
             return plan
@@ -86,19 +86,16 @@ class BranchingLoop(DecodingLoop):
         found = self._finder.find(proposal.acceptance_probs, sent - plan.ends, largest - 1 - sent, leaves, price)
         count, size = worth_asking(found, sent, plan.size, price, curve, self.sizes)
         self._questions = found[:count]
+        self.has_branches = count > 0
         return plan._replace(size=size)
 
-    def evaluate(self, current: Pass, text: DraftedText, plan: Plan) -> None:
-        if not self._questions:
-            super().evaluate(current, text, plan)
-            return
+    def evaluate_branches(self, text: DraftedText, tokens: Sequence[int]) -> Logits:
         # They take the place of padding.
-        tokens = plan.batch(text.last)
         count = len(tokens) - len(self._questions)
         branches = [(question.fork, question.path) for question in self._questions]
         rows: Logits = cast(Any, text.sequence).ask(tokens[:count], branches)
         self._rows = rows[count:]
-        current.rows = (rows[:count],)
+        return rows[:count]
 
     def commit(self, current: Pass) -> None:
         (text,) = current.texts

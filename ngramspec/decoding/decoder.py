@@ -22,7 +22,7 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.branches import BranchingLoop, can_branch
 from ngramspec.decoding.drafts import Drafts
-from ngramspec.decoding.loop import DecodingLoop
+from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import Text
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
@@ -190,9 +190,11 @@ class SpeculativeDecoder:
             if not was_known:
                 ended = clock()  # the measurement, which is made once, is not part of the speed
             loop, texts, ahead = self.loop, (text,), target.returns_early
-            self._check_owner(number, text)
-            current = loop.submit(texts)
+            following: Pass | None = None
             while True:
+                if number != self._generations or (following is None and len(target.tokens) != text.settled):
+                    raise RuntimeError("another generation was started on this target before this one ended")
+                current = following or loop.submit(texts)
                 loop.commit(current)
                 is_over = text.stop is not None or text.error is not None
                 # On a GPU the next pass runs while this one is reported, and while the reader uses its text.
@@ -206,23 +208,12 @@ class SpeculativeDecoder:
                     raise text.error
                 if text.stop is not None:
                     return
-                if following is None:
-                    self._check_owner(number, text)
-                    following = loop.submit(texts)
-                elif number != self._generations:
-                    raise OwnerError
-                current = following
         finally:
             if number == self._generations and len(target.tokens) > text.settled:
                 target.rollback(text.settled)
             self.calibration.save()
             if self.drafter is not None:
                 self.drafter.save_state()
-
-    def _check_owner(self, number: int, text: Text) -> None:
-        """Raise OwnerError if the target no longer holds the text of this generation."""
-        if number != self._generations or len(self.target.tokens) != text.settled:
-            raise OwnerError
 
     def _prepare_loop(self, exactness: ExactnessMode, text: Text) -> None:
         """Prepare the loop for the passes after the prefill."""
@@ -240,9 +231,3 @@ class SpeculativeDecoder:
         self.loop.exactness = exactness
         self.loop.prepare(curve, sizes, self.calibration.restore, is_provisional=self.calibration.is_provisional)
 
-
-class OwnerError(RuntimeError):
-    """Another generation uses the target."""
-
-    def __init__(self) -> None:
-        super().__init__("another generation was started on this target before this one ended")

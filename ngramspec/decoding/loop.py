@@ -54,12 +54,11 @@ class Pass:
         owed: Number of tokens that were evaluated again.
         planning_seconds: Time of drafting and planning, and of rolling back rejected tokens.
         seconds: Time of the pass.
-        is_quiet: Whether no other program slowed it down.
         has_proposal: Whether a drafter was asked.
     """
 
     __slots__ = (
-        "began", "has_proposal", "is_quiet", "owed", "plans", "planning_seconds", "rows", "seconds", "size", "steps",
+        "began", "has_proposal", "owed", "plans", "planning_seconds", "rows", "seconds", "size", "steps",
         "texts",
     )  # fmt: skip
 
@@ -68,7 +67,7 @@ class Pass:
         self.steps: list[Step | None] = []
         self.rows: Sequence[Logits] = ()  # of each text; empty until they are there
         self.began = self.planning_seconds = self.seconds = 0.0
-        self.is_quiet, self.has_proposal = True, False
+        self.has_proposal = False
 
 
 class DecodingLoop:
@@ -82,7 +81,10 @@ class DecodingLoop:
         curve: Cost of a pass by batch size; `None` if it is not known.
         sizes: Batch sizes that may be used, ascending.
         exactness: Batch sizes that do not move logits, and how far others move them.
+        has_branches: Whether the pass planned last has branches; see `BranchingLoop`.
     """
+
+    has_branches = False
 
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
         self.policy = policy
@@ -139,16 +141,20 @@ class DecodingLoop:
         current = Pass(texts, (plan,), plan.size, owed)
         current.has_proposal = text.drafts.proposal is not None
         current.began = asked = clock()
-        self.evaluate(current, text, plan)
-        if not sequence.returns_early:
-            current.rows = (sequence.fetch(),) if not current.rows else current.rows
-            current.seconds = clock() - asked
+        tokens = (text.last,) if plan.size == 1 else plan.batch(text.last)
+        if self.has_branches:
+            current.rows = (self.evaluate_branches(text, tokens),)
+        else:
+            sequence.submit(tokens)
+            if not sequence.returns_early:
+                current.rows = (sequence.fetch(),)
+        current.seconds = clock() - asked
         current.planning_seconds = asked - began
         return current
 
-    def evaluate(self, current: Pass, text: DraftedText, plan: Plan) -> None:
-        """Begin the evaluation of a plan."""
-        text.sequence.submit((text.last,) if plan.size == 1 else plan.batch(text.last))
+    def evaluate_branches(self, text: DraftedText, tokens: Sequence[int]) -> Logits:
+        """Evaluate tokens of a pass with branches; return the logits after each token."""
+        raise NotImplementedError
 
     def plan(self, text: DraftedText, owed: int) -> Plan:
         """Return what the next pass evaluates of a text that owes so many tokens."""
@@ -206,27 +212,19 @@ class DecodingLoop:
     def report(self, current: Pass) -> Sequence[Step | None]:
         """Learn from a pass, and return the completed step of each text; `None` if an error ended it before."""
         (step,), (text,) = current.steps, current.texts
-        self._check_conditions(current)
-        if step is not None:
-            step.batch = current.size + current.owed
-            step.seconds = current.seconds
-            step.is_quiet = current.is_quiet
-            self.learn(text, step, current)
-        return current.steps
-
-    def _check_conditions(self, current: Pass) -> None:
-        conditions = current.texts[0].sequence.conditions
-        is_steady = conditions is self._conditions or self._follow(conditions)
-        current.is_quiet = current.is_quiet and is_steady and conditions.is_quiet
-
-    def learn(self, text: DraftedText, step: Step, current: Pass) -> None:
-        """Learn from a pass over one text, and complete its record."""
-        drafts, curve = text.drafts, self.curve
+        conditions = text.sequence.conditions
+        is_quiet = (conditions is self._conditions or self._follow(conditions)) and conditions.is_quiet
+        if step is None:
+            return current.steps
+        step.batch = current.size + current.owed
+        step.seconds = current.seconds
+        step.is_quiet = is_quiet
+        curve = self.curve
         if curve is not None:
             step.plain_seconds = curve.seconds(self._plain.size)
             if not self._is_provisional:
                 step.expected_seconds = self._expected(curve, (step.batch,))
-        if drafts.drafter is not None:
+        if text.drafts.drafter is not None:
             if curve is not None:
                 step.interruption_seconds = step.seconds - self._undisturbed(
                     curve, step.batch, step.seconds, step.is_quiet
@@ -236,6 +234,7 @@ class DecodingLoop:
             self.policy.record(step)
         if curve is not None and step.batch <= self.sizes[-1]:
             curve.observe(step.batch, step.seconds, step.is_quiet)
+        return current.steps
 
     @staticmethod
     def _expected(curve: CostCurve, batches: Sequence[int]) -> float:

@@ -141,17 +141,18 @@ class SharedLoop(DecodingLoop):
     def report(self, current: Pass) -> Sequence[Step | None]:
         if len(current.texts) == 1:
             return super().report(current)
-        self._check_conditions(current)
+        conditions = current.texts[0].sequence.conditions
+        is_quiet = self._follow(conditions) and conditions.is_quiet
         for step, plan in zip(current.steps, current.plans, strict=True):
             if step is not None:
                 step.batch = plan.size
                 step.seconds = current.seconds * (plan.size / current.size)
-                step.is_quiet = current.is_quiet
+                step.is_quiet = is_quiet
         if current.texts[0].drafts.drafter is not None:
-            self._learn_together(current)
+            self._learn_together(current, is_quiet=is_quiet)
         return current.steps
 
-    def _learn_together(self, current: Pass) -> None:
+    def _learn_together(self, current: Pass, *, is_quiet: bool) -> None:
         """Learn the time of a pass over several texts, and whether drafting pays for so many."""
         n, curve, group = len(current.texts), self.curve, self._group
         assert curve is not None
@@ -166,7 +167,7 @@ class SharedLoop(DecodingLoop):
             step.expected_seconds = expected * step.seconds / current.seconds if current.seconds else 0.0
         # The time of one batch is the time of the pass; that of several cannot be divided.
         whole = batches[0] + current.owed if len(batches) == 1 else 0
-        undisturbed = self._undisturbed(curve, whole, current.seconds, current.is_quiet) if whole else current.seconds
+        undisturbed = self._undisturbed(curve, whole, current.seconds, is_quiet) if whole else current.seconds
         self._cost_policy.shared(n).record(
             Step(
                 tuple(token for step in steps for token in step.tokens),
@@ -177,13 +178,13 @@ class SharedLoop(DecodingLoop):
                 batch=sum(batches) + current.owed,
                 seconds=current.seconds,
                 interruption_seconds=current.seconds - undisturbed,
-                is_quiet=current.is_quiet,
+                is_quiet=is_quiet,
                 draft_seconds=overhead,
                 plain_seconds=plain_seconds,
             )
         )
         if 0 < whole <= self.sizes[-1]:
-            curve.observe(whole, current.seconds, current.is_quiet)
+            curve.observe(whole, current.seconds, is_quiet)
 
 
 def _propose(texts: Sequence[DraftedText], limits: Sequence[int], price: MarginalCost | None) -> list[Draft]:

@@ -155,7 +155,8 @@ class Text(DraftedText):
         except (NGramSpecError, ValueError) as error:
             self.error = error
             return None
-        self.drafts.observe_logits(self.last, sent, rows, len(verdict.tokens) - 1)
+        if self.drafts.drafter is not None:
+            self.drafts.observe_logits(self.last, sent, rows, len(verdict.tokens) - 1)
         step = self._emit(verdict, rows, plan, position)
         self.settled += len(step.tokens)
         self.last = step.tokens[-1]

@@ -275,7 +275,7 @@ class ExactAuto:
                 if not self._load.is_quiet:
                     return False
                 measured = times(trials)
-                self._load.end_call()  # so that the sample is the average over these calls
+                self._load.call_ended = self._load.clock()  # so that the sample is the average over these calls
                 self._load.sample()
                 if not self._load.is_quiet:
                     return False

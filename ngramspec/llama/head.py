@@ -216,7 +216,7 @@ class Heads:
             raise ModelError(
                 "not enough memory for the context of the model's NextN layer; try a smaller -c/--ctx-size"
             )
-        self._calls = GovernedContext(self._ctx, governor)
+        self._governor, self._calls = governor, GovernedContext(self._ctx, governor)
         self._ext: Any = bindings.head_functions(llama)
         self._ext.llama_set_embeddings_nextn(self._ctx, True, True)
         self._memory = llama.llama_get_memory(self._ctx)
@@ -320,7 +320,7 @@ class Heads:
     @property
     def conditions(self) -> Conditions:
         """Conditions that the time of a pass currently depends on."""
-        return self._calls.conditions
+        return Conditions() if self._governor is None else self._governor.conditions
 
     def check(self) -> None:
         if not self._ctx:

@@ -15,7 +15,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.backend import Logits
-from ngramspec.cpu.thread_governor import Conditions, ThreadGovernor
+from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.hidden_states import HiddenStates, rows_at
@@ -66,10 +66,11 @@ class Passes:
         self._owner = weakref.ref(owner)
         self.n_batch = n_batch
         self._calls = GovernedContext(context, governor, is_timed=not returns_early)
-        self.returns_early = returns_early
+        self.governor, self.returns_early = governor, returns_early
         vocab = llama.llama_model_get_vocab(llama.llama_get_model(context))
         self.n_vocab: int = llama.llama_vocab_n_tokens(vocab)  # length of a row of logits
         self.busy = False  # whether a pass is under way
+        self._rows = 0  # that the last pass requested
         self._asks = False  # whether the context's passes give their states now
         self._branches = llama.llama_batch_init(MAX_EVALUATE, 0, n_seq)
         batch = self._batch = llama.llama_batch_init(n_batch, 0, 1)
@@ -108,11 +109,47 @@ class Passes:
         if self.busy:
             raise UsedAtOnceError
         self.busy = True
+        end = requested = 0
+        is_alone = len(feeds) == 1
+        starts: list[int] = []
+        hidden = None if feeds[0][0].states is None else self._request_states(feeds, states)
         try:
-            if feeds[0][0].states is None:
-                self._decode(feeds)
-            else:
-                self._decode_with_states(feeds, states)
+            for cache, tokens, rows in feeds:
+                size, length = len(tokens), cache.length
+                start, end = end, end + size
+                starts.append(length)
+                requested += rows
+                self._tokens[start:end] = tokens
+                self._positions[start:end] = range(length, length + size)
+                # Most passes request the same rows as the one before.
+                if not is_alone or (size, rows) != self._rows_requested:
+                    self._asked[start:end] = [0] * (size - rows) + [1] * rows
+                    self._rows_requested = (size, rows) if is_alone else None
+                if len(self._caches) > 1:
+                    self._assign(start, end, cache.sequence)
+            self._batch.n_tokens, self._rows = end, requested
+            status = self._calls.decode(self._batch)
+            if status != 0:
+                self._refused(status, feeds)
+            for cache, tokens, _ in feeds:
+                cache.decoded(len(tokens), alone=is_alone)
+            if len(feeds) < len(self._caches) and self._caches[0].recurrent:
+                fed = {cache.sequence for cache, _, _ in feeds}
+                for cache in self._caches:
+                    if cache.sequence not in fed:
+                        cache.decoded(0, alone=False)
+            if hidden is not None:
+                self._take_states(hidden)
+        except BaseException:
+            before = {cache.sequence: length for (cache, _, _), length in zip(feeds, starts, strict=False)}
+            for cache in self._caches:
+                if cache.sequence in before:
+                    cache.recover(before[cache.sequence])
+                else:
+                    cache.disturbed()
+            for state, _, _ in hidden or ():
+                state.forget()
+            raise
         finally:
             self.busy = False
 
@@ -139,73 +176,32 @@ class Passes:
             self.busy = False
         if status != 0:
             raise TargetError(f"llama_decode returned {status} for {len(rows)} tokens of several sequences")
-        return self.logits(len(rows))
+        return self.fetch(len(rows))
 
-    def _decode_with_states(self, feeds: Sequence[Feed], may_ask: bool) -> None:
-        """The same, and keep the hidden states of each sequence, if they may be asked for and a head wants any."""
+    def _request_states(self, feeds: Sequence[Feed], may_ask: bool) -> list[tuple[HiddenStates, int, Sequence[int]]]:
+        """Have the next pass give hidden states, if they may be asked for and a head wants any.
+
+        Returns:
+            The states of each sequence, and the start and the tokens of what the pass appends to it.
+        """
         hidden = [(cast(HiddenStates, cache.states), cache.length, tokens) for cache, tokens, _ in feeds]
-        first = hidden[0][0]
         asks = may_ask and any(states.wanted for states, _, _ in hidden)
         if asks != self._asks:
-            first.ask(self._context, asks)
+            hidden[0][0].ask(self._context, asks)
             self._asks = asks
-        try:
-            self._decode(feeds)
-        except BaseException:
-            for states, _, _ in hidden:
-                states.forget()
-            raise
-        rows = first.handed_out(self._context) if asks else 0
+        return hidden
+
+    def _take_states(self, hidden: Sequence[tuple[HiddenStates, int, Sequence[int]]]) -> None:
+        rows = hidden[0][0].handed_out(self._context) if self._asks else 0
         for states, start, tokens in hidden:
-            if asks:
+            if self._asks:
                 rows = states.took(rows, start, tokens)
             else:
                 states.missed(start)
 
-    def _decode(self, feeds: Sequence[Feed]) -> None:
-        end, is_alone = 0, len(feeds) == 1
-        starts = []
-        for cache, tokens, rows in feeds:
-            size, length = len(tokens), cache.length
-            start, end = end, end + size
-            starts.append(length)
-            self._tokens[start:end] = tokens
-            self._positions[start:end] = range(length, length + size)
-            # Most passes request the same rows as the one before.
-            if not is_alone or (size, rows) != self._rows_requested:
-                self._asked[start:end] = [0] * (size - rows) + [1] * rows
-                self._rows_requested = (size, rows) if is_alone else None
-            if len(self._caches) > 1:
-                self._assign(start, end, cache.sequence)
-        self._batch.n_tokens = end
-        try:
-            status = self._calls.decode(self._batch)
-            if status != 0:
-                self._refused(status, feeds)
-            for cache, tokens, _ in feeds:
-                cache.decoded(len(tokens), alone=is_alone)
-            if self._caches[0].recurrent and len(feeds) < len(self._caches):
-                fed = {cache.sequence for cache, _, _ in feeds}
-                for cache in self._caches:
-                    if cache.sequence not in fed:
-                        cache.decoded(0, alone=False)
-        except BaseException:
-            before = {cache.sequence: length for (cache, _, _), length in zip(feeds, starts, strict=True)}
-            for cache in self._caches:
-                if cache.sequence in before:
-                    cache.recover(before[cache.sequence])
-                else:
-                    cache.disturbed()
-            raise
-
     def set_threads(self, size: int) -> None:
         """Set the number of threads for a call over `size` tokens that the owner of the context makes."""
         self._calls.set_threads(size)
-
-    @property
-    def conditions(self) -> Conditions:
-        """Conditions that the time of a pass currently depends on."""
-        return self._calls.conditions
 
     def _refused(self, status: int, feeds: Sequence[Feed]) -> NoReturn:
         """Raise what says why llama.cpp did not take a pass, as far as that can be seen."""
@@ -221,8 +217,12 @@ class Passes:
             if self._sequences[i] != sequence:
                 self._sequences[i] = self._batch.seq_id[i][0] = sequence
 
-    def logits(self, rows: int) -> Logits:
-        """The last rows of the last pass, in the order of its feeds; a view that is valid until the next pass."""
+    def fetch(self, rows: int | None = None) -> Logits:
+        """Return the last rows of the last pass, in the order of its feeds, as a view that is valid until the next pass.
+
+        `rows`: how many; `None` means all that were requested.
+        """
+        rows = self._rows if rows is None else rows
         if not rows:
             return np.empty((0, self.n_vocab), np.float32)
         first = llama.llama_get_logits_ith(self._context, -rows)

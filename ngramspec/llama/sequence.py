@@ -28,6 +28,8 @@ later on."""
 
 APART = 64  # fewest tokens between two checkpoints of prompts: evaluating so many again takes about one pass
 
+UNGOVERNED = Conditions()
+
 _PIECE = struct.Struct("<QQ")
 """In front of each piece of what is saved: how many tokens were aligned, or a checkpoint is of; and its bytes."""
 
@@ -46,7 +48,8 @@ class CacheSequence:
         self.n_vocab = passes.n_vocab
         self.n_ctx = n_ctx
         self._aligned = 0
-        self._submitted = 0  # tokens of the last pass
+        self._governor = passes.governor
+        self.fetch = passes.fetch
         kept = cache.snapshots
         self.replays = cache.recurrent and kept == 0
         # A checkpoint holds the cells of a sliding window too, and restored they may lie in another order. Where tokens
@@ -110,22 +113,18 @@ class CacheSequence:
             if done == stop:
                 self.cache.save(keep=True)
         self._aligned = total // n_batch * n_batch if aligned else min(keep, was_aligned)
-        row: Logits = self._passes.logits(1)[0]
+        row: Logits = self._passes.fetch(1)[0]
         return row
 
     def submit(self, tokens: Sequence[int]) -> None:
         n = len(tokens)
         if not 0 < n <= MAX_EVALUATE:
             raise ValueError(f"a pass takes 1 to {MAX_EVALUATE} tokens, got {n}")
-        append(self._passes, [(self, tokens, n)])
-        self._submitted = n
-
-    def fetch(self) -> Logits:
-        return self._passes.logits(self._submitted)
+        append(self._passes, ((self, tokens, n),))
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
         self.submit(tokens)
-        return self._passes.logits(len(tokens))
+        return self._passes.fetch(len(tokens))
 
     def rollback(self, length: int) -> None:
         self._passes.check()
@@ -148,7 +147,8 @@ class CacheSequence:
 
     @property
     def conditions(self) -> Conditions:
-        return self._passes.conditions
+        governor = self._governor
+        return UNGOVERNED if governor is None else governor.conditions
 
     def checkpoint(self) -> None:
         self.settle()

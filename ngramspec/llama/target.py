@@ -460,7 +460,7 @@ class Target(Weights, CacheSequence):
         # llama.cpp puts sequences into one batch if their numbers follow each other.
         order = sorted(parts, key=lambda part: part.sequence.number)
         append(self._passes, [(own[sequence.number], tokens, rows) for sequence, tokens, rows in order])
-        logits, end = self._passes.logits(total), 0
+        logits, end = self._passes.fetch(total), 0
         found: dict[int, Logits] = {}
         for sequence, _, rows in order:
             start, end = end, end + rows

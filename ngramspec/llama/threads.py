@@ -7,9 +7,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.cpu.thread_governor import Conditions, ThreadGovernor
-
-UNGOVERNED = Conditions()
+from ngramspec.cpu.thread_governor import ThreadGovernor
 
 
 class GovernedContext:
@@ -52,7 +50,3 @@ class GovernedContext:
                 llama.llama_set_n_threads(self._context, threads, threads)
                 self._threads = threads
 
-    @property
-    def conditions(self) -> Conditions:
-        """Conditions that the time of a call currently depends on."""
-        return UNGOVERNED if self._governor is None else self._governor.conditions

@@ -194,7 +194,7 @@ class TrialContext:
         # its last token's only.
         asked = len(tokens) if rows > 1 else 1
         append(self._passes, [(self._sequence, tokens, asked)])
-        return self._passes.logits(asked)[:rows].copy()
+        return self._passes.fetch(asked)[:rows].copy()
 
     def close(self) -> None:
         self._passes.close()
