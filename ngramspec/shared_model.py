@@ -62,6 +62,15 @@ class SharedModel(Protocol):
     @property
     def sequences(self) -> Sequence[SequenceModel]: ...
 
+    @property
+    def returns_early(self) -> bool: ...
+
+    def submit_together(self, parts: Sequence[Part]) -> None:
+        """Begin what `evaluate_together` does. On a GPU it may return before the work is done."""
+
+    def fetch_together(self) -> list[Logits]:
+        """Return the logits of each part of the last `submit_together`; wait for them if necessary."""
+
     def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
         """Append to several sequences in one pass; for each part its logits, shape (rows, n_vocab).
 

@@ -98,7 +98,8 @@ class Engine:
         self._slots = Slots(model.sequences, cache_room, apart=apart, scales=tuple(scales))
         self._scales = self._applied_scales = tuple(scales)
         self._scheduler = Scheduler()
-        self._wake = threading.Condition()
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
         self._queue: deque[ActiveRequest] = deque()
         self._working: list[ActiveRequest] = []
         self._errands: list[tuple[int, Callable[[SequenceModel], Any], Future[Any]]] = []
@@ -125,7 +126,7 @@ class Engine:
                 if it had arrived `RANK_SECONDS` later for each of them, so that others need not wait for them all.
         """
         active = ActiveRequest(request, listener, self._clock)
-        with self._wake:
+        with self._lock:
             active.scales = self._scales if request.scales is None else request.scales
             active.turn = self._clock() + RANK_SECONDS * rank
             active.number, self._asked = self._asked, self._asked + 1
@@ -144,7 +145,7 @@ class Engine:
 
     def set_scales(self, scales: Sequence[float]) -> None:
         """Set the scales of the LoRA adapters for later requests; running ones keep theirs."""
-        with self._wake:
+        with self._lock:
             self._scales = tuple(scales)
 
     def on_slot(self, number: int, work: Callable[[SequenceModel], Any]) -> Future[Any]:
@@ -165,7 +166,7 @@ class Engine:
     def _queue_up(self, works: Any, work: tuple[Any, ...]) -> Future[Any]:
         """Let the engine's thread do some work; the future of its outcome."""
         told = Future[Any]()
-        with self._wake:
+        with self._lock:
             if self._closing is None:
                 works.append((*work, told))
                 self._wake.notify()
@@ -174,7 +175,7 @@ class Engine:
         return told
 
     def report(self) -> Report:
-        with self._wake:
+        with self._lock:
             slots = [Slot(sequence.number, len(sequence.tokens)) for sequence in self._model.sequences]
             for active in self._working:
                 if active.sequence is not None:
@@ -189,7 +190,7 @@ class Engine:
 
     def stop(self, drain: float = 0.0) -> None:
         """Take no more requests, let those at work go on for `drain` seconds, then end them; returns when all ended."""
-        with self._wake:
+        with self._lock:
             self._closing = min(time.monotonic() + drain, self._closing or float("inf"))
             self._wake.notify()
         self._ended.result()
@@ -198,25 +199,22 @@ class Engine:
 
     def _run(self) -> None:
         while True:
-            with self._wake:
-                is_idle = False
-                while not (self._queue or self._working or self._errands or self._asides or self._closing is not None):
-                    is_idle = not self._wake.wait(IDLE_SECONDS if self._calibration.is_provisional else None)
-                    if is_idle:
-                        break
-                if self._closing is not None:
-                    late = time.monotonic() >= self._closing
-                    for active in (*self._queue, *self._working) if late else ():
-                        active.cancel()
-                    if not (self._queue or self._working or self._errands or (self._asides and not late)):
-                        break
+            # Between the passes of texts there is usually nothing else to do.
+            if not self._working or self._queue or self._errands or self._asides or self._closing is not None:
+                is_idle = self._wait()
+                if is_idle is None:
+                    break
+                has_chores = True
+            else:
+                is_idle = has_chores = False
             try:
                 if is_idle:
                     self._writer.measure_again()
-                self._drop_cancelled()
-                self._run_errands()
-                self._go_on_aside()
-                self._admit()
+                if has_chores:
+                    self._drop_cancelled_waiting()
+                    self._run_errands()
+                    self._go_on_aside()
+                    self._admit()
                 self._work()
             except Exception as error:
                 self._recover(error)
@@ -228,16 +226,29 @@ class Engine:
             self._drafter.save_state()
         self._ended.set_result(None)
 
-    def _drop_cancelled(self) -> None:
-        if self._queue:
-            with self._wake:
-                dropped = [active for active in self._queue if active.cancelled]
-                for active in dropped:
-                    self._queue.remove(active)
+    def _wait(self) -> bool | None:
+        """Wait until there is work. Return True if nothing was asked for `IDLE_SECONDS`, and `None` if all has ended."""
+        with self._lock:
+            while not (self._queue or self._working or self._errands or self._asides or self._closing is not None):
+                if not self._wake.wait(IDLE_SECONDS if self._calibration.is_provisional else None):
+                    return True
+            if self._closing is not None:
+                is_late = time.monotonic() >= self._closing
+                for active in (*self._queue, *self._working) if is_late else ():
+                    active.cancel()
+                if not (self._queue or self._working or self._errands or (self._asides and not is_late)):
+                    return None
+        return False
+
+    def _drop_cancelled_waiting(self) -> None:
+        if not self._queue:
+            return
+        with self._lock:
+            dropped = [active for active in self._queue if active.cancelled]
             for active in dropped:
-                active.finish()
-        for active in [active for active in self._working if active.cancelled]:
-            self._end(active)
+                self._queue.remove(active)
+        for active in dropped:
+            active.finish()
 
     def _run_errands(self) -> None:
         """What is wanted of slots where no request is at work."""
@@ -245,7 +256,7 @@ class Engine:
             return
         self._slots.set_scales(self._scales)
         busy = {active.sequence.number for active in self._working if active.sequence is not None}
-        with self._wake:
+        with self._lock:
             ready = [errand for errand in self._errands if errand[0] not in busy]
             self._errands[:] = [errand for errand in self._errands if errand[0] in busy]
         for number, work, told in ready:
@@ -280,7 +291,7 @@ class Engine:
     def _admit(self) -> None:
         """Give free sequences to waiting requests, by turn and then in order of arrival."""
         while self._queue and self._slots.any_free:
-            with self._wake:
+            with self._lock:
                 active = min(self._queue, key=lambda waiting: waiting.turn)
                 self._queue.remove(active)
             model, request = self._model, active.request
@@ -294,7 +305,7 @@ class Engine:
             except (NGramSpecError, ValueError) as error:
                 active.finish(error)
                 continue
-            with self._wake:
+            with self._lock:
                 self._working.append(active)
             # Who wants nothing of the cache gets no copy of what is known, only to clear it.
             self._slots.set_scales(self._scales)
@@ -306,7 +317,7 @@ class Engine:
                 self._end(active, error)
                 continue
             self._writer.begin()
-            with self._wake:
+            with self._lock:
                 self._cached_tokens += active.cached
 
     def _chunk(self, *, short: bool = False) -> int:
@@ -319,29 +330,41 @@ class Engine:
         return [active for active in self._working if active.reader is None]
 
     def _work(self) -> None:
-        """One pass: a chunk of a prompt, or a token and a draft for the texts whose turn it is."""
-        group = self._take_turns()
-        writers = [active for active in group if active.reader is None]
-        readers = [active for active in group if active.reader is not None]
-        reader = self._scheduler.reads(readers, writers)
+        """Make one pass: a chunk of a prompt, or a token and a draft for the texts whose turn it is."""
+        readers, writers = [], []
+        for active in self._take_turns() if self._scales else tuple(self._working):
+            if active.cancelled:
+                self._end(active)
+            elif active.reader is None:
+                writers.append(active)
+            else:
+                readers.append(active)
+        # A pass that was submitted ahead must end before a prompt takes its logits' place.
+        is_ahead = self._writer.is_ahead
+        reader = self._scheduler.reads(readers, writers) if readers and not is_ahead else None
         if reader is not None:
             self._read(reader)
-        elif writers:
-            began = self._clock()
-            steps, ended = self._writer.step(writers)
-            self._scheduler.wrote(self._clock() - began)
-            with self._wake:  # whoever wants a report waits until all is counted
-                for active, step in steps:
+        elif writers or is_ahead:
+            self._write(writers, are_alone=not readers)
+
+    def _write(self, writers: Sequence[ActiveRequest], *, are_alone: bool) -> None:
+        """Make a pass over texts; `are_alone`: no prompt waits."""
+        began = self._clock()
+        results = self._writer.step(writers, can_go_ahead=are_alone and not self._scales)
+        self._scheduler.wrote(self._clock() - began, are_alone=are_alone)
+        with self._lock:  # so that a report counts all of the pass or nothing
+            for active, step, _ in results:
+                if step is not None:
                     active.count(step)
-            for active, step in steps:
+        for active, step, error in results:
+            if step is not None:
                 active.emit(step)
-            for active, error in ended:
+            text = active.text
+            if error is not None or text is None or text.stop is not None:
                 self._end(active, error)
 
     def _take_turns(self) -> list[ActiveRequest]:
         """Return the requests of the next pass, which have the same scales of LoRA adapters, and apply these."""
-        if not self._scales:  # the model has no adapters
-            return self._working
         groups = list(dict.fromkeys(active.scales for active in self._working))
         if not groups:
             return []
@@ -361,7 +384,7 @@ class Engine:
             self._end(active, error)
             return
         self._scheduler.read(active.prefilled - before, self._clock() - began)
-        with self._wake:
+        with self._lock:
             self._prompt_tokens += active.prefilled - before
             if step is not None:
                 active.count(step)
@@ -372,7 +395,7 @@ class Engine:
             self._end(active)
 
     def _end(self, active: ActiveRequest, error: NGramSpecError | ValueError | None = None) -> None:
-        with self._wake:
+        with self._lock:
             self._working.remove(active)
             self._stats.merge(active.stats)
         sequence = active.sequence

@@ -200,6 +200,8 @@ class ActiveRequest:
             self.reader = None
         elif text is not None and sequence is not None and len(sequence.tokens) > text.settled:
             sequence.rollback(text.settled)
+        if text is not None:
+            text.is_released = True
         self.sequence = None
         if error is not None:
             self.tell(error)

@@ -20,7 +20,9 @@ import numpy as np
 from ngramspec.batching.request import ActiveRequest
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.measure import SHARED_ORDER
+from ngramspec.decoding.loop import Pass
 from ngramspec.decoding.shared_loop import SharedLoop
+from ngramspec.decoding.text import Text
 from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.decision import UNMEASURED, ExactnessMode
 from ngramspec.policies.cost import CostPolicy
@@ -227,9 +229,9 @@ class Scheduler:
         if tokens:
             self._per_token = seconds / tokens
 
-    def wrote(self, seconds: float) -> None:
-        """A pass was made for the answers."""
-        self._ahead = max(0.0, self._ahead - seconds)
+    def wrote(self, seconds: float, *, are_alone: bool = False) -> None:
+        """A pass was made for the answers; `are_alone`: no prompt waits."""
+        self._ahead = 0.0 if are_alone else max(0.0, self._ahead - seconds)
         self._beside -= seconds
 
     def goes_aside(self, writers: Sequence[object]) -> bool:
@@ -248,6 +250,10 @@ class Scheduler:
             return min(most, LEAST)
         seconds = PAUSE if short else max(PAUSE, AHEAD - self._ahead)
         return max(1, min(most, max(LEAST, int(seconds / self._per_token))))
+
+
+Result = tuple[ActiveRequest, Step | None, NGramSpecError | ValueError | None]
+"""A request, the step that a pass made of its text, and the error that ended it."""
 
 
 class Writer:
@@ -285,6 +291,8 @@ class Writer:
         # As many texts may share a pass as there is an allowed size for, and for every smaller number.
         self._together = next(n for n in range(1, len(sizes) + 2) if n + 1 not in sizes or 1 not in sizes)
         self._turn = 0
+        self._ahead: Pass | None = None  # a pass that was submitted ahead
+        self._ahead_requests: Sequence[ActiveRequest] = ()
         self.passes = self.busy = 0
 
     def begin(self) -> None:
@@ -302,36 +310,62 @@ class Writer:
         known = self._calibration
         self._loop.prepare(self._curve, self._sizes, known.restore, is_provisional=known.is_provisional)
 
-    def step(
-        self, requests: Sequence[ActiveRequest]
-    ) -> tuple[list[tuple[ActiveRequest, Step]], list[tuple[ActiveRequest, NGramSpecError | ValueError | None]]]:
-        """One pass over the texts whose turn it is: the steps that came of it, and the requests that ended with it,
-        with the error where one ended them."""
-        if len(requests) > self._together:
+    @property
+    def is_ahead(self) -> bool:
+        """True if a pass was submitted whose outcome `step` has not returned yet."""
+        return self._ahead is not None
+
+    def step(self, requests: Sequence[ActiveRequest], *, can_go_ahead: bool = False) -> Sequence[Result]:
+        """Make a pass over the texts whose turn it is. Return what came of it for each of their requests.
+
+        If `can_go_ahead`, the next pass over the same texts may be submitted as soon as the outcome of this one is
+        known, so that a GPU works on it meanwhile. The next call then returns its outcome.
+        """
+        loop, current, wanted = self._loop, self._ahead, len(requests)
+        if current is not None:
+            requests, self._ahead = self._ahead_requests, None
+        elif len(requests) > self._together:
             at = self._turn % len(requests)
             requests = [*requests[at:], *requests[:at]][: self._together]
             self._turn += self._together
-        texts = [request.text for request in requests if request.text is not None]
-        loop = self._loop
-        try:
-            current = loop.submit(texts)
-        except TargetError as error:
-            if len(requests) == 1:
-                return [], [(requests[0], error)]
-            # Each alone: only those end that cannot be helped.
-            apart = [self.step([request]) for request in requests]
-            return [step for steps, _ in apart for step in steps], [end for _, ends in apart for end in ends]
+        if current is None:
+            try:
+                current = loop.submit(_texts(requests))
+            except TargetError as error:
+                if len(requests) == 1:
+                    return [(requests[0], None, error)]
+                # Each alone: only those end that cannot be helped.
+                return [result for request in requests for result in self.step((request,))]
         self.passes += 1
         self.busy += len(requests)
         loop.commit(current)
-        made = loop.report(current)
-        steps = [(request, step) for request, step in zip(requests, made, strict=True) if step is not None]
-        ended = [
-            (request, text.error)
-            for request, text in zip(requests, texts, strict=True)
-            if text.stop is not None or text.error is not None
+        # A request that is not in this pass must be in the next one.
+        if can_go_ahead and wanted <= len(requests) and self._model.returns_early:
+            self._submit_ahead(requests)
+        results: list[Result] = []
+        for request, step in zip(requests, loop.report(current), strict=True):
+            if request.sequence is not None:
+                assert request.text is not None
+                results.append((request, step, request.text.error))
+        return results
+
+    def _submit_ahead(self, requests: Sequence[ActiveRequest]) -> None:
+        growing = [
+            request
+            for request in requests
+            if request.text is not None and not (request.text.stop or request.text.error or request.text.is_released)
         ]
-        return steps, ended
+        if growing:
+            with suppress(TargetError):  # the next step meets it again
+                self._ahead, self._ahead_requests = self._loop.submit(_texts(growing)), growing
+
+
+def _texts(requests: Sequence[ActiveRequest]) -> list[Text]:
+    texts: list[Text] = []
+    for request in requests:
+        assert request.text is not None
+        texts.append(request.text)
+    return texts
 
 
 def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> tuple[Calibration, ExactnessMode]:

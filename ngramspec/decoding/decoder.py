@@ -230,4 +230,3 @@ class SpeculativeDecoder:
             self.loop = BranchingLoop(self.policy, self._clock)
         self.loop.exactness = exactness
         self.loop.prepare(curve, sizes, self.calibration.restore, is_provisional=self.calibration.is_provisional)
-

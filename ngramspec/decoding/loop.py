@@ -183,6 +183,9 @@ class DecodingLoop:
         bound = 0.0 if is_alone and current.size in exactness.agreeing else exactness.bound
         for text, plan, rows in zip(current.texts, current.plans, current.rows, strict=True):
             assert isinstance(text, Text)
+            if text.is_released:
+                current.steps.append(None)
+                continue
             step = text.commit(plan, rows, bound)
             current.steps.append(step)
             sequence = text.sequence

@@ -57,8 +57,8 @@ class SharedSequences:
         """Return the cost of a pass without drafts, in units of T(1)."""
         return sum(map(curve.ratio, self._plain))
 
-    def evaluate(self, tokens_of: Sequence[Sequence[int]]) -> list[Logits]:
-        """Evaluate tokens of each text; return the logits after each token.
+    def submit(self, tokens_of: Sequence[Sequence[int]]) -> None:
+        """Begin a pass over tokens of each text.
 
         Raises:
             TargetError: the pass failed; the sequences are as before.
@@ -67,13 +67,29 @@ class SharedSequences:
             Part(sequence, tokens, len(tokens)) for sequence, tokens in zip(self.sequences, tokens_of, strict=True)
         ]
         if not self._fillers:
-            return self._model.evaluate_together(parts)
+            self._model.submit_together(parts)
+            return
         filler = [0] * min(map(len, tokens_of))
         before = [len(sequence.tokens) for sequence in self._fillers]
-        rows = self._model.evaluate_together([*parts, *(Part(sequence, filler, 0) for sequence in self._fillers)])
+        self._model.submit_together([*parts, *(Part(sequence, filler, 0) for sequence in self._fillers)])
         for sequence, length in zip(self._fillers, before, strict=True):
             sequence.rollback(length)
-        return rows[: len(parts)]
+
+    def fetch(self) -> list[Logits]:
+        """Return the logits of each text after the last pass."""
+        return self._model.fetch_together()[: len(self.sequences)]
+
+
+class SharedPass(Pass):
+    """A pass over several texts, by `group`."""
+
+    __slots__ = ("group",)
+
+    def __init__(
+        self, texts: Sequence[DraftedText], plans: Sequence[Plan], size: int, owed: int, group: SharedSequences
+    ) -> None:
+        super().__init__(texts, plans, size, owed)
+        self.group = group
 
 
 class SharedLoop(DecodingLoop):
@@ -105,10 +121,12 @@ class SharedLoop(DecodingLoop):
             owed += sequence.owed
             if plan.sent.tokens and sequence.replays and not sequence.owed:
                 sequence.checkpoint()
-        current = Pass(texts, plans, sum(plan.size for plan in plans), owed)
+        current = SharedPass(texts, plans, sum(plan.size for plan in plans), owed, group)
         current.has_proposal = any(text.drafts.proposal is not None for text in texts)
         current.began = asked = clock()
-        current.rows = group.evaluate([plan.batch(text.last) for text, plan in zip(texts, plans, strict=True)])
+        group.submit([plan.batch(text.last) for text, plan in zip(texts, plans, strict=True)])
+        if not self._model.returns_early:
+            current.rows = group.fetch()
         current.seconds = clock() - asked
         current.planning_seconds = asked - began
         return current
@@ -138,8 +156,11 @@ class SharedLoop(DecodingLoop):
             for text, proposal, (length, size) in zip(texts, proposals, chosen, strict=True)
         ]
 
+    def fetch(self, current: Pass) -> Sequence[Logits]:
+        return current.group.fetch() if isinstance(current, SharedPass) else super().fetch(current)
+
     def report(self, current: Pass) -> Sequence[Step | None]:
-        if len(current.texts) == 1:
+        if not isinstance(current, SharedPass):
             return super().report(current)
         conditions = current.texts[0].sequence.conditions
         is_quiet = self._follow(conditions) and conditions.is_quiet
@@ -152,11 +173,10 @@ class SharedLoop(DecodingLoop):
             self._learn_together(current, is_quiet=is_quiet)
         return current.steps
 
-    def _learn_together(self, current: Pass, *, is_quiet: bool) -> None:
+    def _learn_together(self, current: SharedPass, *, is_quiet: bool) -> None:
         """Learn the time of a pass over several texts, and whether drafting pays for so many."""
-        n, curve, group = len(current.texts), self.curve, self._group
+        n, curve, group = len(current.texts), self.curve, current.group
         assert curve is not None
-        assert group is not None
         overhead = current.planning_seconds if current.has_proposal else 0.0
         steps = [step for step in current.steps if step is not None]
         plain_seconds = curve.level * group.plain_cost(curve) / n

@@ -34,6 +34,7 @@ class Text(DraftedText):
         settled: Number of tokens of prompt and text without the last one, which no pass has evaluated yet.
         stop: Why the text ended; `None` while it grows.
         error: What ended the text after the tokens of the last step; `None` if nothing did.
+        is_released: Whether the sequence may hold another text, because the request was cancelled.
 
     Raises:
         PromptError, ValueError, GrammarError: See `SpeculativeDecoder.generate`.
@@ -62,6 +63,7 @@ class Text(DraftedText):
         self.left = min(request.max_tokens, room)
         self.stop: StopReason | None = None
         self.error: NGramSpecError | ValueError | None = None
+        self.is_released = False
         self._limit_reason: StopReason = "length" if request.max_tokens <= room else "context"
         ends, is_eog = request.rules.ends, vocabulary.is_eog
         self._ends: TokenTable[bool] = TokenTable(lambda token: token in ends or is_eog(token))

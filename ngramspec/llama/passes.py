@@ -78,7 +78,8 @@ class Passes:
         self._tokens = _array(batch.token, n_batch)
         self._positions = _array(batch.pos, n_batch)
         self._asked = _array(batch.logits, n_batch)
-        self._rows_requested: tuple[int, int] | None = None  # tokens and rows of the last pass over one sequence
+        # Tokens, rows and sequence of the last pass, if it was over one sequence.
+        self._last_shape: tuple[int, int, int] | None = None
         self._sequences = [0] * n_batch  # of each token, as the batch has it from the pass before
         for i in range(n_batch):
             batch.n_seq_id[i] = 1
@@ -121,12 +122,13 @@ class Passes:
                 requested += rows
                 self._tokens[start:end] = tokens
                 self._positions[start:end] = range(length, length + size)
-                # Most passes request the same rows as the one before.
-                if not is_alone or (size, rows) != self._rows_requested:
+                # Most passes are shaped like the one before.
+                shape = size, rows, cache.sequence
+                if not is_alone or shape != self._last_shape:
                     self._asked[start:end] = [0] * (size - rows) + [1] * rows
-                    self._rows_requested = (size, rows) if is_alone else None
-                if len(self._caches) > 1:
-                    self._assign(start, end, cache.sequence)
+                    if len(self._caches) > 1:
+                        self._assign(start, end, cache.sequence)
+                    self._last_shape = shape if is_alone else None
             self._batch.n_tokens, self._rows = end, requested
             status = self._calls.decode(self._batch)
             if status != 0:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, Literal
 
 import llama_cpp.llama_cpp as llama
@@ -129,6 +130,7 @@ class Target(Weights, CacheSequence):
     heads: Heads | None = None
     exact_price: float | None = None
     _embedders: tuple[Embedder, ...] = ()
+    _submitted: Sequence[tuple[int, int]] = ()
     max_rows = MAX_EVALUATE
     _ctx: Any = None
 
@@ -440,13 +442,12 @@ class Target(Weights, CacheSequence):
 
         The logits are views, valid until the next pass of any sequence.
         """
+        self.submit_together(parts)
+        return self.fetch_together()
+
+    def submit_together(self, parts: Sequence[Part]) -> None:
         self._check_open()
         own = self.sequences
-        if len(parts) == 1:
-            sequence, tokens, rows = parts[0]
-            if sequence in own and 0 < rows == len(tokens) <= self.max_rows:
-                # Most passes of a server: between them caches are cold, and every line costs microseconds.
-                return [sequence.evaluate(tokens)]
         if not parts or len({part.sequence.number for part in parts if part.sequence in own}) < len(parts):
             raise ValueError("a pass requires at least one part, and at most one for each sequence of this model")
         if any(not part.tokens or not 0 <= part.rows <= len(part.tokens) for part in parts):
@@ -460,12 +461,13 @@ class Target(Weights, CacheSequence):
         # llama.cpp puts sequences into one batch if their numbers follow each other.
         order = sorted(parts, key=lambda part: part.sequence.number)
         append(self._passes, [(own[sequence.number], tokens, rows) for sequence, tokens, rows in order])
-        logits, end = self._passes.fetch(total), 0
-        found: dict[int, Logits] = {}
-        for sequence, _, rows in order:
-            start, end = end, end + rows
-            found[sequence.number] = logits[start:end]
-        return [found[part.sequence.number] for part in parts]
+        # Where the rows of each part are among those of the pass.
+        ends = dict(zip((part.sequence.number for part in order), accumulate(part.rows for part in order), strict=True))
+        self._submitted = [(ends[part.sequence.number], part.rows) for part in parts]
+
+    def fetch_together(self) -> list[Logits]:
+        logits = self._passes.fetch()
+        return [logits[end - rows : end] for end, rows in self._submitted]
 
     def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
         if self._pooled and not self._recurrent:

@@ -49,4 +49,3 @@ class GovernedContext:
             if threads != self._threads:
                 llama.llama_set_n_threads(self._context, threads, threads)
                 self._threads = threads
-

@@ -103,6 +103,14 @@ class MockShared:
         self._split, self._fails = split, fails
         self._seconds = seconds
 
+    returns_early = False
+
+    def submit_together(self, parts: Sequence[Part]) -> None:
+        self._fetched = self.evaluate_together(parts)
+
+    def fetch_together(self) -> list[Rows]:
+        return self._fetched
+
     def evaluate_together(self, parts: Sequence[Part]) -> list[Rows]:
         assert parts
         assert len({part.sequence.number for part in parts}) == len(parts)

@@ -1,0 +1,127 @@
+"""On a backend that returns before the work is done, the next pass is submitted before the last one is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+from support.decoder_loop import model, unmeasured
+from support.ear import Ear
+from support.grid import grid
+from support.mock_shared import MockShared
+from support.mock_target import MockTarget, plain_generate
+
+from ngramspec.batching.engine import Engine
+from ngramspec.batching.request import Event
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.given import given_curve
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.request import Request
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Step
+
+
+class EarlyTarget(MockTarget):
+    """A model whose `submit` returns at once, and whose logits wait."""
+
+    returns_early = True
+
+    def __init__(self, n_vocab: int = 60, **options: Any) -> None:
+        super().__init__(n_vocab, **options)
+        self.events: list[str] = []
+
+    def submit(self, tokens: Sequence[int]) -> None:
+        self.events.append("submit")
+        super().submit(tokens)
+
+    def fetch(self) -> NDArray[Any]:
+        self.events.append("fetch")
+        return super().fetch()
+
+
+@pytest.mark.parametrize("drafter", [None, "ngram", "mixture"])
+def test_next_pass_is_submitted_before_a_step_is_shown(drafter: str | None) -> None:
+    target = model(kind=EarlyTarget)
+    assert isinstance(target, EarlyTarget)
+    steps = unmeasured(target, drafter=drafter).generate([1, 2, 3], max_tokens=40, sampling=Sampling(0.7, seed=4))
+    passes = 0
+    for step in steps:
+        if step.batch:
+            passes += 1
+            ahead = 0 if step.stop is not None else 1
+            assert target.events == ["submit", "fetch"] * passes + ["submit"] * ahead
+    assert passes > 5
+
+
+@grid(drafter=(None, "ngram", "mixture"), temperature=(0.0, 0.9))
+def test_text_is_the_same_as_of_plain_decoding(drafter: str | None, temperature: float) -> None:
+    sampling = Sampling(temperature, seed=3)
+    for length in (1, 2, 3, 37):
+        target = model(kind=EarlyTarget)
+        decoder = unmeasured(target, drafter=drafter)
+        tokens = [
+            token for step in decoder.generate([1, 2, 3], max_tokens=length, sampling=sampling) for token in step.tokens
+        ]
+        assert tokens == plain_generate(model(), [1, 2, 3], length, sampling)
+        assert target.tokens == [1, 2, 3, *tokens[:-1]]
+
+
+def test_a_reader_that_stops_leaves_the_cache_as_without_the_next_pass() -> None:
+    target = model(kind=EarlyTarget)
+    steps = unmeasured(target).generate([1, 2, 3], max_tokens=40)
+    tokens = [token for _, step in zip(range(9), steps, strict=False) for token in step.tokens]
+    steps.close()
+    assert target.tokens == [1, 2, 3, *tokens[:-1]]
+
+
+class EarlyShared(MockShared):
+    """Several sequences whose passes return at once; another pass takes the place of logits that nobody fetched."""
+
+    returns_early = True
+
+    def __init__(self, sequences: int, **settings: Any) -> None:
+        super().__init__(sequences, **settings)
+        for sequence in self.sequences:
+            sequence.returns_early = True
+
+
+@grid(sequences=(1, 3), requests=(1, 2, 5), temperature=(0.0, 0.9))
+def test_texts_of_several_requests_are_the_same(sequences: int, requests: int, temperature: float) -> None:
+    shared = EarlyShared(sequences, peak=5.0)
+    calibration = Calibration.given(given_curve({1: 1.0, 64: 2.0}))
+    engine = Engine(shared, shared.sequences[0], calibration=calibration, drafter=MixtureDrafter())
+    try:
+        prompts = [[(7 * i + j * (i + 2)) % 16 for j in range(20 + 5 * i)] for i in range(requests)]
+        left = Ear()
+        cancelled = engine.submit(Request([3, 1, 4, 1, 5], 1000), left)
+        ears = []
+        for i, prompt in enumerate(prompts):
+            ears.append(Ear())
+            engine.submit(Request(prompt, 60, Sampling(temperature, seed=i)), ears[-1])
+            if i == requests // 2:
+                cancelled.cancel()
+        for i, (prompt, ear) in enumerate(zip(prompts, ears, strict=True)):
+            assert ear.wait().reason == "length"
+            assert ear.tokens == plain_generate(MockTarget(peak=5.0), prompt, 60, Sampling(temperature, seed=i))
+        assert left.wait().reason in ("cancelled", "length")
+    finally:
+        engine.stop()
+
+
+def test_engine_submits_the_next_pass_before_it_reports_the_last_one() -> None:
+    shared = EarlyShared(2)
+    engine = Engine(shared, shared.sequences[0], calibration=Calibration.given(given_curve({1: 1.0, 64: 64.0})))
+    submitted: list[int] = []
+    ear = Ear()
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Step) and event.batch:
+            submitted.append(len(shared.passes))
+        ear(event)
+
+    engine.submit(Request([1, 2, 3], 10), listen)
+    assert ear.wait().reason == "length"
+    engine.stop()
+    assert submitted == [2, 3, 4, 5, 6, 7, 8, 9, 9]
