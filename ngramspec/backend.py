@@ -1,27 +1,30 @@
-"""What a model runner must offer: write a room like `ngramspec.llama` for another library.
+"""The interface of a model runner. Implement it in a package next to `ngramspec.llama` to use another library.
 
-All other rooms see a model through two protocols: `Model` evaluates tokens, `Vocabulary` knows what they mean. One
-object may offer both (`Runner`), as `ngramspec.llama.target.Target` does. Write them in this order:
+All other packages use a model through two protocols: `Model` evaluates tokens, and `Vocabulary` converts them. One
+object may implement both (`Runner`), as `ngramspec.llama.target.Target` does. Implement them in this order:
 
-1. `Vocabulary`: `tokenize`, `piece`, `is_eog`, and `sampler`, whose `Sampler` turns logits into a distribution and
-   draws from it (`tests/support/numpy_sampler.py` is one; raise GrammarError for `Sampling.grammar` at first).
-2. `Model`, deriving from `ModelBase`: `prefill`, `evaluate` and `clear`. With `can_rollback = False` text is decoded
-   plainly, and everything else works already.
-3. `rollback`, and `can_rollback = True`: drafting works. Where the memory cannot be cut (a recurrent state), set
-   `replays = True` and `exact_rollback = False`, copy the state in `checkpoint`, go back to the copy in `rollback`, and
-   say in `owed` how many tokens the next pass evaluates again before its own.
-4. `fingerprint`: while it is "", costs of passes are measured in every process.
+1. `Vocabulary`: `tokenize`, `piece`, `is_eog` and `sampler`. A `Sampler` turns logits into a distribution and draws
+   from it (`tests/support/numpy_sampler.py` is one; raise GrammarError for `Sampling.grammar` at first).
+2. `Model`, derived from `ModelBase`: `prefill`, `evaluate` and `clear`. With `can_rollback = False` nothing is drafted,
+   and everything else works already.
+3. `rollback`, and `can_rollback = True`: drafting works. If the memory cannot be cut, such as a recurrent state, set
+   `replays = True` and `exact_rollback = False`. Copy the state in `checkpoint`, restore the copy in `rollback`, and
+   return in `owed` how many tokens the next pass evaluates again before its new ones.
+4. `fingerprint`: while it is "", the costs of passes are measured in every process.
+5. `submit`, `fetch` and `returns_early = True`, if the library returns before a pass is done. The loop then submits the
+   next pass before it reports the last one.
 
-Always optional: `shown` (a token's bytes, or the name of a control token), `fill_in_tokens` (`ngramspec.fill_in.FillInTokens`), `exactness` (an `ExactnessMode`), `SharedModel`
-(`ngramspec.shared_model`) for several texts at once, `leaves` and `ask` (`Target.ask`) for branches, and `feeds_head`:
-set to True where passes are to keep what a head of the model's own reads, which slows plain decoding.
+Optional: `shown` (the bytes of a token, or the name of a control token), `fill_in_tokens`
+(`ngramspec.fill_in.FillInTokens`), `exactness` (an `ExactnessMode`), `SharedModel` (`ngramspec.shared_model`) for
+several texts at once, `leaves` and `ask` (`Target.ask`) for branches, and `feeds_head`, which is set to True if passes
+must store the hidden states for the model's own head. Storing them slows plain decoding down.
 
-Test it with `pytest tests/test_backend.py`, with your runner added to its list, then on a real model with
-`ngramspec.instruments.selfcheck.check.SelfCheck(runner, cases)`. Only `cli/` imports the room.
+Test it with `pytest tests/test_backend.py` after adding your runner to its list, then on a real model with
+`ngramspec.instruments.selfcheck.check.SelfCheck(runner, cases)`. Only `cli/` imports the package.
 
-Errors: ValueError for a call that is wrong, ModelError for a file that cannot be used, TargetError where a pass failed;
-the cache is then what it was before. Rows may be views of a buffer that the next call overwrites: whoever keeps one
-copies it. Nothing here is called from two threads at once.
+Errors: ValueError for a wrong call, ModelError for a file that cannot be used, TargetError if a pass failed; the cache
+is then the same as before. Rows may be views of a buffer that the next call overwrites, so callers copy the rows that
+they keep. Methods are not called from two threads at once.
 """
 
 from __future__ import annotations
@@ -43,28 +46,33 @@ Progress = Callable[[int, int], None]  # called with (tokens done, tokens in all
 
 @runtime_checkable
 class Vocabulary(Tokenizer, Protocol):
-    """What tokens mean, and how one is chosen."""
+    """The tokens of a model, and how one is chosen."""
 
     def sampler(self, sampling: Sampling) -> Sampler:
-        """A sampler for one text. ValueError or GrammarError for settings that this vocabulary cannot follow."""
+        """Return a sampler for one text.
+
+        Raises:
+            ValueError, GrammarError: the vocabulary does not support these settings.
+        """
 
 
 class Model(Protocol):
     """A language model with one text in its KV cache. `ModelBase` has defaults for the second half.
 
     Attributes:
-        tokens: ids of what the cache stands for: prompt and appended tokens, in order.
-        n_vocab: length of a row of logits.
-        n_ctx: most tokens that may stay in the cache; one pass may go beyond by `max_batch`, to be taken back after it.
-        max_batch: most tokens of one `evaluate` of which all but the first can be taken back.
-        can_rollback: whether `rollback` can take tokens back; if not, nothing is drafted.
-        replays: whether taking back needs a `checkpoint` before the pass, and evaluates tokens again after it.
-        exact_rollback: whether logits are bit for bit the same after tokens were taken back as if they had never been
-            there.
-        owed: how many tokens of the cache the next call evaluates again, before its own.
-        fingerprint: key of all that measured costs depend on: file, build, machine, settings; "": do not keep them.
-        conditions: what else they depend on at present.
-        returns_early: whether `submit` returns before the work is done, as on a GPU.
+        tokens: Token ids in the cache, in order: those of the prompt and appended ones.
+        n_vocab: Length of a row of logits.
+        n_ctx: Maximum number of tokens that may stay in the cache. One pass may exceed it by `max_batch` tokens, which are
+            then rolled back.
+        max_batch: Maximum number of tokens of one `evaluate` of which all but the first can be rolled back.
+        can_rollback: Whether `rollback` can remove tokens; if not, nothing is drafted.
+        replays: Whether a rollback requires a `checkpoint` before the pass, and evaluates tokens again after it.
+        exact_rollback: Whether logits after a rollback are bit for bit those of a cache that never held the tokens.
+        owed: Number of tokens in the cache that the next call evaluates again, before its new ones.
+        fingerprint: Key of everything that measured costs depend on: file, build, machine, settings. With "" they are
+            not stored.
+        conditions: Current conditions that they also depend on.
+        returns_early: Whether `submit` returns before the work is done, as on a GPU.
     """
 
     @property

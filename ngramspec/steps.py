@@ -29,7 +29,7 @@ class Step:
     drafted: tuple[int, ...] = ()  # token ids sent as a draft
     accepted: int = 0  # how many of them were emitted
     correct_guesses: int = 0  # how many tokens of the drafter's proposal were right, sent or not
-    batch: int = 0  # tokens in the pass, padding, questions and tokens that were evaluated again included
+    batch: int = 0  # tokens in the pass, padding, branches and tokens that were evaluated again included
     seconds: float = 0.0  # of the target pass (of the whole prefill at the first step)
     # How many of `seconds` an interruption by the system added; see `CostCurve.undisturbed`.
     interruption_seconds: float = 0.0

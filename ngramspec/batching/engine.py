@@ -227,7 +227,11 @@ class Engine:
         self._ended.set_result(None)
 
     def _wait(self) -> bool | None:
-        """Wait until there is work. Return True if nothing was asked for `IDLE_SECONDS`, and `None` if all has ended."""
+        """Wait until there is work.
+
+        Returns:
+            True if there was no request for `IDLE_SECONDS`; `None` if all work has ended.
+        """
         with self._lock:
             while not (self._queue or self._working or self._errands or self._asides or self._closing is not None):
                 if not self._wake.wait(IDLE_SECONDS if self._calibration.is_provisional else None):

@@ -174,7 +174,7 @@ class ThreadGovernor:
         choice.spent += seconds
         choice.seconds += seconds
         choice.usual += usual
-        # Few calls end an episode, so most are spared the whole question.
+        # Few calls end an episode, so the whole condition is rarely evaluated.
         if (choice.seconds >= EPISODE_SECONDS or choice.number != choice.home) and choice.has_measured:
             self._end_episode(choice)
             self._set_conditions()

@@ -2,7 +2,7 @@ cimport cython
 from ngramspec.drafting.mixture.guesser cimport Guesser
 from ngramspec.drafting.draft cimport MarginalCost
 
-cdef class QuestionFinder:
+cdef class BranchFinder:
     cdef Guesser _guesser
     cdef int[::1] _fork
     cdef list _path

@@ -1,10 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""`BranchingLoop`: a decoding loop that also evaluates side branches of a draft, and never accepts them.
+"""`BranchingLoop`: a decoding loop that also evaluates side branches of a draft, which are never accepted.
 
-If the text leaves the draft, a row of the same pass may have shown what the target says there. If the text then continues
-as that branch did, the next draft begins with the target's own answer (`MixtureDrafter.known`). That gains 1.5 to 2.5 %
-where a drafted token is nearly free, as on some GPUs, and nothing elsewhere. So a `SpeculativeDecoder` makes its passes by
-this loop only if its target can evaluate branches (`Target.ask`) and a drafted token costs at most `CHEAP`.
+A branch is another continuation that is likely, such as ` lazy` after `the quick` if the draft is `the quick brown
+fox`. If the target rejects ` brown` and emits ` lazy`, the row of the branch already shows which token the target emits
+after it. The next draft begins with that token (`MixtureDrafter.known`), which is nearly certain.
+
+This gains 1.5 to 2.5 % if a drafted token is nearly free, as on some GPUs, and nothing otherwise. A
+`SpeculativeDecoder` uses this loop only if its target can evaluate branches (`Target.ask`) and a drafted token costs at
+most `CHEAP`.
 """
 
 from __future__ import annotations
@@ -36,16 +39,16 @@ CANDIDATES = cython.declare(cython.int, 10)
 POSITIONS = cython.declare(cython.int, 64)
 NOBODY = cython.declare(cython.int, -1)
 
-ANSWER = 0.8
-"""Tokens that one known a pass ahead counts as: its draft is not yet made, and the text may end before."""
+ANSWER_TOKENS = 0.8
+"""Value in tokens of a token that is known a pass ahead: its draft does not exist yet, and the text may end before."""
 
 
-class Question(NamedTuple):
-    """A guess beside a draft."""
+class SideBranch(NamedTuple):
+    """A continuation that is not in the draft."""
 
-    fork: int  # how many tokens of the draft stand before it
-    path: tuple[int, ...]  # the tokens that stand behind these instead of the draft's, its own last
-    chance: float  # that the text continues so
+    fork: int  # number of draft tokens before the branch
+    path: tuple[int, ...]  # tokens after these, instead of the draft's
+    probability: float  # probability that the text continues so
 
 
 def can_branch(target: object, drafter: Drafter | None, curve: CostCurve | None, sizes: Sequence[int]) -> bool:
@@ -65,13 +68,13 @@ class BranchingLoop(DecodingLoop):
         # How often the target says the same in the next pass: nearly always, except for rounding and for tokens that
         # were drawn again.
         self._trust = FadingRate(50.0, 50.5, fade=0.99)
-        self._finder: QuestionFinder | None = None
-        self._questions: Sequence[Question] = ()  # of the pass planned last
+        self._finder: BranchFinder | None = None
+        self._branches: Sequence[SideBranch] = ()  # of the pass planned last
         self._rows: Iterable[Row] = ()  # their logits
 
     def plan(self, text: DraftedText, owed: int) -> Plan:
         plan = super().plan(text, owed)
-        self._questions, self.has_branches = (), False
+        self._branches, self.has_branches = (), False
         curve, drafter, leaves = self.curve, text.drafts.drafter, getattr(text.sequence, "leaves", 0)
         if not leaves or curve is None or not plan.sent.tokens or isinstance(drafter, HybridDrafter):
             return plan
@@ -80,19 +83,19 @@ class BranchingLoop(DecodingLoop):
             return plan
         assert proposal is not None
         if self._finder is None:
-            self._finder = QuestionFinder(drafter.guesser)
+            self._finder = BranchFinder(drafter.guesser)
         sent, largest = len(plan.sent), self.sizes[len(self.sizes) - 1]
-        # Nothing is asked after the end of the text.
-        found = self._finder.find(proposal.acceptance_probs, sent - plan.ends, largest - 1 - sent, leaves, price)
-        count, size = worth_asking(found, sent, plan.size, price, curve, self.sizes)
-        self._questions = found[:count]
+        # No branch begins after the end of the text.
+        candidates = self._finder.find(proposal.acceptance_probs, sent - plan.ends, largest - 1 - sent, leaves, price)
+        count, size = choose_branches(candidates, sent, plan.size, price, curve, self.sizes)
+        self._branches = candidates[:count]
         self.has_branches = count > 0
         return plan._replace(size=size)
 
     def evaluate_branches(self, text: DraftedText, tokens: Sequence[int]) -> Logits:
         # They take the place of padding.
-        count = len(tokens) - len(self._questions)
-        branches = [(question.fork, question.path) for question in self._questions]
+        count = len(tokens) - len(self._branches)
+        branches = [(branch.fork, branch.path) for branch in self._branches]
         rows: Logits = cast(Any, text.sequence).ask(tokens[:count], branches)
         self._rows = rows[count:]
         return rows[:count]
@@ -106,7 +109,7 @@ class BranchingLoop(DecodingLoop):
         if not isinstance(drafter, MixtureDrafter) or step is None:
             return
         self.judge(known, step.tokens)
-        if self._questions and step.stop is None:
+        if self._branches and step.stop is None:
             drafter.known, drafter.trust = self._answers(cast(Text, text), len(step.tokens)), self._trust.value
 
     def judge(self, answers: Sequence[int], tokens: Sequence[int]) -> None:
@@ -117,34 +120,34 @@ class BranchingLoop(DecodingLoop):
                 break
 
     def _answers(self, text: Text, emitted: int) -> list[int]:
-        """Predictions of the target after the text, from the branches of the last pass."""
-        asked = {
-            question.path: row
-            for question, row in zip(self._questions, self._rows, strict=True)
-            if question.fork == emitted - 1
+        """Return the target's predictions after the text, from the branches of the last pass."""
+        rows = {
+            branch.path: row
+            for branch, row in zip(self._branches, self._rows, strict=True)
+            if branch.fork == emitted - 1
         }
         path: tuple[int, ...] = (text.last,)
-        said: list[int] = []
-        while path in asked:
-            token = self.answer(text, asked[path], text.settled + 1 + len(said))
+        answers: list[int] = []
+        while path in rows:
+            token = self.answer(text, rows[path], text.settled + 1 + len(answers))
             if token is None:
                 break
-            said.append(token)
+            answers.append(token)
             path = (*path, token)
-        return said
+        return answers
 
     def answer(self, text: Text, row: Row, position: int) -> int | None:
-        """What the target would probably emit, given its logits; None if that cannot be told. Nothing is emitted.
+        """Return the token that the target would probably emit, given its logits, or `None` if it is unknown.
 
-        It depends on what was emitted and on the draft before, not on a number that the next draft is judged by. So a
-        draft of it is a rule's pick in the sense of `verify_rejection`, and its q is sure of it.
+        The token depends on the emitted tokens and on the last draft, not on a random number that verifies the next
+        draft. So it counts as picked by a rule in the sense of `verify_rejection`, with q = 1.
         """
         verifier = text.verifier
         if not isinstance(verifier, RuleVerifier):
             return None
         sampling = verifier.sampler.sampling
         if sampling.selects or sampling.xtc_probability > 0:
-            return None  # these draw random numbers of their own, and another draw would change the text
+            return None  # these samplers draw random numbers, and another draw would change the text
         try:
             p = verifier.sampler.distribution(row)
         except (BadLogits, GrammarError):
@@ -154,25 +157,34 @@ class BranchingLoop(DecodingLoop):
         return int(p.ids[p.probs.argmax()])
 
 
-def worth_asking(
-    questions: Sequence[Question], length: int, size: int, price: MarginalCost, curve: CostCurve, sizes: Sequence[int]
+def choose_branches(
+    branches: Sequence[SideBranch],
+    length: int,
+    size: int,
+    price: MarginalCost,
+    curve: CostCurve,
+    sizes: Sequence[int],
 ) -> tuple[int, int]:
-    """How many of the questions, the first ones, pay beside a draft, and in a batch of what size then.
+    """Return how many of the branches pay, beginning with the first, and the batch size with them.
 
-    What the target says behind a token that comes is a token of the next pass, for a row there: worth
-    ANSWER * (1 - lambda * slope) tokens of this one.
+    The target's answer after a branch is a token of the next pass, where it takes a row. So it is worth
+    ANSWER_TOKENS * (1 - lambda * slope) tokens of this pass.
 
     Args:
-        length, size: draft tokens that are sent, and the batch without questions.
-        price, curve, sizes: what the draft was made for.
+        branches: Candidates, the most likely first.
+        length: Number of draft tokens that are sent.
+        size: Batch size without branches.
+        price: Price of a draft token.
+        curve: Cost of a pass by batch size.
+        sizes: Batch sizes that may be used, ascending.
     """
     costs, now = curve.padded(sizes), curve.ratio(size)
     plain, plain_cost = costs[1]
     most = max(now, plain_cost + price.loss_budget)
-    share = ANSWER * max(0.0, 1.0 - price.rate * price.slopes[length])
+    share = ANSWER_TOKENS * max(0.0, 1.0 - price.rate * price.slopes[length])
     best, best_size, best_value, expected = 0, size, 0.0, 0.0
-    for k, question in enumerate(questions[: sizes[len(sizes) - 1] - 1 - length], 1):
-        expected += share * question.chance
+    for k, branch in enumerate(branches[: sizes[len(sizes) - 1] - 1 - length], 1):
+        expected += share * branch.probability
         wider, cost = (size, now) if 1 + length + k <= size else costs[1 + length + k]
         if cost > most:
             continue
@@ -183,28 +195,30 @@ def worth_asking(
     return best, best_size
 
 
-class QuestionFinder:
-    """Finds what may be asked beside a chain: the most likely tokens that are not in it.
+class BranchFinder:
+    """Finds the most likely tokens that are not in a draft.
 
-    A row is worth its *reach*, the probability that the text comes through it, so those with the largest reaches are
-    taken, best first. With reaches known that is the optimum that Sequoia finds by dynamic programming from averages
-    (Chen et al. 2024, arXiv 2402.12374, section 3.1).
+    A row is worth its *reach*, the probability that the text contains its token and all tokens before it. So the rows
+    with the largest reaches are chosen, best first. With known reaches, this is the optimum that Sequoia finds by
+    dynamic programming from averages (Chen et al. 2024, arXiv 2402.12374, section 3.1).
 
-    Nodes have numbers: those of the chain the number of guesses before them, those beside it the numbers after these.
-    The candidates that may follow a node lie in the guesser's cells of that number. `guesser`: made the chain, which
-    waits for its outcome.
+    Nodes have numbers: a node of the draft has the number of guesses before it, and side nodes have the numbers after
+    these. The candidates that may follow a node are in the guesser's cells of that number.
+
+    Args:
+        guesser: Made the draft, whose outcome is not known yet.
     """
 
     def __init__(self, guesser: Guesser) -> None:
         self._guesser = guesser
-        # Of each node where it leaves the chain, and the tokens behind that.
+        # For each node: where it leaves the draft, and the tokens after that.
         self._fork = array("i", bytes(4 * POSITIONS))
         self._path: list[tuple[int, ...]] = [()] * POSITIONS
         self._goes_on = array("i", bytes(4 * POSITIONS))
         self._reach = array("d", bytes(8 * POSITIONS))
-        # Of each candidate the probability that it is right; below 0 once it has a row.
+        # For each candidate: the probability that it is right; below 0 once it has a row.
         self._left = array("d", bytes(8 * POSITIONS * CANDIDATES))
-        # Of each node the most likely candidate without a row, and the reach that its row would have.
+        # For each node: the most likely candidate without a row, and the reach that its row would have.
         self._offered = array("i", bytes(4 * POSITIONS))
         self._offer = array("d", bytes(8 * POSITIONS))
 
@@ -215,18 +229,19 @@ class QuestionFinder:
         limit: cython.int,
         leaves: cython.int,
         price: MarginalCost,
-    ) -> list[Question]:
-        """What to ask beside the chain, most likely first, each after those that begin its path.
+    ) -> list[SideBranch]:
+        """Return branches, the most likely first, each after those that begin its path.
 
         Args:
-            chances: of the chain's tokens, each if those before it are right.
-            sent: how many of them are sent; nothing behind these is asked.
-            limit, leaves: most questions, and most branches that they are on.
-            price: of a row; asking ends where none can pay.
+            chances: Probability of each draft token if those before it are right.
+            sent: Number of draft tokens that are sent; no branch begins after these.
+            limit: Maximum number of rows.
+            leaves: Maximum number of paths.
+            price: Price of a row; the search ends when no row can pay.
         """
         guesser: Guesser = self._guesser
         reach: cython.double = 1.0
-        found: list[Question] = []
+        branches: list[SideBranch] = []
         start: cython.int = guesser.pending
         if sent == start and sent < POSITIONS - 1:
             self._offer[start] = 0.0
@@ -242,7 +257,7 @@ class QuestionFinder:
                 reach *= chances[node]
             elif guesser.counts.found[node] > 0:
                 self._rate(node, guesser.correction.p[node], -1)
-        # A token known a pass ahead takes a row there.
+        # A token that is known a pass ahead takes a row there.
         share: cython.double = max(0.0, 1.0 - price.rate * price.slopes[sent])
         limit = min(limit, POSITIONS - start, cython.cast(cython.int, len(price.slopes)) - 1 - sent)
         for n in range(start, start + limit):
@@ -256,7 +271,7 @@ class QuestionFinder:
                     best = node
             if best == NOBODY or reach < HOPELESS or not price.worth_extending(share * reach, sent + n - start):
                 break
-            # The first row after a side node continues with its branch; any other is a branch more.
+            # The first row after a side node continues its path; any other begins a new one.
             if best < start or self._goes_on[best]:
                 leaves -= 1
             else:
@@ -268,12 +283,12 @@ class QuestionFinder:
             self._reach[n] = reach
             self._left[cell] = -1.0
             self._next(best)
-            found.append(Question(self._fork[n], self._path[n], reach))
+            branches.append(SideBranch(self._fork[n], self._path[n], reach))
             self._look(n)
-        return found
+        return branches
 
     def _look(self, node: cython.int) -> None:
-        """Judge the candidates after a node beside the chain."""
+        """Rate the candidates after a side node."""
         guesser: Guesser = self._guesser
         t = guesser.history.tokens
         path = self._path[node]
@@ -286,12 +301,12 @@ class QuestionFinder:
             self._rate(node, guesser.correction.p[node], -1)
 
     def _rate(self, node: cython.int, chance: cython.double, taken: cython.int) -> None:
-        """Set the probability of each candidate: together they are right at most once.
+        """Set the probability of each candidate after a node; their sum is at most 1.
 
         Args:
-            node: after which they come.
-            chance: that the token right after it in the chain is right; of a node at an end, its most likely candidate.
-            taken: that token; -1: there is none.
+            node: Number of the node.
+            chance: Probability of the next draft token, or of the most likely candidate at the end of the draft.
+            taken: The next draft token; -1 at the end of the draft.
         """
         guesser: Guesser = self._guesser
         cell: cython.int = node * CANDIDATES
@@ -311,7 +326,7 @@ class QuestionFinder:
             if c != first:
                 self._left[cell + c] = scale * guesser.mixer.p[cell + c]
             else:
-                # Tokens of the chain are not branches.
+                # Tokens of the draft are not branches.
                 self._left[cell + c] = chance if taken < 0 else -1.0
         self._next(node)
 

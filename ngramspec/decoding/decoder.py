@@ -1,10 +1,10 @@
-"""`SpeculativeDecoder`: the loop that joins drafter, policy, target and verifier.
+"""`SpeculativeDecoder`: generates one text at a time with a drafter, a policy, a target and a verifier.
 
     for step in decoder.generate(prompt, max_tokens=200):
         print(step.text, end="")
 
-One decoder serves many requests on one target. Between passes the KV cache holds the prompt and every emitted
-token but the last, whatever was drafted, accepted or refused; a consumer that stops early leaves it so.
+One decoder serves many requests on one target. Between passes, the KV cache holds the prompt and all emitted tokens
+except the last, whatever was drafted, accepted or rejected. That is also true after a caller stops early.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ from ngramspec.steps import Step
 
 
 class SpeculativeDecoder:
-    """Generates with drafts, and gives the text that the target gives without.
+    """Generates text with drafts, and emits the text that the target emits without them.
 
     Args:
-        target: the loaded model. One whose KV cache cannot be rolled back is decoded plainly.
-        vocabulary: what its tokens mean; None: the target offers that too.
-        drafter: a name, a drafter, or None for plain decoding.
-        policy: a name or a policy: how much to draft.
-        draft_max: most tokens in a draft; None leaves it to the policy named.
-        exact: "on": every pass uses batch sizes of one kernel class, so that the text depends on model, prompt,
-            sampling and seed alone, bit for bit (see `ngramspec.cost.measure`). Load the target with `exact="on"`
-            too: it then picks the settings under which this costs least. "auto": as was decided when the target was
-            loaded (see `ngramspec.exactness.decision`); where drafts may change last bits, tokens that rounding could
-            have decided are counted in `Step.close_calls`. "off": neither.
-        calibration_folder: where measurements are kept; None for the user's cache folder.
-        curve: cost of a pass by batch size, if it is known: nothing is then measured, and nothing kept on disk.
-        calibration: measurements of the target, which the decoder adds to; None: what the folder holds.
-        clock: tells the seconds that passes and drafting take; None is `time.perf_counter`.
+        target: The loaded model. If its KV cache cannot be rolled back, nothing is drafted.
+        vocabulary: Meaning of its tokens; `None` means that the target is the vocabulary too.
+        drafter: Name of a drafter, a drafter, or `None` for plain decoding.
+        policy: Name of a policy, or a policy, which chooses the draft length.
+        draft_max: Maximum number of tokens in a draft; `None` means the default of the named policy.
+        exact: With "on", all passes use batch sizes of one kernel class, so that the text depends only on model,
+            prompt, sampling and seed, bit for bit (see `ngramspec.cost.measure`). Load the target with `exact="on"`
+            too, which chooses the settings that make this cheapest. "auto" follows the decision that was made when the
+            target was loaded (see `ngramspec.exactness.decision`); if drafts may change last bits, tokens that rounding
+            could have decided are counted in `Step.close_calls`. "off" does neither.
+        calibration_folder: Folder of the measurements; `None` means the user's cache folder.
+        curve: Known cost of a pass by batch size. Nothing is then measured or stored on disk.
+        calibration: Measurements of the target, which the decoder adds to; `None` means those in the folder.
+        clock: Returns the time in seconds; `None` means `time.perf_counter`.
 
-    Raises ValueError for names that are unknown, and for arguments that contradict each other.
+    Raises:
+        ValueError: a name is unknown, or arguments contradict each other.
     """
 
     def __init__(
@@ -89,16 +90,16 @@ class SpeculativeDecoder:
             make_policy(policy, draft_max) if isinstance(policy, str) else policy,
         )
         self.exact = exact
-        decided: ExactnessMode | None = getattr(target, "exactness", None)  # when it was loaded
-        # the mode of requests; with "on" from the first one on
-        self.exactness = decided if decided is not None and exact == "auto" else ExactnessMode()
+        decision: ExactnessMode | None = getattr(target, "exactness", None)  # made when the target was loaded
+        # The mode of requests; with "on", it is set before the first request.
+        self.exactness = decision if decision is not None and exact == "auto" else ExactnessMode()
         if calibration is None:
             calibration = Calibration.load(target, calibration_folder) if curve is None else Calibration.given(curve)
         self.calibration = calibration
         self._generations = 0
 
     def set_drafter(self, drafter: Drafter | None, policy: Policy) -> None:
-        """Draft from here on with a drafter (None: not at all), as much as a policy says."""
+        """Draft from now on with a drafter, as much as a policy says; `None` means plain decoding."""
         self.loop = DecodingLoop(policy, self._clock)
         self.drafts = Drafts(drafter, policy)
 
@@ -111,7 +112,7 @@ class SpeculativeDecoder:
         return self.loop.policy
 
     def calibrate(self, known: Calibration) -> None:
-        """Start from a copy of these measurements of the target, which is not kept on disk."""
+        """Start from a copy of these measurements of the target, which is not stored on disk."""
         curve = CostCurve.from_json(known.curve.to_json()) if known.curve is not None else None
         self.calibration = replace(known, path=None, curve=curve)
 
@@ -138,7 +139,7 @@ class SpeculativeDecoder:
             request = replace(prompt, **fields)
         else:
             request = Request(prompt, **{name: value for name, value in fields.items() if value is not None})
-        # Checked here, not at the first `next`: a wrong call must fail where it is made.
+        # Checked here and not at the first `next`, so that a wrong call fails immediately.
         if request.prediction and self.drafter is not None and self.drafter.prediction is None:
             raise ValueError(f"the drafter {self.drafter.name!r} does not support prediction; use 'mixture'")
         text = Text(
@@ -154,7 +155,7 @@ class SpeculativeDecoder:
     def _prepare_target(self) -> ExactnessMode:
         """Prepare the target for a request, and return how it is decoded."""
         if hasattr(self.target, "feeds_head"):
-            # Without drafts it would slow decoding for nothing.
+            # Without drafts it would slow decoding down for nothing.
             self.target.feeds_head = self.drafter is not None
         if self.exact == "on":
             sizes = None
@@ -164,7 +165,7 @@ class SpeculativeDecoder:
         return self.exactness
 
     def read(self, prompt: Sequence[int], progress: Progress | None = None) -> Logits:
-        """Make the target's cache hold a prompt, as `generate` would; see `Target.prefill`."""
+        """Fill the target's cache with a prompt, as `generate` does; see `Target.prefill`."""
         self._prepare_target()
         return self.target.prefill(prompt, aligned=self.exactness.aligned, progress=progress)
 

@@ -1,4 +1,4 @@
-"""`Drafts`: what is drafted for one text, from a proposal to what is learnt of it; `Plan`: what a pass evaluates of it."""
+"""`Drafts`: the drafts of one text, from the proposal to its outcome; `Plan`: the tokens of a text in a pass."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ngramspec.steps import Step
 
 
 class Plan(NamedTuple):
-    """What a pass evaluates of one text."""
+    """The tokens of one text in a pass."""
 
     sent: Draft  # the draft in the batch; nothing in it is past the end of the text
-    # What the verifier judges: `sent`, followed by the forbidden token if a grammar cut a draft that was drawn blindly.
-    # That token is rejected without being sent; its q says how to draw the one in its place.
+    # The draft for the verifier: `sent`, followed by the forbidden token if a grammar cut a draft that was drawn
+    # blindly. That token is rejected without being sent, and its q determines how its replacement is drawn.
     verified_draft: Draft
     size: int  # of the batch: one token more than the draft, or padded further
     ends: bool  # whether the draft's last token ends the text
@@ -166,7 +166,11 @@ class Drafts:
             self._watcher.observe_logits(rows[accepted])
 
     def accept(self, step: Step) -> float:
-        """Show the outcome of a pass to the drafter, set `Step.correct_guesses` and return `Drafter.prefill_seconds`."""
+        """Show the outcome of a pass to the drafter, and set `Step.correct_guesses`.
+
+        Returns:
+            `Drafter.prefill_seconds` of the proposal.
+        """
         drafter = self.drafter
         assert drafter is not None
         reading = 0.0 if self.proposal is None else drafter.prefill_seconds

@@ -8,8 +8,8 @@
 
    in the time T(1 + k) of a pass over 1 + k tokens. The policy chooses k, and a batch size, padded if it is larger.
 3. Evaluate: one pass gives the logits after the last token and after each token of the draft.
-4. Verify: the text grows by the drafted tokens that the target accepts and by one of its own, so that it is the text
-   of plain decoding (Stern et al. 2018; `ngramspec.acceptance.rules`).
+4. Verify: the text grows by the drafted tokens that the target accepts and by one more, so that it is the text of
+   plain decoding (Stern et al. 2018; `ngramspec.acceptance.rules`).
 5. Roll back: the cache is cut after the accepted tokens. A recurrent state cannot be cut and goes back to the
    checkpoint before the pass; the tokens since then are owed: the next pass evaluates them again before its own.
 6. Learn: policy and cost curve learn what the pass yielded and how long it took.
@@ -17,8 +17,8 @@
 For a pass over one text, with example numbers: after `the`, the drafter proposes ` quick brown fox` with p = 0.9, 0.8,
 0.3. T(1..4) is 1, 1.2, 1.4, 1.6 in units of T(1), and the recent throughput is 1 token per unit. Two tokens yield
 1 + 0.9 + 0.72 = 2.62 tokens in 1.4 units, three 2.84 in 1.6: the third token adds 0.22 tokens for 0.2 units, so
-three are sent. The target says ` quick brown dog`: two drafted tokens are accepted, ` dog` is its own, and the cache is cut
-to `the quick brown`.
+three are sent. The target says ` quick brown dog`: two drafted tokens are accepted, ` dog` is its own, and the cache is
+cut to `the quick brown`.
 
 `submit` makes steps 1 to 3, `commit` steps 4 and 5, `report` step 6. If a model's `submit` returns before the work is
 done, as on a GPU, the owner of the loop submits the next pass before it reports the last one. `SpeculativeDecoder` runs
@@ -42,14 +42,14 @@ from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step
 
 READY = 0.05
-"""A pass whose logits were ready after this share of its time had ended earlier, at a time that nobody knows."""
+"""A pass whose logits were ready after this share of its time ended at an unknown earlier time."""
 
 
 class Pass:
     """A pass that was submitted.
 
     Attributes:
-        texts: Its texts; of each, `plans` has what was evaluated and `steps` what came of it.
+        texts: Its texts; `plans` has the tokens of each, and `steps` the outcome.
         size: Number of tokens, padding included.
         owed: Number of tokens that were evaluated again.
         planning_seconds: Time of drafting and planning, and of rolling back rejected tokens.
@@ -58,9 +58,17 @@ class Pass:
     """
 
     __slots__ = (
-        "began", "has_proposal", "owed", "plans", "planning_seconds", "rows", "seconds", "size", "steps",
+        "began",
+        "has_proposal",
+        "owed",
+        "planning_seconds",
+        "plans",
+        "rows",
+        "seconds",
+        "size",
+        "steps",
         "texts",
-    )  # fmt: skip
+    )
 
     def __init__(self, texts: Sequence[DraftedText], plans: Sequence[Plan], size: int, owed: int) -> None:
         self.texts, self.plans, self.size, self.owed = texts, plans, size, owed
@@ -105,7 +113,8 @@ class DecodingLoop:
         """Set what holds from here on.
 
         Args:
-            curve, sizes: See the attributes.
+            curve: Cost of a pass by batch size; `None` if it is not known.
+            sizes: Batch sizes that may be used, ascending.
             restore: Cost of rolling back a draft; `None` means that it costs nothing.
             is_provisional: True if other programs ran while the curve was measured.
         """
@@ -157,7 +166,7 @@ class DecodingLoop:
         raise NotImplementedError
 
     def plan(self, text: DraftedText, owed: int) -> Plan:
-        """Return what the next pass evaluates of a text that owes so many tokens."""
+        """Return what the next pass evaluates of a text that owes `owed` tokens."""
         policy, curve, sizes, drafts = self.policy, self.curve, self.sizes, text.drafts
         room = min(sizes[-1], text.sequence.max_batch) - owed - 1
         limit = min(policy.limit(), room, text.left - 1)

@@ -1,4 +1,4 @@
-"""`SharedLoop`: passes over several texts whose sequences share a cache; `SharedSequences`: the sequences of such a pass.
+"""`SharedLoop`: passes over several texts whose sequences share a cache, in groups of `SharedSequences`.
 
 A pass reads the weights once for all of its texts, and one policy divides the draft tokens among them. With one text it
 is a `DecodingLoop`.
@@ -50,7 +50,7 @@ class SharedSequences:
                 self._fillers, self._plain = [], bare
 
     def batches(self, shape: Sequence[int]) -> Sequence[int]:
-        """Return the sizes of the batches of a pass in which each text has so many tokens."""
+        """Return the sizes of the batches of a pass with `shape[i]` tokens of text i."""
         return self._model.batches([*shape, *[min(shape)] * len(self._fillers)], [*self.sequences, *self._fillers])
 
     def plain_cost(self, curve: CostCurve) -> float:
@@ -193,7 +193,7 @@ class SharedLoop(DecodingLoop):
                 tuple(token for step in steps for token in step.tokens),
                 drafted=tuple(token for step in steps for token in step.drafted),
                 accepted=sum(step.accepted for step in steps),
-                # As many drafters were asked: it was not in vain if each had one right.
+                # As many drafters were asked: it paid if each had one token right.
                 correct_guesses=sum(step.correct_guesses for step in steps) // n,
                 batch=sum(batches) + current.owed,
                 seconds=current.seconds,

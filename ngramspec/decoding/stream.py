@@ -24,9 +24,14 @@ class TextStream:
     """
 
     def __init__(self, stop: Sequence[str] = (), least: int = 0) -> None:
-        """Start an empty text, which ends before any of the strings `stop`; they do not count in `least` tokens.
+        """Start an empty text.
 
-        Raises ValueError: a stop string is empty, or `stop` is itself a string.
+        Args:
+            stop: Strings that end the text, which then stops right before them.
+            least: Number of tokens in which stop strings do not count.
+
+        Raises:
+            ValueError: a stop string is empty, or `stop` is itself a string.
         """
         if isinstance(stop, str):
             raise ValueError(f"stop must be a sequence of strings, not the string {stop!r}")
@@ -37,8 +42,8 @@ class TextStream:
         self._decoder = utf_8.IncrementalDecoder(errors="replace")
         self._held = ""
         self._early = least
-        # the stop string that ended the text: the one that begins first; of several that begin at one place, the
-        # longest that is complete by then (waiting for a longer one costs passes, and gives the same text).
+        # The stop string that ended the text: the one that begins first. If several begin at the same place, it is the
+        # longest one that is complete by then. Waiting for a longer one would cost passes and give the same text.
         self.stopped: str | None = None
 
     def push_all(self, pieces: Iterable[bytes]) -> list[str]:
@@ -73,8 +78,10 @@ class TextStream:
         return text[:open_at]
 
     def finish(self) -> str:
-        """What was held back, when the text ends for another reason; a stop string that was complete, and waited for
-        one that began earlier, ends it here."""
+        """Return the text that was held back, when the text ends for another reason.
+
+        A complete stop string may have waited for one that began earlier. It then ends the text here.
+        """
         text, self._held = self._held, ""
         self._decoder.reset()
         stop_at = self._find(text)
@@ -86,6 +93,6 @@ class TextStream:
         return text[:at]
 
     def _find(self, text: str) -> tuple[int, str] | None:
-        """(position, stop string) of the earliest stop string in the text, the longest of those."""
-        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-        return min(found, key=lambda hit: hit[0], default=None)
+        """Return the position and the text of the earliest stop string, the longest of those."""
+        matches = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        return min(matches, key=lambda match: match[0], default=None)

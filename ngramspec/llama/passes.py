@@ -220,7 +220,8 @@ class Passes:
                 self._sequences[i] = self._batch.seq_id[i][0] = sequence
 
     def fetch(self, rows: int | None = None) -> Logits:
-        """Return the last rows of the last pass, in the order of its feeds, as a view that is valid until the next pass.
+        """Return the last rows of the last pass, in the order of its feeds, as a view that is valid until the next
+        pass.
 
         `rows`: how many; `None` means all that were requested.
         """

@@ -77,7 +77,7 @@ def test_a_reader_that_stops_leaves_the_cache_as_without_the_next_pass() -> None
 
 
 class EarlyShared(MockShared):
-    """Several sequences whose passes return at once; another pass takes the place of logits that nobody fetched."""
+    """Several sequences whose passes return at once; the next pass overwrites logits that were not fetched."""
 
     returns_early = True
 

@@ -1,4 +1,4 @@
-"""Questions beside drafts: what is asked, where that pays, and what comes of the answers."""
+"""Branches next to drafts: which are evaluated, when they pay, and how their answers are used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
 from ngramspec.cost.curve import CostCurve
-from ngramspec.decoding.branches import BranchingLoop, Question, QuestionFinder, worth_asking
+from ngramspec.decoding.branches import BranchFinder, BranchingLoop, SideBranch, choose_branches
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
@@ -37,8 +37,8 @@ def taught() -> MixtureDrafter:
 
 def asked(
     drafter: MixtureDrafter, draft: Draft, sent: int, limit: int = 30, leaves: int = 8, price: MarginalCost = NOTHING
-) -> list[Question]:
-    return QuestionFinder(drafter.guesser).find(draft.acceptance_probs, sent, limit, leaves, price)
+) -> list[SideBranch]:
+    return BranchFinder(drafter.guesser).find(draft.acceptance_probs, sent, limit, leaves, price)
 
 
 def test_the_other_branch_is_asked_with_its_own_tokens_where_that_can_pay() -> None:
@@ -46,7 +46,7 @@ def test_the_other_branch_is_asked_with_its_own_tokens_where_that_can_pay() -> N
     draft = drafter.propose(3)
     assert draft.tokens in ((3, 5, 6), (4, 7, 8))
     other = {3: (4, 7, 8), 4: (3, 5, 6)}[draft.tokens[0]]
-    found = {(q.fork, q.path): q.chance for q in asked(drafter, draft, 3)}
+    found = {(q.fork, q.path): q.probability for q in asked(drafter, draft, 3)}
     assert {(0, other[:i]) for i in (1, 2, 3)} <= set(found)
     assert found[0, other[:1]] == pytest.approx(1 - draft.acceptance_probs[0], abs=0.1)
     # Behind a draft that was sent whole, its next guess is a question too.
@@ -57,7 +57,7 @@ def test_the_other_branch_is_asked_with_its_own_tokens_where_that_can_pay() -> N
     draft = drafter.propose(3)
     paying = asked(drafter, draft, 3, price=MarginalCost(1.0, [0.2] * 65))
     assert paying
-    assert min(q.chance for q in paying) >= 0.2
+    assert min(q.probability for q in paying) >= 0.2
     assert not asked(drafter, draft, 3, price=MarginalCost(1.0, [0.9] * 65))
 
 
@@ -75,7 +75,7 @@ def test_the_likeliest_first_each_behind_its_path_and_no_more_than_allowed(leave
         sent = rng.randint(0, len(draft))
         found = asked(drafter, draft, sent, limit := rng.randint(1, 40), leaves)
         assert len(found) <= limit
-        assert [q.chance for q in found] == sorted((q.chance for q in found), reverse=True)
+        assert [q.probability for q in found] == sorted((q.probability for q in found), reverse=True)
         seen: set[tuple[int, tuple[int, ...]]] = set()
         for fork, path, _ in found:
             assert fork <= sent
@@ -86,7 +86,7 @@ def test_the_likeliest_first_each_behind_its_path_and_no_more_than_allowed(leave
         ends = [1 for fork, path in seen if not any(f == fork and p[:-1] == path for f, p in seen)]
         assert len(ends) <= leaves
         for fork in range(sent):
-            beside = sum(q.chance for q in found if q.fork == fork and len(q.path) == 1)
+            beside = sum(q.probability for q in found if q.fork == fork and len(q.path) == 1)
             assert beside <= np.prod(draft.acceptance_probs[:fork]) * (1 - draft.acceptance_probs[fork]) + 1e-9
         truth = [rng.randrange(4) for _ in range(rng.randint(1, 4))]
         assert drafter.accept(truth) == silent.accept(truth)
@@ -123,12 +123,12 @@ def curve_of(cost: Callable[[int], float]) -> CostCurve:
 
 
 def test_questions_are_sent_where_their_rows_are_worth_it() -> None:
-    questions = [Question(0, (i,), p) for i, p in enumerate((0.5, 0.2, 0.05))]
+    questions = [SideBranch(0, (i,), p) for i, p in enumerate((0.5, 0.2, 0.05))]
 
-    def paying(questions: list[Question], length: int, size: int, curve: CostCurve, sizes: Any) -> tuple[int, int]:
+    def paying(questions: list[SideBranch], length: int, size: int, curve: CostCurve, sizes: Any) -> tuple[int, int]:
         price = CostPolicy().price(curve, sizes)
         assert price is not None
-        return worth_asking(questions, length, size, price, curve, sizes)
+        return choose_branches(questions, length, size, price, curve, sizes)
 
     flat, steep = curve_of(lambda n: 1 + 1e-6 * n), curve_of(lambda n: 0.4 + 0.6 * n)
     sizes = range(1, 17)
