@@ -62,7 +62,8 @@ class Model(Protocol):
     Attributes:
         tokens: Token ids in the cache, in order: those of the prompt and appended ones.
         n_vocab: Length of a row of logits.
-        n_ctx: Maximum number of tokens that may stay in the cache. One pass may exceed it by `max_batch` tokens, which are
+        n_ctx: Maximum number of tokens that may stay in the cache. One pass may exceed it by `max_batch` tokens, which
+        are
             then rolled back.
         max_batch: Maximum number of tokens of one `evaluate` of which all but the first can be rolled back.
         can_rollback: Whether `rollback` can remove tokens; if not, nothing is drafted.

@@ -136,24 +136,32 @@ class Passes:
             for cache, tokens, _ in feeds:
                 cache.decoded(len(tokens), alone=is_alone)
             if len(feeds) < len(self._caches) and self._caches[0].recurrent:
-                fed = {cache.sequence for cache, _, _ in feeds}
-                for cache in self._caches:
-                    if cache.sequence not in fed:
-                        cache.decoded(0, alone=False)
+                self._move_others(feeds)
             if hidden is not None:
                 self._take_states(hidden)
         except BaseException:
-            before = {cache.sequence: length for (cache, _, _), length in zip(feeds, starts, strict=False)}
-            for cache in self._caches:
-                if cache.sequence in before:
-                    cache.recover(before[cache.sequence])
-                else:
-                    cache.disturbed()
+            self._recover(feeds, starts)
             for state, _, _ in hidden or ():
                 state.forget()
             raise
         finally:
             self.busy = False
+
+    def _move_others(self, feeds: Sequence[Feed]) -> None:
+        """Note that the recurrent states of sequences that were not in a pass may have moved."""
+        fed = {cache.sequence for cache, _, _ in feeds}
+        for cache in self._caches:
+            if cache.sequence not in fed:
+                cache.decoded(0, alone=False)
+
+    def _recover(self, feeds: Sequence[Feed], starts: Sequence[int]) -> None:
+        """Remove what a failed pass may have left; `starts`: the length of each fed sequence before it."""
+        lengths = {cache.sequence: start for (cache, _, _), start in zip(feeds, starts, strict=False)}
+        for cache in self._caches:
+            if cache.sequence in lengths:
+                cache.recover(lengths[cache.sequence])
+            else:
+                cache.disturbed()
 
     def branch(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> Logits:
         """Evaluate (token, position, the sequences that hold it), at most MAX_EVALUATE; the logits after each.
@@ -220,10 +228,13 @@ class Passes:
                 self._sequences[i] = self._batch.seq_id[i][0] = sequence
 
     def fetch(self, rows: int | None = None) -> Logits:
-        """Return the last rows of the last pass, in the order of its feeds, as a view that is valid until the next
-        pass.
+        """Return rows of logits of the last pass, in the order of its feeds.
 
-        `rows`: how many; `None` means all that were requested.
+        Args:
+            rows: Number of rows, the last ones; `None` means all that were requested.
+
+        Returns:
+            A view, shape (rows, n_vocab), that is valid until the next pass.
         """
         rows = self._rows if rows is None else rows
         if not rows:
