@@ -1,24 +1,22 @@
-"""Acceptance: how much of a draft the target keeps, as pure functions on arrays.
-
-Every function takes the target's logits `rows`, an iterable of at least len(draft) + 1 rows of shape (n_vocab,) where
-row i holds the logits after draft[:i]; it returns the accepted prefix of the draft plus one token of the target's own,
-and reads no row past the first refusal. A draft whose last token ends the text comes with len(draft) rows. `position`
-is the index in the sequence of the token that row 0 decides. `sampler` turns a row into a distribution or a token, and
-is told every emitted token. They raise BadLogits and GrammarError (see `sampling.Sampler`), and ValueError when the
-rows run out.
+"""The acceptance rules by name: how each decides on one draft token, given the target's logits.
 
     greedy     the emitted tokens are those of plain greedy decoding
     coupled    the emitted tokens are those of plain sampling with the same seed, whatever the draft
-    match      the same, for drafts that were made without the seed's noise
+    match      the same, for drafts that were made without the noise of the seed
+    rejection  the emitted tokens are draws from the target's distribution; which ones also depends on the drafts
+    lenient    greedy decoding that also accepts tokens that are nearly as likely; this changes the output
+    typical    accepts plausible tokens; this changes the output
 
-`ngramspec.acceptance.verifier` picks one of them, or one of its own.
+`ngramspec.acceptance.verifier` chooses a rule and applies it to the draft, row by row.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -26,128 +24,267 @@ from numpy.typing import NDArray
 
 from ngramspec.drafting.draft import Chooser
 from ngramspec.errors import GrammarError
-from ngramspec.sampling.distribution import BadLogits, Distribution, gumbel_one, gumbel_pick
+from ngramspec.sampling.distribution import BadLogits, Distribution, gumbel_pick, uniform
+from ngramspec.sampling.rows import CoupledChoice
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 
 Row = NDArray[np.float32]
 Rows = Iterable[Row]
-Decide = Callable[[int, Row, int | None], tuple[int, bool]]
-"""(offset, row, drafted token or None past the draft) -> the token to emit, and whether it is the drafted one, kept."""
+"""Logits, shape (n, n_vocab): row i follows the first i tokens of a draft."""
 
 
 class Verdict(NamedTuple):
-    """Result of one pass: the accepted prefix of the draft and one token of the target's."""
+    """Result of verifying a draft: its accepted prefix, and one token of the target's."""
 
     tokens: tuple[int, ...]  # ids
-    # How many of them are the draft's: all but the last, or all where the draft was accepted whole and ends the text,
-    # or an error came next.
+    # Number of draft tokens among them: all but the last, or all if the whole draft was accepted and ends the text, or
+    # an error came next.
     accepted: int
-    error: BadLogits | GrammarError | None = None  # what kept the next token from being chosen
+    error: BadLogits | GrammarError | None = None  # why the next token could not be chosen
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDecision:
     """Decision on one draft token, or on a token of the target's own."""
 
-    token: int  # its id
-    accepted: bool | None  # whether a drafted token was kept; None for one of the target's own
-    # Its probability at that position: in the distribution sampled from; in greedy decoding by the softmax of the
-    # logits.
+    token: int  # token id
+    accepted: bool | None  # whether the draft token was accepted; None for a token of the target's own
+    # Probability at that position: in the distribution sampled from; in greedy decoding by the softmax of the logits.
     p: float
     why: Mapping[str, float]  # the numbers that decided, by name
 
 
 Watch = Callable[[TokenDecision], None]
-"""Called for every token that is judged or emitted, in order, by those who want to see."""
+"""Called with each decision, in order."""
+
+Q = Mapping[int, float]
+"""Distribution that a draft token was drawn from; empty after the draft."""
 
 
-# Greedy. Plain decoding emits t_i = argmax(row_i) and only then computes row_{i+1}. As long as
-# draft[i] = t_i, the batch computed the very rows that plain decoding would have; at the first
-# difference, t_i is still right.
-# (Stern, Shazeer, Uszkoreit 2018, "Blockwise parallel decoding", section 3.)
-def verify_greedy(
-    rows: Rows, draft: Sequence[int], sampler: Sampler, position: int, watch: Watch | None = None
-) -> Verdict:
-    """Keep the draft while it equals the most likely token; equal logits go to the lowest id."""
+class Rule:
+    """A rule for one sequence. This one accepts a draft while it equals the tokens of plain decoding.
 
-    def decide(_offset: int, row: Row, guess: int | None) -> tuple[int, bool]:
-        token = sampler.draw(row, likeliest)
-        if watch is not None:
-            if guess is not None:
-                why = {"margin": float(row[token]) - float(row[guess])}
-                watch(TokenDecision(guess, token == guess, probability(row, guess), why))
-            if token != guess:
-                watch(TokenDecision(token, None, probability(row, token), {}))
+    Plain decoding emits t_i, drawn from row_i, and only then computes row_{i+1}. As long as draft[i] = t_i, the batch
+    computed the very rows that plain decoding would have; at the first difference, t_i is still right (Stern, Shazeer,
+    Uszkoreit 2018, "Blockwise parallel decoding", section 3).
+
+    Args:
+        sampler: Sampler of the sequence.
+        lenience: Factor of q, above 0 and at most 1; only some rules use it.
+        watch: Called with each decision.
+    """
+
+    def __init__(self, sampler: Sampler, lenience: float = 1.0, watch: Watch | None = None) -> None:
+        self.sampler, self.lenience, self.watch = sampler, lenience, watch
+
+    def decide(self, row: Row, guess: int | None, position: int, _q: Q) -> tuple[int, bool]:
+        """Return the token to emit, and whether it is the draft token, accepted.
+
+        Args:
+            row: Logits of the position, shape (n_vocab,).
+            guess: Draft token; `None` after the draft.
+            position: Index of the token in the sequence.
+            _q: Distribution that the draft token was drawn from, token id -> probability.
+
+        Raises:
+            BadLogits, GrammarError: as in `Sampler.draw`.
+        """
+        token = self.sampler.draw(row, position)
         return token, token == guess
 
-    return verify_each(rows, draft, sampler, decide)
+    def observe(self, token: int, accepted: bool | None, p: float, **why: float) -> None:
+        """Report a decision; only called if somebody watches."""
+        assert self.watch is not None
+        self.watch(TokenDecision(token, accepted, p, why))
 
 
-def likeliest(p: Distribution, _attempt: int) -> int:
-    """The draw of greedy decoding: what is left has all mass on one token."""
-    return int(p.ids[0])
+class Greedy(Rule):
+    """Accepts the draft while it equals the most likely token; equal logits go to the lowest id."""
 
-
-# Coupled. With G_x independent standard Gumbel noise, argmax_x(log p(x) + G_x) is a draw from p. Here G is
-# a function of (seed, position, x) alone, so the target's token at each position is fixed before
-# anybody drafts, and the draft is kept while it guessed that token. A drafter that takes
-# argmax_x(log q(x) + G_x) with the same G guesses it with probability
-#     sum_x 1 / sum_y max(p(y)/p(x), q(y)/q(x))  >=  (1 - d) / (1 + d),  d = total variation(p, q).
-# (Daliri, Musco, Suresh 2025, "Coupling without communication and drafter-invariant speculative
-# decoding", arXiv 2408.07978.)
-# Match is the same test of a draft that took the most likely tokens: the target's token is a draw from
-# p, and the guess x is kept with probability p(x).
-def verify_coupled(
-    rows: Rows, draft: Sequence[int], sampler: Sampler, position: int, watch: Watch | None = None
-) -> Verdict:
-    """Keep the draft while it equals the token that plain sampling with this seed would emit."""
-
-    def decide(offset: int, row: Row, guess: int | None) -> tuple[int, bool]:
-        seen: list[Distribution] = []
-
-        def pick(p: Distribution, attempt: int) -> int:
-            seen.append(p)
-            return gumbel_pick(sampler.sampling.seed, position + offset, p, attempt)
-
-        token = sampler.draw(row, pick)
-        if watch is not None:
+    def decide(self, row: Row, guess: int | None, position: int, _q: Q) -> tuple[int, bool]:
+        token = self.sampler.draw(row, position)
+        if self.watch is not None:
             if guess is not None:
-                watch(TokenDecision(guess, token == guess, seen[0].probability(guess), {}))
+                margin = float(row[token]) - float(row[guess])
+                self.observe(guess, token == guess, probability(row, guess), margin=margin)
             if token != guess:
-                watch(TokenDecision(token, None, seen[-1].probability(token), {}))
+                self.observe(token, None, probability(row, token))
         return token, token == guess
 
-    return verify_each(rows, draft, sampler, decide)
+
+class Coupled(Rule):
+    """Accepts the draft while it equals the token that plain sampling with this seed emits.
+
+    With G_x independent standard Gumbel noise, argmax_x(log p(x) + G_x) is a draw from p. Here G is a function of
+    (seed, position, x) alone, so the target's token at each position is fixed before anybody drafts. A drafter that
+    takes argmax_x(log q(x) + G_x) with the same G guesses it with probability
+
+        sum_x 1 / sum_y max(p(y)/p(x), q(y)/q(x))  >=  (1 - d) / (1 + d),  d = total variation(p, q)
+
+    (Daliri, Musco, Suresh 2025, "Coupling without communication and drafter-invariant speculative decoding", arXiv
+    2408.07978). Match is the same for a draft of the most likely tokens: the guess x is accepted with probability p(x).
+    """
+
+    def decide(self, row: Row, guess: int | None, position: int, _q: Q) -> tuple[int, bool]:
+        if self.watch is None:
+            token = self.sampler.draw(row, position)
+        else:
+            laws: list[Distribution] = []
+            token = self.sampler.draw(row, position, laws)
+            if guess is not None:
+                self.observe(guess, token == guess, laws[0].probability(guess))
+            if token != guess:
+                self.observe(token, None, laws[-1].probability(token))
+        return token, token == guess
+
+
+# Streams of `uniform`. The first two are keyed by the position decided, which happens once. The draws of a draft
+# are keyed by the position where it starts and the offset in it: a position that is drafted again after a rejection
+# gets a fresh number, since the old one shaped the draft that was just rejected.
+_ACCEPT, _SAMPLE, _DRAW = 0, 1, 2
+
+
+class Rejection(Rule):
+    """Accepts each draft token x, drawn from q, with probability min(1, p(x)/q(x)), else samples norm(max(0, p - q)).
+
+    x is then emitted with probability
+
+        q(x) min(1, p(x)/q(x)) + (1 - sum_y min(p(y), q(y))) * norm(max(0, p - q))(x)
+      = min(p(x), q(x))        + max(0, p(x) - q(x))  =  p(x),
+
+    and accepted with probability alpha = sum_y min(p(y), q(y)) (Leviathan, Kalman, Matias 2023, "Fast inference from
+    transformers via speculative decoding", Algorithm 1, corollary 3.6 and appendix A.1). Lenience L < 1 compares with
+    L q instead of q, so that no token's probability exceeds p(x)/L (appendix A.5).
+
+    The tokens are draws from p only if draft[i] was drawn from q[i] by a number used for nothing else, as
+    `rejection_choice` does, and if whether position i is in the draft was decided without looking at draft[i] or what
+    follows it. A draft that was picked by a rule, or cut after a look at its tokens, stays exact with q[i] =
+    {draft[i]: 1}.
+    """
+
+    def decide(self, row: Row, guess: int | None, position: int, q: Q) -> tuple[int, bool]:
+        p, seed = self.sampler.distribution(row), self.sampler.sampling.seed
+        if guess is not None:
+            ratio = p.probability(guess) / (self.lenience * q[guess])
+            u = uniform(seed, position, _ACCEPT)
+            if self.watch is not None:
+                overlap = sum(min(p.probability(token), chance) for token, chance in q.items())
+                self.observe(guess, u < ratio, p.probability(guess), q=q[guess], u=u, overlap=overlap)
+            if u < ratio:
+                return guess, True
+        token = _draw(p.ids, _residual(p, q, self.lenience), uniform(seed, position, _SAMPLE))
+        if self.watch is not None:
+            self.observe(token, None, p.probability(token))
+        return token, False
+
+
+class Lenient(Rule):
+    """Accepts each draft token with p(x) >= L max p at temperature 0; the target's own token is the most likely.
+
+    All mass is then on one token, so the probabilities before that are compared (Leviathan, Kalman, Matias 2023,
+    appendix A.5).
+    """
+
+    def decide(self, row: Row, guess: int | None, position: int, _q: Q) -> tuple[int, bool]:
+        best = self.sampler.draw(row, position)
+        if guess is not None:
+            margin, slack = float(row[best]) - float(row[guess]), -math.log(self.lenience)
+            if self.watch is not None:
+                self.observe(guess, margin <= slack, probability(row, guess), margin=margin, slack=slack)
+            if margin <= slack:
+                return guess, True
+        if self.watch is not None:
+            self.observe(best, None, probability(row, best))
+        return best, False
+
+
+EPSILON, DELTA = 0.09, 0.3  # of typical acceptance, as in Medusa's code (`posterior_threshold`, `posterior_alpha`)
+
+
+class Typical(Rule):
+    """Accepts each draft token with p(x) > min(epsilon, delta exp(-H(p))); otherwise the token is a draw from p.
+
+    The entropy of p sets the threshold: if many tokens are plausible, a plausible one is good enough (Cai et al. 2024,
+    "Medusa: simple LLM inference acceleration framework with multiple decoding heads", arXiv 2401.10774, section
+    2.3.1).
+    """
+
+    def decide(self, row: Row, guess: int | None, position: int, _q: Q) -> tuple[int, bool]:
+        p = self.sampler.distribution(row)
+        if guess is not None:
+            positive = p.probs[p.probs > 0]
+            threshold = min(EPSILON, DELTA * math.exp(float((positive * np.log(positive)).sum())))
+            is_kept = p.probability(guess) > threshold
+            if self.watch is not None:
+                self.observe(guess, is_kept, p.probability(guess), threshold=threshold)
+            if is_kept:
+                return guess, True
+        token = gumbel_pick(self.sampler.sampling.seed, position, p)
+        if self.watch is not None:
+            self.observe(token, None, p.probability(token))
+        return token, False
+
+
+RULES: dict[str, type[Rule]] = {
+    "greedy": Greedy,
+    "coupled": Coupled,
+    "match": Coupled,
+    "rejection": Rejection,
+    "lenient": Lenient,
+    "typical": Typical,
+}
 
 
 def coupled_choice(sampling: Sampling, position: int) -> Chooser:
-    """The drafter's side, for a draft that starts at `position`: argmax(log weight + G), with the verifier's G."""
+    """Return the drafter's side of `Coupled`, for a draft that starts at `position`: argmax(log weight + G)."""
+    return CoupledChoice(sampling.seed, position)
+
+
+def rejection_choice(sampling: Sampling, position: int) -> Chooser:
+    """Return the drafter's side of `Rejection`: a draw from the weights, which are q if they are normalised."""
 
     def choose(offset: int, weights: Mapping[int, float]) -> int:
-        if len(weights) == 1:
-            return next(iter(weights))
-        at, seed = position + offset, sampling.seed
-        return max(weights, key=lambda x: math.log(weights[x]) + gumbel_one(seed, at, x))
+        edges = list(accumulate(weights.values()))
+        u = uniform(sampling.seed, position, _DRAW + offset)
+        return list(weights)[bisect(edges, u * edges[-1])]
 
     return choose
 
 
+CHOICES: dict[str, Callable[[Sampling, int], Chooser]] = {"coupled": coupled_choice, "rejection": rejection_choice}
+"""How a drafter draws for a rule; with other rules it takes the most likely tokens."""
+
+
+def check_q(draft: Sequence[int], q: Sequence[Q]) -> None:
+    """Check the distributions that a draft was drawn from, for `Rejection`.
+
+    Raises:
+        ValueError: their number is wrong, or they do not have the token, or do not sum to 1.
+    """
+    if len(q) != len(draft):
+        raise ValueError(f"a draft of {len(draft)} tokens came with {len(q)} distributions q")
+    for token, drawn_from in zip(draft, q, strict=True):
+        if not (drawn_from.get(token, 0) > 0 and math.isclose(sum(drawn_from.values()), 1, rel_tol=1e-6)):
+            raise ValueError(f"drafted token {token} was not drawn from its q, {dict(drawn_from)}")
+
+
 def probability(row: Row, token: int) -> float:
-    """The probability of a token, by the softmax of the row's logits."""
+    """Return the probability of a token by the softmax of a row of logits."""
     return float(np.exp(row[token] - row.max()) / np.exp(row - row.max(), dtype=np.float64).sum())
 
 
-def verify_each(rows: Rows, draft: Sequence[int], sampler: Sampler, decide: Decide) -> Verdict:
-    """Decide row by row, up to the first drafted token that is not kept."""
-    tokens: list[int] = []
-    for offset, row in enumerate(rows):
-        guess = draft[offset] if offset < len(draft) else None
-        token, kept = decide(offset, row, guess)
-        sampler.accept(token)
-        tokens.append(token)
-        if not kept:
-            return Verdict(tuple(tokens), offset)
-    if not draft or len(tokens) != len(draft):
-        raise ValueError(f"a draft of {len(draft)} tokens came with {len(tokens)} rows of logits")
-    return Verdict(tuple(tokens), len(tokens))
+def _residual(p: Distribution, q: Q, lenience: float) -> NDArray[np.float64]:
+    """Return max(0, p - L q) over p's tokens, not normalised; p itself if rounding leaves nothing."""
+    rest = p.probs.copy()
+    for token, chance in q.items():
+        index = p.find(token)
+        if index is not None:
+            rest[index] = max(0.0, rest[index] - lenience * chance)
+    return rest if rest.any() else p.probs
+
+
+def _draw(ids: NDArray[np.int32], weights: NDArray[np.float64], u: float) -> int:
+    """Return the id at height u of the cumulated weights: a draw from them, never an id of weight 0."""
+    edges = np.cumsum(weights)  # u <= 1 - 2^-53, so u * edges[-1] rounds to less than edges[-1]
+    return int(ids[np.searchsorted(edges, u * edges[-1], side="right")])

@@ -23,19 +23,10 @@ from ngramspec.errors import GrammarError
 from ngramspec.llama import bindings
 from ngramspec.llama.dry_samplers import DrySamplers, dry_window, window
 from ngramspec.llama.grammar import Grammar
-from ngramspec.sampling.distribution import (
-    BadLogits,
-    Distribution,
-    NoTokenLeft,
-    largest,
-    point_mass,
-    softmax,
-    top_token,
-)
-from ngramspec.sampling.sampler import Draw
+from ngramspec.sampling.distribution import Distribution, point_mass, softmax, top_token
+from ngramspec.sampling.rows import CANDIDATE, Candidates
 from ngramspec.sampling.settings import Sampling
 
-CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama.cpp's `llama_token_data`
 _LEAST_TEMPERATURE = 1e-20  # below it the scaled logits leave float32; nothing but the best has a chance long before
 _MOVING = ("penalties", "dry")
 _DECIDING = (*_MOVING, "infill")  # after which another token may be the most likely
@@ -75,9 +66,9 @@ class SamplerChain:
         biases: dict[int, float] = {}
         for token, bias in (*sampling.logit_bias, *((token, -np.inf) for token in suppressed)):
             biases[token] = biases.get(token, 0.0) + bias
-        self._biased = np.array(sorted(biases), np.int32)
+        self._biased = frozenset(biases)
         self._biases = np.zeros(n_vocab if biases else 0, np.float32)
-        self._biases[self._biased] = [biases[token] for token in self._biased.tolist()]
+        self._biases[list(biases)] = list(biases.values())
         penalises = sampling.repeat_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
         self._repeat_last_n = window(sampling.repeat_last_n, n_ctx) if penalises else 0
         self._dry_samplers = dry_samplers or DrySamplers(vocab)
@@ -88,8 +79,17 @@ class SamplerChain:
         active = self._active(vocab)
         self._reach = self._find_reach(active)
         self._chain = self._build(active)
+        self._greedy, self._selects, self._seed = sampling.greedy, sampling.selects, sampling.seed
         is_empty = not biases and llama.llama_sampler_chain_n(self._chain) == 0
-        self._bare = sampling.greedy and grammar is None and is_empty
+        self.bare = self._greedy and grammar is None and is_empty
+        self._is_top_k = self._reach is not None and not biases and not self._window
+        # The candidates, and llama.cpp's view of them; a sampler that drops the first ones moves its pointer.
+        self._candidates = Candidates(n_vocab)
+        self._start = self._candidates.data.ctypes.data
+        data = ctypes.cast(self._start, ctypes.POINTER(llama.llama_token_data))
+        self._array = llama.llama_token_data_array(data, 0, -1, False)
+        self._array_pointer = ctypes.byref(self._array)
+        self._data_pointer = ctypes.c_void_p.from_buffer(self._array)
 
     # ------------------------------------------------------------------ building
 
@@ -133,7 +133,7 @@ class SamplerChain:
 
     def _find_reach(self, active: Iterable[str]) -> int | None:
         """How many top logits can affect the draw, not counting tokens that a penalty or bias moves; None: all."""
-        if self.sampling.selects or self._biased.size > _MANY_BIASES:
+        if self.sampling.selects or len(self._biased) > _MANY_BIASES:
             return None
         for name in active:
             if name == "top_k":
@@ -185,23 +185,35 @@ class SamplerChain:
 
     # ------------------------------------------------------------------ one position
 
-    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
-        if self._bare:
-            return top_token(logits)
-        token = pick(self._law(logits, None), 0)
-        if self.grammar is None or self.grammar.allows(token):
+    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
+        if self.bare:
+            token = top_token(logits)
+            if laws is not None:
+                laws.append(point_mass(token))
             return token
-        return pick(self._law(logits, self.grammar), 1)
+        grammar = None
+        while True:
+            first, count = self._filter(logits, grammar)
+            if laws is not None:
+                laws.append(self._law(first, count))
+            if self._greedy or self._selects:
+                token = self._choose(first, count)
+            else:
+                token = self._candidates.draw(first, count, self._seed, position, grammar is not None)
+            # Only if the grammar forbids the token, another one is drawn from those that it allows.
+            if grammar is not None or self.grammar is None or self.grammar.allows(token):
+                return token
+            grammar = self.grammar
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
-        if self._bare:
+        if self.bare:
             return point_mass(top_token(logits))
-        law = self._law(logits, None)
+        law = self._law(*self._filter(logits, None))
         legal = self.grammar.allowed(law.ids) if self.grammar is not None else np.True_
         if legal.all():
             return law
         # With probability `missing` the first draw is a forbidden token, and another is drawn under the grammar.
-        again = self._law(logits, self.grammar)
+        again = self._law(*self._filter(logits, self.grammar))
         missing = float(law.probs[~legal].sum())
         ids = np.union1d(law.ids[legal], again.ids)
         probs = np.zeros(ids.size)
@@ -209,61 +221,80 @@ class SamplerChain:
         probs[np.searchsorted(ids, again.ids)] += missing * again.probs
         return Distribution(ids, probs, np.log(probs))
 
-    def _law(self, logits: NDArray[np.float32], grammar: Grammar | None) -> Distribution:
-        """The law that the chain makes of these logits, of those tokens alone that `grammar` allows."""
-        candidates = self._candidates(logits, grammar)
-        start = candidates.ctypes.data
-        data = ctypes.cast(start, ctypes.POINTER(llama.llama_token_data))
-        array = llama.llama_token_data_array(data=data, size=candidates.size, selected=-1, sorted=False)
-        llama.llama_sampler_apply(self._chain, ctypes.byref(array))
-        # A sampler that drops the first ones moves the pointer.
-        first = (ctypes.addressof(array.data.contents) - start) // CANDIDATE.itemsize
-        left = candidates[first : first + array.size]
-        ids, scores = left["id"], left["logit"]
-        if not np.isfinite(scores.max()):
-            raise NoTokenLeft("no token is left to sample: the sampling settings move all logits out of range")
-        if self.sampling.selects:
-            return point_mass(int(ids[array.selected]))
-        if self.sampling.greedy:
-            return point_mass(int(ids[scores == scores.max()].min()))
-        return softmax(ids, scores)
+    def _law(self, first: int, count: int) -> Distribution:
+        """Return the distribution of the candidates that the chain kept."""
+        token = self._choose(first, count)
+        if self._greedy or self._selects:
+            return point_mass(token)
+        kept = self._candidates.data[first : first + count]
+        return softmax(kept["id"], kept["logit"])
 
-    def _candidates(self, logits: NDArray[np.float32], grammar: Grammar | None) -> NDArray[np.void]:
-        """The tokens that the chain is shown: all of them, or only those that can come through it.
+    def _choose(self, first: int, count: int) -> int:
+        """Return the candidate that the chain selected, otherwise the most likely one."""
+        token = self._candidates.best(first, count)
+        return int(self._candidates.data["id"][first + self._array.selected]) if self._selects else token
+
+    def _filter(self, logits: NDArray[np.float32], grammar: Grammar | None) -> tuple[int, int]:
+        """Apply the chain to these logits, or to those that `grammar` allows.
+
+        Returns:
+            Index of the first candidate that the chain kept, and their number.
+        """
+        array = self._array
+        if grammar is None and self._is_top_k:
+            array.size = self._candidates.take_largest(logits, self._reach)
+        else:
+            array.size = self._gather(logits, grammar)
+        array.selected, array.sorted = -1, False
+        self._data_pointer.value = self._start
+        llama.llama_sampler_apply(self._chain, self._array_pointer)
+        return (self._data_pointer.value - self._start) // CANDIDATE.itemsize, array.size
+
+    def _gather(self, logits: NDArray[np.float32], grammar: Grammar | None) -> int:
+        """Collect the candidates that the chain is shown: all tokens, or only those that can come through it.
 
         If top-k comes first, these are the k largest logits among the tokens that no penalty or bias moves, and all
         tokens that one does move: the k largest logits after the move are among them. With a grammar: k allowed
         ones.
+
+        Returns:
+            Number of candidates.
         """
         if self._reach is None:
-            return self._gather(logits, np.arange(logits.size, dtype=np.int32), grammar)
-        moved = np.union1d(np.fromiter(self._recent_counts, np.int32), self._biased)
-        count = self._reach + moved.size
+            return self._change(self._candidates.take_all(logits), logits, grammar)
+        moved = np.array(sorted(self._biased.union(self._recent_counts)), np.int32)
+        wanted = self._reach + moved.size
         while True:
-            ids = largest(logits, count).astype(np.int32)
-            unmoved = ids if not moved.size else ids[~np.isin(ids, moved, assume_unique=True)]
-            candidates = self._gather(logits, np.concatenate((unmoved, moved)), grammar)
-            if grammar is None or count >= logits.size:
-                return candidates
-            if np.isin(candidates["id"], moved, invert=True).sum() >= self._reach:
-                return candidates
-            count *= 8
+            count = self._append(moved, self._candidates.take_largest(logits, wanted), logits)
+            count = self._change(count, logits, grammar)
+            if grammar is None or wanted >= logits.size:
+                return count
+            if np.isin(self._candidates.data["id"][:count], moved, invert=True).sum() >= self._reach:
+                return count
+            wanted *= 8
 
-    def _gather(self, logits: NDArray[np.float32], ids: NDArray[np.int32], grammar: Grammar | None) -> NDArray[np.void]:
-        candidates = np.empty(ids.size, CANDIDATE)
-        candidates["id"] = ids
-        values = logits[ids]
-        if not np.isfinite(values.max()):
-            top_token(logits)  # tells what is wrong
-            raise BadLogits("no token is left to sample: all logits are -inf")
-        candidates["logit"] = values + self._biases[ids] if self._biased.size else values
-        candidates["p"] = 0
-        if grammar is None:
-            return candidates
-        candidates = candidates[grammar.allowed(ids) & (values > -np.inf)]
-        if not candidates.size and ids.size >= logits.size:
-            raise GrammarError("dead end in the grammar: it allows none of the model's tokens here")
-        return candidates
+    def _append(self, moved: NDArray[np.int32], count: int, logits: NDArray[np.float32]) -> int:
+        """Move the moved tokens to the end of the candidates, including those that are not among them yet."""
+        data = self._candidates.data
+        kept = data[:count][~np.isin(data["id"][:count], moved, assume_unique=True)]
+        data[: kept.size] = kept
+        end = data[kept.size : kept.size + moved.size]
+        end["id"], end["logit"], end["p"] = moved, logits[moved], 0
+        return kept.size + moved.size
+
+    def _change(self, count: int, logits: NDArray[np.float32], grammar: Grammar | None) -> int:
+        """Add the biases to the candidates, and keep those that the grammar allows."""
+        candidates = self._candidates.data[:count]
+        if grammar is not None:
+            allowed = grammar.allowed(candidates["id"]) & (candidates["logit"] > -np.inf)
+            if not allowed.any() and count >= logits.size:
+                raise GrammarError("dead end in the grammar: it allows none of the model's tokens here")
+            kept = candidates[allowed]
+            candidates = candidates[: kept.size]
+            candidates[:] = kept
+        if self._biased:
+            candidates["logit"] += self._biases[candidates["id"]]
+        return candidates.size
 
     def __del__(self) -> None:
         if getattr(self, "_chain", None):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, overload
 
 import numpy as np
@@ -186,8 +185,6 @@ def _out(state: int, counter: Any) -> Any:
     return z ^ (z >> 31)
 
 
-# Cached because a position is asked about once for each continuation, then again by the verifier.
-@lru_cache(maxsize=64)
 def _row(seed: int, position: int) -> int:
     return _out(_out(0, seed & _MASK), position & _MASK)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.sampling.distribution import Distribution, point_mass
-from ngramspec.sampling.sampler import Draw, Sampler, WrappedSampler
+from ngramspec.sampling.distribution import Distribution
+from ngramspec.sampling.sampler import Sampler, WrappedSampler
 
 
 class RecordingSampler(WrappedSampler):
@@ -30,15 +30,8 @@ class RecordingSampler(WrappedSampler):
         self._distributions.append(distribution)
         return distribution
 
-    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
-        last: Distribution | None = None
-
-        def record_and_pick(p: Distribution, attempt: int) -> int:
-            nonlocal last
-            last = p
-            return pick(p, attempt)
-
-        token = self._sampler.draw(logits, record_and_pick)
-        # A sampler that selects the token itself, as mirostat does, asks for no pick.
-        self._distributions.append(point_mass(token) if last is None else last)
+    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
+        laws = [] if laws is None else laws
+        token = self._sampler.draw(logits, position, laws)
+        self._distributions.append(laws[-1])
         return token

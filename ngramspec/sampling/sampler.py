@@ -8,7 +8,7 @@ to change last bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
-from ngramspec.sampling.distribution import BadLogits, Distribution, gumbel_pick, point_mass
+from ngramspec.sampling.distribution import BadLogits, Distribution, point_mass
 from ngramspec.sampling.reasoning_budget import ReasoningBudget, ReasoningCounter
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer
@@ -47,29 +47,34 @@ class GrammarState(Protocol):
         """Return the text that must come next, as far as there is only one."""
 
 
-Draw = Callable[[Distribution, int], int]
-"""Draws a token: (distribution, attempt) -> token id. Attempts of one position need independent draws."""
-
-
 class Sampler(Protocol):
-    """A `Sampling` at work on one text: with the state that plain decoding would have at this position."""
+    """A `Sampling` applied to one sequence, in the state that plain decoding would have at this position."""
 
-    sampling: Sampling  # the settings
+    sampling: Sampling  # settings
+
+    @property
+    def bare(self) -> bool:
+        """True if the sampler takes the most likely token of any row, whatever was accepted before."""
 
     @property
     def grammar(self) -> GrammarState | None:
-        """Grammar at the current position of the text; None: any text is allowed."""
+        """Grammar at the current position; `None` allows any text."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start a text: what the penalties look back on is `prompt`, the grammar is at its start."""
+        """Start a sequence: the penalties look back on `prompt`, and the grammar is at its start."""
 
-    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
-        """The next token, given its logits of shape (n_vocab,); `pick` draws from the distribution they come to.
+    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
+        """Return the next token: the most likely one in greedy decoding, otherwise the one that the seed draws.
 
-        If the grammar forbids the token drawn, another is drawn from those that it allows, as llama.cpp does it.
+        If the grammar forbids the token, another one is drawn from the tokens that it allows, as in llama.cpp.
+
+        Args:
+            logits: Logits of shape (n_vocab,).
+            position: Index of the token in the sequence.
+            laws: List to which the distribution of each of the one or two draws is added.
 
         Raises:
-            BadLogits: a nan or +inf among the logits that matter, or no finite one.
+            BadLogits: the logits have nan or +inf, or none is finite.
             GrammarError: the grammar allows no token.
         """
 
@@ -77,7 +82,7 @@ class Sampler(Protocol):
         """Return the distribution of `draw`. Call one of the two per emitted token: samplers may be random."""
 
     def accept(self, token: int) -> None:
-        """A token was emitted."""
+        """Add an emitted token to the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,10 @@ class WrappedSampler:
     def __init__(self, sampler: Sampler) -> None:
         self.sampling: Sampling = sampler.sampling
         self._sampler = sampler
+
+    @property
+    def bare(self) -> bool:
+        return False
 
     @property
     def grammar(self) -> GrammarState | None:
@@ -129,8 +138,8 @@ class Forbidding(WrappedSampler):
         self._last = (*self._last, token)[-self._longest :] if self._longest else ()
         super().accept(token)
 
-    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
-        return self._sampler.draw(self._left(logits), pick)
+    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
+        return self._sampler.draw(self._left(logits), position, laws)
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
         return self._sampler.distribution(self._left(logits))
@@ -169,8 +178,12 @@ class BudgetSampler(WrappedSampler):
         self._sampler.accept(token)
         self._counter.accept(token)
 
-    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
-        return pick(point_mass(self.closing[0]), 0) if self.closing else self._sampler.draw(logits, pick)
+    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
+        if not self.closing:
+            return self._sampler.draw(logits, position, laws)
+        if laws is not None:
+            laws.append(point_mass(self.closing[0]))
+        return self.closing[0]
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
         return point_mass(self.closing[0]) if self.closing else self._sampler.distribution(logits)
@@ -194,9 +207,12 @@ class CloseCalls(WrappedSampler):
         super().__init__(sampler)
         self._bound = 0.0
         self._count = 0
-        self._position = 0
         # These draw random numbers of their own, and a second draw would change the text.
         self._unrepeatable = self.sampling.selects or self.sampling.xtc_probability > 0
+
+    @property
+    def bare(self) -> bool:
+        return self._bound == 0 and self._sampler.bare
 
     def arm(self, bound: float) -> None:
         """A pass was made whose logits may differ by so much, and what it left in the cache may move all later ones."""
@@ -207,22 +223,14 @@ class CloseCalls(WrappedSampler):
         count, self._count = self._count, 0
         return count
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._position = len(prompt)
-        self._sampler.begin(prompt)
-
-    def accept(self, token: int) -> None:
-        self._position += 1
-        self._sampler.accept(token)
-
-    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
-        token = self._sampler.draw(logits, pick)
-        if self._bound > 0 and self._close(logits, token):
+    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
+        token = self._sampler.draw(logits, position, laws)
+        if self._bound > 0 and self._is_close(logits, token, position):
             self._count += 1
         return token
 
-    def _close(self, logits: NDArray[np.float32], token: int) -> bool:
-        """Whether the draw changes if the token's logit falls by the bound and all others rise by it."""
+    def _is_close(self, logits: NDArray[np.float32], token: int, position: int) -> bool:
+        """Return True if the draw changes when the token's logit falls by the bound and all others rise by it."""
         if self._unrepeatable:
             return True
         # Only differences between logits count, so the token's own logit can take the whole movement: 2 x the bound.
@@ -232,13 +240,8 @@ class CloseCalls(WrappedSampler):
         logit = logits[token]
         logits[token] = logit - np.float32(2 * self._bound)
         try:
-            return self._sampler.draw(logits, self._pick) != token
+            return self._sampler.draw(logits, position) != token
         except (BadLogits, GrammarError):
             return True
         finally:
             logits[token] = logit
-
-    def _pick(self, p: Distribution, attempt: int) -> int:
-        if self.sampling.greedy:
-            return int(p.ids[0])
-        return gumbel_pick(self.sampling.seed, self._position, p, attempt)

@@ -14,14 +14,9 @@ from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 from support.small_loop import certain, from_counts, speculate
 
-from ngramspec.acceptance.rules import TokenDecision, Verdict
-from ngramspec.acceptance.verifier import (
-    Acceptance,
-    rejection_choice,
-    verify_lenient_greedy,
-    verify_rejection,
-    verify_typical,
-)
+from ngramspec.acceptance.rules import TokenDecision, Verdict, rejection_choice
+from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
+from ngramspec.drafting.draft import Draft
 from ngramspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
@@ -49,9 +44,8 @@ def test_lenience_of_sampling(lenience: float) -> None:
     for seed in range(n):
         s = Sampling(1.0, seed=seed, **ALL)
         token = rejection_choice(s, 9)(0, Q)
-        verdict = verify_rejection(
-            [row, row], [token], [dict(enumerate(q.tolist()))], NumpySampler(s, 4), 9, lenience=lenience
-        )
+        verifier = RuleVerifier(NumpySampler(s, 4), Acceptance("rejection", lenience=lenience))
+        verdict = verifier.verify([row, row], Draft((token,), (dict(enumerate(q.tolist())),)), 9)
         sample[verdict.tokens[:1]] += 1
         accepted += verdict.accepted
     check_law(sample, {(token,): p for token, p in enumerate(law.tolist())})
@@ -62,15 +56,20 @@ def test_lenience_of_sampling(lenience: float) -> None:
 def test_lenience_of_greedy_decoding() -> None:
     """At temperature 0: as likely as L times the best token, by the softmax, is good enough."""
     rows = np.log(np.array([[0.5, 0.26, 0.24], [0.6, 0.31, 0.09], [0.1, 0.1, 0.8]])).astype(np.float32)
-    chain = NumpySampler(Sampling(), 3)
     seen: list[TokenDecision] = []
-    assert verify_lenient_greedy(rows, [1, 1], chain, 0, seen.append, lenience=0.5) == Verdict((1, 1, 2), 2)
+
+    def verify(draft: list[int], lenience: float) -> Verdict:
+        seen.clear()
+        verifier = RuleVerifier(NumpySampler(Sampling(), 3), Acceptance(lenience=lenience), seen.append)
+        return verifier.verify(rows, certain(draft), 0)
+
+    assert verify([1, 1], 0.5) == Verdict((1, 1, 2), 2)
     assert [(j.token, j.accepted, round(j.p, 5)) for j in seen] == [(1, True, 0.26), (1, True, 0.31), (2, None, 0.8)]
     assert seen[0].why == pytest.approx({"margin": math.log(0.5 / 0.26), "slack": math.log(2)}, rel=1e-5)
-    assert verify_lenient_greedy(rows, [2, 1], chain, 0, lenience=0.5) == Verdict((0,), 0)
-    assert verify_lenient_greedy(rows, [1, 2], chain, 0, lenience=0.5) == Verdict((1, 0), 1)
-    assert verify_lenient_greedy(rows, [1, 2], chain, 0, lenience=0.1) == Verdict((1, 2, 2), 2)
-    assert verify_lenient_greedy(rows, [0, 0], chain, 0, lenience=0.9) == Verdict((0, 0, 2), 2)
+    assert verify([2, 1], 0.5) == Verdict((0,), 0)
+    assert verify([1, 2], 0.5) == Verdict((1, 0), 1)
+    assert verify([1, 2], 0.1) == Verdict((1, 2, 2), 2)
+    assert verify([0, 0], 0.9) == Verdict((0, 0, 2), 2)
 
 
 def test_with_hardly_any_lenience_asked_for_everything_is_good_enough() -> None:
@@ -106,7 +105,8 @@ def test_typical_acceptance_keeps_what_is_above_the_bar() -> None:
         p = next_law(row, s)
         token = int(rng.integers(20)) if position % 3 else int(row.argmax())
         seen: list[TokenDecision] = []
-        verdict = verify_typical([row, row], [token], NumpySampler(s, 20), position, seen.append)
+        verifier = RuleVerifier(NumpySampler(s, 20), Acceptance(typical=True), seen.append)
+        verdict = verifier.verify([row, row], certain([token]), position)
         assert verdict.accepted == (p[token] > bar(p))
         assert seen[0].why == pytest.approx({"threshold": bar(p)}, rel=1e-6)
         assert seen[0].p == pytest.approx(p[token], rel=1e-5)
@@ -118,7 +118,8 @@ def test_the_token_after_a_typical_refusal_is_a_draw() -> None:
     row = np.log(np.array([0.97, 0.02, 0.01])).astype(np.float32)
     sample: Counter[Path] = Counter()
     for seed in range(1000):
-        verdict = verify_typical([row, row], [2], NumpySampler(Sampling(1.0, seed=seed, **ALL), 3), 4)
+        verifier = RuleVerifier(NumpySampler(Sampling(1.0, seed=seed, **ALL), 3), Acceptance(typical=True))
+        verdict = verifier.verify([row, row], certain([2]), 4)
         assert verdict.accepted == 0
         sample[verdict.tokens] += 1
     check_law(sample, {(0,): 0.97, (1,): 0.02, (2,): 0.01})

@@ -21,10 +21,10 @@ from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 from support.small_loop import certain, from_counts, speculate
 
-from ngramspec.acceptance import verifier
-from ngramspec.acceptance.rules import TokenDecision, Verdict, coupled_choice, verify_coupled, verify_greedy
-from ngramspec.acceptance.verifier import RuleVerifier, rejection_choice, verify_rejection
-from ngramspec.drafting.draft import NO_DRAFT
+from ngramspec.acceptance import rules
+from ngramspec.acceptance.rules import TokenDecision, Verdict, coupled_choice, rejection_choice
+from ngramspec.acceptance.verifier import RuleVerifier
+from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.sampling import distribution as noise
 from ngramspec.sampling.settings import Sampling
 
@@ -45,7 +45,7 @@ def test_coupled_token_is_the_argmax_of_its_definition() -> None:
     rows = rng.standard_normal((4, 50)).astype(np.float32)
     noisy = [rows[i] / 0.7 + noise.gumbel(99, 1000 + i, np.arange(50)) for i in range(4)]
     right = [int(x.argmax()) for x in noisy]
-    assert verify_coupled(rows, right[:3], s, 1000).tokens == tuple(right)
+    assert RuleVerifier(s, "coupled").verify(rows, certain(right[:3]), 1000).tokens == tuple(right)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_second_draw_has_noise_of_its_own(word_vocabulary: Vocabulary, words: 
     seen = Counter[tuple[int, ...]]()
     for seed in range(1500):
         sampling = Sampling(1.0, seed=seed, grammar='root ::= "a" | "b"', **ALL)
-        emitted = verify_coupled([row], [], word_vocabulary.sampler(sampling), 7).tokens[0]
+        emitted = RuleVerifier(word_vocabulary.sampler(sampling)).verify([row], NO_DRAFT, 7).tokens[0]
         noisy = noise.gumbel(seed, 7, np.array([a, b, c]))
         if noisy.argmax() == 2:
             seen[int(noisy[0] > noisy[1]), emitted] += 1
@@ -83,7 +83,8 @@ def rejection_verdicts(n: int, watch: Callable[[TokenDecision], None] | None = N
     for seed in range(n):
         s = Sampling(1.0, seed=seed, **ALL)
         token = rejection_choice(s, 50)(0, Q)
-        yield token, verify_rejection([P, P], [token], [Q_LAW], sampler(s), 50, watch)
+        verifier = RuleVerifier(sampler(s), "rejection", watch)
+        yield token, verifier.verify([P, P], Draft((token,), (Q_LAW,)), 50)
 
 
 def test_rejection_accepts_with_probability_sum_of_min() -> None:
@@ -112,7 +113,7 @@ def test_coupled_acceptance_of_a_drafter_with_the_same_noise() -> None:
     for seed in range(n):
         s = Sampling(1.0, seed=seed, **ALL)
         token = coupled_choice(s, 50)(0, {0: 1, 1: 2, 2: 5, 3: 2})
-        hits += verify_coupled([P, P], [token], sampler(s), 50).accepted
+        hits += RuleVerifier(sampler(s), "coupled").verify([P, P], certain([token]), 50).accepted
     exact = sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in range(4))
     d = np.abs(p - q).sum() / 2
     assert exact >= (1 - d) / (1 + d)
@@ -126,7 +127,7 @@ def test_no_uniform_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         used[seed, position, stream] += 1
         return noise.uniform(seed, position, stream)
 
-    monkeypatch.setattr(verifier, "uniform", recorded)
+    monkeypatch.setattr(rules, "uniform", recorded)
     mock = MockTarget(8, peak=1.0)
     propose = from_counts([{t: 1 + (t + i) % 8 for t in range(8)} for i in range(4)])
     speculate(mock, PROMPT, 300, Sampling(1.0), propose, "rejection")
@@ -137,13 +138,14 @@ def test_no_uniform_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_judgements_of_greedy() -> None:
     seen: list[TokenDecision] = []
     rows = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.2, 0.2, 0.6]])).astype(np.float32)
-    assert verify_greedy(rows, [0, 2], sampler(Sampling(), 3), 0, seen.append) == Verdict((0, 1), 1)
+    verifier = RuleVerifier(sampler(Sampling(), 3), watch=seen.append)
+    assert verifier.verify(rows, certain([0, 2]), 0) == Verdict((0, 1), 1)
     assert [(j.token, j.accepted, round(j.p, 6)) for j in seen] == [(0, True, 0.5), (2, False, 0.25), (1, None, 0.5)]
     assert seen[0].why == {"margin": 0.0}
     assert seen[1].why == pytest.approx({"margin": math.log(2)})
     assert seen[2].why == {}
     seen.clear()
-    verify_greedy(rows, [0, 1], sampler(Sampling(), 3), 0, seen.append)
+    verifier.verify(rows, certain([0, 1]), 0)
     assert [(j.token, j.accepted) for j in seen] == [(0, True), (1, True), (2, None)]
 
 
@@ -192,9 +194,9 @@ def test_no_row_past_the_first_refusal_is_touched(method: str) -> None:
 def test_greedy_ties_go_to_the_lowest_id() -> None:
     rows = np.array([[1, 3, 3], [2, 2, 2], [0, 0, 1]], np.float32)
     for biases in ((), ((0, 0.0),)):  # by argmax, and through the chain
-        chain = sampler(Sampling(logit_bias=biases), 3)
-        assert verify_greedy(rows, [1, 0], chain, 0) == Verdict((1, 0, 2), 2)
-        assert verify_greedy(rows, [2, 0], chain, 0) == Verdict((1,), 0)
+        verifier = RuleVerifier(sampler(Sampling(logit_bias=biases), 3))
+        assert verifier.verify(rows, certain([1, 0]), 0) == Verdict((1, 0, 2), 2)
+        assert verifier.verify(rows, certain([2, 0]), 0) == Verdict((1,), 0)
 
 
 def test_rejection_survives_a_residual_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,8 +205,9 @@ def test_rejection_survives_a_residual_of_nothing(monkeypatch: pytest.MonkeyPatc
     q = {0: 1 / 3 + 1e-9, 1: 1 / 3, 2: 1 / 3}
     for u in (2.0**-53, 1 - 2.0**-53):
         uniforms = iter([1 - 2.0**-53, u])
-        monkeypatch.setattr(verifier, "uniform", lambda *_, u=uniforms: next(u))
-        verdict = verify_rejection([row, row], [0], [q], sampler(Sampling(1.0, **ALL), 3), 0)
+        monkeypatch.setattr(rules, "uniform", lambda *_, u=uniforms: next(u))
+        verifier = RuleVerifier(sampler(Sampling(1.0, **ALL), 3), "rejection")
+        verdict = verifier.verify([row, row], Draft((0,), (q,)), 0)
         assert verdict == Verdict((0 if u < 0.5 else 2,), 0)
 
 
@@ -212,4 +215,4 @@ def test_rejection_survives_a_residual_of_nothing(monkeypatch: pytest.MonkeyPatc
 def test_rejection_checks_q(q: tuple[dict[int, float], ...]) -> None:
     row = np.zeros(3, np.float32)
     with pytest.raises(ValueError, match=r"distributions q|not drawn from its q"):
-        verify_rejection([row, row], [1], q, sampler(Sampling(1.0), 3), 0)
+        RuleVerifier(sampler(Sampling(1.0), 3), "rejection").verify([row, row], Draft((1,), q), 0)

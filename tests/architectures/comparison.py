@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +31,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
 from ngramspec.instruments.selfcheck.texts import LogitsKeeper
 from ngramspec.llama.target import Target
-from ngramspec.sampling.distribution import BadLogits, gumbel_pick
+from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
 
@@ -181,7 +180,7 @@ class Bench:
         def sample(row: Logits, text: list[int]) -> int:
             sampler = self.target.sampler(sampling)
             sampler.begin([*prompt, *text])
-            return sampler.draw(row, partial(gumbel_pick, SEED, len(prompt) + len(text)))
+            return sampler.draw(row, len(prompt) + len(text))
 
         return sample
 

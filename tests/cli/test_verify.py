@@ -15,7 +15,6 @@ from support.mock_target import Clock
 from support.signals import by_signal, signal_after
 
 import ngramspec.acceptance.verifier
-from ngramspec.acceptance.rules import Verdict
 from ngramspec.instruments.selfcheck.check import SelfCheck
 
 SHORT = ["verify", "-t", "1", "-c", "512", "-n", "12", "--time-limit", "60"]
@@ -68,19 +67,16 @@ def test_in_exact_mode_all_is_equal(env: dict[str, str], prompts: Path, tiny: Pa
     assert not any(text["difference"] for text in found["texts"])
 
 
-def careless(rows: Any, draft: Sequence[int], sampler: Any, position: int, watch: Any = None) -> Verdict:
-    """Accepts every draft."""
-    tokens = (*draft, int(np.argmax(list(rows)[-1])))
-    for token in tokens:
-        sampler.accept(token)
-    return Verdict(tokens, len(draft))
+def careless(rows: Any, draft: Sequence[int]) -> list[int]:
+    """Accept every draft, in place of `most_likely`."""
+    return [*draft, int(np.argmax(rows[-1]))]
 
 
 @pytest.mark.parametrize("exact", ["off", pytest.param("on", marks=pytest.mark.exhaustive)])
 def test_what_must_hold_and_does_not_is_named(
     env: dict[str, str], prompts: Path, tiny: Path, tmp_path: Path, exact: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ngramspec.acceptance.verifier, "verify_greedy", careless)
+    monkeypatch.setattr(ngramspec.acceptance.verifier, "most_likely", careless)
     file = tmp_path / "found.json"
     done = run(env, *SHORT, tiny, "--exact", exact, "--prompts", prompts, "--json", file)
     assert done.code == 1

@@ -7,6 +7,8 @@ edges and bad input are in `test_samplers_edges`.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from support.llama_chain import INFILL, SETTINGS, LlamaChain, chains, compare, m
 from support.numpy_sampler import NumpySampler
 
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.sampling.distribution import Distribution
+from ngramspec.sampling.distribution import Distribution, gumbel_pick
 from ngramspec.sampling.settings import SAMPLERS, Sampling
 
 
@@ -39,9 +41,7 @@ def test_law_equals_llama_cpp(name: str, word_vocabulary: Vocabulary) -> None:
                 logits[3] = -np.inf
             kept, expected = logits.copy(), theirs.law(logits)
             if s.greedy:
-                assert ours.draw(logits, lambda law, _attempt: int(law.ids[0])) == max(
-                    expected, key=expected.__getitem__
-                )
+                assert ours.draw(logits, i) == max(expected, key=expected.__getitem__)
             for one in samplers:
                 compare(one.distribution(logits), expected)
                 assert (logits == kept).all()
@@ -121,7 +121,7 @@ def test_mirostat_draws_llama_cpps_tokens(version: int, seed: int, word_vocabula
         ours, theirs = chains(word_vocabulary, s, n_vocab)
         for i in range(100):
             logits = some_logits(rng, i, n_vocab)
-            token = ours.draw(logits, lambda law, _attempt: int(law.ids[0]))
+            token = ours.draw(logits, i)
             assert {token: 1.0} == theirs.law(logits)
             ours.accept(token)
 
@@ -146,7 +146,7 @@ def test_wide_seeds_are_seeds() -> None:
 
     def draws(seed: int) -> tuple[int, ...]:
         chain = make_chain(Sampling(1.0, mirostat=2, seed=seed), 50)
-        return tuple(chain.draw(logits, lambda law, _attempt: int(law.ids[0])) for _ in range(30))
+        return tuple(chain.draw(logits, 0) for _ in range(30))
 
     for seed in (2**32 - 1, 2**64 - 1, 2**63, 2**32):
         assert draws(seed) == draws(seed)
@@ -191,21 +191,18 @@ def test_draws_under_a_grammar(grammar: str, demo_vocabulary: Vocabulary) -> Non
     """Only where the first token is forbidden is there a second attempt, and its law has no forbidden token."""
     rng = np.random.default_rng(7)
     chain = demo_vocabulary.sampler(Sampling(1.0, grammar=grammar))
-    attempts: list[int] = []
-
-    def pick(law: Distribution, attempt: int) -> int:
-        attempts.append(attempt)
-        token = int(rng.choice(law.ids, p=law.probs))
-        assert attempt == 0 or (chain.grammar is not None and chain.grammar.allows(token))
-        return token
-
+    assert chain.grammar is not None
+    counts = Counter[int]()
     for i in range(30):
-        attempts.clear()
-        token = chain.draw(some_logits(rng, i, 4096), pick)
-        assert chain.grammar is not None
-        assert chain.grammar.allows(token)
-        assert attempts in ([0], [0, 1])
+        laws: list[Distribution] = []
+        token = chain.draw(some_logits(rng, i, 4096), i, laws)
+        drawn = [gumbel_pick(0, i, law, attempt) for attempt, law in enumerate(laws)]
+        assert drawn[-1] == token
+        assert [chain.grammar.allows(one) for one in drawn] == [False, True][-len(laws) :]
+        assert len(laws) == 1 or chain.grammar.allowed(laws[1].ids).all()
+        counts[len(laws)] += 1
         chain.accept(token)
+    assert counts[2]
 
 
 @pytest.mark.parametrize("grammar", [LETTERS, RARE])
@@ -219,6 +216,6 @@ def test_mirostat_under_a_grammar(grammar: str, demo_vocabulary: Vocabulary) -> 
         (expected,) = theirs.law(logits)
         if not theirs.allows(expected):
             (expected,) = theirs.law(logits, grammar=True)
-        assert ours.draw(logits, lambda law, _attempt: int(law.ids[0])) == expected
+        assert ours.draw(logits, i) == expected
         ours.accept(expected)
         theirs.accept(expected)

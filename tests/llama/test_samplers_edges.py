@@ -28,7 +28,7 @@ def test_greedy_of_bare_logits_is_the_likeliest_token() -> None:
     logits = np.array([1, 5, 5, 2], np.float32)
     p = chain.distribution(logits)
     assert (p.ids.tolist(), p.probs.tolist(), p.logp.tolist()) == ([1], [1.0], [0.0])
-    assert chain.draw(logits, lambda *_: pytest.fail("nothing is drawn")) == 1
+    assert chain.draw(logits, 0) == 1
 
 
 def test_ties_keep_the_lowest_ids() -> None:
@@ -103,8 +103,8 @@ def test_tokens_that_the_model_forbids_never_come() -> None:
     logits[[4, 5]] = 9.0
     for s in (Sampling(), Sampling(1.0), Sampling(1.0, logit_bias=((4, 6.0),)), Sampling(1.0, mirostat=2)):
         chain = SamplerChain(s, 1000, vocab=None, suppressed=[4])
-        for _ in range(20):
-            assert chain.draw(logits, lambda law, _attempt: int(law.ids[law.probs.argmax()])) != 4
+        for position in range(20):
+            assert chain.draw(logits, position) != 4
 
 
 def test_what_a_look_back_sees() -> None:
@@ -163,7 +163,7 @@ def test_bad_logits(name: str, size: int) -> None:
             with pytest.raises(BadLogits, match=rf"token {where} is {said}"):
                 chain.distribution(logits)
             with pytest.raises(BadLogits, match=rf"token {where} is {said}"):
-                chain.draw(logits, lambda law, _attempt: int(law.ids[0]))
+                chain.draw(logits, 0)
     with pytest.raises(BadLogits, match=f"all {size} logits are -inf"):
         chain.distribution(np.full(size, -np.inf, np.float32))
     for broken in (min(5, size), max(1, size // 2), size):  # more of them than top_k keeps, too
@@ -181,7 +181,7 @@ def test_nan_under_a_grammar(temperature: float, demo_vocabulary: Vocabulary) ->
     with pytest.raises(BadLogits, match="token 8 is nan"):
         chain.distribution(logits)
     with pytest.raises(BadLogits, match="token 8 is nan"):
-        chain.draw(logits, lambda law, _attempt: int(law.ids[0]))
+        chain.draw(logits, 0)
 
 
 def test_what_leaves_no_token(demo_vocabulary: Vocabulary) -> None:
@@ -197,7 +197,7 @@ def test_what_leaves_no_token(demo_vocabulary: Vocabulary) -> None:
     chains[-1].begin([5, 5, 5])
     for chain, size in zip(chains, [50] * 5 + [4096, 20], strict=True):
         with pytest.raises(NoTokenLeft, match="no token is left to sample"):
-            chain.draw(np.zeros(size, np.float32), lambda law, _attempt: int(law.ids[0]))
+            chain.draw(np.zeros(size, np.float32), 0)
 
 
 def test_a_bias_of_an_unknown_token() -> None:
@@ -237,7 +237,7 @@ def test_a_dead_end_of_the_grammar(temperature: float, demo_vocabulary: Vocabula
         chain.accept(next(t for t in range(4096) if demo_vocabulary.piece(t) == piece))
     logits[[t for t in range(4096) if demo_vocabulary.piece(t) == b"c"]] = -np.inf
     with pytest.raises(GrammarError, match=r"^dead end in the grammar"):
-        chain.draw(logits, lambda law, _attempt: int(law.ids[0]))
+        chain.draw(logits, 0)
     with pytest.raises(GrammarError, match=r"^dead end in the grammar"):
         chain.distribution(logits)
 

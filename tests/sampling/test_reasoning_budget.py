@@ -9,7 +9,6 @@ import pytest
 from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 
-from ngramspec.sampling.distribution import Distribution
 from ngramspec.sampling.reasoning_budget import ReasoningCounter, budget_for
 from ngramspec.sampling.sampler import BudgetSampler
 from ngramspec.sampling.settings import Sampling
@@ -140,14 +139,11 @@ def test_closing_tokens_come_whatever_the_settings_say(temperature: float) -> No
     logits = np.arange(16, dtype=np.float32)
     logits[2] = np.nan
 
-    def pick(p: Distribution, attempt: int) -> int:
-        return int(p.ids[p.probs.argmax()])
-
     for token in (1, 9):
         sampler.accept(token)
     for token in (2, 3):
-        assert sampler.draw(logits, pick) == token
+        assert sampler.draw(logits, 1) == token
         assert sampler.distribution(logits).probability(token) == 1
         sampler.accept(token)
     logits[2] = 0
-    assert sampler.draw(logits, pick) == 15
+    assert sampler.draw(logits, 1) == 15

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.sampling.distribution import BadLogits, Distribution, point_mass, softmax, top_token
-from ngramspec.sampling.sampler import Draw
+from ngramspec.sampling.distribution import BadLogits, Distribution, gumbel_pick, point_mass, softmax, top_token
 from ngramspec.sampling.settings import Sampling
 
 Scores = NDArray[np.float64]
@@ -28,6 +27,7 @@ class NumpySampler:
         n_ctx: what a look-back of -1 means.
     """
 
+    bare = False
     grammar = None
 
     def __init__(self, sampling: Sampling, n_vocab: int, n_ctx: int = 0) -> None:
@@ -49,8 +49,11 @@ class NumpySampler:
     def accept(self, token: int) -> None:
         self._recent = [*self._recent, token][-self._window :] if self._window else []
 
-    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
-        return pick(self.distribution(logits), 0)
+    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
+        law = self.distribution(logits)
+        if laws is not None:
+            laws.append(law)
+        return gumbel_pick(self.sampling.seed, position, law)
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
         s = self.sampling

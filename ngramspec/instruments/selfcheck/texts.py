@@ -19,7 +19,6 @@ from ngramspec.backend import Logits, Model
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import GrammarError
 from ngramspec.instruments.prompts import Case
-from ngramspec.sampling.distribution import gumbel_pick
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
 from ngramspec.tokens import common_prefix
@@ -220,7 +219,7 @@ class TextComparison:
             sampler.begin(prompt)
             for token in plain[:common]:
                 sampler.accept(token)
-            draw = partial(sampler.draw, pick=partial(gumbel_pick, sampling.seed, len(prompt) + common))
+            draw = partial(sampler.draw, position=len(prompt) + common)
             needed = movement(draw, row, drafted_row, a, b, bound)
         texts = ["" if t is None else vocabulary.piece(t).decode("utf-8", "replace") for t in (a, b)]
         logit = None if b is None else float(row[b])

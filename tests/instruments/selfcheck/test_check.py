@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
-from support.numpy_sampler import NumpySampler
 
-import ngramspec.acceptance.verifier
-from ngramspec.acceptance.rules import Verdict
+from ngramspec.acceptance.rules import RULES, Rule
 from ngramspec.errors import GrammarError
 from ngramspec.instruments.prompts import Case
 from ngramspec.instruments.selfcheck.check import SelfCheck
@@ -212,35 +210,32 @@ def test_logits_that_are_or_become_nan(make: Make) -> None:
 
 # ------------------------------------------------------------------ verifiers
 
-SOUND_COUPLED = ngramspec.acceptance.verifier.verify_coupled
+
+class AcceptsAll(Rule):
+    def decide(self, row: Any, guess: int | None, position: int, _q: Any) -> tuple[int, bool]:
+        return (int(np.argmax(row)), False) if guess is None else (guess, True)
 
 
-def accepts_all(*args: Any, **_: Any) -> Verdict:
-    rows, draft, sampler = args[0], args[1], next(a for a in args[2:] if isinstance(a, NumpySampler))
-    tokens = (*draft, int(np.argmax(list(rows)[-1])))
-    for token in tokens:
-        sampler.accept(token)
-    return Verdict(tokens, len(draft))
+class DrawsAnew(Rule):
+    """At the position after a draft; the distribution stays right, and the text of a seed does not."""
 
-
-def draws_anew(rows: Any, draft: Sequence[int], sampler: NumpySampler, position: int, watch: Any = None) -> Verdict:
-    """After a refusal; the law stays right, and a seed's text does not."""
-    return SOUND_COUPLED(rows, draft, sampler, position + 1000 * bool(draft), watch)
+    def decide(self, row: Any, guess: int | None, position: int, _q: Any) -> tuple[int, bool]:
+        return super().decide(row, guess, position + 1000 * (guess is not None), _q)
 
 
 @pytest.mark.parametrize(
     ("rule", "wrong", "failing", "exact"),
     [
-        ("verify_greedy", accepts_all, "greedy", False),
-        ("verify_coupled", accepts_all, "same seed", True),
-        pytest.param("verify_coupled", accepts_all, "same seed", False, marks=EXHAUSTIVE),
-        ("verify_coupled", draws_anew, "same seed", False),
+        ("greedy", AcceptsAll, "greedy", False),
+        ("coupled", AcceptsAll, "same seed", True),
+        pytest.param("coupled", AcceptsAll, "same seed", False, marks=EXHAUSTIVE),
+        ("coupled", DrawsAnew, "same seed", False),
     ],
 )
 def test_a_verifier_that_is_wrong_fails(
-    make: Make, monkeypatch: pytest.MonkeyPatch, rule: str, wrong: Callable[..., Verdict], failing: str, exact: bool
+    make: Make, monkeypatch: pytest.MonkeyPatch, rule: str, wrong: type[Rule], failing: str, exact: bool
 ) -> None:
-    monkeypatch.setattr(ngramspec.acceptance.verifier, rule, wrong)
+    monkeypatch.setitem(RULES, rule, wrong)
     found = make(mock(kernels=None if exact else several, noise=1e-3), exact=exact, seconds=3.0).finish()
     assert [name for name, status in found.statuses.items() if status == "failed"] == [failing]
     assert "skipped" not in found.statuses.values()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.numpy_sampler import NumpySampler
 
 from ngramspec.instruments.selfcheck.texts import movement
-from ngramspec.sampling.distribution import gumbel_one, gumbel_pick
+from ngramspec.sampling.distribution import gumbel_one
 from ngramspec.sampling.settings import Sampling
 
 
@@ -38,7 +38,7 @@ def test_how_far_logits_must_move_in_greedy_decoding() -> None:
 def sampler_of(sampling: Sampling, seed: int, size: int) -> Callable[[NDArray[np.float32]], int]:
     sampler = NumpySampler(replace(sampling, seed=seed), size)
     sampler.begin([1, 2, 3])
-    return lambda row: sampler.draw(row, lambda law, attempt: gumbel_pick(seed, 7, law, attempt))
+    return lambda row: sampler.draw(row, 7)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,147 @@
+"""The compiled loops give what the functions of numpy in `distribution` give, to the last token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ngramspec.sampling.distribution import (
+    BadLogits,
+    NoTokenLeft,
+    gumbel,
+    gumbel_one,
+    gumbel_pick,
+    largest,
+    softmax,
+    top_token,
+)
+from ngramspec.sampling.rows import Candidates, CoupledChoice, most_likely
+
+SIZE = 1000
+
+
+@st.composite
+def rows(draw: Any) -> NDArray[np.float32]:
+    """Rows of many lengths: with and without ties, in order, and with some or all logits at -inf, +inf or nan."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    n = draw(st.sampled_from([1, 2, 40, 41, 63, 64, 65, 66, 129, SIZE]))
+    row: NDArray[np.float32] = (rng.standard_normal(n) * draw(st.sampled_from([0.01, 3, 100]))).astype(np.float32)
+    row = draw(st.sampled_from([row, np.sort(row), np.round(row), np.zeros_like(row)])).copy()
+    row[rng.random(n) < draw(st.sampled_from([0.0, 0.5, 1.0]))] = -np.inf
+    if draw(st.booleans()):
+        row[rng.integers(n)] = draw(st.sampled_from([np.nan, np.inf, 1.0, -np.inf]))
+    return row
+
+
+def outcome(function: Callable[..., Any], *args: Any) -> Any:
+    """The result, or the message of the error."""
+    try:
+        return function(*args)
+    except BadLogits as error:
+        return str(error)
+
+
+@given(row=rows(), count=st.sampled_from([1, 2, 40, SIZE + 1]))
+def test_candidates_are_the_largest_logits_or_all(row: NDArray[np.float32], count: int) -> None:
+    candidates, best = Candidates(SIZE), outcome(top_token, row)
+    for take, ids in ((candidates.take_all, np.arange(row.size)), (candidates.take_largest, largest(row, count))):
+        n = outcome(take, row) if take == candidates.take_all else outcome(take, row, count)
+        if isinstance(best, str):
+            assert n == best
+            continue
+        data = candidates.data[:n]
+        assert (data["id"].tolist(), data["logit"].tolist()) == (ids.tolist(), row[ids].tolist())
+        assert not data["p"].any()
+        assert candidates.best(0, n) == best
+
+
+@given(row=rows(), seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**31), attempt=st.integers(0, 1))
+def test_draw_is_the_gumbel_pick_of_the_softmax(
+    row: NDArray[np.float32], seed: int, position: int, attempt: int
+) -> None:
+    """In any order of the candidates, and without the first ones."""
+    candidates = Candidates(SIZE)
+    if isinstance(outcome(top_token, row), str):
+        return
+    for count in (1, 40, SIZE):
+        n = candidates.take_largest(row, count)
+        candidates.data[:n] = np.random.default_rng(seed).permutation(candidates.data[:n])
+        for first in {0, n // 2}:
+            kept = candidates.data[first:n].copy()
+            if kept["logit"].max() > -np.inf:
+                expected = gumbel_pick(seed, position, softmax(kept["id"], kept["logit"]), attempt)
+                assert candidates.draw(first, n - first, seed, position, attempt) == expected
+            else:
+                with pytest.raises(NoTokenLeft):
+                    candidates.draw(first, n - first, seed, position, attempt)
+
+
+def test_draw_decides_nearly_equal_scores_as_numpy_does() -> None:
+    """The second token's logit makes up for its noise, to the last bits of float32, which are far below 1e-9 here."""
+    noise = gumbel(5, 9, np.arange(100_000))
+    order = np.argsort(noise)
+    candidates, winners = Candidates(2), set[bool]()
+    for first, second in zip(order[50_000:50_400].tolist(), order[50_001:50_401].tolist(), strict=True):
+        gap = np.float32(noise[second] - noise[first])
+        assert gap < 1e-3
+        for logits in ((gap, 0.0), (np.nextafter(gap, np.float32(1)), 0.0), (np.nextafter(gap, np.float32(0)), 0.0)):
+            candidates.data["id"], candidates.data["logit"] = (first, second), logits
+            token = candidates.draw(0, 2, 5, 9, 0)
+            assert token == gumbel_pick(5, 9, softmax(candidates.data["id"], candidates.data["logit"]))
+            winners.add(token == first)
+    assert winners == {True, False}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_a_sampler_makes_of_logits_is_checked(bad: float) -> None:
+    candidates = Candidates(3)
+    for logits in ((1.0, bad, 2.0), (bad, 1.0, 2.0), (-np.inf,) * 3):
+        candidates.take_all(np.zeros(3, np.float32))
+        candidates.data["logit"] = logits
+        for call in (lambda: candidates.best(0, 3), lambda: candidates.draw(0, 3, 1, 2, 0)):
+            with pytest.raises(NoTokenLeft, match="no token is left to sample"):
+                call()
+
+
+def test_row_longer_than_the_vocabulary_is_rejected() -> None:
+    candidates = Candidates(3)
+    for take in (candidates.take_all, lambda row: candidates.take_largest(row, 2)):
+        with pytest.raises(ValueError, match="the row has 4 logits for a vocabulary of 3 tokens"):
+            take(np.zeros(4, np.float32))
+
+
+@given(row=rows())
+def test_most_likely_token_is_the_top_token(row: NDArray[np.float32]) -> None:
+    best = outcome(top_token, row)
+    assert most_likely(row[np.newaxis], ()) == ([] if isinstance(best, str) else [best])
+
+
+def test_most_likely_tokens_end_at_the_first_difference_or_bad_row() -> None:
+    rows = np.eye(5, dtype=np.float32)
+    rows.flags.writeable = False
+    assert most_likely(rows, ()) == [0]
+    assert most_likely(rows, (0, 1, 9, 3)) == [0, 1, 2]
+    assert most_likely(rows, (0, 1)) == [0, 1, 2]
+    assert most_likely(rows[:2], (0, 1, 2)) == [0, 1]
+    for bad in (np.nan, np.inf):
+        broken = rows.copy()
+        broken[2, 4] = bad
+        assert most_likely(broken, (0, 1, 2, 3)) == [0, 1]
+
+
+def test_coupled_choice_adds_the_noise_of_its_position() -> None:
+    rng = np.random.default_rng(2)
+    for seed in (0, 3, 2**64 - 1):
+        choose = CoupledChoice(seed, 70)
+        for offset in range(40):
+            weights = dict(zip(rng.permutation(1000)[:12].tolist(), rng.uniform(0.01, 9, 12).tolist(), strict=True))
+            scores = {x: math.log(w) + gumbel_one(seed, 70 + offset, x) for x, w in weights.items()}
+            assert choose(offset, weights) == max(scores, key=scores.__getitem__)
+        assert choose(0, {7: 3}) == 7
