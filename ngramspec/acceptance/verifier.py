@@ -10,8 +10,8 @@ import numpy as np
 from ngramspec.acceptance.rules import CHOICES, RULES, Rows, Verdict, Watch, check_q
 from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.errors import GrammarError
-from ngramspec.sampling.distribution import BadLogits, top_token
-from ngramspec.sampling.rows import most_likely
+from ngramspec.sampling.distribution import BadLogits
+from ngramspec.sampling.rows import append_most_likely
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 
@@ -127,35 +127,29 @@ class RuleVerifier:
                 what was accepted before, which plain decoding would have emitted.
             ValueError: the rows are too few, or rejection sampling lacks the distributions of the draft.
         """
-        drafted, n, sampler = draft.tokens, len(draft.tokens), self.sampler
+        drafted, q, sampler = draft.tokens, draft.q, self.sampler
         if self.fixed_length:
-            check_q(drafted, draft.q)
+            check_q(drafted, q)
         tokens: list[int] = []
+        is_accepted = True
         try:
             if self._is_plain_greedy and sampler.bare:
-                rows = np.ascontiguousarray(rows, np.float32)
-                tokens = most_likely(rows, drafted)
-                last = len(tokens) - 1
-                if last >= n or (last >= 0 and tokens[last] != drafted[last]):
-                    return Verdict(tuple(tokens), last)
-                if len(tokens) < len(rows):
-                    top_token(rows[len(tokens)])  # raises the error
+                is_accepted = append_most_likely(np.ascontiguousarray(rows, np.float32), drafted, tokens)
             else:
-                q = draft.q
                 for offset, row in enumerate(rows):
-                    guess = drafted[offset] if offset < n else None
+                    guess = drafted[offset] if offset < len(drafted) else None
                     law = q[offset] if offset < len(q) else {}
                     token, is_accepted = self._decide(row, guess, position + offset, law)
                     sampler.accept(token)
                     tokens.append(token)
                     if not is_accepted:
-                        return Verdict(tuple(tokens), offset)
+                        break
         except (BadLogits, GrammarError) as error:
             # All earlier rows have accepted their draft tokens.
             placed = type(error)(f"at position {position + len(tokens)} of the text: {error}")
             if not tokens:
                 raise placed from error
             return Verdict(tuple(tokens), len(tokens), placed)
-        if not tokens or len(tokens) != n:
-            raise ValueError(f"a draft of {n} tokens came with {len(tokens)} rows of logits")
-        return Verdict(tuple(tokens), n)
+        if is_accepted and (not tokens or len(tokens) != len(drafted)):
+            raise ValueError(f"a draft of {len(drafted)} tokens came with {len(tokens)} rows of logits")
+        return Verdict(tuple(tokens), len(tokens) - (not is_accepted))

@@ -27,4 +27,4 @@ cdef class CoupledChoice:
     cdef long long _position
 
 @cython.locals(r=cython.Py_ssize_t)
-cpdef list most_likely(const float[:, ::1] rows, draft)
+cpdef bint append_most_likely(const float[:, ::1] rows, draft, tokens) except? -1

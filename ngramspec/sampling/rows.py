@@ -258,17 +258,20 @@ class CoupledChoice:
         return choice
 
 
-def most_likely(rows: Any, draft: Sequence[int]) -> list[int]:
-    """Return the most likely token of each row, up to the first that is not the draft's, the lowest id among equals.
+def append_most_likely(rows: Any, draft: Sequence[int], tokens: Any) -> cython.bint:
+    """Append the most likely token of each row, up to the first that is not the draft's; the lowest id among equals.
 
     Args:
         rows: Logits of shape (n, n_vocab), float32, where row i follows the first i tokens of the draft.
         draft: Token ids.
+        tokens: List of token ids.
 
     Returns:
-        Tokens; the row after the last one may be without a finite logit, or with nan or +inf.
+        True if all rows have the draft's tokens; False if the last token is not the draft's.
+
+    Raises:
+        BadLogits: a logit is nan or +inf, or none is finite; `tokens` has the tokens of the earlier rows.
     """
-    tokens: list[int] = []
     n: cython.Py_ssize_t = rows.shape[1]
     for r in range(rows.shape[0]):
         token: cython.Py_ssize_t = 0
@@ -284,11 +287,11 @@ def most_likely(rows: Any, draft: Sequence[int]) -> list[int]:
                 best = rows[r, at]
                 at = _find_above(rows[r], at + 1, best)
         if not -INFINITY < best < INFINITY:
-            break
+            _reject(rows[r])
         tokens.append(token)
         if r >= len(draft) or draft[r] != token:
-            break
-    return tokens
+            return False
+    return True
 
 
 def _find_above(row: Any, start: cython.Py_ssize_t, limit: cython.float) -> cython.Py_ssize_t:

@@ -67,16 +67,17 @@ def test_in_exact_mode_all_is_equal(env: dict[str, str], prompts: Path, tiny: Pa
     assert not any(text["difference"] for text in found["texts"])
 
 
-def careless(rows: Any, draft: Sequence[int]) -> list[int]:
-    """Accept every draft, in place of `most_likely`."""
-    return [*draft, int(np.argmax(rows[-1]))]
+def careless(rows: Any, draft: Sequence[int], tokens: list[int]) -> bool:
+    """Accept every draft, in place of `append_most_likely`."""
+    tokens += [*draft, int(np.argmax(rows[-1]))]
+    return False
 
 
 @pytest.mark.parametrize("exact", ["off", pytest.param("on", marks=pytest.mark.exhaustive)])
 def test_what_must_hold_and_does_not_is_named(
     env: dict[str, str], prompts: Path, tiny: Path, tmp_path: Path, exact: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ngramspec.acceptance.verifier, "most_likely", careless)
+    monkeypatch.setattr(ngramspec.acceptance.verifier, "append_most_likely", careless)
     file = tmp_path / "found.json"
     done = run(env, *SHORT, tiny, "--exact", exact, "--prompts", prompts, "--json", file)
     assert done.code == 1

@@ -22,7 +22,7 @@ from ngramspec.sampling.distribution import (
     softmax,
     top_token,
 )
-from ngramspec.sampling.rows import Candidates, CoupledChoice, most_likely
+from ngramspec.sampling.rows import Candidates, CoupledChoice, append_most_likely
 
 SIZE = 1000
 
@@ -119,21 +119,33 @@ def test_row_longer_than_the_vocabulary_is_rejected() -> None:
 
 @given(row=rows())
 def test_most_likely_token_is_the_top_token(row: NDArray[np.float32]) -> None:
+    tokens: list[int] = []
+    error = outcome(append_most_likely, row[np.newaxis], (), tokens)
     best = outcome(top_token, row)
-    assert most_likely(row[np.newaxis], ()) == ([] if isinstance(best, str) else [best])
+    assert (error, tokens) == ((best, []) if isinstance(best, str) else (False, [best]))
 
 
 def test_most_likely_tokens_end_at_the_first_difference_or_bad_row() -> None:
     rows = np.eye(5, dtype=np.float32)
     rows.flags.writeable = False
-    assert most_likely(rows, ()) == [0]
-    assert most_likely(rows, (0, 1, 9, 3)) == [0, 1, 2]
-    assert most_likely(rows, (0, 1)) == [0, 1, 2]
-    assert most_likely(rows[:2], (0, 1, 2)) == [0, 1]
+
+    def appended(rows: NDArray[np.float32], draft: tuple[int, ...]) -> tuple[list[int], Any]:
+        tokens = [7]
+        result = outcome(append_most_likely, rows, draft, tokens)
+        return tokens, result
+
+    assert appended(rows, ()) == ([7, 0], False)
+    assert appended(rows, (0, 1, 9, 3)) == ([7, 0, 1, 2], False)
+    assert appended(rows, (0, 1)) == ([7, 0, 1, 2], False)
+    assert appended(rows[:2], (0, 1, 2)) == ([7, 0, 1], True)
     for bad in (np.nan, np.inf):
         broken = rows.copy()
         broken[2, 4] = bad
-        assert most_likely(broken, (0, 1, 2, 3)) == [0, 1]
+        assert appended(broken, (0, 1, 2, 3)) == (
+            [7, 0, 1],
+            f"the logit of token 4 is {bad}: the model's output is broken",
+        )
+        assert appended(broken, (0, 9)) == ([7, 0, 1], False)
 
 
 def test_coupled_choice_adds_the_noise_of_its_position() -> None:
