@@ -94,7 +94,7 @@ class Rule:
         return token, token == guess
 
     def observe(self, token: int, accepted: bool | None, p: float, **why: float) -> None:
-        """Report a decision; only called if somebody watches."""
+        """Report a decision to `watch`, which must be set."""
         assert self.watch is not None
         self.watch(TokenDecision(token, accepted, p, why))
 
@@ -117,7 +117,7 @@ class Coupled(Rule):
     """Accepts the draft while it equals the token that plain sampling with this seed emits.
 
     With G_x independent standard Gumbel noise, argmax_x(log p(x) + G_x) is a draw from p. Here G is a function of
-    (seed, position, x) alone, so the target's token at each position is fixed before anybody drafts. A drafter that
+    (seed, position, x) alone, so the target's token at each position does not depend on the draft. A drafter that
     takes argmax_x(log q(x) + G_x) with the same G guesses it with probability
 
         sum_x 1 / sum_y max(p(y)/p(x), q(y)/q(x))  >=  (1 - d) / (1 + d),  d = total variation(p, q)

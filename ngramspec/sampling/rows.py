@@ -127,7 +127,7 @@ class Candidates:
             at = _find_above(row, at + 1, self._p[0])
         if not best > -INFINITY:
             _reject(row)
-        # Of the tokens that were among the largest once, keep those that still are.
+        # Later tokens may have displaced some of these from the largest.
         floor: cython.float = self._p[0]
         ties: cython.Py_ssize_t = 0
         for i in range(count):
@@ -314,7 +314,7 @@ def _find_above(row: Any, start: cython.Py_ssize_t, limit: cython.float) -> cyth
 
 
 def _reject(row: Any) -> None:
-    """Raise the error that says why no token can be chosen from a row of logits."""
+    """Raise the error of a row of logits from which no token can be chosen."""
     top_token(np.asarray(row))
 
 

@@ -30,9 +30,11 @@ Q = {0: 1, 1: 2, 2: 5, 3: 2}
 
 @pytest.mark.parametrize("lenience", [0.5, *(pytest.param(x, marks=pytest.mark.exhaustive) for x in (1.0, 0.2))])
 def test_lenience_of_sampling(lenience: float) -> None:
-    """A draw from q is kept with probability min(1, p / (L q)), and what is refused gives way to norm(max(0, p - L q)):
-    a token is emitted with probability min(q, p / L) + (1 - sum min(q, p / L)) norm(max(0, p - L q)), which is never
-    above p / L (Leviathan, Kalman, Matias 2023, appendix A.5)."""
+    """A draw from q is accepted with probability min(1, p / (L q)), otherwise norm(max(0, p - L q)) is sampled.
+
+    A token is then emitted with probability min(q, p / L) + (1 - sum min(q, p / L)) norm(max(0, p - L q)), which is
+    never above p / L (Leviathan, Kalman, Matias 2023, appendix A.5).
+    """
     q = np.array([0.1, 0.2, 0.5, 0.2])
     kept = np.minimum(q, P / lenience)
     rest = np.maximum(0, P - lenience * q)

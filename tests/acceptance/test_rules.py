@@ -200,7 +200,7 @@ def test_greedy_ties_go_to_the_lowest_id() -> None:
 
 
 def test_rejection_survives_a_residual_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """p = q except for rounding, and a refusal by that rounding: the token comes from p."""
+    """If p = q except for rounding, which rejects the token, the next one comes from p."""
     row = np.zeros(3, np.float32)
     q = {0: 1 / 3 + 1e-9, 1: 1 / 3, 2: 1 / 3}
     for u in (2.0**-53, 1 - 2.0**-53):

@@ -1,17 +1,22 @@
-"""`Acceptance` and `RuleVerifier`: which rule is taken, and which combinations are none."""
+"""`Acceptance` and `RuleVerifier`: the rule of each combination of settings, contradictions, and errors."""
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
 import numpy as np
 import pytest
+from support.llama_chain import make_chain
 from support.numpy_sampler import NumpySampler
 from support.small_loop import certain
 
-from ngramspec.acceptance.rules import TokenDecision
+from ngramspec.acceptance.rules import TokenDecision, Verdict
 from ngramspec.acceptance.verifier import METHODS, Acceptance, RuleVerifier
 from ngramspec.drafting.draft import NO_DRAFT
+from ngramspec.sampling import rows as compiled_rows
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
 
@@ -100,6 +105,7 @@ def test_what_changes_the_output_is_labelled() -> None:
     assert Acceptance(typical=True).lossy == "typical acceptance"
 
 
+@pytest.mark.parametrize("make", [NumpySampler, make_chain])
 @pytest.mark.parametrize(
     ("sampling", "how"),
     [
@@ -112,14 +118,14 @@ def test_what_changes_the_output_is_labelled() -> None:
         (MIROSTAT, None),
     ],
 )
-def test_an_error_behind_accepted_tokens_keeps_them(sampling: Sampling, how: Any) -> None:
+def test_an_error_behind_accepted_tokens_keeps_them(sampling: Sampling, how: Any, make: Any) -> None:
     """One row is broken; all before it are certain of the draft."""
     good = np.array([0, 0, 90, 0, 0, 0], np.float32)
     for wrong in range(5):
         rows = [good] * 5
         rows[wrong] = np.full(6, np.nan, np.float32)
         told: list[TokenDecision] = []
-        made = RuleVerifier(NumpySampler(sampling, 6), how, told.append)
+        made = RuleVerifier(make(sampling, 6), how, told.append)
         if wrong == 0:
             with pytest.raises(BadLogits, match=r"^at position 30 of the text: the logit of token 0 is nan"):
                 made.verify(rows, certain([2] * 4), 30)
@@ -132,3 +138,46 @@ def test_an_error_behind_accepted_tokens_keeps_them(sampling: Sampling, how: Any
         assert [(judgement.token, judgement.accepted) for judgement in told] == [(2, True)] * wrong
         again = made.verify([good], NO_DRAFT, 30 + wrong)
         assert (again.tokens, again.error) == ((2,), None)
+
+
+def test_greedy_decoding_with_llama_cpps_samplers_reads_no_row_after_a_difference() -> None:
+    """Also if nothing watches, when all rows are verified in one compiled call."""
+    rows = np.zeros((5, 4), np.float32)
+    rows[:3, 1] = 9
+    rows[3:] = np.nan
+    made = RuleVerifier(make_chain(Sampling(), 4))
+    for draft, verdict in (
+        ([1, 1, 2, 1], Verdict((1, 1, 1), 2)),
+        ([1, 1], Verdict((1, 1, 1), 2)),
+        ([], Verdict((1,), 0)),
+    ):
+        assert made.verify(rows, certain(draft), 7) == verdict
+        assert made.verify(list(rows), certain(draft), 7) == verdict
+    assert made.verify(rows[:2], certain([1, 1]), 7) == Verdict((1, 1), 2)
+    verdict = made.verify(rows, certain([1, 1, 1]), 7)
+    assert verdict[:2] == ((1, 1, 1), 3)
+    assert str(verdict.error).startswith("at position 10 of the text: the logit of token 0 is nan")
+    with pytest.raises(BadLogits, match=r"^at position 7 of the text: the logit of token 0 is nan"):
+        made.verify(rows[3:], NO_DRAFT, 7)
+    for draft in ([1, 1, 1], []):
+        with pytest.raises(ValueError, match=f"a draft of {len(draft)} tokens came with {min(2, len(draft))} rows"):
+            made.verify(rows[: min(2, len(draft))], certain(draft), 7)
+
+
+@pytest.mark.skipif(not str(compiled_rows.__file__).endswith(tuple(EXTENSION_SUFFIXES)), reason="rows are not compiled")
+@pytest.mark.parametrize(("sampling", "calls"), [(Sampling(), (3, 3)), (Sampling(0.8), (7, 23))])
+def test_verification_makes_few_python_calls(sampling: Sampling, calls: tuple[int, int]) -> None:
+    """Of one row without a draft, and of five rows whose draft is accepted."""
+    rows = np.zeros((5, 100), np.float32)
+    rows[:, 1] = 90
+    counts = Counter[str]()
+    for draft, most in zip((NO_DRAFT, certain([1] * 4)), calls, strict=True):
+        made = RuleVerifier(make_chain(sampling, 100))
+        counts.clear()
+        sys.setprofile(lambda _frame, event, _argument: counts.update([event]))
+        try:
+            verdict = made.verify(rows, draft, 7)
+        finally:
+            sys.setprofile(None)
+        assert verdict.accepted == len(draft)
+        assert counts["call"] <= most
