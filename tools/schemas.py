@@ -40,8 +40,8 @@ from support.vocabulary_files import END, write_words
 
 from ngramspec.errors import GrammarError
 from ngramspec.grammars.json_schema import schema_grammar
-from ngramspec.llama.samplers import CANDIDATE
 from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.sampling.rows import CANDIDATE
 
 TEXTS = 3  # drawn of each schema
 MASKED = 4  # tokens of a text before which llama.cpp's masks are computed: they take milliseconds each

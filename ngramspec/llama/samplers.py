@@ -265,22 +265,14 @@ class SamplerChain:
         moved = np.array(sorted(self._biased.union(self._recent_counts)), np.int32)
         wanted = self._reach + moved.size
         while True:
-            count = self._append(moved, self._candidates.take_largest(logits, wanted), logits)
+            count = self._candidates.take_largest(logits, wanted)
+            count = self._candidates.move_to_end(count, moved, logits)
             count = self._change(count, logits, grammar)
             if grammar is None or wanted >= logits.size:
                 return count
             if np.isin(self._candidates.data["id"][:count], moved, invert=True).sum() >= self._reach:
                 return count
             wanted *= 8
-
-    def _append(self, moved: NDArray[np.int32], count: int, logits: NDArray[np.float32]) -> int:
-        """Move the moved tokens to the end of the candidates, including those that are not among them yet."""
-        data = self._candidates.data
-        kept = data[:count][~np.isin(data["id"][:count], moved, assume_unique=True)]
-        data[: kept.size] = kept
-        end = data[kept.size : kept.size + moved.size]
-        end["id"], end["logit"], end["p"] = moved, logits[moved], 0
-        return kept.size + moved.size
 
     def _change(self, count: int, logits: NDArray[np.float32], grammar: Grammar | None) -> int:
         """Add the biases to the candidates, and keep those that the grammar allows."""

@@ -13,6 +13,8 @@ cdef class Candidates:
     cpdef Py_ssize_t take_all(self, const float[::1] row) except -1
     @cython.locals(i=cython.Py_ssize_t)
     cpdef Py_ssize_t take_largest(self, const float[::1] row, Py_ssize_t count) except -1
+    @cython.locals(i=cython.Py_ssize_t)
+    cpdef Py_ssize_t move_to_end(self, Py_ssize_t count, const int[::1] ids, const float[::1] row) except -1
     cdef void _sift(self, Py_ssize_t at, Py_ssize_t count) noexcept
     @cython.locals(i=cython.Py_ssize_t)
     cpdef int best(self, Py_ssize_t first, Py_ssize_t count) except? -1

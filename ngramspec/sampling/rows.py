@@ -143,6 +143,33 @@ class Candidates:
                 n += 1
         return n
 
+    def move_to_end(self, count: cython.Py_ssize_t, ids: Any, row: Any) -> cython.Py_ssize_t:
+        """Move tokens to the end, or add them there.
+
+        Args:
+            count: Number of tokens so far, in the order of their ids.
+            ids: Token ids, ascending, int32.
+            row: Logits of shape (n,), float32.
+
+        Returns:
+            Number of tokens.
+        """
+        n: cython.Py_ssize_t = 0
+        k: cython.Py_ssize_t = 0
+        for i in range(count):
+            while k < ids.shape[0] and ids[k] < self._ids[i]:
+                k += 1
+            if k == ids.shape[0] or ids[k] != self._ids[i]:
+                self._ids[n] = self._ids[i]
+                self._logits[n] = self._logits[i]
+                n += 1
+        for i in range(ids.shape[0]):
+            self._ids[n] = ids[i]
+            self._logits[n] = row[ids[i]]
+            self._p[n] = 0.0
+            n += 1
+        return n
+
     def _sift(self, at: cython.Py_ssize_t, count: cython.Py_ssize_t) -> None:
         """Move an entry of the heap down to its place."""
         x: cython.float = self._p[at]

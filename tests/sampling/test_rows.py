@@ -62,6 +62,15 @@ def test_candidates_are_the_largest_logits_or_all(row: NDArray[np.float32], coun
         assert candidates.best(0, n) == best
 
 
+@given(ids=st.sets(st.integers(0, 19)), moved=st.sets(st.integers(0, 19)))
+def test_tokens_are_moved_to_the_end_or_added_there(ids: set[int], moved: set[int]) -> None:
+    row = np.arange(20, dtype=np.float32)
+    candidates, data = Candidates(20), sorted(ids)
+    candidates.data[: len(ids)] = [(token, token, 0) for token in data]
+    n = candidates.move_to_end(len(ids), np.array(sorted(moved), np.int32), row)
+    assert candidates.data[:n].tolist() == [(t, t, 0) for t in [*sorted(ids - moved), *sorted(moved)]]
+
+
 @given(row=rows(), seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**31), attempt=st.integers(0, 1))
 def test_draw_is_the_gumbel_pick_of_the_softmax(
     row: NDArray[np.float32], seed: int, position: int, attempt: int
