@@ -1,33 +1,20 @@
-"""The acceptance rules by name: how each decides on one draft token, given the target's logits.
+"""The acceptance rules that emit the tokens of plain decoding: how each decides on one draft token, given the logits.
 
-    greedy     the emitted tokens are those of plain greedy decoding
-    coupled    the emitted tokens are those of plain sampling with the same seed, whatever the draft
-    match      the same, for drafts that were made without the noise of the seed
-    rejection  the emitted tokens are draws from the target's distribution; which ones also depends on the drafts
-    lenient    greedy decoding that also accepts tokens that are nearly as likely; this changes the output
-    typical    accepts plausible tokens; this changes the output
-
-`ngramspec.acceptance.verifier` chooses a rule and applies it to the draft, row by row.
+`ngramspec.acceptance.verifier` has all rules by name, and applies one to the draft, row by row.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.drafting.draft import Chooser
 from ngramspec.errors import GrammarError
-from ngramspec.sampling.distribution import BadLogits, Distribution, gumbel_pick, uniform
-from ngramspec.sampling.rows import CoupledChoice
+from ngramspec.sampling.distribution import BadLogits, Distribution
 from ngramspec.sampling.sampler import Sampler
-from ngramspec.sampling.settings import Sampling
 
 Row = NDArray[np.float32]
 Rows = Iterable[Row]
@@ -118,7 +105,7 @@ class Coupled(Rule):
 
     With G_x independent standard Gumbel noise, argmax_x(log p(x) + G_x) is a draw from p. Here G is a function of
     (seed, position, x) alone, so the target's token at each position does not depend on the draft. A drafter that
-    takes argmax_x(log q(x) + G_x) with the same G guesses it with probability
+    takes argmax_x(log q(x) + G_x) with the same G (`CoupledChoice`) guesses it with probability
 
         sum_x 1 / sum_y max(p(y)/p(x), q(y)/q(x))  >=  (1 - d) / (1 + d),  d = total variation(p, q)
 
@@ -139,152 +126,6 @@ class Coupled(Rule):
         return token, token == guess
 
 
-# Streams of `uniform`. The first two are keyed by the position decided, which happens once. The draws of a draft
-# are keyed by the position where it starts and the offset in it: a position that is drafted again after a rejection
-# gets a fresh number, since the old one shaped the draft that was just rejected.
-_ACCEPT, _SAMPLE, _DRAW = 0, 1, 2
-
-
-class Rejection(Rule):
-    """Accepts each draft token x, drawn from q, with probability min(1, p(x)/q(x)), else samples norm(max(0, p - q)).
-
-    x is then emitted with probability
-
-        q(x) min(1, p(x)/q(x)) + (1 - sum_y min(p(y), q(y))) * norm(max(0, p - q))(x)
-      = min(p(x), q(x))        + max(0, p(x) - q(x))  =  p(x),
-
-    and accepted with probability alpha = sum_y min(p(y), q(y)) (Leviathan, Kalman, Matias 2023, "Fast inference from
-    transformers via speculative decoding", Algorithm 1, corollary 3.6 and appendix A.1). Lenience L < 1 compares with
-    L q instead of q, so that no token's probability exceeds p(x)/L (appendix A.5).
-
-    The tokens are draws from p only if draft[i] was drawn from q[i] by a number used for nothing else, as
-    `rejection_choice` does, and if whether position i is in the draft was decided without looking at draft[i] or what
-    follows it. A draft that was picked by a rule, or cut after a look at its tokens, stays exact with q[i] =
-    {draft[i]: 1}.
-    """
-
-    def decide(self, row: Row, guess: int | None, position: int, q: Q) -> tuple[int, bool]:
-        p, seed = self.sampler.distribution(row), self.sampler.sampling.seed
-        if guess is not None:
-            ratio = p.probability(guess) / (self.lenience * q[guess])
-            u = uniform(seed, position, _ACCEPT)
-            if self.watch is not None:
-                overlap = sum(min(p.probability(token), chance) for token, chance in q.items())
-                self.observe(guess, u < ratio, p.probability(guess), q=q[guess], u=u, overlap=overlap)
-            if u < ratio:
-                return guess, True
-        token = _draw(p.ids, _residual(p, q, self.lenience), uniform(seed, position, _SAMPLE))
-        if self.watch is not None:
-            self.observe(token, None, p.probability(token))
-        return token, False
-
-
-class Lenient(Rule):
-    """Accepts each draft token with p(x) >= L max p at temperature 0; the target's own token is the most likely.
-
-    All mass is then on one token, so the probabilities before that are compared (Leviathan, Kalman, Matias 2023,
-    appendix A.5).
-    """
-
-    def decide(self, row: Row, guess: int | None, position: int, _q: Q) -> tuple[int, bool]:
-        best = self.sampler.draw(row, position)
-        if guess is not None:
-            margin, slack = float(row[best]) - float(row[guess]), -math.log(self.lenience)
-            if self.watch is not None:
-                self.observe(guess, margin <= slack, probability(row, guess), margin=margin, slack=slack)
-            if margin <= slack:
-                return guess, True
-        if self.watch is not None:
-            self.observe(best, None, probability(row, best))
-        return best, False
-
-
-EPSILON, DELTA = 0.09, 0.3  # of typical acceptance, as in Medusa's code (`posterior_threshold`, `posterior_alpha`)
-
-
-class Typical(Rule):
-    """Accepts each draft token with p(x) > min(epsilon, delta exp(-H(p))); otherwise the token is a draw from p.
-
-    The entropy of p sets the threshold: if many tokens are plausible, a plausible one is good enough (Cai et al. 2024,
-    "Medusa: simple LLM inference acceleration framework with multiple decoding heads", arXiv 2401.10774, section
-    2.3.1).
-    """
-
-    def decide(self, row: Row, guess: int | None, position: int, _q: Q) -> tuple[int, bool]:
-        p = self.sampler.distribution(row)
-        if guess is not None:
-            positive = p.probs[p.probs > 0]
-            threshold = min(EPSILON, DELTA * math.exp(float((positive * np.log(positive)).sum())))
-            is_kept = p.probability(guess) > threshold
-            if self.watch is not None:
-                self.observe(guess, is_kept, p.probability(guess), threshold=threshold)
-            if is_kept:
-                return guess, True
-        token = gumbel_pick(self.sampler.sampling.seed, position, p)
-        if self.watch is not None:
-            self.observe(token, None, p.probability(token))
-        return token, False
-
-
-RULES: dict[str, type[Rule]] = {
-    "greedy": Greedy,
-    "coupled": Coupled,
-    "match": Coupled,
-    "rejection": Rejection,
-    "lenient": Lenient,
-    "typical": Typical,
-}
-
-
-def coupled_choice(sampling: Sampling, position: int) -> Chooser:
-    """Return the drafter's side of `Coupled`, for a draft that starts at `position`: argmax(log weight + G)."""
-    return CoupledChoice(sampling.seed, position)
-
-
-def rejection_choice(sampling: Sampling, position: int) -> Chooser:
-    """Return the drafter's side of `Rejection`: a draw from the weights, which are q if they are normalised."""
-
-    def choose(offset: int, weights: Mapping[int, float]) -> int:
-        edges = list(accumulate(weights.values()))
-        u = uniform(sampling.seed, position, _DRAW + offset)
-        return list(weights)[bisect(edges, u * edges[-1])]
-
-    return choose
-
-
-CHOICES: dict[str, Callable[[Sampling, int], Chooser]] = {"coupled": coupled_choice, "rejection": rejection_choice}
-"""How a drafter draws for a rule; with other rules it takes the most likely tokens."""
-
-
-def check_q(draft: Sequence[int], q: Sequence[Q]) -> None:
-    """Check the distributions that a draft was drawn from, for `Rejection`.
-
-    Raises:
-        ValueError: their number is wrong, or they do not have the token, or do not sum to 1.
-    """
-    if len(q) != len(draft):
-        raise ValueError(f"a draft of {len(draft)} tokens came with {len(q)} distributions q")
-    for token, drawn_from in zip(draft, q, strict=True):
-        if not (drawn_from.get(token, 0) > 0 and math.isclose(sum(drawn_from.values()), 1, rel_tol=1e-6)):
-            raise ValueError(f"drafted token {token} was not drawn from its q, {dict(drawn_from)}")
-
-
 def probability(row: Row, token: int) -> float:
     """Return the probability of a token by the softmax of a row of logits."""
     return float(np.exp(row[token] - row.max()) / np.exp(row - row.max(), dtype=np.float64).sum())
-
-
-def _residual(p: Distribution, q: Q, lenience: float) -> NDArray[np.float64]:
-    """Return max(0, p - L q) over p's tokens, not normalised; p itself if rounding leaves nothing."""
-    rest = p.probs.copy()
-    for token, chance in q.items():
-        index = p.find(token)
-        if index is not None:
-            rest[index] = max(0.0, rest[index] - lenience * chance)
-    return rest if rest.any() else p.probs
-
-
-def _draw(ids: NDArray[np.int32], weights: NDArray[np.float64], u: float) -> int:
-    """Return the id at height u of the cumulated weights: a draw from them, never an id of weight 0."""
-    edges = np.cumsum(weights)  # u <= 1 - 2^-53, so u * edges[-1] rounds to less than edges[-1]
-    return int(ids[np.searchsorted(edges, u * edges[-1], side="right")])

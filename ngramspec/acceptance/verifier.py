@@ -1,4 +1,4 @@
-"""`Acceptance`, the settings, and `RuleVerifier`, which applies the resulting rule of `ngramspec.acceptance.rules`."""
+"""`Acceptance`, the settings, and `RuleVerifier`, which applies the resulting rule."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from typing import Protocol
 
 import numpy as np
 
-from ngramspec.acceptance.rules import CHOICES, RULES, Rows, Verdict, Watch, check_q
+from ngramspec.acceptance.lossy import Lenient, Typical
+from ngramspec.acceptance.rejection import Rejection, check_q, rejection_choice
+from ngramspec.acceptance.rules import Coupled, Greedy, Rows, Rule, Verdict, Watch
 from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.errors import GrammarError
 from ngramspec.sampling.distribution import BadLogits
-from ngramspec.sampling.rows import append_most_likely
+from ngramspec.sampling.rows import CoupledChoice, append_most_likely
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 
+RULES: dict[str, type[Rule]] = {
+    "greedy": Greedy,  # the tokens are those of plain greedy decoding
+    "coupled": Coupled,  # the tokens are those of plain sampling with the same seed, whatever the draft
+    "match": Coupled,  # the same, for drafts that were made without the noise of the seed
+    "rejection": Rejection,  # the tokens are draws from the target's distribution; which ones depends on the drafts too
+    "lenient": Lenient,  # greedy decoding that accepts tokens that are nearly as likely; this changes the output
+    "typical": Typical,  # accepts plausible tokens; this changes the output
+}
 METHODS = ("greedy", "coupled", "match", "rejection")
 
 
@@ -107,12 +117,13 @@ class RuleVerifier:
         self.sampler = sampler
         is_lenient = self.rule == "greedy" and settings.lenience < 1
         self._decide = RULES["lenient" if is_lenient else self.rule](sampler, settings.lenience, watch).decide
-        self._choice = CHOICES.get(self.rule)
         self._is_plain_greedy = self.rule == "greedy" and not is_lenient and watch is None
 
     def choose(self, position: int) -> Chooser | None:
         """Return the chooser for a draft whose first token has index `position`."""
-        return None if self._choice is None else self._choice(self.sampler.sampling, position)
+        if self.rule == "coupled":
+            return CoupledChoice(self.sampler.sampling.seed, position)
+        return rejection_choice(self.sampler.sampling, position) if self.rule == "rejection" else None
 
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
         """Verify a draft, or choose one token if it is empty. No row after the first rejection matters.

@@ -14,7 +14,8 @@ from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 from support.small_loop import certain, from_counts, speculate
 
-from ngramspec.acceptance.rules import TokenDecision, Verdict, rejection_choice
+from ngramspec.acceptance.rejection import rejection_choice
+from ngramspec.acceptance.rules import TokenDecision, Verdict
 from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
 from ngramspec.drafting.draft import Draft
 from ngramspec.sampling.settings import Sampling

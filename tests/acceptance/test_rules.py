@@ -21,8 +21,9 @@ from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 from support.small_loop import certain, from_counts, speculate
 
-from ngramspec.acceptance import rules
-from ngramspec.acceptance.rules import TokenDecision, Verdict, coupled_choice, rejection_choice
+from ngramspec.acceptance import rejection
+from ngramspec.acceptance.rejection import rejection_choice
+from ngramspec.acceptance.rules import TokenDecision, Verdict
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.sampling import distribution as noise
@@ -112,8 +113,11 @@ def test_coupled_acceptance_of_a_drafter_with_the_same_noise() -> None:
     n, hits = 4_000, 0
     for seed in range(n):
         s = Sampling(1.0, seed=seed, **ALL)
-        token = coupled_choice(s, 50)(0, {0: 1, 1: 2, 2: 5, 3: 2})
-        hits += RuleVerifier(sampler(s), "coupled").verify([P, P], certain([token]), 50).accepted
+        verifier = RuleVerifier(sampler(s), "coupled")
+        choose = verifier.choose(50)
+        assert choose is not None
+        token = choose(0, {0: 1, 1: 2, 2: 5, 3: 2})
+        hits += verifier.verify([P, P], certain([token]), 50).accepted
     exact = sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in range(4))
     d = np.abs(p - q).sum() / 2
     assert exact >= (1 - d) / (1 + d)
@@ -127,7 +131,7 @@ def test_no_uniform_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         used[seed, position, stream] += 1
         return noise.uniform(seed, position, stream)
 
-    monkeypatch.setattr(rules, "uniform", recorded)
+    monkeypatch.setattr(rejection, "uniform", recorded)
     mock = MockTarget(8, peak=1.0)
     propose = from_counts([{t: 1 + (t + i) % 8 for t in range(8)} for i in range(4)])
     speculate(mock, PROMPT, 300, Sampling(1.0), propose, "rejection")
@@ -205,7 +209,7 @@ def test_rejection_survives_a_residual_of_nothing(monkeypatch: pytest.MonkeyPatc
     q = {0: 1 / 3 + 1e-9, 1: 1 / 3, 2: 1 / 3}
     for u in (2.0**-53, 1 - 2.0**-53):
         uniforms = iter([1 - 2.0**-53, u])
-        monkeypatch.setattr(rules, "uniform", lambda *_, u=uniforms: next(u))
+        monkeypatch.setattr(rejection, "uniform", lambda *_, u=uniforms: next(u))
         verifier = RuleVerifier(sampler(Sampling(1.0, **ALL), 3), "rejection")
         verdict = verifier.verify([row, row], Draft((0,), (q,)), 0)
         assert verdict == Verdict((0 if u < 0.5 else 2,), 0)
