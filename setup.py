@@ -8,6 +8,8 @@ from setuptools import Extension, setup
 MODULES = (
     "ngramspec.cost.curve",
     "ngramspec.drafting.draft",
+    "ngramspec.drafting.chances",
+    "ngramspec.drafting.predictor",
     "ngramspec.drafting.token_index",
     "ngramspec.drafting.mixture.history",
     "ngramspec.drafting.mixture.chance_mixer",

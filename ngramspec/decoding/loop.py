@@ -150,7 +150,8 @@ class DecodingLoop:
         current = Pass(texts, (plan,), plan.size, owed)
         current.has_proposal = text.drafts.proposal is not None
         current.began = asked = clock()
-        tokens = (text.last,) if plan.size == 1 else plan.batch(text.last)
+        last, sent = text.last, plan.sent.tokens
+        tokens = (last,) if plan.size == 1 else [last, *sent, *[last] * (plan.size - 1 - len(sent))]
         if self.has_branches:
             current.rows = (self.evaluate_branches(text, tokens),)
         else:
@@ -235,7 +236,8 @@ class DecodingLoop:
         if curve is not None:
             step.plain_seconds = curve.seconds(self._plain.size)
             if not self._is_provisional:
-                step.expected_seconds = self._expected(curve, (step.batch,))
+                change = curve.switch if step.batch != curve.last else 0.0
+                step.expected_seconds = curve.seconds(step.batch) + change
         if text.drafts.drafter is not None:
             if curve is not None:
                 step.interruption_seconds = step.seconds - self._undisturbed(
@@ -247,14 +249,6 @@ class DecodingLoop:
         if curve is not None and step.batch <= self.sizes[-1]:
             curve.observe(step.batch, step.seconds, step.is_quiet)
         return current.steps
-
-    @staticmethod
-    def _expected(curve: CostCurve, batches: Sequence[int]) -> float:
-        """Return the seconds that a pass of these batches takes by the curve."""
-        seconds = curve.switch if batches[0] != curve.last else 0.0
-        for size in batches:
-            seconds += curve.seconds(size)
-        return seconds
 
     @staticmethod
     def _undisturbed(curve: CostCurve, size: int, seconds: float, is_quiet: bool) -> float:

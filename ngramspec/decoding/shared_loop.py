@@ -181,7 +181,8 @@ class SharedLoop(DecodingLoop):
         steps = [step for step in current.steps if step is not None]
         plain_seconds = curve.level * group.plain_cost(curve) / n
         batches = group.batches([plan.size for plan in current.plans])
-        expected = 0.0 if self._is_provisional else self._expected(curve, batches)
+        change = curve.switch if batches[0] != curve.last else 0.0
+        expected = 0.0 if self._is_provisional else sum(map(curve.seconds, batches)) + change
         for step in steps:
             step.plain_seconds, step.draft_seconds = plain_seconds, overhead / n
             step.expected_seconds = expected * step.seconds / current.seconds if current.seconds else 0.0

@@ -120,7 +120,17 @@ class CacheSequence:
         n = len(tokens)
         if not 0 < n <= MAX_EVALUATE:
             raise ValueError(f"a pass takes 1 to {MAX_EVALUATE} tokens, got {n}")
-        append(self._passes, ((self, tokens, n),))
+        held, cache, passes = self.tokens, self.cache, self._passes
+        length = len(held)
+        if cache.length != length or n > passes.n_batch or length + n > self.n_ctx + MAX_EVALUATE:
+            append(passes, ((self, tokens, n),))
+            return
+        held.extend(tokens)
+        try:
+            passes.decode(((cache, tokens, n),))
+        except BaseException:
+            del held[length:]
+            raise
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
         self.submit(tokens)

@@ -82,7 +82,7 @@ class FixedPolicy(Policy):
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
-        return verify_up_to(self.limit(), draft, sizes)
+        return verify_up_to(self._draft_max, draft, sizes)
 
 
 def verify_up_to(limit: int, draft: Draft, sizes: Sequence[int]) -> tuple[int, int]:
@@ -93,4 +93,7 @@ def verify_up_to(limit: int, draft: Draft, sizes: Sequence[int]) -> tuple[int, i
 
 def smallest(needed: int, sizes: Sequence[int]) -> int:
     """Return the smallest allowed batch size for `needed` tokens."""
-    return next(n for n in sizes if n >= needed)
+    for size in sizes:
+        if size >= needed:
+            return size
+    raise ValueError(f"no allowed batch size holds {needed} tokens")

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from support.uncompiled import plain_modules
 
-from ngramspec.decoding.branches import QuestionFinder
-from ngramspec.drafting import token_index
+from ngramspec.decoding.branches import BranchFinder
+from ngramspec.drafting import chances, predictor, token_index
 from ngramspec.drafting.draft import Chooser, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.tokens import common_prefix
 
 PLAIN = plain_modules()
-FINDERS = QuestionFinder, PLAIN["questions"].QuestionFinder
+FINDERS = BranchFinder, PLAIN["branches"].BranchFinder
 MANY = [(0, 80), *(pytest.param(seed, 300, marks=pytest.mark.exhaustive) for seed in range(1, 6))]
 """Of a `SuffixAutomaton`."""
 
@@ -76,8 +76,8 @@ class Pair:
             kind(drafter.guesser).find(chances, sent, 20, 5, price)
             for kind, drafter, price in zip(FINDERS, self.drafters, prices, strict=True)
         )
-        assert [question[:2] for question in one] == [question[:2] for question in other]
-        assert [question.chance for question in one] == pytest.approx([question.chance for question in other])
+        assert [branch[:2] for branch in one] == [branch[:2] for branch in other]
+        assert [branch.probability for branch in one] == pytest.approx([branch.probability for branch in other])
         return len(one)
 
 
@@ -130,3 +130,39 @@ def test_texts_have_the_same_chains(seed: int, length: int) -> None:
             index.extend(text)
         for name in ("tokens", "links", "heads"):
             assert list(getattr(indexes[0], name)) == list(getattr(indexes[1], name)), name
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_predictors_make_the_same_drafts(seed: int) -> None:
+    rng = random.Random(seed)
+    text = copying(rng, 12, 600)
+    pair = [predictor.NGramPredictor(window=64), PLAIN["predictor"].NGramPredictor(window=64)]
+    for start in range(0, len(text), 7):
+        for each in pair:
+            each.update_batch(text[start : start + 7])
+        drafts = [each.predict(9) for each in pair]
+        parts = [(d.tokens, [dict(q) for q in d.q], d.match_lengths, d.context_counts) for d in drafts]
+        assert parts[0] == parts[1]
+    assert drafts[0].tokens
+
+
+def test_estimates_are_the_same() -> None:
+    rng = random.Random(4)
+    pair = [chances.OutcomeMap(), PLAIN["chances"].OutcomeMap()]
+    estimators = [chances.ChanceEstimator(), PLAIN["chances"].ChanceEstimator()]
+    for each in estimators:
+        each.begin()
+    for _ in range(400):
+        p, is_right = rng.uniform(0.01, 0.99), rng.random() < 0.5
+        for each in pair:
+            each.learn(p, is_right)
+        assert pair[0].estimate(p) == pytest.approx(pair[1].estimate(p))
+        kinds = [(rng.randrange(6), rng.randrange(1, 9), 9) for _ in range(4)]
+        emitted = [rng.randrange(2) for _ in range(4)]
+        for each in estimators:
+            each.open(None)
+            for kind in kinds:
+                each.go_on(*kind)
+            each.close([1] * 4)
+        assert estimators[0].acceptance_probs == pytest.approx(estimators[1].acceptance_probs)
+        assert estimators[0].settle(emitted) == estimators[1].settle(emitted)

@@ -17,6 +17,8 @@ from ngramspec.decoding import branches
 FOLDER = Path(str(branches.__file__)).parents[1]
 NAMES = (
     "drafting.draft",
+    "drafting.chances",
+    "drafting.predictor",
     "drafting.token_index",
     "drafting.mixture.history",
     "drafting.mixture.chance_mixer",
