@@ -23,7 +23,7 @@ LAYERS = (
     ("shared_model",),
     ("drafting",),
     ("acceptance", "memory"),
-    ("cost", "exactness", "steps"),
+    ("cost", "exactness", "request", "steps"),
     ("policies", "llama"),
     ("decoding",),
     ("loading",),
