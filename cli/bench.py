@@ -29,6 +29,7 @@ from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.option import option, within
 from ngramspec.sampling.settings import Sampling
+from ngramspec.user_class import FORM, is_user_class
 
 from .bench_view import document, show, show_against
 from .console import Outcome, leave, note, usage_error
@@ -53,14 +54,14 @@ def _unlearnt(opened: LoadedModel, policy: str) -> tuple[Drafter | None, Policy]
     if isinstance(drafter, ModelDrafter | HybridDrafter):
         drafter = drafter.anew()
     elif drafter is not None:
-        drafter = make_drafter(drafter.name, memory=opened.memory)
+        drafter = make_drafter(drafter.name, memory=opened.memory, n_vocab=opened.target.n_vocab)
     return drafter, make_policy(policy, opened.settings.draft_max)
 
 
 def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[str]]:
     """The settings with the first policy asked for, and the others; ends the program if there is no such."""
-    if policy not in (*POLICIES, ALL):
-        usage_error(f"unknown policy {policy!r}; choose one of: {', '.join(POLICIES)}, {ALL}")
+    if policy not in (*POLICIES, ALL) and not is_user_class(policy):
+        usage_error(f"unknown policy {policy!r}; choose one of: {', '.join(POLICIES)}, {ALL}, or {FORM}")
     first, *others = POLICIES if policy == ALL else [policy]
     if others and load.no_draft:
         usage_error("--policy all cannot be combined with --no-draft")
@@ -81,7 +82,11 @@ def bench(
     sampling: SamplingOptions,
     post: PostOptions,
     model: Model = None,
-    policy: str = option("cost", help=f"Policy for the draft length: {', '.join(POLICIES)}, or {ALL} to compare them."),
+    policy: str = option(
+        "cost",
+        metavar=f"NAME|{FORM}",
+        help=f"Policy for the draft length: {', '.join(POLICIES)}, your own class, or {ALL} to compare them.",
+    ),
     prompts: Path | None = PROMPTS,
     category: list[str] | None = option(None, help="Run only this category; repeatable."),
     limit: int | None = option(None, help="Maximum number of prompts per category; default: all.", allowed=within(1)),

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from ngramspec.beams.search import SEQUENCES
-from ngramspec.drafting import REMEMBERING
+from ngramspec.drafting import REMEMBERING, supports_prediction
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.loading.settings import LoadSettings
@@ -182,7 +182,7 @@ def _read_prediction(file: str, load: LoadSettings, beams: int | None) -> str:
     """Read the --prediction file; exits if it is empty or cannot be used."""
     if beams is not None or load.no_draft:
         usage_error(f"--prediction cannot be combined with {'--no-draft' if load.no_draft else '--beams'}")
-    if load.drafter not in REMEMBERING:
+    if not supports_prediction(load.drafter):
         usage_error(f"--drafter {load.drafter} does not support --prediction; use {' or '.join(sorted(REMEMBERING))}")
     if not (text := read_text(Path(file))):
         fail(f"the prediction {file} is empty")

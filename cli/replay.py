@@ -25,6 +25,7 @@ from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import option, within
+from ngramspec.user_class import FORM
 
 from .console import fail, leave, note, prefill_bar, usage_error
 from .options import find, open_target, open_vocabulary
@@ -54,7 +55,7 @@ def replay(
         list[str],
         typer.Argument(metavar="FILE...", help="Recorded conversations, as JSON Lines or plain text pairs; -: stdin."),
     ],
-    drafter: str = option(DEFAULT, help=f"Drafter: {', '.join(DRAFTERS)}."),
+    drafter: str = option(DEFAULT, metavar=f"NAME|{FORM}", help=f"Drafter: {', '.join(DRAFTERS)}, or your own class."),
     memory: Literal["on", "off"] = option(
         "off", help="Also draft from the answers of earlier conversations of this run."
     ),

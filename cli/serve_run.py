@@ -24,7 +24,6 @@ from ngramspec.batching.scheduler import warm_up
 from ngramspec.chat_template.template import large_worker as large_template_worker
 from ngramspec.chat_template.template import worker as template_worker
 from ngramspec.cost.calibration import Calibration
-from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.errors import ModelError
 from ngramspec.grammars.worker import worker as grammar_worker
 from ngramspec.llama.embedder import Embedder
@@ -148,7 +147,6 @@ def open_served(
     target, drafter = loaded.target, loaded.decoder.drafter
     _prepare_template(target, options.template)
     reasoning.check(target.chat_template)
-    assert drafter is None or isinstance(drafter, MixtureDrafter)
     if grammar is not None:
         target.grammar(grammar)  # one that cannot be used ends the start, not every request
     embedder = executor.submit(_open_embedder, target, options).result()

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ngramspec.loading.load import LoadedModel as LoadedModel
     from ngramspec.loading.load import load as load
     from ngramspec.loading.settings import LoadSettings as LoadSettings
+    from ngramspec.policies.policy import Policy as Policy
     from ngramspec.sampling.settings import Sampling as Sampling
     from ngramspec.steps import Stats as Stats
     from ngramspec.steps import Step as Step
@@ -52,6 +53,7 @@ else:
         "HybridDrafter": "drafting.draft_model.hybrid",
         "ModelDrafter": "drafting.draft_model.model",
         "NGramPredictor": "drafting.predictor",
+        "Policy": "policies.policy",
         "Sampling": "sampling.settings",
         "SpeculativeDecoder": "decoding.decoder",
         "Stats": "steps",

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = (
     ("errors", "storage", "tokens", "json_data", "version", "cpu", "worker"),
-    ("chat_template", "grammars"),
+    ("chat_template", "grammars", "user_class"),
     ("sampling", "models", "machine", "conversation", "fill_in", "tool_calls"),
     ("backend",),
     ("shared_model",),

@@ -24,7 +24,8 @@ from ngramspec.batching.request import ActiveRequest, ClosedError, Listener, Rep
 from ngramspec.batching.scheduler import Scheduler, Slots, Writer
 from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.drafts import Drafts
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.mixture.drafter import Recall
 from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.request import Request
@@ -69,7 +70,7 @@ class Engine:
         *,
         calibration: Calibration,
         exactness: ExactnessMode | None = None,
-        drafter: MixtureDrafter | None = None,
+        drafter: Drafter | None = None,
         draft_max: int = 63,
         memory: Recall | None = None,
         cache_room: int = 0,

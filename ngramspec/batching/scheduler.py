@@ -29,6 +29,7 @@ from ngramspec.policies.cost import CostPolicy
 from ngramspec.shared_model import SequenceModel, SharedModel
 from ngramspec.steps import Step
 from ngramspec.tokens import common_prefix
+from ngramspec.user_class import UserCodeError
 
 WORTH = 32
 """Fewest tokens for which a state is saved or restored: evaluating them takes about as long."""
@@ -331,7 +332,7 @@ class Writer:
         if current is None:
             try:
                 current = loop.submit(_texts(requests))
-            except TargetError as error:
+            except (TargetError, UserCodeError) as error:
                 if len(requests) == 1:
                     return [(requests[0], None, error)]
                 # Each alone: only those end that cannot be helped.
@@ -356,7 +357,7 @@ class Writer:
             if request.text is not None and not (request.text.stop or request.text.error or request.text.is_released)
         ]
         if growing:
-            with suppress(TargetError):  # the next step meets it again
+            with suppress(TargetError, UserCodeError):  # the next step meets it again
                 self._ahead, self._ahead_requests = self._loop.submit(_texts(growing)), growing
 
 

@@ -86,7 +86,7 @@ class SpeculativeDecoder:
         if not target.can_rollback or (exact == "on" and not target.exact_rollback):
             drafter = None
         self.set_drafter(
-            make_drafter(drafter) if isinstance(drafter, str) else drafter,
+            make_drafter(drafter, n_vocab=target.n_vocab) if isinstance(drafter, str) else drafter,
             make_policy(policy, draft_max) if isinstance(policy, str) else policy,
         )
         self.exact = exact

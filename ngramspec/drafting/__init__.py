@@ -1,6 +1,6 @@
-"""Drafters: everything that guesses the next tokens, behind the protocol of `ngramspec.drafting.draft`.
+"""The drafters by name. `ngramspec.drafting.draft` defines the interface.
 
-A drafter is three methods in a file of its own, and a line in `DRAFTERS`: see "Add a drafter" in `ngramspec/README.md`.
+A drafter is a class with three methods, in any file or in `DRAFTERS`: see "Add a drafter" in `ngramspec/README.md`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from ngramspec.drafting.baselines.target_logits import LookaheadDrafter, NasdDra
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.drafting.ngram import NGramDrafter
+from ngramspec.drafting.user_drafter import UserDrafter
+from ngramspec.user_class import FORM, is_user_class, load_class
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "mixture": MixtureDrafter,
@@ -26,42 +28,51 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "lookahead": LookaheadDrafter,
 }
 
-REMEMBERING = frozenset({"mixture", "memory"})  # the drafters that take a `memory`
+REMEMBERING = frozenset({"mixture", "memory"})  # the drafters that use a `memory`
 
 DEFAULT = "mixture"
 
 
-def make_drafter(name: str, *, memory: Recall | bool | None = None, kept: Path | None = None) -> Drafter:
-    """A drafter by name.
+def make_drafter(
+    name: str, *, memory: Recall | bool | None = None, kept: Path | None = None, n_vocab: int | None = None
+) -> Drafter:
+    """Create a drafter by name.
 
     Args:
-        name: one of DRAFTERS.
-        memory: where it looks beside the context; True: what was answered since it was made, and no more.
-        kept: as in `MixtureDrafter`; the others keep nothing.
+        name: One of DRAFTERS, or the user's own class as FILE.py:Class, whose file is run.
+        memory: Texts to draft from in addition to the context; True means the answers since the drafter was created.
+        kept: As in `MixtureDrafter`; the others save nothing.
+        n_vocab: Number of tokens in the vocabulary, beyond which tokens of the user's class are dropped.
 
     Raises:
-        ValueError: an unknown name, a drafter that cannot remember, or one that has nothing else to draft from.
+        ValueError: The name is unknown, the drafter does not use a memory, or it requires one.
+        UserCodeError: The user's class cannot be used.
     """
-    if name not in DRAFTERS:
-        raise ValueError(f"unknown drafter {name!r}; choose one of: {', '.join(DRAFTERS)}")
+    if name not in DRAFTERS and not is_user_class(name):
+        raise ValueError(f"unknown drafter {name!r}; choose one of: {', '.join(DRAFTERS)}, or {FORM}")
     if name not in REMEMBERING:
         if memory:
             able = ", ".join(sorted(REMEMBERING))
             raise ValueError(f"the drafter {name!r} does not use earlier answers (drafters that do: {able})")
-        return DRAFTERS[name]()
+        return UserDrafter(name, n_vocab) if is_user_class(name) else DRAFTERS[name]()
     if name == "memory" and not memory:
         raise ValueError("the drafter 'memory' requires a memory")
     return DRAFTERS[name](memory=memory, kept=kept if name == DEFAULT else None)
 
 
+def supports_prediction(name: str) -> bool:
+    """Return True if the drafter of this name can draft from a predicted answer; its file is run."""
+    return load_class(name, Drafter).prediction is not None if is_user_class(name) else name in REMEMBERING
+
+
 @cache
 def uncompiled() -> tuple[str, ...]:
-    """Names of the core's modules that run as plain Python; empty where all were compiled at install.
+    """Return the names of the core's modules that run as plain Python; none if all were compiled at install.
 
     Drafts are the same then, and take about 40 times as long to find.
     """
     folder = Path(__file__).parent
-    # Each module of the core, and no other, has a declaration for the compiler beside it.
+    # Each module of the core, and no other, has a declaration for the compiler next to it.
     names = [
         ".".join([__package__, *declaration.relative_to(folder).with_suffix("").parts])
         for declaration in sorted(folder.rglob("*.pxd"))

@@ -225,7 +225,7 @@ def open_drafter(
             raise
     if asked is None:
         name = DEFAULT if settings.drafter == ALONE else settings.drafter
-        return make_drafter(name, memory=memory, kept=kept), memory, None
+        return make_drafter(name, memory=memory, kept=kept, n_vocab=target.n_vocab), memory, None
     return asked if settings.drafter == ALONE else HybridDrafter(asked, memory, kept), memory, small
 
 

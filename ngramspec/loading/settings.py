@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
+from ngramspec.drafting.draft import Drafter
 from ngramspec.exactness.decision import Exact
 from ngramspec.llama.cache import UNQUANTISED, CacheType
 from ngramspec.llama.rpc import PATIENCE, workers
@@ -22,8 +23,9 @@ from ngramspec.machine import Flash
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder
 from ngramspec.policies import POLICIES, make_policy
-from ngramspec.policies.policy import FixedPolicy
+from ngramspec.policies.policy import FixedPolicy, Policy
 from ngramspec.sampling.option import FINITE, Allowed, between, option, options, within
+from ngramspec.user_class import FORM, is_user_class, load_class
 
 ALONE = "model"
 """Value of `drafter` for a draft model without n-grams."""
@@ -194,9 +196,13 @@ class LoadSettings:
     mtp: bool = option(False, help="Draft with the model's own NextN (MTP) layer, if it has one.")
     no_draft: bool = option(False, help="Turn drafting off: decode one token at a time.")
     drafter: str = option(
-        DEFAULT, help=f"Drafter: {', '.join(DRAFTERS)}, or {ALONE} (the draft model without n-grams)."
+        DEFAULT,
+        metavar=f"NAME|{FORM}",
+        help=f"Drafter: {', '.join(DRAFTERS)}, {ALONE} (the draft model without n-grams), or your own class.",
     )
-    policy: str = option("cost", help=f"Policy for the draft length: {', '.join(POLICIES)}.")
+    policy: str = option(
+        "cost", metavar=f"NAME|{FORM}", help=f"Policy for the draft length: {', '.join(POLICIES)}, or your own class."
+    )
     draft_max: int | None = option(
         None,
         "--draft-max",
@@ -257,12 +263,17 @@ class LoadSettings:
             )
         if not flag and self.drafter == ALONE:
             yield f"{{drafter}} {ALONE} requires a draft model; set {{draft_model}}"
-        if self.drafter not in (*DRAFTERS, ALONE):
-            yield f"unknown drafter {self.drafter!r}; choose one of: {', '.join([*DRAFTERS, ALONE])}"
+        if self.drafter not in (*DRAFTERS, ALONE) and not is_user_class(self.drafter):
+            yield f"unknown drafter {self.drafter!r}; choose one of: {', '.join([*DRAFTERS, ALONE])}, or {FORM}"
+        # The user's classes are constructed only when they are used.
+        for name, base in ((self.drafter, Drafter), (self.policy, Policy)):
+            if is_user_class(name):
+                load_class(name, base)
         try:
-            if self.drafter not in (DEFAULT, ALONE):
+            if self.drafter not in (DEFAULT, ALONE) and not is_user_class(self.drafter):
                 make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
-            make_policy(self.policy, self.draft_max)
+            if not is_user_class(self.policy):
+                make_policy(self.policy, self.draft_max)
         except ValueError as error:
             yield str(error)
         if flag and self.no_draft:

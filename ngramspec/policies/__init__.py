@@ -1,4 +1,4 @@
-"""How many tokens to draft: the policies by name. What a policy is: see `ngramspec.policies.policy`."""
+"""The policies for the draft length by name. `ngramspec.policies.policy` defines the interface."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from ngramspec.policies.baselines import EntropyPolicy, HeuristicPolicy, ThresholdPolicy
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.policies.policy import FixedPolicy, Policy
+from ngramspec.policies.user_policy import UserPolicy
+from ngramspec.user_class import FORM, is_user_class
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "fixed": FixedPolicy,
@@ -18,15 +20,20 @@ POLICIES: dict[str, Callable[..., Policy]] = {
 
 
 def make_policy(name: str, draft_max: int | None = None) -> Policy:
-    """A policy by name, with its own default for `draft_max` unless one is given.
+    """Create a policy by name.
+
+    Args:
+        name: One of POLICIES, or the user's own class as FILE.py:Class, whose file is run.
+        draft_max: Maximum draft length in tokens; `None` means the policy's default.
 
     Raises:
-        ValueError: an unknown name, or a `draft_max` below 1.
+        ValueError: The name is unknown, or `draft_max` is below 1.
+        UserCodeError: The user's class cannot be used.
     """
-    if name not in POLICIES:
-        raise ValueError(f"unknown policy {name!r}; choose one of: {', '.join(POLICIES)}")
-    if draft_max is None:
-        return POLICIES[name]()
-    if draft_max < 1:
+    if name not in POLICIES and not is_user_class(name):
+        raise ValueError(f"unknown policy {name!r}; choose one of: {', '.join(POLICIES)}, or {FORM}")
+    if draft_max is not None and draft_max < 1:
         raise ValueError(f"draft_max must be at least 1, got {draft_max}")
-    return POLICIES[name](draft_max)
+    if is_user_class(name):
+        return UserPolicy(name, draft_max)
+    return POLICIES[name]() if draft_max is None else POLICIES[name](draft_max)

@@ -21,7 +21,7 @@ from ngramspec.steps import Step
 class Policy(ABC):
     """Chooses the length of each draft. One instance serves many requests.
 
-    `limit` and `plan` are required; the other methods have defaults.
+    Only `limit` is required; the other methods have defaults.
     """
 
     name: str = ""  # on the command line
@@ -39,11 +39,12 @@ class Policy(ABC):
         """Return the price of a draft token for the drafter; None means that a draft may be as long as `limit`."""
         return None
 
-    @abstractmethod
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         """Return the number of draft tokens to verify, and the batch size: at least one more, padded if larger.
+
+        By default the whole draft is verified, up to `limit`.
 
         Args:
             draft: The drafter's proposal.
@@ -51,6 +52,7 @@ class Policy(ABC):
             sizes: Allowed batch sizes, ascending.
             restore: Cost of a rollback; None if it is free.
         """
+        return verify_up_to(self.limit(), draft, sizes)
 
     def record(self, done: Step) -> None:
         """Learn from a decode call. It may store the numbers it decided by in `done.policy_details`."""

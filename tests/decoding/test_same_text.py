@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,7 +90,10 @@ WITH_WORDS: dict[str, dict[str, Any]] = {
 SPOKEN = (*range(FIRST_WORD, FIRST_WORD + len(WORDS)), *(3 + byte for byte in {*"".join(WORDS).encode(), *b",23"}))
 """Output of the mock that speaks a vocabulary; the end of the text is added where it may end."""
 
-ALL_DRAFTERS = (*DRAFTERS, "model", "hybrid")
+USER = "user"  # a class in a file, which breaks all rules
+GARBAGE = f"{Path(__file__).parents[1] / 'support' / 'garbage_drafter.py'}:Garbage"
+
+ALL_DRAFTERS = (*DRAFTERS, "model", "hybrid", USER)
 
 Speak = Callable[..., MockTarget]
 """(options of `MockTarget`) -> a target; equal options give equal ones."""
@@ -113,7 +117,7 @@ def made(name: str, small: Callable[[], MockTarget], known: Sequence[int] = ()) 
     if name == "hybrid":
         return HybridDrafter(DraftModel(small(), clock=milliseconds))
     if name not in REMEMBERING:
-        return make_drafter(name)
+        return make_drafter(GARBAGE if name == USER else name, n_vocab=small().n_vocab)
     memory = Memory()
     memory.hear(known)
     return make_drafter(name, memory=memory)

@@ -1,0 +1,153 @@
+"""`UserDrafter`: a drafter from a user's file (`--drafter FILE.py:Class`), which cannot change the text.
+
+The verifier decides every token, so a draft can only be right or wrong. This class removes what a verifier cannot take:
+token ids outside the vocabulary, too many tokens, and invalid probabilities. It also records q, the distribution that
+each token was drawn from.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
+from ngramspec.sampling.settings import Sampling
+from ngramspec.tokens import common_prefix
+from ngramspec.user_class import UserCodeError, construct, load_class, user_code
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class UserDrafter(Drafter):
+    """Calls a user's drafter, and checks its drafts.
+
+    Only `propose` raises the errors of the user's code: when it is called, no emitted token can be lost.
+
+    Args:
+        name: Class as FILE.py:Class.
+        n_vocab: Number of tokens in the vocabulary; None means unknown.
+
+    Raises:
+        UserCodeError: The class cannot be loaded or constructed.
+    """
+
+    def __init__(self, name: str, n_vocab: int | None = None) -> None:
+        self.name, self._n_vocab = name, n_vocab
+        self._user = construct(name, load_class(name, Drafter), {})
+        self._tokens: tuple[int, ...] = ()  # of the last proposal
+        self._error: UserCodeError | None = None
+
+    @property
+    def wants_logits(self) -> bool:  # type: ignore[override]
+        """True if the user's drafter reads logits."""
+        return self._user.wants_logits
+
+    @property
+    def prediction(self) -> Sequence[int] | None:
+        """Text that the next answer is likely to copy; None if the user's drafter does not support one."""
+        return self._user.prediction
+
+    @prediction.setter
+    def prediction(self, tokens: Sequence[int] | None) -> None:
+        if self._user.prediction is not None:
+            self._user.prediction = tokens
+
+    def beside(self) -> UserDrafter:
+        return UserDrafter(self.name, self._n_vocab)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._tokens, self._error = (), None
+        self._tell(self._user.begin, list(prompt))
+
+    def propose(
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
+    ) -> Draft:
+        self._tokens = ()
+        if self._error is not None:
+            raise self._error
+        picks: list[int] = []
+        q: list[Mapping[int, float]] = []
+
+        def pick(_: int, weights: Mapping[int, float]) -> int:
+            assert choose is not None
+            shares = self._shares(weights)
+            q.append(shares)
+            picks.append(choose(len(picks), shares))
+            return picks[-1]
+
+        with user_code(self.name):
+            draft = self._user.propose(limit, None if choose is None else pick, fixed_length=fixed_length, price=price)
+            if not isinstance(draft, Draft):
+                raise UserCodeError(f"{self.name}: propose must return a Draft, not {type(draft).__name__}")
+            # A token that was drawn stays in the draft: if it could be removed, q would not be its distribution.
+            tokens = tuple(picks[:limit]) or self._usable(draft.tokens, limit)
+            if choose is not None and not picks:
+                # A token that was not drawn is certain: it does not depend on the random numbers of the target.
+                q = [{token: 1.0} for token in tokens]
+            known = _padded(draft.match_lengths, tokens), _padded(draft.context_counts, tokens)
+            chances = tuple(_probability(p) for p in draft.acceptance_probs[: len(tokens)])
+        if fixed_length or len(chances) < len(tokens):
+            chances = ()  # estimated from the outcomes of earlier drafts, without looking at the drawn tokens
+        self._tokens = tokens
+        return Draft(tokens, tuple(q[:limit]), *known, chances, str(draft.source or self.name))
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        proposed, self._tokens = self._tokens, ()
+        self._tell(self._user.accept, tuple(tokens))
+        return common_prefix(proposed, tokens)
+
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+        rows = rows.view()
+        rows.flags.writeable = False
+        self._tell(self._user.observe_logits, tuple(tokens), rows, accepted)
+
+    def set_sampling(self, sampling: Sampling) -> None:
+        self._tell(self._user.set_sampling, sampling)
+
+    def _tell(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Call a method of the user's; `propose` raises its error."""
+        if self._error is None:
+            try:
+                with user_code(self.name):
+                    call(*arguments)
+            except UserCodeError as error:
+                self._error = error
+
+    def _usable(self, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
+        """Return the tokens up to the limit, and before the first one outside the vocabulary."""
+        try:
+            ids = [operator.index(token) for token in tokens]
+        except TypeError as error:
+            raise UserCodeError(f"{self.name}: propose must return a Draft of token ids: {error}") from error
+        return tuple(takewhile(self._is_known, ids[:limit]))
+
+    def _shares(self, weights: Mapping[int, float]) -> dict[int, float]:
+        """Return positive weights as probabilities."""
+        known = {token: weight for token, weight in weights.items() if weight > 0 and self._is_known(token)}
+        total = sum(known.values())
+        if not 0 < total < math.inf:
+            raise ValueError("choose requires positive weights of tokens in the vocabulary")
+        return {token: weight / total for token, weight in known.items()}
+
+    def _is_known(self, token: int) -> bool:
+        return token >= 0 and (self._n_vocab is None or token < self._n_vocab)
+
+
+def _padded(numbers: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
+    """Return a number of at least 0 for each token; none if there are too few."""
+    return tuple(max(0, int(n)) for n in numbers[: len(tokens)]) if len(numbers) >= len(tokens) else ()
+
+
+def _probability(p: float) -> float:
+    """Return a number between 0 and 1; 0 for nan."""
+    return min(1.0, max(0.0, float(p)))

@@ -1,0 +1,81 @@
+"""`UserPolicy`: a policy from a user's file (`--policy FILE.py:Class`), which cannot change the text."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.measure import RestoreCost
+from ngramspec.drafting.draft import Draft, MarginalCost
+from ngramspec.policies.policy import Policy, smallest
+from ngramspec.steps import Step
+from ngramspec.user_class import UserCodeError, construct, load_class, user_code
+
+
+class UserPolicy(Policy):
+    """Calls a user's policy, and limits its plans to what can be evaluated.
+
+    Args:
+        name: Class as FILE.py:Class.
+        draft_max: Maximum draft length, passed to the constructor; None means no argument.
+
+    Raises:
+        UserCodeError: The class cannot be loaded or constructed, or one of its methods fails.
+    """
+
+    def __init__(self, name: str, draft_max: int | None = None) -> None:
+        self.name = name
+        arguments = {} if draft_max is None else {"draft_max": draft_max}
+        self._user = construct(name, load_class(name, Policy), arguments)
+        self.wants_logits = bool(self._user.wants_logits)
+
+    def begin(self) -> None:
+        with user_code(self.name):
+            self._user.begin()
+
+    def limit(self) -> int:
+        with user_code(self.name):
+            limit = self._user.limit()
+            return max(0, self._whole(limit, f"limit must return an integer, not {limit!r}"))
+
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
+        with user_code(self.name):
+            price = self._user.price(curve, sizes)
+        if price is not None and not (isinstance(price, MarginalCost) and len(price.slopes) > 1):
+            raise UserCodeError(f"{self.name}: price must return None or a MarginalCost with at least two slopes")
+        return price
+
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
+    ) -> tuple[int, int]:
+        wrong = "plan must return two integers (draft tokens, batch size), not "
+        with user_code(self.name):
+            planned = self._user.plan(draft, curve, sizes, restore)
+            if not isinstance(planned, tuple) or len(planned) != 2:
+                raise UserCodeError(f"{self.name}: {wrong}{planned!r}")
+            length, size = (self._whole(number, f"{wrong}{planned!r}") for number in planned)
+        length = max(0, min(length, len(draft), sizes[-1] - 1))
+        return length, smallest(min(max(1 + length, size), sizes[-1]), sizes)
+
+    def record(self, done: Step) -> None:
+        with user_code(self.name):
+            copy = replace(done)  # so that the user's code cannot change the record
+            self._user.record(copy)
+            done.policy_details = {str(name): float(number) for name, number in copy.policy_details.items()}
+
+    def observe_logits(self, row: NDArray[np.float32]) -> None:
+        row = row.view()
+        row.flags.writeable = False
+        with user_code(self.name):
+            self._user.observe_logits(row)
+
+    def _whole(self, number: object, wrong: str) -> int:
+        try:
+            return operator.index(number)  # type: ignore[arg-type]
+        except TypeError:
+            raise UserCodeError(f"{self.name}: {wrong}") from None

@@ -1,0 +1,324 @@
+"""Drafters and policies in a user's own file: what is checked, and how the errors of their code are reported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.cli_runner import DEMO, run
+from support.decoder_loop import cheap, drive, unmeasured
+from support.ear import Ear
+from support.mock_shared import MockShared
+from support.mock_target import MockTarget, plain_generate
+from support.serving import serve
+
+from ngramspec.batching.engine import Engine
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.curve import CostCurve
+from ngramspec.drafting import make_drafter, supports_prediction
+from ngramspec.drafting.draft import Draft
+from ngramspec.loading.settings import LoadSettings
+from ngramspec.policies import make_policy
+from ngramspec.request import Request
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Step
+from ngramspec.user_class import UserCodeError
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "custom"
+COPY = f"{EXAMPLES / 'copy_drafter.py'}:CopyDrafter"
+DOUBLING = f"{EXAMPLES / 'doubling_policy.py'}:DoublingPolicy"
+GREEDY = Sampling()
+PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
+
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a file with a class, from its methods, and return its name."""
+
+    def write(body: str, base: str = "Base", name: str = "Mine") -> str:
+        path = tmp_path / "mine.py"
+        path.write_text(
+            "from ngramspec import Draft, Drafter, Policy\n"
+            "class Base(Drafter):\n"
+            "    def begin(self, prompt): pass\n"
+            "    def propose(self, limit, choose=None, **options): return Draft((1, 2))\n"
+            "    def accept(self, tokens): pass\n"
+            f"class {name}({base}):\n"
+            f"    {body}\n"
+        )
+        return f"{path}:{name}"
+
+    return write
+
+
+def draft_of(name: str, limit: int = 4, n_vocab: int | None = 10, **options: Any) -> Draft:
+    drafter = make_drafter(name, n_vocab=n_vocab)
+    drafter.begin(PROMPT)
+    return drafter.propose(limit, **options)
+
+
+# --------------------------------------------------------------------------- loading
+
+
+@pytest.mark.parametrize(
+    ("body", "base", "message"),
+    [
+        ("pass", "Drafter", "lacks the methods: accept, begin, propose"),
+        ("def begin(self, prompt): pass", "Drafter", "lacks the methods: accept, propose"),
+        ("pass", "", "must be derived from ngramspec.Drafter"),
+        ("def __init__(self, size): pass", "Base", "must accept no arguments: missing a required argument: 'size'"),
+        ("def __init__(self): int('x')", "Base", "failed: ValueError: invalid literal.* line 7"),
+        ("1 / 0", "Base", "failed: ZeroDivisionError: division by zero .*mine.py, line 7"),
+        ("def (", "Base", "failed: SyntaxError: .*mine.py, line 7"),
+        ("import absent_module", "Base", "failed: ModuleNotFoundError: No module named 'absent_module' .*line 7"),
+        ("import sys; sys.exit(3)", "Base", "failed: SystemExit: 3"),
+    ],
+)
+def test_make_drafter_rejects_a_user_class_in_one_line(write: Write, body: str, base: str, message: str) -> None:
+    with pytest.raises(UserCodeError, match=message) as raised:
+        make_drafter(write(body, base))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent.py:Mine", "cannot read absent.py: No such file"),
+        ("{file}:Other", "has no class 'Other'; its classes for this option: Base, Mine"),
+        ("{file}", "does not name a class; use FILE.py:Class"),
+        ("{file}:", "does not name a class; use FILE.py:Class"),
+    ],
+)
+def test_make_drafter_rejects_a_name_without_a_class(write: Write, name: str, message: str) -> None:
+    file = write("pass").removesuffix(":Mine")
+    with pytest.raises(UserCodeError, match=message):
+        make_drafter(name.format(file=file))
+
+
+def test_load_settings_check_user_classes_without_constructing_them(write: Write) -> None:
+    assert LoadSettings(drafter=write("def __init__(self): print(1 / 0)")).drafter.endswith("mine.py:Mine")
+    for option, base in (("drafter", "Drafter"), ("policy", "Policy")):
+        with pytest.raises(UserCodeError, match="lacks the methods"):
+            LoadSettings(**{option: write("pass", base)})
+    with pytest.raises(ValueError, match="does not use a memory"):
+        LoadSettings(drafter=COPY, memory="notes")
+
+
+def test_a_file_is_run_again_only_after_a_change_and_leaves_no_other_file(write: Write) -> None:
+    name = write("tokens = []; tokens.append(1); propose = lambda self, *_, **__: Draft((3,))")
+    path = Path(name.removesuffix(":Mine"))
+    assert draft_of(name).tokens == (3,)
+    path.write_text(path.read_text().replace("(3,)", "(4,)"))
+    os.utime(path, ns=(1, 1))
+    assert draft_of(name).tokens == (4,)
+    assert [file.name for file in path.parent.iterdir()] == ["mine.py"]
+
+
+def test_supports_prediction_reads_the_class(write: Write) -> None:
+    assert supports_prediction("mixture")
+    assert not supports_prediction("ngram")
+    assert not supports_prediction(COPY)
+    assert supports_prediction(write("prediction = ()"))
+
+
+# --------------------------------------------------------------------------- drafts
+
+
+def test_a_draft_of_a_user_keeps_only_what_can_be_verified(write: Write) -> None:
+    def tokens(expression: str, **options: Any) -> tuple[int, ...]:
+        return draft_of(write(f"propose = lambda self, *_, **__: Draft({expression})"), **options).tokens
+
+    assert tokens("(1, 2, 3, 4, 5, 6)") == (1, 2, 3, 4)
+    assert tokens("(1, 2, 10, 4)") == (1, 2)
+    assert tokens("(1, 2, 10, 4)", n_vocab=None) == (1, 2, 10, 4)
+    assert tokens("[-1, 2]") == ()
+    assert tokens("__import__('numpy').array([1, 2])") == (1, 2)
+
+    known = "match_lengths=(-3, 4, 5), context_counts=(1,), acceptance_probs=(-1.0, float('nan'), 7.0, 0.5)"
+    draft = draft_of(write(f"propose = lambda self, *_, **__: Draft((1, 2, 3), {known})"))
+    assert (draft.match_lengths, draft.context_counts, draft.acceptance_probs) == ((0, 4, 5), (), (0.0, 0.0, 1.0))
+    assert draft.source.endswith("mine.py:Mine")
+
+
+def test_the_distribution_of_a_user_token_is_recorded(write: Write) -> None:
+    drawn = write(
+        "def propose(self, limit, choose=None, **options):\n"
+        "        [choose(7, {1: 3, 12: 9, 2: 1, 5: 0}) for _ in range(6)]\n"
+        "        return Draft((9,), q=({9: 1.0},), acceptance_probs=(0.9,) * 4)"
+    )
+    draft = draft_of(drawn, choose=lambda offset, weights: [*weights][offset % 2], fixed_length=True)
+    assert draft.tokens == (1, 2, 1, 2)
+    assert draft.q == ({1: 0.75, 2: 0.25},) * 4
+    assert draft.acceptance_probs == ()  # they could depend on the drawn tokens
+    certain = draft_of(write("pass"), choose=lambda *_: 1, fixed_length=True)
+    assert (certain.tokens, certain.q) == ((1, 2), ({1: 1.0}, {2: 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("propose = lambda self, *_, **__: [1]", "propose must return a Draft, not list"),
+        ("propose = lambda self, *_, **__: Draft((1.5,))", "propose must return a Draft of token ids"),
+        ("propose = lambda self, *_, **__: Draft(3)", "propose must return a Draft of token ids"),
+        ("propose = lambda self: Draft()", "unexpected keyword argument 'fixed_length'"),
+        ("propose = lambda self, *_, **__: 1 / 0", "ZeroDivisionError: division by zero .*mine.py, line 7"),
+        ("def begin(self, prompt): prompt.index(99)", "ValueError: 99 is not in list .*mine.py, line 7"),
+        ("def accept(self, tokens): tokens.x", "AttributeError: .*mine.py, line 7"),
+        ("def propose(self, limit, choose, **_): choose(0, {-1: 2})", "choose requires positive weights.* line 7"),
+    ],
+)
+def test_errors_of_a_user_drafter_name_its_file_and_line(write: Write, body: str, message: str) -> None:
+    drafter = make_drafter(write(body), n_vocab=10)
+    drafter.begin(PROMPT)
+    assert drafter.accept([1]) == 0
+    for _ in range(2):
+        with pytest.raises(UserCodeError, match=message) as raised:
+            drafter.propose(4, lambda _, weights: next(iter(weights)))
+        assert "\n" not in str(raised.value)
+
+
+def test_accept_counts_the_right_tokens_of_a_user_drafter(write: Write) -> None:
+    drafter = make_drafter(write("accept = lambda self, tokens: 'nonsense'"))
+    drafter.begin(PROMPT)
+    assert drafter.propose(4).tokens == (1, 2)
+    assert drafter.accept((1, 3)) == 1
+    assert drafter.accept((1,)) == 0
+
+
+def test_a_user_drafter_receives_copies_that_it_cannot_write_to(write: Write) -> None:
+    drafter = make_drafter(
+        write(
+            "wants_logits = True\n"
+            "    def begin(self, prompt): prompt.clear()\n"
+            "    def observe_logits(self, tokens, rows, accepted=0): rows[:] = 0"
+        )
+    )
+    prompt, rows = list(PROMPT), np.ones((2, 3), np.float32)
+    drafter.begin(prompt)
+    assert drafter.wants_logits
+    drafter.observe_logits([1, 2], rows)
+    assert prompt == PROMPT
+    assert (rows == 1).all()
+    with pytest.raises(UserCodeError, match="read-only"):
+        drafter.propose(4)
+
+
+# --------------------------------------------------------------------------- policies
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("limit = lambda self: 'two'", "limit must return an integer, not 'two'"),
+        ("limit = lambda self: 1 / 0", "ZeroDivisionError: division by zero .*mine.py, line 7"),
+        ("limit = lambda self: 3; plan = lambda self, *_: 3", r"plan must return two integers .*, not 3"),
+        ("limit = lambda self: 3; plan = lambda self, *_: (1.5, 2)", r"plan must return two integers .*, not \(1.5"),
+        ("limit = lambda self: 3; price = lambda self, *_: 0.1", "price must return None or a MarginalCost"),
+        ("limit = lambda self: 3; record = lambda self, done: done.x", "AttributeError: .*mine.py, line 7"),
+    ],
+)
+def test_errors_of_a_user_policy_name_its_file_and_line(write: Write, body: str, message: str) -> None:
+    decoder = unmeasured(MockTarget(seconds=cheap), drafter="ngram", policy=write(body, "Policy"))
+    with pytest.raises(UserCodeError, match=message):
+        drive(decoder, PROMPT, max_tokens=20)
+
+
+def test_the_plan_of_a_user_policy_is_limited_to_what_can_be_evaluated(write: Write) -> None:
+    draft = Draft((1, 2, 3))
+    for planned, sizes, expected in (
+        ("99, 99", range(1, 9), (3, 8)),
+        ("-5, -5", range(1, 9), (0, 1)),
+        ("3, 1", range(1, 9), (3, 4)),
+        ("3, 3", (1, 2, 8), (3, 8)),
+        ("3, 99", (1, 3), (2, 3)),
+    ):
+        policy = make_policy(write(f"limit = lambda self: 9; plan = lambda self, *_: ({planned})", "Policy"))
+        assert policy.plan(draft, None, sizes) == expected
+    assert make_policy(write("limit = lambda self: -1", "Policy")).limit() == 0
+
+
+def test_a_user_policy_has_defaults_and_cannot_change_a_step(write: Write) -> None:
+    policy = make_policy(
+        write(
+            "limit = lambda self: 2\n    def record(self, done): done.tokens, done.policy_details = (), {'length': 2}",
+            "Policy",
+        )
+    )
+    assert policy.price(None, range(1, 9)) is None
+    assert policy.plan(Draft((1, 2, 3)), None, range(1, 9)) == (2, 3)
+    done = Step((1,))
+    policy.record(done)
+    assert (done.tokens, done.policy_details) == ((1,), {"length": 2.0})
+    with pytest.raises(UserCodeError, match="must accept the arguments draft_max"):
+        make_policy(write("limit = lambda self: 2", "Policy"), 4)
+    assert make_policy(DOUBLING, 4).limit() == 1
+
+
+# --------------------------------------------------------------------------- from the front
+
+
+@pytest.mark.parametrize("options", [{"drafter": COPY}, {"policy": DOUBLING}, {"drafter": COPY, "policy": DOUBLING}])
+def test_the_examples_draft_and_the_text_stays(options: dict[str, str]) -> None:
+    plain = plain_generate(MockTarget(peak=8.0), PROMPT, 60, GREEDY)
+    decoder = unmeasured(MockTarget(peak=8.0, seconds=cheap), **{"drafter": "ngram", "policy": "fixed", **options})
+    emitted, steps = drive(decoder, PROMPT, max_tokens=60)
+    assert emitted == plain
+    assert sum(step.accepted for step in steps) > 10
+
+
+def test_complete_drafts_with_a_user_class_and_reports_its_errors(env: dict[str, str], write: Write) -> None:
+    arguments = ["complete", str(DEMO), str(EXAMPLES.parent / "greetings.py"), "-n", "30", "-t", "1", "--temp", "0"]
+    plain = run(env, *arguments, "--no-draft", "--json").json
+    drafted = run(env, *arguments, "--drafter", COPY, "--policy", DOUBLING, "--json").json
+    assert drafted["text"] == plain["text"]
+    assert drafted["accepted"] > 5
+    broken = write("def accept(self, tokens): 1 / 0")
+    done = run(env, *arguments, "--drafter", broken)
+    assert done.code == 1
+    assert "ZeroDivisionError: division by zero" in done.complaint
+    assert "mine.py, line 7" in done.complaint
+    run(env, *arguments, "--drafter", "absent.py:Mine", "--json").failed("cannot read absent.py")
+
+
+def test_serve_drafts_with_a_user_class(env: dict[str, str]) -> None:
+    answers = []
+    body = {"prompt": (EXAMPLES.parent / "greetings.py").read_text("utf-8"), "n_predict": 24, "temperature": 0}
+    serve(env, lambda http: answers.append(http.post("/completion", json=body).json()), "--drafter", COPY, "-np", "2")
+    assert answers[0]["timings"]["draft_n_accepted"] > 5
+
+
+def test_engine_constructs_a_user_drafter_for_each_sequence(write: Write) -> None:
+    """A drafter that fails ends only the request that it drafts for."""
+    name = write(
+        "def begin(self, prompt): self.broken = prompt[0] == 9\n"
+        "    def propose(self, limit, choose=None, **_): return [Draft((1, 2)), None][self.broken]"
+    )
+    model = MockShared(3, peak=6.0)
+    curve = CostCurve({1: 1e-3, 64: 2e-3})
+    drafter = make_drafter(name, n_vocab=16)
+    assert drafter.beside() is not drafter
+    engine = Engine(
+        model,
+        model.sequences[0],
+        calibration=Calibration.given(curve),
+        drafter=drafter,
+        clock=model.clock.perf_counter,
+    )
+    prompts = [[7, *PROMPT], [9, *PROMPT], [8, *PROMPT]]
+    try:
+        ears = [Ear() for _ in prompts]
+        for prompt, ear in zip(prompts, ears, strict=True):
+            engine.submit(Request(prompt, 30), ear)
+        ends = [ear.wait() for ear in ears]
+    finally:
+        engine.stop()
+    assert [isinstance(end, UserCodeError) for end in ends] == [False, True, False]
+    assert "propose must return a Draft, not NoneType" in str(ends[1])
+    for prompt, ear in ((prompts[0], ears[0]), (prompts[2], ears[2])):
+        assert ear.tokens == plain_generate(MockTarget(peak=6.0), prompt, 30, GREEDY)
