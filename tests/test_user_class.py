@@ -183,6 +183,15 @@ def test_errors_of_a_user_drafter_name_its_file_and_line(write: Write, body: str
         assert "\n" not in str(raised.value)
 
 
+def test_an_error_of_a_user_drafter_ends_with_its_request(write: Write) -> None:
+    drafter = make_drafter(write("def begin(self, prompt): 1 / (prompt[0] - 9)"))
+    drafter.begin([9])
+    with pytest.raises(UserCodeError):
+        drafter.propose(4)
+    drafter.begin([8])
+    assert drafter.propose(4).tokens == (1, 2)
+
+
 def test_accept_counts_the_right_tokens_of_a_user_drafter(write: Write) -> None:
     drafter = make_drafter(write("accept = lambda self, tokens: 'nonsense'"))
     drafter.begin(PROMPT)
