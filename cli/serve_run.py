@@ -181,6 +181,8 @@ def open_served(
     }
     names, exact = options.names or [path.stem], target.exact == "on"
     drafts = "" if drafter is None else drafter.name
+    if drafter is not None and drafter.prediction is None:
+        note(f"the drafter {drafts} does not use the field prediction of requests")
     predict = None if options.predict == -1 else options.predict
     known = drafter is not None, options.spm_infill, exact, drafts, predict, embedder
     scale = EUCLIDEAN if options.embd_normalize is None else options.embd_normalize

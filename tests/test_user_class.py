@@ -301,6 +301,7 @@ def test_serve_drafts_with_a_user_class(env: dict[str, str]) -> None:
     done = serve(env, lambda http: answers.append(http.post("/completion", json=body)), "--drafter", COPY, "-np", "2")
     assert answers[0].status_code == 200
     assert f"drafts: {COPY}" in done.err
+    assert "does not use the field prediction" in done.err
 
 
 def test_engine_constructs_a_user_drafter_for_each_sequence(write: Write) -> None:
