@@ -62,18 +62,19 @@ class Candidates:
         if n > self._ids.shape[0]:
             raise ValueError(f"the row has {n} logits for a vocabulary of {self._ids.shape[0]} tokens")
         best: cython.float = -INFINITY
-        if not cython.compiled:
+        if cython.compiled:
+            for i in range(n):
+                x: cython.float = row[i]
+                if not x <= best:
+                    best = x
+                    if not x < INFINITY:
+                        break
+                self._ids[i] = i
+                self._logits[i] = x
+                self._p[i] = 0.0
+        else:
             self._ids[:n], self._logits[:n], self._p[:n] = np.arange(n), row, 0
             best = row.max()
-        for i in range(n if cython.compiled else 0):
-            x: cython.float = row[i]
-            if not x <= best:
-                best = x
-                if not x < INFINITY:
-                    break
-            self._ids[i] = i
-            self._logits[i] = x
-            self._p[i] = 0.0
         if not -INFINITY < best < INFINITY:
             _reject(row)
         return n
@@ -96,10 +97,10 @@ class Candidates:
             raise ValueError(f"the row has {n} logits for a vocabulary of {self._ids.shape[0]} tokens")
         count = min(count, n)
         if not cython.compiled:
+            if not np.isfinite(row.max()):
+                _reject(row)
             ids = largest(row, count)
             self._ids[:count], self._logits[:count], self._p[:count] = ids, row[ids], 0
-            if not np.isfinite(row[ids].max()):
-                _reject(row)
             return count
         # `_p` is a heap of the largest logits so far, the smallest of them first.
         best: cython.float = -INFINITY
@@ -192,14 +193,19 @@ class Candidates:
         """
         top: cython.float = -INFINITY
         token: cython.int = NO_TOKEN
-        for i in range(first, first + count):
-            x: cython.float = self._logits[i]
-            if not x < INFINITY:
-                token = NO_TOKEN
-                break
-            if x > top or (x == top and self._ids[i] < token):
-                top = x
-                token = self._ids[i]
+        if cython.compiled:
+            for i in range(first, first + count):
+                x: cython.float = self._logits[i]
+                if not x < INFINITY:
+                    token = NO_TOKEN
+                    break
+                if x > top or (x == top and self._ids[i] < token):
+                    top = x
+                    token = self._ids[i]
+        else:
+            logits = self._logits[first : first + count]
+            if np.isfinite(logits.max()):
+                token = int(self._ids[first : first + count][logits == logits.max()].min())
         if token < 0:
             raise NoTokenLeft("no token is left to sample: the sampling settings move all logits out of range")
         return token

@@ -18,11 +18,11 @@ from unittest.mock import patch
 
 import llama_cpp.llama_cpp as llama
 
+from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.text import Text
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.llama.passes import Passes
-from ngramspec.llama.samplers import SamplerChain
 from ngramspec.llama.target import Target
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
@@ -34,7 +34,7 @@ PARTS = (
     (Passes, "decode"),
     (Passes, "logits"),
     (Text, "commit"),
-    (SamplerChain, "draw"),
+    (RuleVerifier, "verify"),
     (Target, "rollback"),
     (MixtureDrafter, "accept"),
     (CostPolicy, "record"),
