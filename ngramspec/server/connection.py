@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ MAX_PIPELINED = 8
 SENDING_SECONDS = 2.0
 """Maximum time for sending responses after the server was asked to stop."""
 
+_HEADER_NAME = re.compile(rb"(?m)^[a-z][a-z0-9-]*(?=: )")
+
 _FILES_PER_CONNECTION = 2  # leaves as many files to the model, the child processes and the libraries
 
 
@@ -45,6 +48,30 @@ def max_connections() -> int:
         return 1024
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4096 if soft == resource.RLIM_INFINITY else max(16, min(4096, soft // _FILES_PER_CONNECTION))
+
+
+class ResponseTransport(asyncio.Transport):
+    """The transport of one response, which sends header names in their usual spelling, such as Content-Type.
+
+    uvicorn writes them in lower case, and some clients look for the usual spelling.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._has_sent_head = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._has_sent_head:  # "100 Continue" has no headers; every other response has at least a date
+            data, replaced = _HEADER_NAME.subn(lambda name: name[0].title(), data)
+            self._has_sent_head = replaced > 0
+        self._transport.write(data)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
 
 class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
@@ -98,6 +125,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
             self._error = _too_large()
             raise self._error  # the parser stops, and `data_received` calls `send_400_response`
         super().on_headers_complete()
+        self.cycle.transport = ResponseTransport(self.transport)
         while self._cycles and self._cycles[0].response_complete:
             self._cycles.popleft()
         self._cycles.append(self.cycle)
@@ -117,7 +145,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
         if not self._is_working():
             error = self._error or ApiError(400, "the request is not valid HTTP")
             body = dumped(worded(error)).encode()
-            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            head = b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()
 

@@ -115,6 +115,35 @@ def test_invalid_http_is_a_400() -> None:
     assert json.loads(body)["error"]["message"] == "the request is not valid HTTP"
 
 
+@pytest.mark.parametrize(
+    ("request_", "names"),
+    [
+        (
+            b"GET /metrics HTTP/1.1\r\nOrigin: http://localhost\r\n",
+            {b"Date", b"Server", b"Content-Length", b"Content-Type", b"Process-Start-Time-Unix"},
+        ),
+        (b"GET /unknown HTTP/1.1\r\n", {b"Date", b"Server", b"Content-Length", b"Content-Type"}),
+        (b"POST /tokenize HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n", {b"Content-Type"}),
+        (b"\0\r\n", {b"Content-Type", b"Connection", b"Content-Length"}),
+    ],
+    ids=["own", "error", "continue", "invalid"],
+)
+def test_header_names_have_their_usual_spelling(request_: bytes, names: set[bytes]) -> None:
+    answer = exchange(request_ + HEAD + b"Connection: close\r\n\r\n", b"{}")
+    answer = answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    sent = {line.partition(b": ")[0] for line in head.split(b"\r\n")[1:]}
+    assert names <= sent
+    assert all(name == name.title() for name in sent)
+    assert body
+
+
+def test_lines_of_a_stream_are_not_changed() -> None:
+    body = b'{"prompt": "x", "stream": true}'
+    post = b"POST /completion HTTP/1.1\r\n" + HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    assert b"\r\ndata: {" in exchange(post + body)
+
+
 def test_connections_beyond_the_maximum_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "most", 2)
     with sockets(3) as (first, _, third):
