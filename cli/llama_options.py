@@ -38,7 +38,6 @@ class NoEffect:
 
     jinja: bool = _always(help="chat templates use Jinja, except those of llama.cpp")
     cont_batching: bool = _always("-cb", "--cont-batching", help="continuous batching is always on")
-    metrics: bool = _always(help="/metrics is always enabled")
     slots: bool = _always(help="/slots is enabled unless --no-slots is set")
     reasoning_format: Literal["auto", "deepseek"] | None = option(
         None, help="Accepted: reasoning is always returned as reasoning_content."

@@ -107,6 +107,7 @@ class ServeOptions:
         allowed=within(1),
     )
     verbose: bool = option(False, "-v", "--verbose", help="Add the prompt and all settings to responses, as __verbose.")
+    metrics: bool = option(False, help="Enable /metrics for Prometheus.")
     no_slots: bool = option(False, help="Disable /slots, which shows the progress of running requests.")
     no_ui: bool = option(False, "--no-ui", "--no-webui", help="Disable the chat page.")
     spm_infill: bool = option(False, help="Use suffix-prefix-middle order for fill-in-the-middle prompts (Codestral).")

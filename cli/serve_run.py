@@ -36,6 +36,7 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.server.app import make_app
 from ngramspec.server.call import EUCLIDEAN, Counters, ServedModel, Server
 from ngramspec.server.connection import Connection, HttpServer
+from ngramspec.server.vertex import VertexRoutes
 
 from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, complain, ends_within, fail, note
 from .options import find
@@ -83,11 +84,14 @@ def run(
         is_verbose=options.verbose,
         has_slots=not options.no_slots,
         has_page=not options.no_ui,
+        has_metrics=options.metrics,
         slot_folder=options.slot_save_path,
     )
     hosts = [*options.hosts, *(options.allow_host or ())]
-    app = make_app(server, keys=keys, origins=options.origins, hosts=hosts, log=log)
-    with _fast_switches(), ExitStack() as sessions, _listening(options.hosts, options.port) as listeners:
+    vertex = VertexRoutes.from_environment(os.environ)
+    port = options.port if vertex is None else vertex.port
+    app = make_app(server, keys=keys, origins=options.origins, hosts=hosts, vertex=vertex, log=log)
+    with _fast_switches(), ExitStack() as sessions, _listening(options.hosts, port) as listeners:
         for worker in _WORKERS:
             sessions.enter_context(worker.session())
         address = _address(options, listeners[0].getsockname()[1])

@@ -113,8 +113,7 @@ def _messages(given: Fields) -> list[dict[str, Any]]:
             transcript.say(role, content)
         else:
             (_user if role == "user" else _assistant)(transcript, list(message.objects("content")))
-    if not given.list("messages"):
-        raise given.refused("messages", "must contain at least one message")
+    given.needed("messages")
     if transcript.messages and transcript.messages[-1].get("tool_calls"):
         raise given.refused("messages", "must not end with tool calls without results")
     return transcript.messages
@@ -157,7 +156,7 @@ def _text(block: Fields) -> str:
         case "tool_reference":
             return block.needed_text("tool_name")
         case "image":
-            raise block.refused("type", "images are not supported; this model accepts only text")
+            raise block.refused_image()
         case other:
             raise block.refused("type", f"unsupported content type {other!r}; this model accepts only text")
 

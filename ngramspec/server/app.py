@@ -35,6 +35,7 @@ from ngramspec.server.status import (
     scale_lora_adapters,
     slots,
 )
+from ngramspec.server.vertex import VertexRoutes
 
 _SLOT = re.compile("/slots/[0-9]{1,4}")
 
@@ -126,6 +127,7 @@ def make_app(
     keys: Sequence[str] = (),
     origins: Collection[str] = (),
     hosts: Collection[str] = (),
+    vertex: VertexRoutes | None = None,
     log: Log | None = None,
 ) -> Starlette:
     """Return the application of a server, whose model may be loaded later.
@@ -135,10 +137,15 @@ def make_app(
         keys: API keys, of which a request must have one; empty means that none is required.
         origins: Allowed origins of web pages, in addition to those of this machine; "*" means all.
         hosts: Names of this server, in addition to localhost and IP addresses.
+        vertex: Routes of Vertex AI; `None` means that the server does not run there.
         log: Function that is called after every request.
+
+    Raises:
+        NGramSpecError: A route of Vertex AI is the path of another endpoint.
     """
-    by_path = {path: endpoint for endpoint in ENDPOINTS for path in endpoint.paths}
-    routes = [Route(path, one, methods=[one.method]) for one in ENDPOINTS for path in one.paths]
+    endpoints = [*ENDPOINTS, *(vertex.endpoints(ENDPOINTS) if vertex is not None else ())]
+    by_path = {path: endpoint for endpoint in endpoints for path in endpoint.paths}
+    routes = [Route(path, one, methods=[one.method]) for one in endpoints for path in one.paths]
     middleware = [Middleware(logged, paths=frozenset(by_path), log=log)]
     middleware.append(Middleware(CrossOrigin, origins=origins))
     middleware.append(Middleware(Access, endpoints=by_path, keys=keys, origins=origins, hosts=hosts))
@@ -149,6 +156,8 @@ def make_app(
         path = request.url.path
         if (why := NOT_THERE.get("/api/blobs" if path.startswith("/api/blobs/") else path)) is not None:
             told = ApiError(501, why)
+        elif path == "/cors-proxy":
+            told = ApiError(403, "this server does not forward requests to other servers")
         else:
             told = ApiError(error.status_code, messages.get(error.status_code, error.detail))
         response = refusal(told, by_path.get(path), path)

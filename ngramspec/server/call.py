@@ -66,6 +66,7 @@ class ApiError(Exception):
         type: str | None = None,  # one of llama-server's; None: what goes with the status
         code: int | str | None = None,  # what clients tell errors apart by; None: the status
         details: Mapping[str, Any] | None = None,  # further fields
+        is_final: bool = False,  # True if the client should not retry, whatever the status is
     ) -> None:
         if len(message) > MAX_MESSAGE:
             message = f"{message[:MAX_MESSAGE]} ..."
@@ -76,6 +77,7 @@ class ApiError(Exception):
         self.type = type or _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.code = status if code is None else code
         self.details = dict(details or {})
+        self.is_final = is_final
 
 
 def worded(error: ApiError) -> dict[str, Any]:
@@ -176,6 +178,11 @@ class Fields:
     def refused(self, name: str, problem: str) -> ApiError:
         """The error that a field of the right type still cannot be."""
         return bad_field(self.path + name, f"{self.path}{name}: {problem}")
+
+    def refused_image(self) -> ApiError:
+        """Return the error that a part of a message is an image. The status is llama-server's."""
+        problem = "image input is not supported; this model accepts only text"
+        return ApiError(500, f"{self.path}type: {problem}", param=f"{self.path}type", is_final=True)
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self._typed(name, bool)
@@ -364,6 +371,7 @@ class Server:
     is_verbose: bool = False  # True if responses contain `__verbose` unless a request sets verbose to false
     has_slots: bool = True  # False if /slots is disabled
     has_page: bool = True  # False if the chat page is disabled
+    has_metrics: bool = True  # False if /metrics is disabled
     slot_folder: Path | None = None  # where what slots hold may be saved; None: nowhere
     model: ServedModel | None = None  # None until it is loaded
     draining: bool = False  # whether no more requests are taken

@@ -75,7 +75,10 @@ class Endpoint:
 def refusal(error: ApiError, endpoint: Endpoint | None, path: str = "") -> Response:
     """Return an error as a response in the format of its API, which the path tells if there is no endpoint."""
     other = ollama.worded if path.startswith("/api/") else worded
-    return json_answer((other if endpoint is None else endpoint.wording)(error), error.status)
+    response = json_answer((other if endpoint is None else endpoint.wording)(error), error.status)
+    if error.is_final:
+        response.headers["X-Should-Retry"] = "false"  # the clients of OpenAI and Anthropic obey it
+    return response
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from ngramspec.batching.request import Report
 from ngramspec.llama.embedder import Embedder
-from ngramspec.server.call import Call, ServedModel
+from ngramspec.server.call import ApiError, Call, ServedModel
 
 
 class Metric(NamedTuple):
@@ -23,6 +23,8 @@ class Metric(NamedTuple):
 
 async def metrics(call: Call) -> Response:
     """Return the metrics in Prometheus' text format."""
+    if not call.server.has_metrics:
+        raise ApiError(501, "/metrics is disabled; start the server with --metrics")
     model = call.model
     escaped = model.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     lines: list[str] = []

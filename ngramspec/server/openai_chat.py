@@ -157,6 +157,8 @@ def _content(given: Fields) -> str | list[dict[str, str]]:
 
 
 def _part(part: Fields) -> str:
+    if part.text("type") == "image_url":
+        raise part.refused_image()
     if part.text("type") not in _TEXT_PARTS:
         raise part.wrong("type", "'text', the only supported type")
     return part.needed_text("text")

@@ -178,7 +178,9 @@ def _part(part: Fields) -> str:
             return part.needed_text("text")
         case "refusal":
             return part.needed_text("refusal")
-        case "input_image" | "input_file" | "input_audio" as kind:
+        case "input_image":
+            raise part.refused_image()
+        case "input_file" | "input_audio" as kind:
             raise part.refused("type", f"{kind!r} is not supported; this model accepts only text")
         case other:
             raise part.refused("type", f"unsupported content type {other!r}")

@@ -67,7 +67,7 @@ async def props(call: Call) -> Response:
             "modalities": {"vision": False, "audio": False},
             "endpoint_slots": call.server.has_slots,
             "endpoint_props": False,
-            "endpoint_metrics": True,
+            "endpoint_metrics": call.server.has_metrics,
             "webui": call.server.has_page,
             "is_sleeping": False,
             "chat_template": model.vocabulary.chat_template or "",

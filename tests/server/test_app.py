@@ -295,7 +295,6 @@ def test_defaults_give_way_to_what_is_asked_for_and_seeds_are_random_unless_some
     assert sampling_of({"temperature": 0}, defaults).xtc_probability == 0
 
 
-PICTURE = {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}
 BOGUS = {"type": "json_schema", "json_schema": {"schema": {"type": "bogus"}}}
 WRONG_ALONE = {
     "messages": ["hi", [3]],
@@ -313,7 +312,6 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [PICTURE]}, "messages[0].content[0].type"),
         *((CHAT | {name: value}, name) for name, values in WRONG_ALONE.items() for value in values),
         (CHAT | {"response_format": {"type": "xml"}}, "response_format.type"),
         (CHAT | {"response_format": BOGUS}, "response_format"),
@@ -465,7 +463,9 @@ def test_what_slots_work_for_is_told_without_its_texts() -> None:
 
 
 def test_the_model_by_its_name() -> None:
-    assert get("/v1/models/demo").json() == get("/v1/models").json()["data"][0]
+    server, _ = scripted()
+    listed = send(server, "/v1/models", method="GET").json()["data"]
+    assert [send(server, "/v1/models/demo", method="GET").json()] == listed
     response = get("/v1/models/other/one")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
 
@@ -484,6 +484,35 @@ def test_what_other_servers_have_is_answered_with_words() -> None:
         response = send(server, path, {}, method)
         assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
         assert "this server" in response.text or "cannot" in response.text
+    response = get("/cors-proxy?url=http://127.0.0.1/")
+    assert (response.status_code, response.json()["error"]["type"]) == (403, "permission_error")
+
+
+def test_images_return_the_status_of_llama_server_and_are_not_retried() -> None:
+    def turns(part: dict[str, Any]) -> list[Any]:
+        return [{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]
+
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
+    bodies: list[tuple[str, dict[str, Any], str]] = [
+        (CHATS, {"messages": turns({"type": "image_url", "image_url": {}})}, "messages[0].content[1]"),
+        ("/v1/messages", {"messages": turns(image), "max_tokens": 1}, "messages[0].content[1]"),
+        ("/v1/messages", {"messages": turns(result), "max_tokens": 1}, "messages[0].content[1].content[0]"),
+        ("/v1/responses", {"input": turns({"type": "input_image", "image_url": "data:"})}, "input[0].content[1]"),
+    ]
+    for path, body, part in bodies:
+        response = send(scripted()[0], path, body)
+        assert (response.status_code, response.headers["X-Should-Retry"]) == (500, "false")
+        problem = f"{part}.type: image input is not supported; this model accepts only text"
+        assert response.json()["error"]["message"] == problem
+
+
+def test_metrics_can_be_disabled() -> None:
+    server, _ = scripted()
+    for has_metrics, status in ((True, 200), (False, 501)):
+        server.has_metrics = has_metrics
+        assert send(server, "/metrics", method="GET").status_code == status
+        assert send(server, "/props", method="GET").json()["endpoint_metrics"] is has_metrics
 
 
 def test_metrics_have_names_of_both_servers_and_count() -> None:

@@ -72,7 +72,7 @@ def test_json_of_too_many_values_is_refused(value: list[Any]) -> None:
 
 @pytest.mark.parametrize("text", ["[{," * MAX_VALUES, '",\\' * MAX_VALUES])
 def test_commas_in_strings_are_not_values(text: str) -> None:
-    assert send(scripted()[0], "/v1/messages/count_tokens", {"messages": [], "unknown": text}).status_code == 400
+    assert send(scripted()[0], "/v1/messages/count_tokens", {"messages": [], "unknown": text}).status_code == 200
 
 
 @pytest.mark.parametrize(("digits", "status"), [(MAX_DIGITS, 200), (MAX_DIGITS + 1, 400)])

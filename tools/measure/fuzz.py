@@ -44,9 +44,9 @@ _CONTEXT = multiprocessing.get_context("fork")
 @contextmanager
 def started(options: argparse.Namespace, log: Path, *more: str) -> Iterator[subprocess.Popen[bytes] | None]:
     """Start a server and wait until it is ready; None if it ends before."""
-    model = [*COMMAND, "serve", options.model, "--port", str(options.port), "-np", str(options.parallel), *more]
+    model = [*COMMAND, "serve", options.model, "--port", str(options.port), "-np", str(options.parallel)]
     with log.open("wb") as file:
-        process = subprocess.Popen([*model, *options.options.split()], stdout=file, stderr=file)
+        process = subprocess.Popen([*model, "--metrics", *more, *options.options.split()], stdout=file, stderr=file)
     try:
         while process.poll() is None and asked(options.port, "/health") != 200:
             time.sleep(0.1)
@@ -103,7 +103,8 @@ class Campaign:
             self.attacks.append((kind, index, began, ended))
             if not self.ending:
                 self.statuses[kind][status] += 1
-            if status.endswith("500 in stream") or (status[:1] == "5" and status[:3] not in ("501", "503")):
+            is_failure = status[:1] == "5" and status[:3] not in ("501", "503") and "image input" not in str(got)
+            if status.endswith("500 in stream") or is_failure:
                 self.find(f"{kind}:{index} {status} after {ended - began:.1f} s: {got[-400:]!r}")
 
     def dump(self, pid: int, starts: Sequence[float]) -> None:

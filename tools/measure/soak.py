@@ -1,8 +1,9 @@
 """A server under clients that come and go: `python tools/measure/soak.py http://127.0.0.1:8080 --pid PID`
 
-Start the server with --exact on. Every request is first asked alone; then clients ask them at random, all at once, some
-streamed, some hanging up in the middle. Every whole answer must be the one that was given alone, every part its
-beginning; the counters of /metrics must add up, nothing may be at work in the end, and memory (of PID) must not grow.
+Start the server with --exact on --metrics. Every request is first asked alone; then clients ask them at random, all at
+once, some streamed, some hanging up in the middle. Every whole answer must be the one that was given alone, every part
+its beginning; the counters of /metrics must add up, nothing may be at work in the end, and memory (of PID) must not
+grow.
 Prints what was seen, and exits with 1 if anything is wrong.
 """
 

@@ -1,0 +1,111 @@
+"""The prediction route of Vertex AI, whose requests contain several requests of other endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.responses import Response
+
+from ngramspec.errors import NGramSpecError
+from ngramspec.server.call import ApiError, Call, Fields, json_answer, of_failure, worded
+from ngramspec.server.endpoint import Endpoint
+from ngramspec.server.status import health
+
+MAX_INSTANCES = 128
+"""Maximum number of requests in one, as in llama-server."""
+
+_FORMAT = "@requestFormat"
+
+
+@dataclass(frozen=True, slots=True)
+class VertexRoutes:
+    """Paths and port that Vertex AI requires of a server, from the variables that it sets in a container.
+
+    Attributes:
+        predict: Path of the prediction route.
+        health: Additional path of `/health`; `None` means no additional one.
+        port: Port of the server.
+    """
+
+    predict: str
+    health: str | None
+    port: int
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str]) -> VertexRoutes | None:
+        """Return the routes; `None` outside of Vertex AI's containers for predictions.
+
+        Raises:
+            NGramSpecError: AIP_HTTP_PORT is not a port.
+        """
+        if variables.get("AIP_MODE") != "PREDICTION":
+            return None
+        port = variables.get("AIP_HTTP_PORT") or "8080"
+        if not port.isdecimal() or not 0 < int(port) < 65536:
+            raise NGramSpecError(f"AIP_HTTP_PORT must be a port number, got {port!r}")
+        health = variables.get("AIP_HEALTH_ROUTE")
+        predict = variables.get("AIP_PREDICT_ROUTE") or "predict"
+        return cls(_with_slash(predict), _with_slash(health) if health else None, int(port))
+
+    def endpoints(self, others: Sequence[Endpoint]) -> list[Endpoint]:
+        """Return the endpoints of the routes.
+
+        Args:
+            others: Endpoints that instances may name, by a path or by its camel case: chatCompletions.
+
+        Raises:
+            NGramSpecError: The prediction route is the path of another endpoint.
+        """
+        known = {path for endpoint in others for path in endpoint.paths}
+        if self.predict in known:
+            raise NGramSpecError(f"AIP_PREDICT_ROUTE must not be the path of another endpoint, got {self.predict}")
+        endpoints = [Endpoint((self.predict,), _Predictions(others))]
+        if self.health is not None and self.health not in known:
+            endpoints.append(Endpoint((self.health,), health, "GET", public=True))
+        return endpoints
+
+
+class _Predictions:
+    """Handler of the prediction route."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        targets = [(path, one) for one in endpoints for path in one.paths if one.method == "POST" and "{" not in path]
+        formats = {_camel_case(path): endpoint for path, endpoint in reversed(targets)}
+        self._endpoints = formats | dict(targets)
+
+    async def __call__(self, call: Call) -> Response:
+        """Answer all instances at once. The answer of an invalid instance is its error; none is a stream."""
+        call.given.needed("instances")
+        instances = list(call.given.objects("instances"))
+        call.given.check_count("instances", len(instances), MAX_INSTANCES, "items")
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._predict(call, instance)) for instance in instances]
+        return json_answer({"predictions": [task.result() for task in tasks]})
+
+    async def _predict(self, call: Call, instance: Fields) -> Any:
+        wording = worded
+        try:
+            name = instance.needed_text(_FORMAT)
+            endpoint = self._endpoints.get(name)
+            if endpoint is None:
+                raise instance.refused(_FORMAT, f"unknown format {name[:80]!r}; use one such as chatCompletions")
+            fields = {key: value for key, value in instance.data.items() if key not in (_FORMAT, "stream")}
+            wording = endpoint.wording
+            response = await endpoint.handler(replace(call, given=Fields(fields)))
+        except (ApiError, NGramSpecError) as error:
+            return wording(of_failure(error))
+        return json.loads(bytes(response.body))
+
+
+def _camel_case(path: str) -> str:
+    words = re.split("[/_-]", path.removeprefix("/v1").removeprefix("/"))
+    return words[0] + "".join(word[:1].upper() + word[1:] for word in words[1:])
+
+
+def _with_slash(path: str) -> str:
+    return path if path.startswith("/") else f"/{path}"

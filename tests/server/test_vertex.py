@@ -1,0 +1,86 @@
+"""The prediction route of Vertex AI."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from support.fake_service import Script
+from support.http import asking, scripted
+
+from ngramspec.errors import NGramSpecError
+from ngramspec.server.app import make_app
+from ngramspec.server.vertex import MAX_INSTANCES, VertexRoutes
+
+MODE = {"AIP_MODE": "PREDICTION"}
+CHAT = {"@requestFormat": "chatCompletions", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def routes(**variables: str) -> VertexRoutes:
+    found = VertexRoutes.from_environment(MODE | variables)
+    assert found is not None
+    return found
+
+
+def request(method: str, path: str, body: Any = None, **variables: str) -> httpx.Response:
+    async def run() -> httpx.Response:
+        async with asking(scripted(Script())[0], vertex=routes(**variables), keys=["k"]) as client:
+            headers = {"Authorization": "Bearer k"} if body is not None else {}
+            return await client.request(method, path, json=body, headers=headers)
+
+    return asyncio.run(run())
+
+
+def predict(*instances: Any) -> list[Any]:
+    response = request("POST", "/predict", {"instances": instances})
+    assert response.status_code == 200, response.text
+    found: list[Any] = response.json()["predictions"]
+    return found
+
+
+def test_predict_answers_instances_of_several_formats_in_order() -> None:
+    chat, completion, tokens, messages = predict(
+        CHAT | {"stream": True},
+        {"@requestFormat": "/completion", "prompt": "x"},
+        {"@requestFormat": "tokenize", "content": "a"},
+        {"@requestFormat": "messages", "max_tokens": 9, "messages": CHAT["messages"]},
+    )
+    assert chat["choices"][0]["message"]["content"] == completion["content"] == "Hello, world"
+    assert tokens["tokens"]
+    assert messages["type"] == "message"
+
+
+def test_predict_returns_the_error_of_an_instance_in_its_place() -> None:
+    unnamed, unknown, invalid, chat = predict({}, {"@requestFormat": "predict"}, CHAT | {"n": 0}, CHAT)
+    assert unnamed["error"]["param"] == "instances[0].@requestFormat"
+    assert unknown["error"]["param"] == "instances[1].@requestFormat"
+    assert invalid["error"]["param"] == "n"
+    assert chat["choices"]
+
+
+@pytest.mark.parametrize("body", [{}, {"instances": "x"}, {"instances": [CHAT] * (MAX_INSTANCES + 1)}])
+def test_predict_rejects_invalid_instances(body: Any) -> None:
+    response = request("POST", "/predict", body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "instances")
+
+
+def test_routes_have_the_paths_of_the_environment() -> None:
+    variables = {"AIP_PREDICT_ROUTE": "ask", "AIP_HEALTH_ROUTE": "/alive", "AIP_HTTP_PORT": "8081"}
+    assert routes(**variables).port == 8081
+    assert request("GET", "/alive", **variables).status_code == 200
+    assert request("POST", "/ask", {"instances": [CHAT]}, **variables).json()["predictions"][0]["choices"]
+    assert request("POST", "/predict", {"instances": []}, **variables).status_code == 404
+    assert request("GET", "/health", AIP_HEALTH_ROUTE="/health").status_code == 200
+
+
+def test_routes_are_absent_outside_of_vertex_ai() -> None:
+    assert VertexRoutes.from_environment({"AIP_PREDICT_ROUTE": "/ask", "AIP_HTTP_PORT": "x"}) is None
+
+
+def test_routes_reject_an_unusable_environment() -> None:
+    with pytest.raises(NGramSpecError, match="AIP_HTTP_PORT must be a port number, got 'x'"):
+        routes(AIP_HTTP_PORT="x")
+    with pytest.raises(NGramSpecError, match=r"AIP_PREDICT_ROUTE .* got /completion"):
+        make_app(scripted()[0], vertex=routes(AIP_PREDICT_ROUTE="completion"))
