@@ -2,7 +2,7 @@
 that answers grow by; `warm_up`.
 
 A sequence comes to hold what is known of a prompt: what it holds already, what another sequence holds, or what
-`PromptCache` kept in RAM. Where prompts and texts wait, prompts are read first for some seconds, so that their texts
+`PromptCache` kept in RAM. Where prompts and texts wait, prompts are read first for half a second, so that their texts
 join those that are being written: a pass costs little more with them. After that reading and writing get the same time.
 Prompts take turns among each other, so that a short one does not wait for a long one. Embeddings and the like get no
 more time than answers do.
@@ -193,7 +193,9 @@ T = TypeVar("T")
 PAUSE = 0.25
 """Seconds that a chunk of a prompt may keep answers waiting, where the chunks can be chosen, once both take turns."""
 
-AHEAD = 4.0  # seconds of reading that answers may wait for, beyond the time that they had themselves
+AHEAD = 0.5  # seconds of reading that answers may wait for, beyond the time that they had themselves
+LONGEST = 1.0  # maximum seconds that a text waits for chunks of prompts, unless a single chunk takes longer
+FORGET = 0.98  # weight of the expected time of a chunk after a faster chunk: chunks late in a prompt are slower
 LEAST = 32  # fewest tokens of such a chunk: fewer cost nearly as much time
 
 DEPTH = 64  # tokens of context on which batches are timed
@@ -205,6 +207,8 @@ class Scheduler:
 
     def __init__(self) -> None:
         self._ahead = self._beside = 0.0
+        self._chunk_seconds = 0.0  # expected maximum time of a chunk while texts wait
+        self._texts_wait = False
         self._order: list[object] = []  # prompts that had a turn, the last turn last
         self._per_token = 0.0
 
@@ -215,9 +219,10 @@ class Scheduler:
             readers: prompts that are not read to their end, in the order in which they came.
             writers: texts that are being written.
         """
+        self._texts_wait = bool(writers)
         if not readers or not writers:
             self._ahead = 0.0
-        if not readers or self._ahead > AHEAD:
+        if not readers or self._ahead > AHEAD or 0 < self._ahead > LONGEST - self._chunk_seconds:
             return None
         self._order = [reader for reader in self._order if reader in readers]
         chosen = min(readers, key=lambda reader: self._order.index(reader) if reader in self._order else -1)
@@ -227,6 +232,8 @@ class Scheduler:
     def read(self, tokens: int, seconds: float) -> None:
         """A chunk of so many tokens was read."""
         self._ahead += seconds
+        if self._texts_wait:
+            self._chunk_seconds = max(seconds, FORGET * self._chunk_seconds)
         if tokens:
             self._per_token = seconds / tokens
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ngramspec.batching.scheduler import AHEAD, LEAST, PAUSE, Scheduler
+from ngramspec.batching.scheduler import AHEAD, LEAST, LONGEST, PAUSE, Scheduler
 
 
 def run(
@@ -38,6 +38,41 @@ def test_reading_comes_first_and_then_both_get_the_same_time() -> None:
     assert wrote == pytest.approx(read, rel=0.1)
     # No answer waits for more than one chunk.
     assert not any(a == b == "a" for (a, _), (b, _) in pairwise(done))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most"), [(0.05, 11), (0.25, 3), (0.4, 2), (0.6, 1), (0.9, 1), (3.0, 1)], ids=lambda value: str(value)
+)
+def test_texts_wait_for_few_chunks_of_prompts(seconds: float, most: int) -> None:
+    """All chunks of this size together take at most a second, or there is only one."""
+    turns = Scheduler()
+    waits = [0]
+    for _ in range(500):
+        if turns.reads(["a", "b"], ["w"]) is None:
+            turns.wrote(0.01)
+            waits.append(0)
+        else:
+            turns.read(128, seconds)
+            waits[-1] += 1
+    assert max(waits) == most
+    assert most == 1 or most * seconds <= LONGEST
+
+
+def test_texts_wait_at_most_a_second_for_prompts_of_many_clients() -> None:
+    """Prompts of 100 to 4,000 tokens whose reading becomes slower with their length, in simulated seconds."""
+    turns, readers, waited, longest = Scheduler(), dict.fromkeys("abcdefgh", 0), 0.0, 0.0
+    for turn in range(5000):
+        reader = turns.reads(list(readers), ["w"])
+        if reader is None:
+            turns.wrote(0.0095)
+            longest, waited = max(longest, waited), 0.0
+            continue
+        tokens, done = turns.chunk(512), readers[reader]
+        seconds = tokens * (0.003 + 5.6e-7 * done)
+        turns.read(tokens, seconds)
+        waited += seconds
+        readers[reader] = 0 if done + tokens > 100 + turn % 40 * 100 else done + tokens
+    assert PAUSE < longest <= LONGEST
 
 
 def test_prompts_take_turns() -> None:
