@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -130,10 +130,12 @@ AUTO = "auto"
 
 def parse_threads(text: str) -> int | None:
     """Return a number of threads, or `None` for "auto"; raises ValueError."""
-    try:
-        return None if text == AUTO else int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number or {AUTO!r}") from None
+    if text == AUTO:
+        return None
+    with suppress(ValueError):
+        if (number := int(text)) > 0:
+            return number
+    raise ValueError(f"{text!r} is neither a whole number of at least 1 nor {AUTO!r}")
 
 
 def parse_layers(text: str) -> int:

@@ -286,7 +286,7 @@ class MessageReply(Reply):
     def _usage(self, end: End) -> dict[str, Any]:
         return self._input_usage() | {
             "output_tokens": end.done.stats.generated,
-            "output_tokens_details": {"thinking_tokens": end.thought},
+            "output_tokens_details": {"thinking_tokens": end.reasoning_tokens},
         }
 
     def _input_usage(self) -> dict[str, int]:

@@ -18,7 +18,7 @@ from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.call import Call, Counters, leaving, of_failure, overflow
 from ngramspec.steps import Step
-from ngramspec.tool_calls.deltas import Delta
+from ngramspec.tool_calls.deltas import Delta, append
 
 
 class Piece(NamedTuple):
@@ -42,7 +42,7 @@ class End(NamedTuple):
     stop_string: str | None  # that ended it, where one did
     full: bool  # whether the context was full
     done: Done  # what the engine says
-    thought: int = 0  # how many of the tokens it emitted told thoughts, the ones around these included
+    reasoning_tokens: int = 0  # tokens of reasoning, with its opening tag
 
 
 TextEvent = Started | Prefilled | Scored | Piece | End
@@ -138,7 +138,7 @@ class _Text:
         self._started = self._written = self._called = False
         self._stop_string: str | None = None
         self._held: list[Logprobs] = []  # of tokens whose text is held back
-        self._untold = self._thought = 0  # tokens of which nothing was told yet; tokens of thoughts
+        self._untold = self._reasoning = 0  # tokens of which nothing was told yet; tokens of reasoning
 
     def take(self, event: Event) -> Iterator[TextEvent]:
         """Convert an event of the engine for the readers of the text."""
@@ -158,10 +158,20 @@ class _Text:
         self._stop_string = step.stop_string
         deltas: Sequence[Delta] = (Delta("text", step.text),) if step.text else ()
         if self._reader is not None:
-            self._untold += len(step.tokens)
-            deltas = self._noted(self._reader.push(step.text))
-            self.ended = bool(self._reader.ended)
+            deltas = self._read(self._reader, step)
         return Piece(deltas, self._logprobs(step), step)
+
+    def _read(self, reader: TextReader, step: Step) -> Sequence[Delta]:
+        """Parse a step token by token, so that the number of tokens of reasoning does not depend on drafts."""
+        deltas: list[Delta] = []
+        for piece in step.pieces:
+            self._untold += 1
+            for delta in self._noted(reader.push(piece)):
+                append(deltas, delta)
+            self.ended = bool(reader.ended)
+            if self.ended:
+                break
+        return deltas
 
     def _end(self, done: Done) -> Iterator[Piece | End]:
         if done.reason == "cancelled" and not self._written:
@@ -173,12 +183,12 @@ class _Text:
         reason: Literal["stop", "length", "tool_calls"] = "stop" if by_itself else "length"
         if by_itself and self._called:
             reason = "tool_calls"
-        yield End(reason, self._stop_string if by_itself else None, full, done, self._thought)
+        yield End(reason, self._stop_string if by_itself else None, full, done, self._reasoning)
 
     def _noted(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
-        """Count the tokens of thoughts, and see calls."""
+        """Count the tokens of reasoning, and see calls."""
         if deltas:
-            self._thought += self._untold if deltas[0].kind == "thought" else 0
+            self._reasoning += self._untold if deltas[0].kind == "thought" else 0
             self._untold = 0
             self._called = self._called or any(delta.kind == "call" for delta in deltas)
         return deltas

@@ -94,7 +94,8 @@ class NativeReply(Reply):
     def _end(self, number: int, *, streamed: bool) -> dict[str, Any]:
         """Return the answer, or the last chunk of a stream."""
         answer, request = self.answers[number], self._requests[number]
-        result = native_answer(self._call, request, answer) | {"index": number}
+        has_prompt = not self._shown or "prompt" in self._shown
+        result = native_answer(self._call, request, answer, has_prompt=has_prompt) | {"index": number}
         if streamed:
             result["content"] = ""
         if streamed or not self._tokens_too:

@@ -14,8 +14,15 @@ from ngramspec.server.common_fields import read_max_tokens
 from ngramspec.server.reply import Answer, timings
 
 
-def native_answer(call: Call, request: Request, answer: Answer) -> dict[str, Any]:
-    """Return a completion that ended, with its text, its prompt and all settings."""
+def native_answer(call: Call, request: Request, answer: Answer, *, has_prompt: bool = True) -> dict[str, Any]:
+    """Return a completion that ended, with its text, its prompt and all settings.
+
+    Args:
+        call: Request of the client.
+        request: Request of the engine.
+        answer: Text that was generated.
+        has_prompt: Whether to include the prompt, whose text takes milliseconds if it is long.
+    """
     model, end = call.model, answer.end
     assert end is not None
     limit = read_max_tokens(call.given)
@@ -31,7 +38,7 @@ def native_answer(call: Call, request: Request, answer: Answer) -> dict[str, Any
         "tokens_predicted": end.done.stats.generated,
         "tokens_evaluated": answer.prompt_tokens,
         "generation_settings": settings | {"n_probs": request.logprobs or 0, "stream": call.streamed},
-        "prompt": prompt_text(model, request.prompt),
+        **({"prompt": prompt_text(model, request.prompt)} if has_prompt else {}),
         "has_new_line": "\n" in text,
         "truncated": end.full,
         "stop_type": "limit" if end.reason == "length" else "eos" if end.stop_string is None else "word",

@@ -321,9 +321,10 @@ class ChatReply(Reply):
 
     def _totals(self, usage_too: bool) -> dict[str, Any]:
         told = totals(self.answers, len(self.answers), usage_too)
-        texts = [answer.tokens for answer in self.answers]
-        if usage_too and (predicted := prediction_usage(self._model, self._prediction, texts)):
-            told["usage"]["completion_tokens_details"] = predicted
+        if usage_too:
+            reasoning = sum(answer.end.reasoning_tokens for answer in self.answers if answer.end is not None)
+            predicted = prediction_usage(self._model, self._prediction, [answer.tokens for answer in self.answers])
+            told["usage"]["completion_tokens_details"] = {"reasoning_tokens": reasoning, **predicted}
         return told
 
 

@@ -296,7 +296,7 @@ class ResponseReply(Reply):
                 "input_tokens": answer.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": end.done.cached, "cache_write_tokens": 0},
                 "output_tokens": generated,
-                "output_tokens_details": {"reasoning_tokens": end.thought, **predicted},
+                "output_tokens_details": {"reasoning_tokens": end.reasoning_tokens, **predicted},
                 "total_tokens": answer.prompt_tokens + generated,
             }
         }

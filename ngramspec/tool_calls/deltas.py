@@ -112,11 +112,16 @@ class Deltas:
         return deltas
 
     def _add(self, delta: Delta) -> None:
-        last = self._deltas[-1] if self._deltas else None
-        if last is None or last.kind != delta.kind or delta.kind == "call":
-            self._deltas.append(delta)
-        else:  # a call's arguments follow its beginning, so these are of the same call
-            self._deltas[-1] = last._replace(text=last.text + delta.text)
+        append(self._deltas, delta)
+
+
+def append(deltas: list[Delta], delta: Delta) -> None:
+    """Append a delta to a list, joined with the last one if both are of one kind."""
+    last = deltas[-1] if deltas else None
+    if last is None or last.kind != delta.kind or delta.kind == "call":
+        deltas.append(delta)
+    else:  # a call's arguments follow its beginning, so these are of the same call
+        deltas[-1] = last._replace(text=last.text + delta.text)
 
 
 # --------------------------------------------------------------------------- what is read

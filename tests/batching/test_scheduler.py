@@ -40,9 +40,7 @@ def test_reading_comes_first_and_then_both_get_the_same_time() -> None:
     assert not any(a == b == "a" for (a, _), (b, _) in pairwise(done))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "most"), [(0.05, 11), (0.25, 3), (0.4, 2), (0.6, 1), (0.9, 1), (3.0, 1)], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("seconds", "most"), [(0.05, 11), (0.25, 3), (0.4, 2), (0.6, 1), (0.9, 1), (3.0, 1)])
 def test_texts_wait_for_few_chunks_of_prompts(seconds: float, most: int) -> None:
     """All chunks of this size together take at most a second, or there is only one."""
     turns = Scheduler()

@@ -39,6 +39,8 @@ CONTRADICTIONS = [
     ("memory save-answers maybe", "Invalid value for 'state': 'maybe' is not one of 'on', 'off' (see"),
     ("complete -c big", "Invalid value for '-c' / '--ctx-size': 'big' is not a whole number (see"),
     ("complete -c 1", "-c must be 0 or from 16 to 16777216, got 1"),
+    ("serve -t 0", "Invalid value for '-t' / '--threads': '0' is neither a whole number of at least 1 nor 'auto' (see"),
+    ("complete -t all", "'all' is neither a whole number of at least 1 nor 'auto' (see"),
     ("complete -ub 1", "Invalid value for '-ub' / '--ubatch-size': 1 is below the minimum of 64 (see"),
     ("serve a.gguf -m b.gguf", "two models were given: a.gguf and -m b.gguf"),
     ("serve --lora-scaled a.gguf", "--lora-scaled must be FILE:SCALE, got 'a.gguf'"),

@@ -429,7 +429,9 @@ def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_p
         answers.append(http.post("/slots/0?action=erase").json())
         answers.append(http.get("/v1/models").json()["data"][0])
         second = f"http://127.0.0.2:{http.base_url.port}"
-        statuses.extend(httpx.get(f"{second}{path}", headers=http.headers).status_code for path in ("/", "/slots", "/metrics"))
+        statuses.extend(
+            httpx.get(f"{second}{path}", headers=http.headers).status_code for path in ("/", "/slots", "/metrics")
+        )
         for origin in ("https://a.example", "http://localhost:99", "https://b.example"):
             statuses.append(http.get("/v1/models", headers={"Origin": origin}).status_code)
 

@@ -52,6 +52,7 @@ def test_a_chat_is_answered() -> None:
         "completion_tokens": tokens,
         "total_tokens": prompt + tokens,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     timings = told["timings"]
     assert (timings["cache_n"], timings["prompt_n"], timings["predicted_n"]) == (4, prompt - 4, tokens)
@@ -220,6 +221,13 @@ def test_the_native_stream_and_the_fields_asked_for() -> None:
     names = ["content", "timings/predicted_n", "generation_settings/top_k", "nothing/at/all"]
     told, _ = ask(NATIVE, {"prompt": "x", "response_fields": names})
     assert told == {"content": TEXT, "timings/predicted_n": 7, "generation_settings/top_k": 40}
+
+
+def test_the_text_of_a_prompt_is_computed_only_for_responses_that_contain_it() -> None:
+    with mock.patch("ngramspec.server.native_answer.prompt_text", return_value="text") as prompt_text:
+        for names, count in ((["content", "prompt/x"], 0), (["prompt"], 1), ([], 2)):
+            told, _ = ask(NATIVE, {"prompt": "x", "response_fields": names})
+            assert (told.get("prompt"), prompt_text.call_count) == ("text" if count else None, count)
 
 
 def test_prompts_of_mixed_pieces_are_one_prompt() -> None:

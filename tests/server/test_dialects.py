@@ -113,6 +113,22 @@ def test_an_answer_of_thoughts_text_and_calls(stream: bool) -> None:
     assert usage.output_tokens_details.reasoning_tokens == its.output_tokens_details.thinking_tokens
 
 
+def test_tokens_of_reasoning_are_counted_whatever_is_drafted() -> None:
+    counts = set()
+    with closing(ThinkingVocabulary(DEMO)) as vocabulary:
+        expected = len(vocabulary.tokenize("<think>\nLong thoughts of many words.", add_bos=False))
+    for step in (1, 2, 3, 7, 100):
+        with serving(Script(TURN, step=step)) as (one, other, _):
+            chat = other.chat.completions.create(**CHAT)
+            *_, last = other.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True})
+            details = [usage.completion_tokens_details for usage in (chat.usage, last.usage) if usage is not None]
+            response, message = other.responses.create(**RESPONSE), one.messages.create(**MESSAGE)
+        counts |= {detail.reasoning_tokens for detail in details if detail is not None}
+        counts |= {response.usage.output_tokens_details.reasoning_tokens} if response.usage is not None else set()
+        counts |= {message.usage.output_tokens_details.thinking_tokens}
+    assert counts == {expected}
+
+
 def test_answers_can_be_sent_back() -> None:
     user: Any = ASK["messages"]
     with serving(TURN) as (one, other, engine):

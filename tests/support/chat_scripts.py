@@ -23,7 +23,7 @@ def finish(
 ) -> End:
     """The end of an answer of 7 tokens to a prompt of 20, of which 5 were cached; `full`: because the context was."""
     why: Any = "context" if full else "length" if reason == "length" else "eog"
-    return End(reason, stop_string, full, Done(why, Stats(generated=7), 5, 0.1, 0.2), thought=2)
+    return End(reason, stop_string, full, Done(why, Stats(generated=7), 5, 0.1, 0.2), reasoning_tokens=2)
 
 
 def refused(read: Callable[..., object], field: str, **fields: Any) -> None:
