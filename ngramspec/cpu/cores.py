@@ -135,21 +135,24 @@ def _read_v1(group: Path) -> float:
 class CpuSeconds(NamedTuple):
     """CPU time since some moment in the past, in seconds."""
 
-    system: float  # all programs on the allowed CPUs, and the time that a hypervisor gave to other machines
+    # All programs on the allowed CPUs, except those of `low`, and the time that a hypervisor gave to other machines.
+    system: float
     process: float  # all threads of this process
+    low: float = 0.0  # programs of lower priority than this process
 
 
 def read_cpu_seconds() -> CpuSeconds:
-    """Return the CPU time used so far on the CPUs that this process may use.
-
-    Low-priority programs (nice) are left out: they give way to this process.
-    """
-    cpus, total = allowed_cpus(), 0.0
+    """Return the CPU time used so far on the CPUs that this process may use."""
+    cpus, total, nice = allowed_cpus(), 0.0, 0.0
     for number, times in enumerate(psutil.cpu_times(percpu=True)):
         if number in cpus:
             others = (getattr(times, name, 0.0) for name in ("irq", "softirq", "steal"))
             total += times.user + times.system + sum(others)
-    return CpuSeconds(total, time.process_time())
+            nice += getattr(times, "nice", 0.0)
+    own = time.process_time()
+    if hasattr(os, "getpriority") and os.getpriority(os.PRIO_PROCESS, 0) > 0:
+        return CpuSeconds(total + nice, own)  # the system reports this process and similar ones together
+    return CpuSeconds(total, own, nice)
 
 
 QUIET = 0.2
@@ -208,7 +211,8 @@ class CpuLoad:
         self.clock = clock
         self._read, self._running = read, running
         self._count = count or logical_cores()
-        self.cores = 0.0  # cores that other programs use
+        self.cores = 0.0  # cores that other programs use, except those of lower priority
+        self.low_cores = 0.0  # cores that programs of lower priority use
         self._before, self._at = read(), clock()
         self.due = self._at + self.INTERVAL  # when the next sample is due, by `clock`
         self.call_ended = self._at  # when the last decode call ended
@@ -216,11 +220,16 @@ class CpuLoad:
 
     @property
     def is_quiet(self) -> bool:
-        """True if other programs use next to nothing."""
-        return self.cores <= QUIET
+        """True if other programs use next to nothing. Those of low priority count: they slow decode calls down."""
+        return self.total_cores <= QUIET
+
+    @property
+    def total_cores(self) -> float:
+        """Cores that all other programs use."""
+        return self.cores + self.low_cores
 
     def sample(self) -> bool:
-        """Update `cores` if the last sample is old enough. Return True if it was updated."""
+        """Update the cores in use if the last sample is old enough. Return True if they were updated."""
         now = self.clock()
         if now < self.due:
             return False
@@ -229,10 +238,11 @@ class CpuLoad:
         used = (current.system - self._before.system) - (current.process - self._before.process)
         weight = 1.0 if self._is_guess else 1.0 - math.exp(-passed / self.MEMORY)
         self.cores += weight * (max(0.0, used / passed) - self.cores)
+        self.low_cores += weight * ((current.low - self._before.low) / passed - self.low_cores)
         self._is_guess = False
         if now - max(self.call_ended, self._at) > self.PAUSE and (running := self._running()) is not None:
             # Programs that ran in the pause may have ended, and others may have started at its end.
-            self.cores, self._is_guess = float(min(running, self._count)), True
+            self.cores, self.low_cores, self._is_guess = float(min(running, self._count)), 0.0, True
         self._before, self._at = current, now
         self.due = now + max(self.INTERVAL, (self.clock() - now) / self.SHARE)
         return True

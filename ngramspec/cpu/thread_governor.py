@@ -207,14 +207,17 @@ class ThreadGovernor:
         elif self.is_quiet:
             reason = "the machine is idle"
         else:
-            reason = f"other programs use {self._load.cores:.1f} of {self._cores} cores"
+            reason = f"other programs use {self._load.total_cores:.1f} of {self._cores} cores"
         single, batch, prompt = (choice.home for choice in self._choices)
-        return ThreadState(single, batch, prompt, self._load.cores, reason)
+        return ThreadState(single, batch, prompt, self._load.total_cores, reason)
 
     # ------------------------------------------------------------------ decisions
 
     def _follow_load(self) -> None:
-        """Begin again from a guess if the number of free cores changed."""
+        """Begin again from a guess if the number of free cores changed.
+
+        Cores of programs with low priority count as free, as these programs give way. Trials correct that.
+        """
         free = self._cores - self._load.cores + MARGIN
         if self._load.is_quiet:
             guess = self._cores

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from ngramspec.cpu import cores
@@ -16,6 +19,7 @@ from ngramspec.cpu.cores import (
     cpu_quota,
     logical_cores,
     physical_cores,
+    read_cpu_seconds,
     usable_cores,
 )
 
@@ -103,6 +107,18 @@ def test_load_is_what_others_use_and_forgets_it_within_a_second() -> None:
             assert load.sample()
         assert load.cores == pytest.approx(expected, abs=0.05)
     assert not load.sample(), "too soon"
+
+
+@pytest.mark.parametrize(("priority", "expected"), [(0, (2.0, 0.5, 3.0)), (5, (5.0, 0.5, 0.0)), (-5, (2.0, 0.5, 3.0))])
+def test_cpu_time_of_low_priority_is_separate_unless_this_process_has_it_too(
+    monkeypatch: pytest.MonkeyPatch, priority: int, expected: tuple[float, ...]
+) -> None:
+    times = SimpleNamespace(user=1.25, system=0.5, irq=0.25, nice=3.0)
+    monkeypatch.setattr(cores, "allowed_cpus", lambda: {1})
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [SimpleNamespace(), times])
+    monkeypatch.setattr(time, "process_time", lambda: 0.5)
+    monkeypatch.setattr(os, "getpriority", lambda which, who: priority)
+    assert read_cpu_seconds() == expected
 
 
 def test_load_after_a_pause_is_what_runs_now() -> None:

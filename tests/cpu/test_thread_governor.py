@@ -21,6 +21,7 @@ class Machine:
     cores: int = 2
     others: Callable[[float], float] = lambda _: 0.0  # ready threads of other programs at a time
     shows_others: bool = True  # whether the system reports their CPU time
+    has_low_others: bool = False  # whether the system reports it as that of programs with low priority
     gain: Callable[[int], float] = float  # speed of so many threads that have their cores to themselves
     now: float = 0.0
     used: CpuSeconds = field(default=CpuSeconds(0.0, 0.0))
@@ -48,7 +49,8 @@ class Machine:
         share = min(1.0, self.cores / max(1.0, threads + others))
         self.now += seconds
         own, theirs = threads * share * seconds, min(others * share, self.cores) * seconds * self.shows_others
-        self.used = CpuSeconds(self.used.system + own + theirs, self.used.process + own)
+        low = theirs if self.has_low_others else 0.0
+        self.used = CpuSeconds(self.used.system + own + theirs - low, self.used.process + own, self.used.low + low)
 
     def rate(self, governor: ThreadGovernor, seconds: float) -> float:
         """Return the calls per second over some time."""
@@ -78,6 +80,16 @@ def test_loaded_machine_decodes_nearly_as_fast_as_with_the_best_number(cores: in
     assert machine.rate(governor, 20.0) >= 0.9 * machine.best_rate()
     assert not governor.is_quiet
     assert governor.state.threads < cores
+    assert "other programs use" in governor.state.reason
+
+
+def test_programs_of_low_priority_are_load_that_leaves_the_first_number_alone() -> None:
+    machine = Machine(others=lambda _: 2.0, has_low_others=True)
+    governor = machine.governor()
+    assert {machine.call(governor) for _ in range(3)} == {2}
+    assert machine.rate(governor, 30.0) >= 0.85 * machine.best_rate()
+    assert not governor.is_quiet
+    assert governor.state.other_cores == pytest.approx(1.3, abs=0.4)
     assert "other programs use" in governor.state.reason
 
 
