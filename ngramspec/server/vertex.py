@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,7 +88,7 @@ class _Predictions:
         return json_answer({"predictions": [task.result() for task in tasks]})
 
     async def _predict(self, call: Call, instance: Fields) -> Any:
-        wording = worded
+        wording: Callable[[ApiError], dict[str, Any]] = worded
         try:
             name = instance.needed_text(_FORMAT)
             endpoint = self._endpoints.get(name)
