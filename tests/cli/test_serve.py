@@ -368,6 +368,25 @@ app.main()
     run_process(env, "serve", DEMO, *SMALL, "0", command=[sys.executable, "-c", script]).ok()
 
 
+def test_sigterm_ends_the_server_if_a_library_never_ends(env: dict[str, str]) -> None:
+    script = """
+import atexit, os, signal, threading
+from ngramspec_cli import app, serve_run
+
+atexit.register(threading.Event().wait)
+plain = serve_run.note
+
+def note(text):
+    plain(text)
+    if " is ready: " in text:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+serve_run.note = note
+app.main()
+"""
+    run_process(env, "serve", DEMO, *SMALL, "0", command=[sys.executable, "-c", script]).ok()
+
+
 LOADING = """
 import os, signal, sys, threading
 from ngramspec_cli import app, serve_run
