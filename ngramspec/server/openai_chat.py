@@ -91,11 +91,10 @@ def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
         toolbox.add_one(item.needed_object(kind), kind, unique=False)
     for item in given.objects("functions"):  # as they were before there were tools
         toolbox.add_one(item, "function", unique=False)
+    given.needed("messages")
     messages = [_message(message, i) for i, message in enumerate(given.objects("messages"))]
-    if not messages:
-        raise bad_field("messages", "messages must contain at least one message")
     answered = given.flag("add_generation_prompt", True)
-    begun = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    begun = bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
     anew = answered and "add_generation_prompt" in given  # said in so many words: a turn of its own
     continued = given.flag("continue_final_message", begun and not anew)
     if continued and not begun:

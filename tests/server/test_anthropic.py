@@ -93,10 +93,6 @@ def test_calls_their_results_and_thoughts() -> None:
     ]
 
 
-def test_no_messages_are_a_conversation_as_in_llama_server() -> None:
-    assert task(messages=[]).messages == []
-
-
 BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};"
 
 

@@ -496,6 +496,11 @@ def test_what_other_servers_have_is_answered_with_words() -> None:
     assert (response.status_code, response.json()["error"]["type"]) == (403, "permission_error")
 
 
+def test_an_empty_conversation_is_answered_as_by_llama_server() -> None:
+    assert ask(CHATS, {"messages": []})[0]["choices"][0]["message"]["content"] == TEXT
+    assert ask("/v1/messages", {"messages": [], "max_tokens": 9})[0]["content"][0]["text"] == TEXT
+
+
 def test_images_return_the_status_of_llama_server_and_are_not_retried() -> None:
     def turns(part: dict[str, Any]) -> list[Any]:
         return [{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]
