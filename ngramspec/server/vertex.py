@@ -79,15 +79,19 @@ class _Predictions:
         self._endpoints = formats | dict(targets)
 
     async def __call__(self, call: Call) -> Response:
-        """Answer all instances at once. The answer of an invalid instance is its error; none is a stream."""
+        """Answer all instances. The answer of an invalid instance is its error; none is a stream.
+
+        As many run at once as there are slots, so that requests of other clients come between them.
+        """
         call.given.needed("instances")
         instances = list(call.given.objects("instances"))
         call.given.check_count("instances", len(instances), MAX_INSTANCES, "items")
+        limit = asyncio.Semaphore(len(call.model.service.report().slots))
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._predict(call, instance)) for instance in instances]
+            tasks = [group.create_task(self._predict(call, instance, limit)) for instance in instances]
         return json_answer({"predictions": [task.result() for task in tasks]})
 
-    async def _predict(self, call: Call, instance: Fields) -> Any:
+    async def _predict(self, call: Call, instance: Fields, limit: asyncio.Semaphore) -> Any:
         wording: Callable[[ApiError], dict[str, Any]] = worded
         try:
             name = instance.needed_text(_FORMAT)
@@ -96,7 +100,8 @@ class _Predictions:
                 raise instance.refused(_FORMAT, f"unknown format {name[:80]!r}; use one such as chatCompletions")
             fields = {key: value for key, value in instance.data.items() if key not in (_FORMAT, "stream")}
             wording = endpoint.wording
-            response = await endpoint.handler(replace(call, given=Fields(fields)))
+            async with limit:
+                response = await endpoint.handler(replace(call, given=Fields(fields)))
         except (ApiError, NGramSpecError) as error:
             return wording(of_failure(error))
         return json.loads(bytes(response.body))

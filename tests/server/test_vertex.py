@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import httpx
 import pytest
-from support.fake_service import Script
+from support.fake_service import SLOTS, Script
 from support.http import asking, scripted
 
 from ngramspec.errors import NGramSpecError
@@ -58,6 +59,21 @@ def test_predict_returns_the_error_of_an_instance_in_its_place() -> None:
     assert unknown["error"]["param"] == "instances[1].@requestFormat"
     assert invalid["error"]["param"] == "n"
     assert chat["choices"]
+
+
+def test_predict_runs_as_many_instances_at_once_as_there_are_slots() -> None:
+    async def run() -> None:
+        server, service = scripted(Script(begin=(begin := threading.Event())))
+        async with asking(server, vertex=routes()) as client:
+            answer = asyncio.create_task(client.post("/predict", json={"instances": [CHAT] * 9}))
+            while len(service.requests) < SLOTS:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            assert len(service.requests) == SLOTS
+            begin.set()
+            assert len((await answer).json()["predictions"]) == len(service.requests) == 9
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("body", [{}, {"instances": "x"}, {"instances": [CHAT] * (MAX_INSTANCES + 1)}])
