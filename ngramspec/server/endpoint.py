@@ -106,6 +106,9 @@ MAX_VALUES = 400_000
 MAX_DIGITS = 1000
 """Maximum number of digits of a whole number in the JSON of a request. The time to read them grows with the square."""
 
+LARGE_JSON = 65_536
+"""Size in bytes from which the JSON of a request is read on a thread, which lets the loop of the server run."""
+
 _VALUES = re.compile(rb'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)|[,\[{]', re.DOTALL)
 """Strings, and what comes before each other value but the first of an array or object."""
 
@@ -124,10 +127,7 @@ async def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
     if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES and await asyncio.to_thread(_has_many_values, raw):
         raise ApiError(413, f"the request contains more than {MAX_VALUES:,} values")
     try:
-        text = raw.decode("utf-8-sig")
-        data = json.loads(text, parse_constant=_refuse, parse_int=_read_whole_number)
-        if "\\ud" in text.lower():  # there is no other way to write half a surrogate pair
-            json.dumps(data, ensure_ascii=False).encode()
+        data = await asyncio.to_thread(_parse, raw) if len(raw) >= LARGE_JSON else _parse(raw)
     except RecursionError:
         raise ApiError(400, "the request's JSON is nested too deeply") from None
     except UnicodeEncodeError:
@@ -138,6 +138,15 @@ async def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
         return {LIST: data}
     if takes_list or not isinstance(data, dict):
         raise ApiError(400, f"the request must be a JSON {'list' if takes_list else 'object'}")
+    return data
+
+
+def _parse(raw: bytes) -> Any:
+    """Parse JSON. Raises ValueError, UnicodeEncodeError for unpaired surrogates, or RecursionError."""
+    text = raw.decode("utf-8-sig")
+    data = json.loads(text, parse_constant=_refuse, parse_int=_read_whole_number)
+    if "\\ud" in text.lower():  # there is no other way to write half a surrogate pair
+        json.dumps(data, ensure_ascii=False).encode()
     return data
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from typing import Any
 from unittest.mock import Mock
 
@@ -9,6 +11,7 @@ import pytest
 from support.http import demo_vocabulary, scripted, send
 
 from ngramspec.sampling.settings import MAX_BREAKERS, Sampling
+from ngramspec.server import endpoint
 from ngramspec.server.call import MAX_CHARACTERS, MAX_ITEMS, MAX_MESSAGE, MAX_STRINGS
 from ngramspec.server.common_fields import MAX_TOKENS
 from ngramspec.server.endpoint import MAX_DIGITS, MAX_VALUES
@@ -68,6 +71,19 @@ def test_a_prompt_of_tokens_and_texts_beyond_the_context_is_refused(tokens: list
 def test_json_of_too_many_values_is_refused(value: list[Any]) -> None:
     response = send(scripted()[0], NATIVE, {"prompt": "x", "unknown": value})
     assert (response.status_code, response.json()["error"]["code"]) == (413, 413)
+
+
+def test_large_json_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def parse(raw: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return json.loads(raw)
+
+    monkeypatch.setattr(endpoint, "_parse", parse)
+    for size in (10, endpoint.LARGE_JSON):
+        assert send(scripted()[0], "/tokenize", {"content": "", "unknown": "x" * size}).status_code == 200
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]
 
 
 @pytest.mark.parametrize("text", ["[{," * MAX_VALUES, '",\\' * MAX_VALUES])
