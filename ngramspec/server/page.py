@@ -26,7 +26,7 @@ from starlette.responses import HTMLResponse, Response
 
 from ngramspec.errors import GrammarError
 from ngramspec.grammars.worker import worker
-from ngramspec.server.call import ApiError, Call, json_answer
+from ngramspec.server.call import ApiError, Call, Fields, json_answer
 from ngramspec.server.highlighting import highlight
 
 
@@ -85,12 +85,16 @@ async def page(call: Call) -> Response:
 
 async def markdown(call: Call) -> Response:
     """Answer with a text as elements: `text`, and in `drafted` what of it to mark."""
-    text, drafted = call.given.needed_text("text"), call.given.list("drafted")
+    return json_answer(await asyncio.to_thread(_rendered, call.given))
+
+
+def _rendered(given: Fields) -> dict[str, Any]:
+    text, drafted = given.needed_text("text"), given.list("drafted")
     for span in drafted:
         if not (isinstance(span, list) and len(span) == 2 and all(isinstance(end, int) for end in span)):
-            raise call.given.wrong("drafted", "a list of pairs of numbers")
-    blocks, last = await asyncio.to_thread(render, text, sorted(map(tuple, drafted)))
-    return json_answer({"blocks": blocks, "last": last})
+            raise given.wrong("drafted", "a list of pairs of numbers")
+    blocks, last = render(text, sorted(map(tuple, drafted)))
+    return {"blocks": blocks, "last": last}
 
 
 # --------------------------------------------------------------------------- Markdown
