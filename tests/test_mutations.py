@@ -1,118 +1,71 @@
-"""The tests see what they are for: each of the faults in `support/mutations.toml` fails a test of the default run.
-
-A fault is made in a copy of the packages, whose files are links to the real ones except the changed one. Where that is
-one of the compiled core, the copy is without the core, so that plain Python runs.
-"""
+"""The tests find errors: each fault in `support/mutations.py` fails the test of the default run that it names."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tomllib
 from collections.abc import Sequence
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from support.mutations import FAULTS
 
 pytestmark = pytest.mark.exhaustive
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 600.0
-"""After so long a run is taken to hang, whatever else the machine does."""
+"""Maximum duration of a child process, however busy the machine is."""
 
 
-class Fault(NamedTuple):
-    """A change of the product, and what must notice.
-
-    Attributes:
-        file: of the product.
-        old, new: a text that is there once, and what takes its place.
-        caught_by: pytest's name of a test.
-    """
-
-    file: str
-    old: str
-    new: str
-    caught_by: str
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the file was compiled here."""
-        path = ROOT / self.file
-        return any(path.with_name(path.stem + suffix).exists() for suffix in EXTENSION_SUFFIXES)
-
-
-FAULTS = {
-    name: Fault(**fields)
-    for name, fields in tomllib.loads((ROOT / "tests" / "support" / "mutations.toml").read_text("utf-8")).items()
-}
-
-
-def packages(folder: Path, *, core: bool) -> Path:
-    """A folder in which tests run as in the repository, with packages of its own that are made of links.
+def run_tests(names: Sequence[str], folder: Path, **variables: str) -> tuple[int, str]:
+    """Return pytest's exit code and output for these tests, run as by default in a child process.
 
     Args:
-        folder: is made.
-        core: whether the compiled core is in it.
+        names: Pytest's names of the tests.
+        folder: Folder for the temporary files of the tests.
+        variables: Environment variables that `support/mutations.py` reads.
     """
-    left_out = shutil.ignore_patterns(*(() if core else (f"*{suffix}" for suffix in EXTENSION_SUFFIXES)))
-    folder.mkdir()
-    for entry in ROOT.iterdir():
-        if entry.name in ("ngramspec", "cli"):
-            shutil.copytree(entry, folder / entry.name, ignore=left_out, copy_function=os.symlink)
-        else:
-            (folder / entry.name).symlink_to(entry)
-    for name in ("cli", "prompts"):
-        (folder / f"ngramspec_{name}").symlink_to(name)
-    return folder
-
-
-def outcome(folder: Path, names: Sequence[str]) -> tuple[int, str]:
-    """Pytest's exit code and what it says of these tests, as they are run by default."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    options = ["-n0", "-x", "-rfE", "-m", "not exhaustive", "-p", "no:cacheprovider", f"--basetemp={folder}.tmp"]
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), *filter(None, [env.get("PYTHONPATH")])])
+    options = ["-n0", "-x", "-rfE", "-m", "not exhaustive", "-p", "no:cacheprovider", "-p", "support.mutations"]
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "pytest", *options, *names],
-        cwd=folder,
-        env=env | {"PYTHONPATH": str(folder)},
+        [sys.executable, "-P", "-m", "pytest", *options, f"--basetemp={folder}", *names],
+        cwd=ROOT,
+        env=env | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     ) as process:
         try:
-            said, _ = process.communicate(timeout=SECONDS)
+            output, _ = process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             pytest.fail(f"{' '.join(names)} did not end in {SECONDS:.0f} s")
-    return process.returncode, said
+    return process.returncode, output
+
+
+SOURCES = {"MUTATION_SOURCES": "1"}
+"""Environment of a child that runs the sources of compiled modules."""
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_noticed(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
-    text = (ROOT / fault.file).read_text("utf-8")
-    assert text.count(fault.old) == 1, f"{fault.file} has changed, and this fault must be made in another way"
-    folder = packages(tmp_path / "copy", core=not fault.compiled)
-    changed = folder / fault.file
-    changed.unlink()
-    changed.write_text(text.replace(fault.old, fault.new), "utf-8")
-    code, said = outcome(folder, [fault.caught_by])
-    assert code == 1, said
-    assert re.search(rf"^FAILED {re.escape(fault.caught_by)}", said, re.MULTILINE), said  # no error on the way to it
-    assert "of processor time" not in said
+    variables = {"MUTATION": name, **(SOURCES if fault.is_compiled else {})}
+    code, output = run_tests([fault.caught_by], tmp_path / "tmp", **variables)
+    assert code == 1, output
+    assert re.search(rf"^FAILED {re.escape(fault.caught_by)}", output, re.MULTILINE), output  # not an error before it
+    assert "of processor time" not in output
 
 
-@pytest.mark.parametrize("core", [True, False])
-def test_without_a_fault_the_same_tests_pass(core: bool, tmp_path: Path) -> None:
-    names = sorted({fault.caught_by for fault in FAULTS.values() if fault.compiled != core})
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_without_a_fault_the_same_tests_pass(is_compiled: bool, tmp_path: Path) -> None:
+    names = sorted({fault.caught_by for fault in FAULTS.values() if fault.is_compiled == is_compiled})
     if not names:
         pytest.skip("nothing was compiled here")
-    code, said = outcome(packages(tmp_path / "copy", core=core), names)
-    assert code == 0, said
+    code, output = run_tests(names, tmp_path / "tmp", **(SOURCES if is_compiled else {}))
+    assert code == 0, output

@@ -1,0 +1,579 @@
+"""Deliberate faults of the product, and for each the test of the default run that must fail (`test_mutations.py`).
+
+A fault replaces a function or method; its own function receives the original first, and then the arguments. It runs in
+a child process whose pytest loads this file as a plugin (`-p support.mutations`) and finds the fault's name in the
+environment variable `MUTATION`. Faults patch the interfaces between the parts (verify, propose, plan, rollback,
+evaluate, push), not lines inside them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from functools import wraps
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+
+
+class Fault(NamedTuple):
+    """A fault.
+
+    Attributes:
+        patches: New attributes by "module:name" or "module:Class.name"; each is made from the original.
+        caught_by: Pytest's name of the test that must fail.
+    """
+
+    patches: Mapping[str, Callable[[Any], Any]]
+    caught_by: str
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if the fault is in a compiled module, which cannot be patched and is replaced by its source."""
+        specs = [find_spec(target.partition(":")[0]) for target in self.patches if target.startswith("ngramspec")]
+        return any(spec is not None and not str(spec.origin).endswith(".py") for spec in specs)
+
+    def make(self) -> None:
+        """Patch this process."""
+        for target, new in self.patches.items():
+            module_name, _, path = target.partition(":")
+            *parents, name = path.split(".")
+            owner: Any = import_module(module_name)
+            for parent in parents:
+                owner = getattr(owner, parent)
+            original = getattr(owner, name)
+            setattr(owner, name, new(original))
+            for module in [module for key, module in sys.modules.items() if key.startswith("ngramspec")]:
+                if vars(module).get(name) is original:  # imported by name
+                    setattr(module, name, new(original))
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(caught_by: str, target: str) -> Callable[[Callable[..., Any]], None]:
+    """Add a fault that replaces `target` by the decorated function."""
+
+    def add(function: Callable[..., Any]) -> None:
+        FAULTS[function.__name__] = Fault({target: replacement(function)}, f"tests/{caught_by}")
+
+    return add
+
+
+def replacement(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return a function that wraps an original in `function`."""
+
+    def make(original: Any) -> Any:
+        @wraps(original)
+        def new(*args: Any, **options: Any) -> Any:
+            return function(original, *args, **options)
+
+        return new
+
+    return make
+
+
+class PythonSources(MetaPathFinder):
+    """Finder that prefers the source of a module to the compiled module."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        for folder in path if name.startswith("ngramspec.") else ():
+            if spec := FileFinder(folder, (SourceFileLoader, SOURCE_SUFFIXES)).find_spec(name):
+                return spec
+        return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Make the fault of this process before any test is imported."""
+    if "MUTATION_SOURCES" in os.environ:
+        sys.meta_path.insert(0, PythonSources())
+    if name := os.environ.get("MUTATION"):
+        FAULTS[name].make()
+
+
+# --------------------------------------------------------------------------- acceptance
+
+VERIFIER = "ngramspec.acceptance.verifier"
+
+
+@fault("acceptance/test_rules.py::test_rejection_accepts_with_probability_sum_of_min", f"{VERIFIER}:verify_rejection")
+def q_is_left_out_of_the_odds(verify: Any, rows: Any, draft: Any, q: Any, *rest: Any, **options: Any) -> Any:
+    return verify(rows, draft, [{token: 1.0} for token in draft], *rest, **options)
+
+
+@fault("acceptance/test_laws.py::test_texts_follow_the_law", f"{VERIFIER}:_draw")
+def the_residual_is_drawn_from_as_if_it_summed_to_one(_: Any, ids: Any, weights: Any, u: float) -> int:
+    return int(ids[min(weights.cumsum().searchsorted(u, side="right"), ids.size - 1)])
+
+
+@fault("acceptance/test_rules.py::test_no_row_past_the_first_refusal_is_touched", f"{VERIFIER}:RuleVerifier.verify")
+def a_draft_token_after_the_refused_one_is_emitted(verify: Any, self: Any, rows: Any, draft: Any, position: int) -> Any:
+    verdict = verify(self, rows, draft, position)
+    after = verdict.accepted + 1
+    return verdict._replace(tokens=(*verdict.tokens, *draft.tokens[after : after + 1]))
+
+
+@fault(
+    "acceptance/test_rules.py::test_coupled_token_is_the_argmax_of_its_definition",
+    "ngramspec.acceptance.rules:verify_coupled",
+)
+def all_tokens_of_a_pass_are_drawn_with_the_noise_of_the_first(
+    verify: Any, rows: Any, draft: Any, sampler: Any, position: int, *rest: Any
+) -> Any:
+    from ngramspec.acceptance import rules
+
+    pick = rules.gumbel_pick
+    with mock.patch.object(rules, "gumbel_pick", lambda seed, at, *law: pick(seed, position, *law)):
+        return verify(rows, draft, sampler, position, *rest)
+
+
+@fault(
+    "decoding/test_decoder_sampling.py::test_coupled_guesses_use_the_noise_of_their_position",
+    f"{VERIFIER}:RuleVerifier.choose",
+)
+def a_drafter_draws_with_the_noise_of_the_next_position(choose: Any, self: Any, position: int) -> Any:
+    return choose(self, position + 1)
+
+
+@fault("llama/test_samplers_edges.py::test_what_a_look_back_sees", "ngramspec.llama.samplers:SamplerChain.begin")
+def the_penalties_miss_the_oldest_token_of_the_prompt(begin: Any, self: Any, prompt: Any) -> None:
+    begin(self, prompt[max(0, len(prompt) - self._window + 1) :])
+
+
+# --------------------------------------------------------------------------- decoding
+
+SAME_TEXT = "decoding/test_same_text.py::test_rejection"
+LIMIT = "decoding/test_decoder.py::test_a_drafter_that_ignores_the_limit_is_cut"
+PADDING = "decoding/test_decoder.py::test_batches_are_padded_to_a_cheaper_size"
+TEXT = "decoding/test_text.py::test_examples"
+MOCK = "support.mock_target:MockTarget"
+SHAPE = "ngramspec.drafting.grammar:GrammarGuide.shape"
+
+
+@fault(f"{SAME_TEXT}_under_a_grammar_keeps_the_law", SHAPE)
+def a_blind_draft_is_dropped_under_a_grammar(
+    shape: Any, self: Any, draft: Any, limit: int, *, fixed_length: bool = False
+) -> Any:
+    shaped = shape(self, draft, limit, fixed_length=fixed_length)
+    return shaped.head(0) if fixed_length and shaped is draft else shaped
+
+
+@fault(f"{SAME_TEXT}_keeps_the_law", f"{VERIFIER}:RuleVerifier.__init__")
+def a_drafter_may_look_at_its_draws_to_choose_the_length(init: Any, self: Any, *args: Any) -> None:
+    init(self, *args)
+    self.fixed_length = False
+
+
+@fault(LIMIT, f"{MOCK}.rollback")
+def a_pass_takes_back_one_token_too_few(rollback: Any, self: Any, length: int) -> None:
+    rollback(self, min(length + 1, len(self.tokens)))
+
+
+@fault(PADDING, f"{MOCK}.evaluate")
+def the_last_token_comes_from_the_row_of_the_padding(evaluate: Any, self: Any, tokens: Any) -> Any:
+    rows, size = evaluate(self, tokens), len(tokens)
+    while size > 1 and tokens[size - 1] == tokens[0]:
+        size -= 1
+    rows[size - 1] = rows[-1]
+    return rows
+
+
+@fault(PADDING, f"{MOCK}.evaluate")
+def a_padded_batch_is_one_token_short(evaluate: Any, self: Any, tokens: Any) -> Any:
+    is_padded = len(tokens) > 1 and tokens[-1] == tokens[0]
+    return evaluate(self, tokens[:-1] if is_padded else tokens)
+
+
+def tokens_after_the_end_of_the_answer_stay_in_the_cache() -> Fault:
+    """Roll back to the end of the last verdict, not to that of the answer."""
+    ends = [0]
+
+    def verify(verify: Any, self: Any, rows: Any, draft: Any, position: int) -> Any:
+        verdict = verify(self, rows, draft, position)
+        ends[:] = [position + len(verdict.tokens) - 1]
+        return verdict
+
+    def rollback(rollback: Any, self: Any, length: int) -> None:
+        rollback(self, min(max(length, *ends), len(self.tokens)))
+
+    patches = {f"{VERIFIER}:RuleVerifier.verify": replacement(verify), f"{MOCK}.rollback": replacement(rollback)}
+    return Fault(patches, f"tests/{LIMIT}")
+
+
+FAULTS["tokens_after_the_end_of_the_answer_stay_in_the_cache"] = tokens_after_the_end_of_the_answer_stay_in_the_cache()
+
+
+@fault(TEXT, "ngramspec.decoding.generation:TextStream._find")
+def a_stop_string_is_found_at_the_end_of_a_piece_only(find: Any, self: Any, text: str) -> Any:
+    hit = find(self, text)
+    return hit if hit and text.endswith(hit[1]) else None
+
+
+@fault(TEXT, "ngramspec.decoding.generation:TextStream.push")
+def a_letter_after_half_a_character_does_not_break_it(push: Any, self: Any, piece: bytes) -> Any:
+    half = self._decoder.getstate()
+    if piece.isascii():
+        self._decoder.reset()
+    text = push(self, piece)
+    if piece.isascii():
+        self._decoder.setstate(half)
+    return text
+
+
+# --------------------------------------------------------------------------- drafting
+
+
+@fault("llama/test_grammar_guide.py::test_a_draft_ends_before_the_first_forbidden_token", SHAPE)
+def a_grammar_cuts_no_drafts(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
+    shaped = shape(self, draft, limit, **options)
+    return draft if len(shaped) < len(draft) else shaped
+
+
+@fault("llama/test_grammar_guide.py::test_an_end_is_not_forced_and_the_grammar_stays_where_it_is", SHAPE)
+def a_draft_moves_the_grammar_of_the_answer(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
+    shaped = shape(self, draft, limit, **options)
+    for token in shaped.tokens:
+        self.grammar.accept(token)
+    return shaped
+
+
+@fault(
+    "drafting/test_drafters.py::test_q_is_the_law_of_each_token_and_nothing_that_was_drawn_is_left_out",
+    "ngramspec.drafting.predictor:Continuations.probabilities",
+)
+def n_grams_claim_equal_odds_for_all_continuations(_: Any, self: Any) -> Any:
+    return dict.fromkeys(self.counts, 1 / len(self.counts))
+
+
+@fault(
+    "drafting/test_ngram.py::test_batches_equal_single_updates_and_reset_forgets_everything",
+    "ngramspec.drafting.predictor:NGramPredictor.update_batch",
+)
+def n_grams_across_two_batches_are_stored_under_a_shorter_context(update: Any, self: Any, tokens: Any) -> None:
+    if tokens:
+        self._keys = [*self._keys[:1], *self._keys]
+    update(self, tokens)
+
+
+@fault(
+    "drafting/test_ngram.py::test_rolled_keys_are_the_hashes_of_the_last_tokens", "ngramspec.drafting.predictor:roll"
+)
+def keys_are_fnv_1_instead_of_fnv_1a(_: Any, keys: Any, token: int, orders: int) -> Any:
+    from ngramspec.drafting.predictor import FNV_BASIS, FNV_PRIME
+
+    return [((key * FNV_PRIME) ^ token) % (1 << 64) for key in [FNV_BASIS, *keys[: orders - 1]]]
+
+
+@fault(
+    "drafting/test_suffix.py::test_counts_are_exact_while_few_suffixes_were_seen_before",
+    "ngramspec.drafting.baselines.suffix:SuffixAutomaton._split",
+)
+def contexts_of_several_lengths_share_a_state_of_the_suffix_automaton(_: Any, self: Any, p: int, token: int) -> Any:
+    return self.goals[p][token]
+
+
+@fault(
+    "drafting/test_guesser.py::test_a_copy_goes_on_after_an_edit",
+    "ngramspec.drafting.mixture.pointers:Pointers._follow",
+)
+def the_mixture_copies_every_second_token(follow: Any, self: Any, i: int, *tokens: int) -> None:
+    follow(self, i, *tokens)
+    self._places[i] += self._places[i] >= 0
+
+
+# --------------------------------------------------------------------------- threads
+
+GOVERNOR = "ngramspec.cpu.thread_governor"
+
+
+@fault("cpu/test_cores.py::test_load_after_a_pause_is_what_runs_now", "ngramspec.cpu.cores:CpuLoad.__init__")
+def a_pause_is_judged_by_its_average_load(init: Any, self: Any, *args: Any, **options: Any) -> None:
+    init(self, *args, **options)
+    self._running = lambda: None
+
+
+@fault(
+    "cpu/test_cores.py::test_load_during_a_long_call_is_the_average_of_its_time", "ngramspec.cpu.cores:CpuLoad.end_call"
+)
+def a_long_call_counts_as_a_pause(*_: Any) -> None:
+    pass
+
+
+FAULTS["numbers_of_threads_are_tried_all_the_time"] = Fault(
+    {
+        f"{GOVERNOR}:FIRST_TRIAL": lambda _: 0.0,
+        f"{GOVERNOR}:LAST_TRIAL": lambda _: 0.0,
+        f"{GOVERNOR}:TRIAL_SHARE": lambda _: math.inf,
+    },
+    "tests/cpu/test_thread_governor.py::test_trials_lose_a_bounded_share_of_the_time",
+)
+FAULTS["the_slower_number_of_threads_stays"] = Fault(
+    {f"{GOVERNOR}:BETTER": lambda _: 0.0}, "tests/cpu/test_thread_governor.py::test_low_guess_is_corrected_by_trials"
+)
+
+
+# --------------------------------------------------------------------------- cost and policies
+
+CURVE = "ngramspec.cost.curve:CostCurve"
+
+
+@fault("cost/test_curve.py::test_noise_of_other_programs_does_not_forbid_drafts", f"{CURVE}.observe")
+def noise_counts_as_the_cost_of_a_change(
+    observe: Any, self: Any, size: int, seconds: float, is_quiet: bool = True
+) -> None:
+    observe(self, size, seconds)
+
+
+@fault("cost/test_curve.py::test_between_and_beyond_the_measured_sizes", f"{CURVE}.ratio")
+def batches_larger_than_the_measured_ones_cost_no_more(ratio: Any, self: Any, size: int) -> Any:
+    return ratio(self, min(size, max(self._ratios)))
+
+
+@fault("policies/test_policy.py::test_examples", "ngramspec.policies.cost:CostPolicy.plan")
+def the_more_expensive_a_draft_the_better(
+    plan: Any, self: Any, draft: Any, curve: Any, sizes: Any, restore: Any = None
+) -> Any:
+    length = min(len(draft.tokens), sizes[-1] - 1)
+    size = min(size for size in sizes if size > length)
+    return (length, size) if length else plan(self, draft, curve, sizes, restore)
+
+
+@fault(
+    "policies/test_loss_budget.py::test_a_draft_earns_what_its_tokens_would_have_taken_and_pays_for_its_pass",
+    "ngramspec.policies.loss_budget:LossBudget.book",
+)
+def losses_are_never_charged(book: Any, self: Any, done: Any, drafting: bool) -> None:
+    most = len(done.tokens) * done.plain_seconds - done.draft_seconds + done.interruption_seconds
+    book(self, replace(done, seconds=min(done.seconds, most)) if drafting else done, drafting)
+
+
+# --------------------------------------------------------------------------- llama.cpp
+
+STATE = "llama/test_cache.py::test_whatever_is_done_the_state_is_that_of_the_tokens"
+SHARED = "llama/test_shared.py::test_each_sequence_says_what_its_text_says_alone"
+DRAFTS = "architectures/test_architectures.py::test_drafts_change_no_text_of_any_kind_of_memory"
+HEADS = "llama/test_heads.py::test"
+CACHE = "ngramspec.llama.cache:Cache"
+
+
+@fault(STATE, f"{CACHE}._remove")
+def the_cache_loses_one_token_too_many(remove: Any, self: Any, length: int) -> Any:
+    return remove(self, length - 1)
+
+
+FAULTS["a_prompt_keeps_one_token_of_the_text_before_it"] = Fault(
+    {
+        "ngramspec.llama.sequence:common_prefix": lambda common: (
+            lambda tokens, others: min(common(tokens, others) + 1, len(tokens))
+        )
+    },
+    f"tests/{DRAFTS}[llama]",
+)
+
+
+@fault(STATE, f"{CACHE}.save")
+def a_checkpoint_is_taken_to_be_of_one_token_fewer(save: Any, self: Any, **options: Any) -> None:
+    self.length -= 1
+    save(self, **options)
+    self.length += 1
+
+
+@fault(f"{DRAFTS}[qwen35]", "llama_cpp.llama_cpp:llama_state_seq_set_data_ext")
+def a_checkpoint_is_not_restored(restore: Any, context: Any, state: Any, size: int, sequence: int, flags: int) -> Any:
+    return size if flags == 1 else restore(context, state, size, sequence, flags)
+
+
+@fault(f"{DRAFTS}[mamba]", f"{CACHE}._go_back")
+def tokens_after_a_checkpoint_are_not_evaluated_again(go_back: Any, self: Any, length: int) -> None:
+    go_back(self, length)
+    self.length = length if self.length else 0
+
+
+@fault(f"{DRAFTS}[qwen35]", f"{CACHE}.cut")
+def snapshots_of_any_depth_are_believed(cut: Any, self: Any, length: int) -> None:
+    self._back = self.snapshots
+    cut(self, length)
+
+
+@fault(STATE, f"{CACHE}._shows")
+def a_sliding_window_is_cut_where_its_tokens_are_gone(*_: Any) -> bool:
+    return True
+
+
+@fault(f"{HEADS}_texts_that_share_passes_do_not_mix[glm4moe-False]", "ngramspec.llama.hidden_states:HiddenStates.took")
+def two_texts_of_a_pass_get_the_same_hidden_states(took: Any, self: Any, rows: int, *tokens: Any) -> int:
+    took(self, rows, *tokens)
+    return rows
+
+
+@fault(
+    f"{HEADS}_states_go_with_a_text_that_is_copied[glm4moe-False]", "ngramspec.llama.hidden_states:HiddenStates.adopt"
+)
+def a_copied_text_keeps_the_hidden_states_of_the_one_before_it(*_: Any) -> None:
+    pass
+
+
+@fault(SHARED, "ngramspec.llama.target:Target.evaluate_together")
+def two_texts_of_a_pass_get_the_logits_of_each_other(evaluate: Any, self: Any, parts: Any) -> Any:
+    numbers = [part.sequence.number for part in parts]
+    return [rows for _, rows in sorted(zip(numbers, evaluate(self, parts), strict=True), key=lambda pair: pair[0])]
+
+
+# --------------------------------------------------------------------------- files
+
+
+@fault("memory/test_store.py::test_something_else_under_its_name", "ngramspec.memory.store:Store._check")
+def a_memory_of_another_tokenizer_is_accepted(check: Any, self: Any, db: Any) -> None:
+    from ngramspec.memory.store import MemoryFileError
+
+    try:
+        check(self, db)
+    except MemoryFileError as error:
+        if "tokenizer" not in str(error):
+            raise
+
+
+@fault("models/test_gguf.py::test_broken_headers", "ngramspec.models.gguf:_Reader.skip")
+def a_length_in_a_model_file_is_believed(skip: Any, self: Any, size: int) -> int:
+    start = skip(self, min(size, max(0, len(self.data) - self.position)))
+    self.position = start + size
+    return int(start)
+
+
+@fault(
+    "instruments/trace/test_trace.py::test_a_line_a_pass_with_marks_in_place_of_colours_and_the_numbers_behind_them",
+    "ngramspec_cli.trace:_marked",
+)
+def a_trace_shows_refused_tokens_as_not_reached(marked: Any, step: Any) -> Iterator[Any]:
+    for mark, *rest in marked(step):
+        yield "." if mark == "-" else mark, *rest
+
+
+# --------------------------------------------------------------------------- front ends
+
+APP = "server/test_app.py::test"
+EVENTS = "ngramspec.server.generate:generate"
+
+
+async def changed(generate: Any, args: Any, change: Callable[[Any], Any]) -> AsyncIterator[Any]:
+    """Let `change` alter the events of an answer; it returns `None` to drop one."""
+    async with aclosing(generate(*args)) as events:
+        async for number, event in events:
+            if event is None or (event := change(event)) is not None:
+                yield number, event
+
+
+def without_last_text(event: Any) -> Any:
+    """Remove the text of the step that ends an answer."""
+    step = getattr(event, "step", None)
+    return event._replace(deltas=()) if step is not None and step.stop is not None else event
+
+
+@fault("server/test_dialects.py::test_fields_reach_the_engine", EVENTS)
+def an_answer_lacks_the_text_of_its_last_step(generate: Any, *args: Any) -> Any:
+    return changed(generate, args, without_last_text)
+
+
+@fault(f"{APP}_text_that_is_held_back_as_if_a_call_began_is_told_at_the_end", EVENTS)
+def a_chat_loses_the_text_that_was_held_back(generate: Any, *args: Any) -> Any:
+    return changed(generate, args, lambda event: None if getattr(event, "step", event) is None else event)
+
+
+@fault(f"{APP}_the_native_answer_tells_how_it_ended", EVENTS)
+def a_stop_string_counts_as_a_limit(generate: Any, *args: Any) -> Any:
+    def change(event: Any) -> Any:
+        if getattr(event, "stop_string", None) is None:
+            return event
+        return event._replace(reason="length", stop_string=None)
+
+    return changed(generate, args, change)
+
+
+@fault(f"{APP}_a_chat_is_answered", "ngramspec.server.reply:totals")
+def usage_leaves_out_the_first_token(totals: Any, answers: Any, *rest: Any, **options: Any) -> Any:
+    fields = totals(answers, *rest, **options)
+    if "usage" in fields:
+        fields["usage"]["completion_tokens"] -= len(answers)
+    return fields
+
+
+@fault("server/test_dialects.py::test_an_answer_of_thoughts_text_and_calls", "ngramspec.server.reply:Block.__init__")
+def all_blocks_of_an_answer_have_one_index(init: Any, self: Any, index: int, *rest: Any) -> None:
+    init(self, 0, *rest)
+
+
+@fault(
+    f"{APP}_the_text_of_the_step_that_ends_an_answer_is_streamed",
+    "ngramspec.server.openai_completions:CompletionReply.chunks",
+)
+def a_streamed_completion_loses_the_text_of_its_last_step(chunks: Any, self: Any, number: int, event: Any) -> Any:
+    return chunks(self, number, without_last_text(event))
+
+
+@fault(
+    "server/test_access.py::test_a_key_must_be_shown_but_to_ask_after_its_health",
+    "ngramspec.server.access:Access._has_key",
+)
+def any_api_key_is_accepted(_: Any, self: Any, headers: Any) -> bool:
+    return bool(headers.get("authorization"))
+
+
+@fault("cli/test_bad_input.py::test_a_signal_in_the_generation_loses_nothing", "ngramspec_cli.console:outcome")
+@contextmanager
+def sigterm_loses_the_text(outcome: Any) -> Iterator[Any]:
+    from ngramspec_cli.console import Terminated
+
+    terminated: BaseException | None = None
+    with outcome() as ended:
+        try:
+            yield ended
+        except Terminated as error:
+            terminated = error
+    if terminated is not None:
+        raise terminated
+
+
+@fault(
+    "test_conversation.py::test_messages_begin_with_the_system_message_and_a_turn_is_taken_back",
+    "ngramspec.conversation:Conversation.messages",
+)
+def a_chat_forgets_the_last_turn(messages: Any, self: Any, first: int = 0) -> Any:
+    return messages(self, first)[:-2] if self.turns[first:] else messages(self, first)
+
+
+@fault(
+    "dropin/test_llama.py::test_every_token_comes_as_it_would", "ngramspec.dropin.look_ahead:SpeculativeEvaluator.end"
+)
+def a_generation_of_the_dropin_leaves_its_draft_in_the_cache(end: Any, self: Any, generation: object) -> None:
+    with mock.patch.object(self, "drop"):
+        end(self, generation)
+
+
+FAULTS["a_benchmark_leaves_out_the_time_of_drafting"] = Fault(
+    {
+        "ngramspec.instruments.benchmark.runs:Run.tokens_per_second": lambda _: property(
+            lambda run: run.stats.tokens / run.stats.seconds
+        )
+    },
+    "tests/instruments/benchmark/test_runs.py::test_ratios_are_of_pairs_and_figures_are_medians",
+)
+
+
+@fault(
+    "instruments/replay/test_replay.py::test_each_curve_is_drafted_by",
+    "ngramspec.decoding.decoder:SpeculativeDecoder.__init__",
+)
+def a_replay_drafts_by_another_curve(init: Any, self: Any, *args: Any, **options: Any) -> None:
+    from ngramspec.cost.curve import CostCurve
+
+    init(self, *args, **options | {"curve": CostCurve({1: 1.0}, measured=False)})
