@@ -19,7 +19,7 @@ Optional: `shown` (the bytes of a token, or the name of a control token), `fill_
 several texts at once, `leaves` and `ask` (`Target.ask`) for branches, and `feeds_head`, which is set to True if passes
 must store the hidden states for the model's own head. Storing them slows plain decoding down.
 
-Test it with `pytest tests/test_backend.py` after adding your runner to its list, then on a real model with
+Test it with `pytest tests/test_model_contract.py` after adding your runner to its list, then on a real model with
 `ngramspec.instruments.selfcheck.check.SelfCheck(runner, cases)`. Only `cli/` imports the package.
 
 Errors: ValueError for a wrong call, ModelError for a file that cannot be used, TargetError if a pass failed; the cache

@@ -75,7 +75,7 @@ def test_every_test_of_the_algorithms_is_collected_and_those_of_some_rooms_pass(
     out = without_llama(PYTEST, "--collect-only", *(f"tests/{room}" for room in ROOMS))
     assert {room for room in ROOMS if re.search(rf"^tests/{room}/", out, re.MULTILINE)} == set(ROOMS)
     # Of the backend's contract what is held by the mock.
-    out = without_llama(PYTEST, "-rs", "tests/test_backend.py", *(f"tests/{room}" for room in SOME))
+    out = without_llama(PYTEST, "-rs", "tests/test_model_contract.py", *(f"tests/{room}" for room in SOME))
     assert int(re.search(r"(\d+) passed", out)[1]) > 200
     skipped = re.findall(r"^SKIPPED \[\d+\] (.*)$", out, re.MULTILINE)
     assert all("could not import 'llama_cpp'" in reason for reason in skipped), skipped

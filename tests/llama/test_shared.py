@@ -5,21 +5,16 @@ The tiny models have weights and caches in single precision here, so that what i
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
 import pytest
 from architectures.files import write_model
 from architectures.reference import Reference
 from support.cli_runner import DEMO
 
-from ngramspec.backend import Logits
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.measure import probe
 from ngramspec.errors import ModelError, TargetError
@@ -27,30 +22,9 @@ from ngramspec.exactness.decision import Measured
 from ngramspec.llama import devices
 from ngramspec.llama.cache import bytes_per_token
 from ngramspec.llama.passes import MAX_EVALUATE
-from ngramspec.llama.sequence import CacheSequence
 from ngramspec.llama.target import Target
 from ngramspec.llama.weights import GRAIN
 from ngramspec.shared_model import Part
-
-KINDS = ("llama", "deepseek2", "gemma3", "mamba", "jamba", "qwen35", "lfm2", "deepseek4", "qwen4exp")
-"""A KV cache, a compressed one, windows, a recurrent state, hybrids without snapshots and with; and what has states of
-its own, or a cache of its own in any case."""
-
-Exact = Literal["on", "off"]
-EXACT: tuple[Exact, ...] = ("on", "off")
-WALKED: list[tuple[str, Exact]] = [
-    ("llama", "off"),
-    ("deepseek2", "on"),
-    ("gemma3", "off"),
-    ("mamba", "on"),
-    ("qwen35", "off"),
-]
-WALKED_TOO = [case for case in product(KINDS, EXACT) if case not in WALKED]
-ROOM = 110
-"""Longest text of a walk, in tokens."""
-
-RIGHT = 1e-3
-"""The windowed model's logits are off by up to half of that in one pool, the others' by 1e-5; wrong ones by 0.1."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +38,7 @@ def tiny(folder: Path, kind: str) -> Path:
 
 
 def opened(path: Path, sequences: int = 4, exact: Any = "off", **options: Any) -> Target:
-    settings: dict[str, Any] = {"n_ctx": ROOM + 50, "threads": 1, "flash_attn": "off", "draft_max": 6}
+    settings: dict[str, Any] = {"n_ctx": 160, "threads": 1, "flash_attn": "off", "draft_max": 6}
     settings |= {"cache_type_k": "f32", "cache_type_v": "f32"}
     return Target(path, texts=sequences, exact=exact, **(settings | options))
 
@@ -83,135 +57,6 @@ def demo() -> Iterator[Target]:
 
 def some(n: int, seed: int = 0) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(10, 4000, n)]
-
-
-class SequenceWalk:
-    """A random walk over the sequences of a shared target; its rows of logits are those of each text read on its own.
-
-    Attributes:
-        texts: the tokens that each sequence must hold.
-        worst: largest difference of a logit to the reference.
-        seen: how often what was done.
-    """
-
-    def __init__(self, shared: Target, reference: Reference) -> None:
-        self.shared, self.reference = shared, reference
-        self.texts: list[list[int]] = [[] for _ in shared.sequences]
-        self.worst = 0.0
-        self.seen: Counter[str] = Counter()
-        self._rng = random.Random(3)
-        self._saved: list[tuple[list[int], bytes]] = []
-
-    def walk(self, steps: int) -> None:
-        """Do so many things, and look at all sequences after each."""
-        doing: list[tuple[Callable[[CacheSequence], None], int]] = [
-            (self._prefill, 12),
-            (self._together, 45),
-            (self._alone, 12),
-            (self._take_back, 6),
-            (self._adopt, 10),
-            (self._save, 6),
-            (self._restore, 6),
-            (self._clear, 6),
-        ]
-        for _ in range(steps):
-            sequence = self._rng.choice(self.shared.sequences)
-            (what,) = self._rng.choices(*zip(*doing, strict=True)) if self.texts[sequence.number] else (self._prefill,)
-            what(sequence)
-            self.seen[what.__name__] += 1
-            for number, text in enumerate(self.texts):
-                assert self.shared.sequences[number].tokens == text, what
-
-    def new(self, count: int) -> list[int]:
-        """Tokens that no text has yet."""
-        return [self._rng.randrange(10, 4000) for _ in range(count)]
-
-    def check(self, sequence: CacheSequence, rows: Logits) -> None:
-        """Compare the last rows of a sequence's text."""
-        text = self.texts[sequence.number]
-        if len(rows):
-            self.worst = max(self.worst, float(np.abs(rows - self.reference.rows(text)[-len(rows) :]).max()))
-
-    def _drop(self, sequence: CacheSequence, length: int) -> None:
-        sequence.rollback(length)
-        del self.texts[sequence.number][length:]
-
-    def _prefill(self, sequence: CacheSequence) -> None:
-        other = self._rng.choice(self.texts)
-        text = [*other[: self._rng.randrange(len(other) + 1)], *self.new(self._rng.choice((1, 20, 80)))][-ROOM + 20 :]
-        row = sequence.prefill(text, aligned=self._rng.random() < 0.3)
-        self.texts[sequence.number] = text
-        self.check(sequence, row[np.newaxis])
-
-    def _together(self, _sequence: CacheSequence) -> None:
-        ready = [sequence for sequence in self.shared.sequences if 0 < len(self.texts[sequence.number]) < ROOM]
-        parts = []
-        for sequence in self._rng.sample(ready, self._rng.randint(min(1, len(ready)), len(ready))):
-            tokens = self.new(self._rng.choice((1, 1, 1, 2, 4, 7)))
-            parts.append(Part(sequence, tokens, self._rng.randint(0, len(tokens))))
-        found = self.shared.evaluate_together(parts) if parts else []
-        for (_, tokens, count), part, rows in zip(parts, parts, found, strict=True):
-            assert isinstance(part.sequence, CacheSequence)
-            self.texts[part.sequence.number] += tokens
-            assert rows.shape == (count, self.shared.n_vocab)
-            self.check(part.sequence, rows)
-        for sequence, tokens, _ in parts:
-            if self._rng.random() < 0.6:
-                assert isinstance(sequence, CacheSequence)
-                self._drop(sequence, len(self.texts[sequence.number]) - self._rng.randrange(len(tokens)))
-
-    def _alone(self, sequence: CacheSequence) -> None:
-        tokens = self.new(self._rng.randint(1, 5))
-        if self._rng.random() < 0.5:
-            sequence.checkpoint()
-        rows = sequence.evaluate(tokens)
-        self.texts[sequence.number] += tokens
-        self.check(sequence, rows)
-        self._drop(sequence, len(self.texts[sequence.number]) - self._rng.randrange(len(tokens) + 1))
-        if len(sequence.tokens) > ROOM:
-            self._clear(sequence)
-
-    def _take_back(self, sequence: CacheSequence) -> None:
-        self._drop(sequence, self._rng.randrange(len(sequence.tokens) + 1))
-
-    def _adopt(self, sequence: CacheSequence) -> None:
-        other = self._rng.choice([other for other in self.shared.sequences if other is not sequence])
-        held = len(other.tokens)
-        length = self._rng.choice((held, held, max(0, held - 3), self._rng.randint(0, held)))
-        sequence.adopt(other, length)
-        self.texts[sequence.number] = other.tokens[: len(sequence.tokens)]
-        assert len(sequence.tokens) <= length
-        self.seen["adopted"] += bool(sequence.tokens)
-
-    def _save(self, sequence: CacheSequence) -> None:
-        self._saved = [*self._saved, (list(sequence.tokens), sequence.saved())][-4:]
-
-    def _restore(self, sequence: CacheSequence) -> None:
-        if self._saved:
-            tokens, state = self._rng.choice(self._saved)
-            sequence.restore(tokens, state)
-            self.texts[sequence.number] = list(tokens)
-
-    def _clear(self, sequence: CacheSequence) -> None:
-        sequence.clear()
-        self.texts[sequence.number] = []
-
-
-@pytest.mark.parametrize(
-    ("kind", "exact"), [*WALKED, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in WALKED_TOO)]
-)
-def test_each_sequence_says_what_its_text_says_alone(kind: str, exact: Exact, folder: Path) -> None:
-    path = tiny(folder, kind)
-    with opened(path, sequences=4, exact=exact) as shared:
-        reference = Reference(path, n_ctx=512, n_batch=shared.n_batch, flash=0, threads=1, cache_type=0)
-        try:
-            walk = SequenceWalk(shared, reference)
-            walk.walk(60)
-        finally:
-            reference.close()
-    assert walk.worst < RIGHT
-    assert len(walk.seen) == 9
-    assert min(walk.seen.values()) > 0
 
 
 def test_sequences_with_caches_of_their_own_change_no_bit(demo: Target) -> None:
@@ -273,42 +118,6 @@ def test_a_sequence_is_measured_and_probed(demo: Target, tmp_path: Path) -> None
         assert fewer.sequences[0].fingerprint != sequence.fingerprint  # passes of more sequences cost more
 
 
-FAILING = [("llama", "after"), ("gemma3", "before"), ("mamba", "after"), ("qwen35", "after")]
-FAILING_TOO = [("llama", "before"), ("gemma3", "after"), ("mamba", "before"), ("qwen35", "before")]
-
-
-@pytest.mark.parametrize(
-    ("kind", "when"), [*FAILING, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in FAILING_TOO)]
-)
-def test_a_failed_pass_leaves_every_sequence_as_it_was(
-    kind: str, when: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tiny(folder, kind)
-    decode = llama.llama_decode
-
-    def failing(context: Any, batch: Any) -> int:
-        if when == "after":
-            decode(context, batch)
-        return -3
-
-    with opened(path) as shared:
-        reference = Reference(path, n_ctx=512, n_batch=shared.n_batch, flash=0, threads=1, cache_type=0)
-        texts = [some(80 + sequence.number, seed=sequence.number) for sequence in shared.sequences]
-        for sequence, text in zip(shared.sequences, texts, strict=True):
-            sequence.prefill(text)
-        parts = [Part(sequence, [7, 8, 9], 2) for sequence in shared.sequences[1:]]
-        with monkeypatch.context() as patched:
-            patched.setattr(llama, "llama_decode", failing)
-            with pytest.raises(TargetError, match="returned -3"):
-                shared.evaluate_together(parts)
-        assert [sequence.tokens for sequence in shared.sequences] == texts
-        for sequence, text in zip(shared.sequences, texts, strict=True):
-            assert sequence.owed == 0 or shared.drafts_alone
-            (rows,) = shared.evaluate_together([Part(sequence, [5, 6], 2)])
-            assert np.abs(rows - reference.rows([*text, 5, 6])[-2:]).max() < RIGHT
-        reference.close()
-
-
 def test_what_is_owed_is_evaluated_in_front_of_a_pass(folder: Path) -> None:
     path = tiny(folder, "mamba")
     with opened(path, n_ctx=600) as shared:
@@ -322,23 +131,8 @@ def test_what_is_owed_is_evaluated_in_front_of_a_pass(folder: Path) -> None:
         parts = [Part(sequence, [5, 6, 7], 3) for sequence in shared.sequences]
         for part, rows in zip(parts, shared.evaluate_together(parts), strict=True):
             assert part.sequence.owed == 0
-            assert np.abs(rows - reference.rows(part.sequence.tokens)[-3:]).max() < RIGHT
+            assert np.abs(rows - reference.rows(part.sequence.tokens)[-3:]).max() < 1e-3
         reference.close()
-
-
-def test_a_sequence_is_full_alone(shared: Target) -> None:
-    full, other = shared.sequences[0], shared.sequences[1]
-    for sequence in shared.sequences:
-        sequence.prefill(some(shared.n_ctx, seed=sequence.number))
-    # Room for the padding of a pass, in all sequences at once, and no more.
-    size = MAX_EVALUATE // len(shared.sequences)
-    for _ in range(len(shared.sequences)):
-        shared.evaluate_together([Part(sequence, [5] * size, 0) for sequence in shared.sequences])
-    with pytest.raises(ValueError, match="do not fit"):
-        shared.evaluate_together([Part(other, [5], 1), Part(full, [5], 1)])
-    assert [len(sequence.tokens) for sequence in shared.sequences] == [shared.n_ctx + MAX_EVALUATE] * 4
-    full.rollback(10)
-    assert np.isfinite(full.evaluate([5])).all()
 
 
 def test_wrong_calls_change_nothing(shared: Target, demo: Target) -> None:

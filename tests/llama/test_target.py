@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from architectures.files import write_model as write_architecture
-from numpy.typing import NDArray
 from support.cli_runner import DEMO
 from support.held_pass import one_pass_held
 from support.tiny_models import HEADS, LAYERS, WIDTH, write_model
 
-from ngramspec.errors import ModelError, TargetError
+from ngramspec.errors import ModelError
 from ngramspec.llama import amx, bindings, devices
 from ngramspec.llama import target as target_module
 from ngramspec.llama.cache import bytes_per_token
@@ -50,90 +49,8 @@ def demo() -> Iterator[Target]:
         yield target
 
 
-@pytest.fixture(scope="module", params=["demo", "llama", "gemma2", "mamba"])
-def target(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[Target]:
-    with Target(files[request.param], n_ctx=512, threads=1) as opened:
-        yield opened
-
-
 def some(target: Target, n: int, seed: int = 0) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(3, target.n_vocab, n)]
-
-
-def close_to(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    """Equal except for rounding: batches of several sizes run other kernels, on quantised weights most of all."""
-    return bool(np.abs(a - b).max() < 0.15 * b.std())
-
-
-def test_a_batch_gives_what_single_tokens_give(target: Target) -> None:
-    text = some(target, 60)
-    last = target.prefill(text).copy()
-    target.prefill(text[:20])
-    batch = target.evaluate(text[20:]).copy()
-    assert batch.shape == (40, target.n_vocab)
-    assert batch.dtype == np.float32
-    assert target.tokens == text
-    target.prefill(text[:20])
-    single = np.concatenate([target.evaluate([t]).copy() for t in text[20:]])
-    assert target.tokens == text
-    assert close_to(batch, single)
-    assert close_to(last, single[-1])
-    assert not close_to(single[0], single[1])  # or closeness means nothing
-
-
-def test_taking_back_leaves_no_trace(target: Target) -> None:
-    text = some(target, 40)
-    target.prefill(text)
-    for size in (1, 2, 5, 16):
-        tail = some(target, size, seed=size)
-        first = target.evaluate(tail).copy()
-        target.rollback(len(text))
-        target.evaluate(some(target, 30, seed=99))
-        target.rollback(len(text))
-        assert target.tokens == text
-        again = target.evaluate(tail).copy()
-        target.rollback(len(text))
-        assert np.array_equal(first, again)
-
-
-def test_a_reused_prefix_gives_what_a_fresh_prefill_gives(target: Target) -> None:
-    text = some(target, 200)
-    fresh = target.prefill(text).copy()
-    target.clear()
-    target.prefill(text[:77])
-    target.evaluate([*text[77:90], 5, 6])
-    seen: list[tuple[int, int]] = []
-    reused = target.prefill(text, progress=lambda *at: seen.append(at)).copy()
-    assert target.tokens == text
-    assert close_to(reused, fresh)
-    assert seen[-1] == (200, 200)
-    assert close_to(target.prefill(text).copy(), fresh)  # all of it cached: the last token is done again
-
-
-ALIGNED = [("demo", "off"), ("llama", "auto"), ("gemma2", "off"), ("mamba", "off")]
-MORE_ALIGNED = [("demo", "auto"), ("llama", "off"), ("gemma2", "auto"), ("mamba", "auto")]
-
-
-@pytest.mark.parametrize(
-    ("kind", "flash_attn"), [*ALIGNED, *(pytest.param(*more, marks=pytest.mark.exhaustive) for more in MORE_ALIGNED)]
-)
-def test_an_aligned_prefill_does_not_depend_on_the_cache(kind: str, flash_attn: Any, files: dict[str, Path]) -> None:
-    with Target(files[kind], n_ctx=512, threads=1, flash_attn=flash_attn) as target:
-        text = some(target, 400)
-        fresh = target.prefill(text, aligned=True).copy()
-        for keep, aligned in ((300, True), (130, False), (399, True)):
-            target.clear()
-            target.prefill(text[:keep], aligned=aligned)
-            for i in range(keep, min(keep + 60, 400), 7):
-                target.evaluate(text[i : i + 7])
-            target.rollback(len(target.tokens) - 1)
-            assert np.array_equal(target.prefill(text, aligned=True), fresh), (keep, aligned)
-        # The result of an unaligned prefill is not used as aligned later.
-        target.clear()
-        target.prefill(text[:150], aligned=True)
-        target.prefill(text[:390])
-        target.prefill(text[:395], aligned=True)
-        assert np.array_equal(target.prefill(text, aligned=True), fresh)
 
 
 def test_progress_goes_by_chunks_and_an_aligned_prefill_reuses_whole_ones(files: dict[str, Path]) -> None:
@@ -168,45 +85,6 @@ def test_logits_keep_the_target_alive(files: dict[str, Path]) -> None:
         expected = row.copy() if expected is None else expected
         assert np.array_equal(row, expected)
         assert np.abs(row).max() < 100
-
-
-def test_what_does_not_fit_is_refused(target: Target) -> None:
-    text = some(target, 512)
-    for wrong in ([], [*text, 5]):
-        with pytest.raises(ValueError, match="1 to 512"):
-            target.prefill(wrong)
-    target.prefill(text[:500])
-    for wrong in ([], text[: MAX_EVALUATE + 1]):
-        with pytest.raises(ValueError, match="1 to 64"):
-            target.evaluate(wrong)
-    for length in (-1, 501):
-        with pytest.raises(ValueError, match="roll back"):
-            target.rollback(length)
-    assert target.tokens == text[:500]
-    # The room for padding, and no more.
-    target.evaluate(text[:MAX_EVALUATE])
-    target.evaluate(text[:12])
-    with pytest.raises(ValueError, match="do not fit"):
-        target.evaluate([5])
-    target.rollback(500)
-    assert np.isfinite(target.evaluate([5])).all()
-
-
-def test_tokens_outside_the_vocabulary_and_clearing_leave_no_trace(target: Target) -> None:
-    text = some(target, 30)
-    target.clear()
-    target.prefill(text)
-    clean = target.evaluate([5, 6]).copy()
-    target.rollback(30)
-    for wrong in (-1, target.n_vocab, 10**6):
-        with pytest.raises((TargetError, ValueError)):
-            target.evaluate([5, wrong, 6])
-        assert target.tokens == text
-    assert np.array_equal(target.evaluate([5, 6]), clean)
-    target.clear()
-    assert target.tokens == []
-    target.prefill(text)
-    assert np.array_equal(target.evaluate([5, 6]), clean)
 
 
 def test_which_memories_roll_back(files: dict[str, Path]) -> None:
@@ -408,16 +286,6 @@ def test_the_fingerprint_tells_settings_and_files_apart(files: dict[str, Path], 
     ]
     assert len({same, *others}) == 10
     assert all(name.isalnum() for name in others)
-
-
-@pytest.mark.parametrize("token", [-1, 99_999])
-def test_a_token_that_is_not_in_the_vocabulary_is_named(demo: Target, token: int) -> None:
-    text = some(demo, 10)
-    demo.prefill(text)
-    for call in (lambda: demo.evaluate([5, token]), lambda: demo.prefill([*text, token, 5])):
-        with pytest.raises(ValueError, match=f"token {token} is not in the vocabulary of {demo.n_vocab} tokens"):
-            call()
-        assert demo.tokens == text
 
 
 def test_two_threads_at_once_are_told_so(demo: Target, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,8 +160,8 @@ class MockTarget(EvaluatesAtOnce):
         `aligned` reuses whole chunks of n_batch tokens only, and with kernels only those that an
         aligned prefill computed; `progress` gets (tokens done, all).
         """
-        if not tokens:
-            raise ValueError("an empty prompt")
+        if not 0 < len(tokens) <= self.n_ctx:
+            raise ValueError(f"a prompt needs 1 to {self.n_ctx} tokens, got {len(tokens)}")
         shared = common_prefix(self.tokens, tokens[:-1])
         if aligned:
             # Without kernels it makes no difference how a token came into the cache.

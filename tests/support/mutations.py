@@ -359,14 +359,13 @@ def losses_are_never_charged(book: Any, self: Any, done: Any, drafting: bool) ->
 
 # --------------------------------------------------------------------------- llama.cpp
 
-STATE = "llama/test_cache.py::test_whatever_is_done_the_state_is_that_of_the_tokens"
-SHARED = "llama/test_shared.py::test_each_sequence_says_what_its_text_says_alone"
+LOGITS = "test_model_contract.py::test_all_logits_are_those_of_a_fresh_evaluation"
 DRAFTS = "architectures/test_architectures.py::test_drafts_change_no_text_of_any_kind_of_memory"
 HEADS = "llama/test_heads.py::test"
 CACHE = "ngramspec.llama.cache:Cache"
 
 
-@fault(STATE, f"{CACHE}._remove")
+@fault(f"{LOGITS}[attention]", f"{CACHE}._remove")
 def the_cache_loses_one_token_too_many(remove: Any, self: Any, length: int) -> Any:
     return remove(self, length - 1)
 
@@ -381,7 +380,7 @@ FAULTS["a_prompt_keeps_one_token_of_the_text_before_it"] = Fault(
 )
 
 
-@fault(STATE, f"{CACHE}.save")
+@fault(f"{LOGITS}[hybrid with snapshots]", f"{CACHE}.save")
 def a_checkpoint_is_taken_to_be_of_one_token_fewer(save: Any, self: Any, **options: Any) -> None:
     self.length -= 1
     save(self, **options)
@@ -405,7 +404,7 @@ def snapshots_of_any_depth_are_believed(cut: Any, self: Any, length: int) -> Non
     cut(self, length)
 
 
-@fault(STATE, f"{CACHE}._shows")
+@fault(f"{LOGITS}[sliding window, sequences]", f"{CACHE}._shows")
 def a_sliding_window_is_cut_where_its_tokens_are_gone(*_: Any) -> bool:
     return True
 
@@ -423,7 +422,7 @@ def a_copied_text_keeps_the_hidden_states_of_the_one_before_it(*_: Any) -> None:
     pass
 
 
-@fault(SHARED, "ngramspec.llama.target:Target.evaluate_together")
+@fault(f"{LOGITS}[attention, sequences]", "ngramspec.llama.target:Target.evaluate_together")
 def two_texts_of_a_pass_get_the_logits_of_each_other(evaluate: Any, self: Any, parts: Any) -> Any:
     numbers = [part.sequence.number for part in parts]
     return [rows for _, rows in sorted(zip(numbers, evaluate(self, parts), strict=True), key=lambda pair: pair[0])]
