@@ -1,25 +1,53 @@
-"""Anthropic's Messages API: requests as chat tasks, and answers as Anthropic's own client reads them."""
+"""Anthropic's Messages API over HTTP: requests as the chat template receives them, and answers, whole and streamed."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
+import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from support import chat_scripts
-from support.chat_scripts import Said, answers, finish, refused
+from support.cli_runner import DEMO
+from support.fake_service import FakeService, Script
+from support.http import JsonVocabulary, chunks, scripted, send
 
-from ngramspec.server.anthropic import MessageReply, hides_thoughts, read_request, worded
-from ngramspec.server.call import ApiError, Fields, overflow
-from ngramspec.server.chat import ChatTask
-from ngramspec.server.common_fields import Form
-from ngramspec.tool_calls.deltas import Delta, Tool
+from ngramspec.errors import ShutdownError, TargetError
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+PATH = "/v1/messages"
 USER = {"role": "user", "content": "hi"}
 LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+FORM = {"type": "json_schema", "schema": SCHEMA}
+
+
+@cache
+def vocabulary() -> JsonVocabulary:
+    return JsonVocabulary(DEMO)
+
+
+def ask(script: Any = None, n_ctx: int = 4000, **fields: Any) -> tuple[Any, FakeService]:
+    """Return the response to a request with these fields, and the engine that answered it."""
+    server, engine = scripted(script, vocabulary=vocabulary(), n_ctx=n_ctx)
+    return send(server, PATH, {"model": "m", "max_tokens": 400, "messages": [USER]} | fields), engine
+
+
+def received(**fields: Any) -> dict[str, Any]:
+    """Return what the chat template receives for a request with these fields."""
+    response, engine = ask(**fields)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = json.loads(b"".join(map(vocabulary().piece, engine.requests[0].prompt)))
+    return found
+
+
+def messages(**fields: Any) -> list[dict[str, Any]]:
+    return list(received(**fields)["messages"])
 
 
 def text(words: str) -> dict[str, Any]:
@@ -30,173 +58,244 @@ def turn(role: str, *blocks: Any) -> dict[str, Any]:
     return {"role": role, "content": [*blocks]}
 
 
-def task(**fields: Any) -> ChatTask:
-    body = {"model": "m", "max_tokens": 9, "messages": [USER]} | fields
-    return read_request(Fields(body))
+def whole(script: Any, **fields: Any) -> dict[str, Any]:
+    """Return a message without what is random in it."""
+    response, _ = ask(script, **fields)
+    assert response.status_code == 200, response.text
+    return fixed(Message.model_validate(response.json()).model_dump(exclude_none=True))
 
 
-def streamed(said: list[Said], hide: bool = False) -> list[dict[str, Any]]:
-    return chat_scripts.streamed(MessageReply("msg_1", "m", hide), said)
-
-
-def whole(said: list[Said], hide: bool = False) -> dict[str, Any]:
-    return chat_scripts.whole(MessageReply("msg_1", "m", hide), said)
+def streamed(script: Any, **fields: Any) -> list[dict[str, Any]]:
+    response, _ = ask(script, stream=True, **fields)
+    assert response.status_code == 200, response.text
+    return chunks(response.text)
 
 
 def accumulated(sent: list[dict[str, Any]]) -> dict[str, Any]:
-    """What Anthropic's client makes of a stream."""
+    """Return the message that Anthropic's client makes of a stream."""
     snapshot: Any = None
-    bufs: dict[int, bytes] = {}
+    parts: dict[int, bytes] = {}
     for event in sent:
-        snapshot = accumulate_event(event=EVENT.validate_python(event), current_snapshot=snapshot, json_bufs=bufs)
-    return Message.model_validate(snapshot.model_dump()).model_dump(exclude_none=True)
+        snapshot = accumulate_event(event=EVENT.validate_python(event), current_snapshot=snapshot, json_bufs=parts)
+    return fixed(Message.model_validate(snapshot.model_dump()).model_dump(exclude_none=True))
 
 
-def test_system_and_turns_become_messages() -> None:
-    said = [{"role": "assistant", "content": words} for words in ("c", "d")]
-    system = [text("Be brief.") | {"cache_control": {"type": "ephemeral"}}]
-    got = task(system=system, messages=[turn("user", text("a"), text("b")), USER, *said, USER])
-    assert got.messages == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "a\nb\nhi"},
-        {"role": "assistant", "content": "c\nd"},
-        USER,
-    ]
+def fixed(message: dict[str, Any]) -> dict[str, Any]:
+    """Replace random ids."""
+    for block in [message, *message["content"]]:
+        if "id" in block:
+            block["id"] = "id"
+    return message
 
 
-def test_calls_their_results_and_thoughts() -> None:
-    called = turn(
-        "assistant",
-        {"type": "thinking", "thinking": "hm", "signature": "unsigned"},
-        {"type": "redacted_thinking", "data": "x"},
-        text("I look."),
-        {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "é", "n": 1}},
-        {"type": "tool_use", "id": "t2", "name": "list", "input": {}},
-    )
-    results = turn(
-        "user",
-        text("go on"),
-        {"type": "tool_result", "tool_use_id": "t1", "content": "seen"},
-        {"type": "tool_result", "tool_use_id": "t2", "is_error": True, "content": [text("no"), text("way")]},
-        {"type": "tool_result", "tool_use_id": "t3"},
-    )
-    calls = [
-        {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"at": "é", "n": 1}'}},
-        {"id": "t2", "type": "function", "function": {"name": "list", "arguments": "{}"}},
-    ]
-    assert task(messages=[USER, called, results]).messages[1:] == [
-        {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": calls},
-        {"role": "tool", "tool_call_id": "t1", "content": "seen", "name": "look"},
-        {"role": "tool", "tool_call_id": "t2", "content": "Error: no\nway", "name": "list"},
-        {"role": "tool", "tool_call_id": "t3", "content": ""},
-        {"role": "user", "content": "go on"},
-    ]
+def system(content: str) -> dict[str, Any]:
+    return {"role": "system", "content": content}
 
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};"
+CALLED = turn(
+    "assistant",
+    {"type": "thinking", "thinking": "hm", "signature": "unsigned"},
+    {"type": "redacted_thinking", "data": "x"},
+    text("I look."),
+    {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "é", "n": 1}},
+    {"type": "tool_use", "id": "t2", "name": "list", "input": {}},
+)
+RESULTS = turn(
+    "user",
+    text("continue"),
+    {"type": "tool_result", "tool_use_id": "t1", "content": "seen"},
+    {"type": "tool_result", "tool_use_id": "t2", "is_error": True, "content": [text("no"), text("way")]},
+    {"type": "tool_result", "tool_use_id": "t3"},
+)
+DOCUMENTS = (
+    {"type": "document", "title": "name", "source": {"type": "text", "media_type": "text/plain", "data": "body"}},
+    {"type": "document", "source": {"type": "content", "content": [text("part")]}},
+    {"type": "search_result", "title": "T", "source": "S", "content": [text("x")]},
+)
+QUOTED = f"The file says:\n{BILLING.format(1)}"
+LATE = turn("system", text("Agents: none."))
 
 
-def test_the_billing_line_never_reaches_the_prompt() -> None:
-    """Two requests that differ only in it must have the same prompt."""
-    for before in ("", "\n"):
-        systems = [f"{before}{BILLING.format(x)}\nYou are Claude Code.\nMore." for x in ("fa690", "0aaa9")]
-        first, second = (task(system=system).messages for system in systems)
-        assert first == second == task(system="You are Claude Code.\nMore.").messages
-    assert (
-        task(system=[text(BILLING.format("0")), text("You are Claude Code.")]).messages[0]["content"]
-        == "You are Claude Code."
-    )
-    assert task(system=BILLING.format("1")).messages == [USER]
-    # What only quotes the line is kept.
-    quoted = f"The file says:\n{BILLING.format(1)}"
-    assert task(system=quoted).messages[0]["content"] == quoted
-    assert task(messages=[{"role": "user", "content": BILLING.format(1)}]).messages[0]["content"] == BILLING.format(1)
+def call(id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def test_a_late_system_message_stays_where_it_is() -> None:
-    """Claude Code sends them after the first turn; most templates allow none there, and the prompt before must stay."""
-    late = turn("system", text("Agents: none."))
-    got = task(system="S", messages=[USER, late, turn("system")]).messages
-    assert got == [
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": "hi\n<system>\nAgents: none.\n</system>"},
-    ]
-    assert task(system="S", messages=[late, USER]).messages[0]["content"] == "S\nAgents: none."
+REQUESTS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "neighbouring turns are joined": (
+        {
+            "system": [text("Be brief.") | {"cache_control": {"type": "ephemeral"}}],
+            "messages": [
+                turn("user", text("a"), text("b")),
+                USER,
+                *({"role": "assistant", "content": words} for words in ("c", "d")),
+                USER,
+            ],
+        },
+        [
+            system("Be brief."),
+            {"role": "user", "content": "a\nb\nhi"},
+            {"role": "assistant", "content": "c\nd"},
+            USER,
+        ],
+    ),
+    "calls, results and thoughts": (
+        {"messages": [USER, CALLED, RESULTS]},
+        [
+            USER,
+            {
+                "role": "assistant",
+                "content": "I look.",
+                "reasoning_content": "hm",
+                "tool_calls": [call("t1", "look", {"at": "é", "n": 1}), call("t2", "list", {})],
+            },
+            {"role": "tool", "tool_call_id": "t1", "content": "seen", "name": "look"},
+            {"role": "tool", "tool_call_id": "t2", "content": "Error: no\nway", "name": "list"},
+            {"role": "tool", "tool_call_id": "t3", "content": ""},
+            {"role": "user", "content": "continue"},
+        ],
+    ),
+    # Claude Code's first line differs in every request; two requests must have the same prompt.
+    "a billing line": ({"system": f"{BILLING.format('fa690')}\nYou are.\nMore."}, [system("You are.\nMore."), USER]),
+    "a billing line after an end of line": (
+        {"system": f"\n{BILLING.format('0aaa9')}\nYou are."},
+        [system("You are."), USER],
+    ),
+    "a billing block": ({"system": [text(BILLING.format("0")), text("You are.")]}, [system("You are."), USER]),
+    "nothing but a billing line": ({"system": BILLING.format(1)}, [USER]),
+    "a quoted billing line": ({"system": QUOTED}, [system(QUOTED), USER]),
+    "a billing line of the user": (
+        {"messages": [{"role": "user", "content": BILLING.format(1)}]},
+        [{"role": "user", "content": BILLING.format(1)}],
+    ),
+    # Most templates allow no later system messages, and the prompt before must stay.
+    "a late system message": (
+        {"system": "S", "messages": [USER, LATE, turn("system")]},
+        [system("S"), {"role": "user", "content": "hi\n<system>\nAgents: none.\n</system>"}],
+    ),
+    "an early system message": ({"system": "S", "messages": [LATE, USER]}, [system("S\nAgents: none."), USER]),
+    "documents": (
+        {"messages": [turn("user", *DOCUMENTS)]},
+        [{"role": "user", "content": "name\nbody\npart\nT\nS\nx"}],
+    ),
+}
 
 
-def test_documents_of_text_are_read() -> None:
-    source = {"type": "text", "media_type": "text/plain", "data": "body"}
-    documents = (
-        {"type": "document", "title": "name", "source": source},
-        {"type": "document", "source": {"type": "content", "content": [text("part")]}},
-        {"type": "search_result", "title": "T", "source": "S", "content": [text("x")]},
-    )
-    assert task(messages=[turn("user", *documents)]).messages[0]["content"] == "name\nbody\npart\nT\nS\nx"
+@pytest.mark.parametrize("name", REQUESTS)
+def test_messages_reach_the_template(name: str) -> None:
+    fields, expected = REQUESTS[name]
+    assert messages(**fields) == expected
 
 
-def test_settings_of_the_request() -> None:
-    got = task(stop_sequences=["END"], tools=[LOOK], metadata={"user_id": "u"}, container=None, unknown=[1])
-    assert (got.max_tokens, got.stop, got.tools) == (9, ("END",), [Tool("look", "Looks.", LOOK["input_schema"])])
-    assert (got.tool_choice, got.parallel, got.form, dict(got.variables)) == ("auto", True, None, {})
+def test_settings_reach_the_engine_and_unknown_fields_do_not_matter() -> None:
+    _, engine = ask(max_tokens=9, stop_sequences=["END"], metadata={"user_id": "u"}, container=None, unknown=[1])
+    (request,) = engine.requests
+    assert (request.max_tokens, request.stop, request.sampling.grammar) == (9, ("END",), None)
 
 
-def test_tools_and_their_choice() -> None:
-    choices: list[tuple[dict[str, Any], str, bool]] = [
-        ({"type": "auto"}, "auto", True),
-        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
-        ({"type": "tool", "name": "look"}, "look", True),
-        ({"type": "none"}, "none", True),
-    ]
-    for choice, expected, parallel in choices:
-        got = task(tools=[LOOK], tool_choice=choice)
-        assert (got.tool_choice, got.parallel) == (expected, parallel)
-    # Tools of the vendor are left out.
+def tools(**fields: Any) -> list[str]:
+    return [tool["function"]["name"] for tool in received(**fields)["tools"]]
+
+
+def test_tools_of_the_vendor_are_left_out() -> None:
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
-    assert [tool.name for tool in task(tools=[search, LOOK | {"type": "custom"}]).tools] == ["look"]
-    refused(task, "tool_choice.name", tools=[search], tool_choice={"type": "tool", "name": "web_search"})
-    refused(task, "tool_choice", tools=[search], tool_choice={"type": "any"})
+    assert tools(tools=[search, LOOK | {"type": "custom"}]) == ["look"]
+    assert_refused("tool_choice.name", tools=[search], tool_choice={"type": "tool", "name": "web_search"})
+    assert_refused("tool_choice", tools=[search], tool_choice={"type": "any"})
+
+
+ONE = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("choice", "allowed"),
+    [
+        ({"type": "auto"}, None),
+        ({"type": "none"}, None),
+        ({"type": "any"}, [ONE, f"{ONE}\n{ONE}"]),
+        ({"type": "any", "disable_parallel_tool_use": True}, [ONE]),
+        ({"type": "tool", "name": "look"}, [ONE]),
+    ],
+)
+def test_the_choice_of_a_tool_becomes_a_grammar(choice: dict[str, Any], allowed: list[str] | None) -> None:
+    _, engine = ask(tools=[LOOK], tool_choice=choice)
+    sampling = engine.requests[0].sampling
+    if allowed is None:
+        assert sampling.grammar is None
+        return
+    for answer in (ONE, f"{ONE}\n{ONE}", "no"):
+        grammar, tokens = vocabulary().sampler(sampling).grammar, vocabulary().tokenize(answer, add_bos=False)
+        assert grammar is not None
+        end = next(token for token in range(vocabulary().n_vocab) if vocabulary().is_eog(token))
+        assert (grammar.count_allowed([*tokens, end]) == len(tokens) + 1) == (answer in allowed), answer
 
 
 def test_thinking_effort_and_format() -> None:
-    assert task(thinking={"type": "disabled"}).variables == {"enable_thinking": False}
-    assert task(thinking={"type": "enabled", "budget_tokens": 2048}).variables == {"enable_thinking": True}
-    assert task(output_config={"effort": "max"}).variables == {"reasoning_effort": "high"}
-    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
-    form = {"type": "json_schema", "schema": schema}
-    assert task(output_config={"format": form}).form == Form(schema, "output_config.format.schema")
-    assert task(output_format=form).form == Form(schema, "output_format.schema")
-    assert hides_thoughts(Fields({"thinking": {"type": "adaptive", "display": "omitted"}}))
-    assert not hides_thoughts(Fields({"thinking": {"type": "adaptive"}}))
+    assert received(thinking={"type": "disabled"})["enable_thinking"] is False
+    assert received(thinking={"type": "enabled", "budget_tokens": 2048})["enable_thinking"] is True
+    assert received(output_config={"effort": "max"})["reasoning_effort"] == "high"
+    assert (received()["enable_thinking"], received()["reasoning_effort"]) == (True, None)
+    for fields in ({"output_config": {"format": FORM}}, {"output_format": FORM}):
+        _, engine = ask(**fields)
+        assert engine.requests[0].sampling.grammar is not None
+
+
+def assert_refused(field: str, **fields: Any) -> None:
+    response, engine = ask(**fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], engine.requests) == (400, "invalid_request_error", []), fields
+    assert error["message"].startswith(field)
+
+
+def wrong_requests() -> Iterator[tuple[str, dict[str, Any]]]:
+    alone = {"max_tokens": [None, "9"], "messages": [None, "x"], "system": [3], "stop_sequences": [[""]]}
+    yield from ((name, {name: value}) for name, values in alone.items() for value in values)
+    contents: list[tuple[str, Any]] = [
+        ("", 3),
+        ("[0].type", [{"text": "x"}]),
+        ("[0].source", [{"type": "document"}]),
+        ("[0].text", [{"type": "text"}]),
+    ]
+    yield from ((f"messages[0].content{at}", {"messages": [{"role": "user", "content": c}]}) for at, c in contents)
+    yield "messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}
+    yield "messages[0].content", {"messages": [{"role": "user"}]}
+    yield "messages[0].content[0].input", {"messages": [turn("assistant", {"type": "tool_use"}), USER]}
+    yield "tools[0].input_schema", {"tools": [{"name": "x"}]}
+    yield "tools[0].name", {"tools": [{"input_schema": {}}]}
+    yield "tools[1].name", {"tools": [LOOK, LOOK]}
+    yield "tool_choice.type", {"tool_choice": {"type": "some"}}
+    yield "tool_choice.type", {"tool_choice": {}}
+    yield "tool_choice.name", {"tools": [LOOK], "tool_choice": {"type": "tool", "name": "other"}}
+    yield "thinking.type", {"thinking": {"type": "perhaps"}}
+    yield "output_config.effort", {"output_config": {"effort": "all"}}
+    yield "output_config.format.schema", {"output_config": {"format": {"type": "json_schema"}}}
 
 
 def test_impossible_values_are_named() -> None:
-    alone = {"max_tokens": [None, "9"], "messages": [None, "x"], "system": [3], "stop_sequences": [[""]]}
-    cases: list[tuple[str, dict[str, Any]]] = [
-        *((name, {name: value}) for name, values in alone.items() for value in values),
-        ("messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
-        ("messages[0].content", {"messages": [{"role": "user"}]}),
-        ("messages[0].content", {"messages": [{"role": "user", "content": 3}]}),
-        ("messages[0].content[0].type", {"messages": [turn("user", {"text": "x"})]}),
-        ("messages[0].content[0].source", {"messages": [turn("user", {"type": "document"})]}),
-        ("messages[0].content[0].text", {"messages": [turn("user", {"type": "text"})]}),
-        ("messages[0].content[0].input", {"messages": [turn("assistant", {"type": "tool_use"}), USER]}),
-        ("tools[0].input_schema", {"tools": [{"name": "x"}]}),
-        ("tools[0].name", {"tools": [{"input_schema": {}}]}),
-        ("tools[1].name", {"tools": [LOOK, LOOK]}),
-        ("tool_choice.type", {"tool_choice": {"type": "some"}}),
-        ("tool_choice.type", {"tool_choice": {}}),
-        ("tool_choice.name", {"tools": [LOOK], "tool_choice": {"type": "tool", "name": "other"}}),
-        ("thinking.type", {"thinking": {"type": "perhaps"}}),
-        ("output_config.effort", {"output_config": {"effort": "all"}}),
-        ("output_config.format.schema", {"output_config": {"format": {"type": "json_schema"}}}),
-    ]
-    for field, fields in cases:
-        refused(task, field, **fields)
+    for field, fields in wrong_requests():
+        assert_refused(field, **fields)
 
 
-@given(answers())
-def test_any_answer_streams_as_what_it_is_whole(deltas: list[Said]) -> None:
-    sent = streamed(deltas)
+# --------------------------------------------------------------------------- answers
+
+FRAGMENTS = (
+    "<think>\n",
+    "hm ",
+    "\n</think>\n\n",
+    "I löok. ",
+    ONE,
+    "\n",
+    '<tool_call>\n{"name": "loo',
+    '{"at": [1]}',
+    "</",
+)
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=8), st.integers(1, 9), st.booleans())
+def test_any_answer_streams_as_what_it_is_whole(fragments: list[str], step: int, is_cut: bool) -> None:
+    script = Script("".join(fragments) or "x", step=step, ends=not is_cut, cached=5)
+    asked = {"tools": [LOOK], "max_tokens": 60 if is_cut else 400}
+    sent = streamed(script, **asked)
     opened, current = 0, -1
     for event in sent[1:-2]:
         if event["type"] == "content_block_start":
@@ -206,57 +305,61 @@ def test_any_answer_streams_as_what_it_is_whole(deltas: list[Said]) -> None:
             current = -1
     ends = [sent[0]["type"], *(event["type"] for event in sent[-2:])]
     assert ends == ["message_start", "message_delta", "message_stop"]
-    assert accumulated(sent) == Message.model_validate(whole(deltas)).model_dump(exclude_none=True)
+    assert accumulated(sent) == whole(script, **asked)
+
+
+LISTED = '<tool_call>\n{"name": "list", "arguments": {"at": "x", "n": [1]}}\n</tool_call>'
 
 
 def test_the_parts_of_an_answer() -> None:
-    deltas: list[Said] = [Delta("thought", "h"), Delta("thought", "m"), Delta("text", "I "), Delta("text", "look.")]
-    deltas += [
-        Delta("call", "", 0, "c0", "look"),
-        Delta("arguments", '{"at": "x"', 0),
-        Delta("arguments", ', "n": [1]}', 0),
-    ]
-    deltas += [Delta("call", "", 1, "c1", "list"), finish("tool_calls")]
-    answer = whole(deltas)
+    script = Script(f"<think>\nhm\n</think>\n\nI look.\n{LISTED}\n{ONE}", step=3, cached=5)
+    asked = {"tools": [LOOK, LOOK | {"name": "list"}]}
+    answer = whole(script, **asked)
     assert answer["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": "unsigned"},
         {"type": "text", "text": "I look."},
-        {"type": "tool_use", "id": "c0", "name": "look", "input": {"at": "x", "n": [1]}},
-        {"type": "tool_use", "id": "c1", "name": "list", "input": {}},
+        {"type": "tool_use", "id": "id", "name": "list", "input": {"at": "x", "n": [1]}},
+        {"type": "tool_use", "id": "id", "name": "look", "input": {}},
     ]
-    assert answer["stop_reason"] == "tool_use"
-    assert answer["usage"] == {
-        "input_tokens": 15,
+    response, engine = ask(script, **asked)
+    usage = response.json()["usage"]
+    assert 0 < usage.pop("output_tokens_details")["thinking_tokens"] < usage["output_tokens"]
+    assert usage == {
+        "input_tokens": len(engine.requests[0].prompt) - 5,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 5,
-        "output_tokens": 7,
-        "output_tokens_details": {"thinking_tokens": 2},
+        "output_tokens": len(vocabulary().tokenize(script.text, add_bos=False)) + 1,
     }
-    hidden = whole(deltas, hide=True)["content"][0]
-    assert hidden == accumulated(streamed(deltas, hide=True))["content"][0]
-    assert hidden == {"type": "thinking", "thinking": "", "signature": "unsigned"}
+    hides = asked | {"thinking": {"type": "adaptive", "display": "omitted"}}
+    hidden = {"type": "thinking", "thinking": "", "signature": "unsigned"}
+    assert whole(script, **hides)["content"][0] == accumulated(streamed(script, **hides))["content"][0] == hidden
 
 
-def test_how_an_answer_ended() -> None:
-    for end, reason, sequence in (
-        (finish("stop"), "end_turn", None),
-        (finish("stop", "END"), "stop_sequence", "END"),
-        (finish("length"), "max_tokens", None),
-        (finish("length", full=True), "model_context_window_exceeded", None),
-        (finish("tool_calls"), "tool_use", None),
-    ):
-        answer = whole([Delta("text", "x"), end])
-        assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, sequence)
-    # Arguments that were cut are not acted on.
-    answer = whole(
-        [Delta("call", "", 0, "c", "write"), Delta("arguments", '{"path": "/a", "text": "rm', 0), finish("length")]
-    )
-    assert (answer["content"][0]["input"], answer["stop_reason"]) == ({}, "max_tokens")
+@pytest.mark.parametrize(
+    ("script", "fields", "reason", "sequence"),
+    [
+        (Script("x"), {}, "end_turn", None),
+        (Script("x END"), {"stop_sequences": ["END"]}, "stop_sequence", "END"),
+        (Script("x ", ends=False), {"max_tokens": 9}, "max_tokens", None),
+        (Script("x ", ends=False), {"max_tokens": 400, "n_ctx": 150}, "model_context_window_exceeded", None),
+        (Script(ONE), {"tools": [LOOK]}, "tool_use", None),
+        # Arguments that were cut are not acted on.
+        (Script(ONE[:-18] + '"text": "rm ' * 9, ends=False), {"tools": [LOOK], "max_tokens": 40}, "max_tokens", None),
+    ],
+)
+def test_how_an_answer_ended(script: Script, fields: dict[str, Any], reason: str, sequence: str | None) -> None:
+    for answer in (whole(script, **fields), accumulated(streamed(script, **fields))):
+        assert (answer["stop_reason"], answer.get("stop_sequence")) == (reason, sequence)
+        assert all(block["input"] == {} for block in answer["content"] if block["type"] == "tool_use")
 
 
 def test_errors_have_types() -> None:
-    wrong = worded(ApiError(400, "no"))
-    assert wrong == {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}}
-    types = [worded(ApiError(status, "no"))["error"]["type"] for status in (401, 500, 503)]
-    assert types == ["authentication_error", "api_error", "overloaded_error"]
-    assert worded(overflow(9000, 4096))["error"]["message"].startswith("prompt is too long: 9000 tokens > 4096 maximum")
+    server, _ = scripted(vocabulary=vocabulary())
+    assert send(server, PATH, {}).json()["error"]["type"] == "invalid_request_error"
+    for wrong, status, kind in ((TargetError("no"), 500, "api_error"), (ShutdownError("bye"), 503, "overloaded_error")):
+        response, _ = ask(Script(wrong=wrong))
+        assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
+    response, _ = ask(n_ctx=20)
+    assert response.json()["type"] == "error"
+    assert response.json()["error"]["message"].startswith("prompt is too long: ")
+    assert "> 20 maximum" in response.json()["error"]["message"]
