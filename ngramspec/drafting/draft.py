@@ -43,6 +43,7 @@ class Draft:
     # are estimated from the outcomes of earlier drafts.
     acceptance_probs: tuple[float, ...] = ()
     source: str = ""  # name of the drafter
+    repeats: bool = False  # True if it begins as an earlier answer to the same request continues
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -58,6 +59,7 @@ class Draft:
             self.context_counts[:length],
             self.acceptance_probs[:length],
             self.source,
+            self.repeats,
         )
 
 

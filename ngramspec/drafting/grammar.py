@@ -90,6 +90,7 @@ class GrammarGuide:
             (*kept.context_counts, *fill) if kept.context_counts or not legal else (),
             (*kept.acceptance_probs, *guesses) if kept.acceptance_probs or not legal else (),
             f"{kept.source}+grammar" if legal else "grammar",
+            repeats=kept.repeats,
         )
 
     def legal(self, draft: Draft) -> int:

@@ -119,7 +119,8 @@ def open_found(
 
     Args:
         texts: as of `Target`: how many are generated at once, by an engine.
-        learn: the drafter continues from what earlier sessions learnt, and leaves what it learns to later ones.
+        learn: the drafter continues from what earlier sessions learnt, leaves what it learns to later ones, and drafts
+            repeated requests from their earlier answers. A benchmark, which repeats prompts, does not.
         remember: answers that the memory is told to keep are kept, if the user has switched that on.
     """
     settings, changes = tuned(found.path, settings, on_note)
@@ -207,6 +208,8 @@ def open_drafter(
     memory = kept = None
     if not settings.no_memory and settings.drafter in REMEMBERING:
         memory = open_memory(settings.memory, target, on_note=on_note, keep=remember)
+        if not learn:
+            memory.answers = None
         kept = file_of(target.vocabulary_hash) if learn and settings.drafter == DEFAULT else None
     asked = small = None
     if target.heads is not None:

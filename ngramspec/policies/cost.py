@@ -126,6 +126,8 @@ class CostPolicy(Policy):
         plain, plain_cost = costs[1]
         if not draft.tokens and (restore is not None or not curve.switch):
             return 0, plain
+        if draft.repeats:
+            self._budget.forget_inherited_loss()
         left = self._budget.left(plain_cost, curve.level)
         if left < 0:
             return 0, plain
@@ -178,6 +180,8 @@ class CostPolicy(Policy):
         n = self._texts
         self._measured = curve.measured
         plain_cost = sum([curve.ratio(size) for size in batches([1] * n)])
+        if any(draft.repeats for draft in drafts):
+            self._budget.forget_inherited_loss()
         left = self._budget.left(plain_cost, curve.level)
         best = [(0, 1)] * n
         if left < 0:

@@ -11,7 +11,7 @@ class LossBudget:
     - Saved are the seconds that the tokens of drafted passes would have taken one by one, less those they took. The
       past fades. What is left to lose is this, plus ALLOWANCE of the time spent, plus CREDIT plain passes.
     - A new text may lose at most START plain passes of what earlier texts left, and takes over at most DEBT plain
-      passes of what they lost.
+      passes of what they lost; nothing of it if the text repeats an earlier answer.
     - Asking the drafter without sending its draft takes less than OVERHEAD of the time, a credit of ASKING_CREDIT plain
       passes, and what drafts saved: asking continues as long as drafting as a whole pays.
     - What asking takes beyond CHEAP plain passes, as a draft model does, is booked too, and once nothing is left to
@@ -32,6 +32,7 @@ class LossBudget:
         self._texts = texts
         self._saved = self._spent = self._asked = 0.0
         self._plain_seconds = 0.0
+        self._inherited = 0.0  # what is left of the loss that the text took over, as a negative number
         self._dear = self._drafting = False
 
     def begin(self) -> None:
@@ -39,6 +40,12 @@ class LossBudget:
         allowance = self.ALLOWANCE * self._spent
         least, most = -self.DEBT * self._plain_seconds, self.START * self._plain_seconds
         self._saved = min(max(self._saved, least - allowance), most - allowance)
+        self._inherited = min(0.0, self._saved + allowance)
+
+    def forget_inherited_loss(self) -> None:
+        """Let drafts of this text start without the loss of earlier texts."""
+        self._saved -= self._inherited
+        self._inherited = 0.0
 
     def left(self, plain: float, level: float) -> float:
         """What may still be lost, in units of `level` seconds; a plain pass takes `plain` of them."""
@@ -56,6 +63,7 @@ class LossBudget:
         seconds = passed + done.draft_seconds
         self._spent = self._spent * self.FADE + seconds
         self._saved *= self.FADE
+        self._inherited *= self.FADE
         self._asked *= self.FADE
         self._plain_seconds = self._texts * done.plain_seconds
         dear = max(0.0, done.draft_seconds - self.CHEAP * self._plain_seconds)

@@ -59,6 +59,15 @@ def test_what_is_noise_is_called_so(env: dict[str, str], prompts: Path) -> None:
     assert "Nothing was drafted in code, notes[b], overall: the difference of those ratios from 1" in done.out
 
 
+def test_bench_repeats_do_not_draft_from_earlier_answers(env: dict[str, str], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("On the way home, my sister")
+    done = bench(env, *FAST, "-n", "40", "--repeat", "2", "--prompts", text, "--policy", "fixed", "--json", "-")
+    runs = [entry for entry in json.loads(done.out)["runs"] if entry["kind"] == "drafted"]
+    assert [entry["repeat"] for entry in runs] == [0, 1]
+    assert runs[0]["accepted"] == runs[1]["accepted"] < runs[0]["drafted"]
+
+
 @pytest.mark.exhaustive
 def test_without_prompts_of_ones_own_it_has_eight_kinds(env: dict[str, str]) -> None:
     done = bench(env, *FAST, "-c", "2048", "--limit", "1", "--json", "-")

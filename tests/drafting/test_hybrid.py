@@ -17,7 +17,7 @@ from ngramspec.drafting.draft import MarginalCost
 from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.second_opinion import BOTH, MODEL, NGRAMS, SecondOpinion
-from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
 
@@ -58,6 +58,17 @@ def test_a_dear_model_is_left_alone_and_a_cheap_one_where_n_grams_are_sure() -> 
     stats = count(target(), hybrid(cheap), prompt, 100)
     assert stats.tokens_per_pass > 5
     assert cheap.passes <= stats.passes / 2
+
+
+def test_model_is_not_called_for_repeated_request() -> None:
+    model = draft_model(slow=0.02e-3)
+    mock, drafter = target(), HybridDrafter(DraftModel(model, clock=milliseconds), Recall())
+    count(mock, drafter, [1, 2], 60)
+    passes = model.passes
+    stats = count(mock, drafter, [1, 2], 60)
+    assert passes > 0
+    assert model.passes == passes
+    assert stats.accepted == stats.drafted > 50
 
 
 def test_guesses_that_no_pass_is_worth_are_not_asked_for() -> None:

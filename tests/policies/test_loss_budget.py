@@ -16,6 +16,18 @@ def test_a_new_text_may_lose_one_plain_pass_of_what_was_saved_and_the_credit() -
     assert budget.left(1.0, 1.0) == pytest.approx(2.0)
 
 
+def test_forget_inherited_loss_keeps_own_loss() -> None:
+    budget, fresh = LossBudget(), LossBudget()
+    budget.book(passed(1, 4, 0, 2.5, 0.0, 1.0), drafting=True)
+    budget.begin()
+    for each in (budget, fresh):
+        each.book(passed(1, 2, 0, 1.5, 0.0, 1.0), drafting=True)
+    assert budget.left(1.0, 1.0) < fresh.left(1.0, 1.0) - 1
+    for _ in range(2):
+        budget.forget_inherited_loss()
+        assert budget.left(1.0, 1.0) == pytest.approx(fresh.left(1.0, 1.0), abs=0.02)
+
+
 def test_a_draft_earns_what_its_tokens_would_have_taken_and_pays_for_its_pass() -> None:
     budget = LossBudget()
     budget.book(passed(1, 4, 0, 1.4, 0.1, 1.0), drafting=True)

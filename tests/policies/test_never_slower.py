@@ -52,11 +52,13 @@ class Drafts(NamedTuple):
     right: float
     claimed: float
     length: int = 15
+    repeats: bool = False  # as in `Draft`
 
     def next(self, rng: random.Random) -> tuple[Draft, int]:
         """A draft, and how many of its tokens are right."""
         right = next((i for i in range(self.length) if rng.random() >= self.right), self.length)
-        return Draft((7,) * self.length, acceptance_probs=(self.claimed,) * self.length), right
+        chances = (self.claimed,) * self.length
+        return Draft((7,) * self.length, acceptance_probs=chances, repeats=self.repeats), right
 
 
 NOTHING, GOOD = Drafts(0.0, 0.0, 0), Drafts(0.9, 0.9)
@@ -193,14 +195,21 @@ def test_good_drafts_pay(kind: str, curve: str, most: float) -> None:
     assert Machine(CURVES[curve], **KINDS[kind]).run(4000, GOOD) < most
 
 
-@grid(claimed=(0.6, 0.9, 0.99), slope=(0.05, 0.25, 0.6), kind=("alone", "replaying, dear", "switching"))
-def test_a_short_text_loses_little_whatever_others_gained(claimed: float, slope: float, kind: str) -> None:
+@grid(
+    claimed=(0.6, 0.9, 0.99),
+    slope=(0.05, 0.25, 0.6),
+    kind=("alone", "replaying, dear", "switching"),
+    repeats=(False, True),
+)
+def test_a_short_text_loses_little_whatever_others_gained(
+    claimed: float, slope: float, kind: str, repeats: bool
+) -> None:
     """Every text is a confident copy that is wrong: a draft of 15 refused costs up to nine plain passes."""
     machine = Machine(lambda n: 1 + slope * (n - 1), **{**KINDS[kind], "ask": 0.0})
     machine.run(5000, Drafts(0.97, 0.97))
     for _ in range(20):
         machine.budget.begin()
-        lost = (machine.run(64, Drafts(0.0, claimed)) - 1) * 64
+        lost = (machine.run(64, Drafts(0.0, claimed, repeats=repeats)) - 1) * 64
         # START and CREDIT, what fades and is allowed meanwhile, and the last draft beyond the funds.
         assert lost < 1 + 1 + 1 + 5 * slope + 4 * (machine.switch + (0.1 if machine.restore else 0.0))
 

@@ -87,6 +87,7 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         return self.model.prefill_seconds
 
     def set_sampling(self, sampling: Sampling) -> None:
+        super().set_sampling(sampling)
         self.model.set_sampling(sampling)
 
     def anew(self) -> HybridDrafter:
@@ -152,6 +153,8 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         self._want_rows(price)
         if choose is not None and fixed_length:
             return (yield from self._drafting_blindly(limit, choose, price))
+        if self._answer is not None and self._answer.continuation(1)[0]:
+            return MixtureDrafter.propose(self, limit, choose, fixed_length=fixed_length, price=price)
         self.guesser.pending = 0
         settled, reach, read = 0, 1.0, 0
         while True:

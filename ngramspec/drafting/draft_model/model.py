@@ -205,7 +205,7 @@ class ModelDrafter(StepwiseDrafter):
         self._guesses = tuple(tokens)
         if self._before is not None:
             chances = [self._undrawn.estimate(self._before), *(self._payoff.rate(at) for at in range(1, limit))]
-        return ModelDraft(self._guesses, tuple(q), (), (), tuple(chances), self.name, entropy)
+        return ModelDraft(self._guesses, tuple(q), (), (), tuple(chances), self.name, entropy=entropy)
 
     def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
         """The guess by the logits at a place in the draft; None: they hold none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from copy import copy
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -12,7 +13,9 @@ from ngramspec.drafting.chances import OutcomeMap
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.guesser import Guesser
+from ngramspec.drafting.mixture.same_requests import AnswerStore, CurrentAnswer
 from ngramspec.drafting.token_index import SEAM, TokenIndex
+from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import common_prefix
 
 if TYPE_CHECKING:
@@ -31,11 +34,13 @@ class Recall:
     Attributes:
         indexes: what to look up, the oldest first; all but the last never change. A negative token in one is a
             seam between two texts. Always the same list.
+        answers: the answers to earlier requests of this process; `None` if repeated requests are no special case.
     """
 
     def __init__(self, stored: Sequence[TokenIndex] = ()) -> None:
         self._heard = [TokenIndex()]
         self.indexes: list[TokenIndex] = [*stored, *self._heard]
+        self.answers: AnswerStore | None = AnswerStore()
 
     def hear(self, tokens: Sequence[int]) -> None:
         """Remember an answer in this process. One that stays in the context need not be heard: it is there already.
@@ -102,6 +107,9 @@ class MixtureDrafter(Drafter):
         if self._memory is not None:
             self.guesser.memory = self._memory.indexes
         self._remembered = 0
+        self._sampling: Sampling | None = None  # settings of the next request, if they are known
+        self._answer: CurrentAnswer | None = None
+        self._given = 0  # tokens at the start of the last draft that the guesser did not choose
         # The chance that a token comes next is not the chance that it is accepted once it was drawn, nor the chance
         # that a token yet to be drawn is accepted: each needs an estimate of its own.
         self._drawn, self._blind = OutcomeMap(), OutcomeMap()
@@ -126,8 +134,11 @@ class MixtureDrafter(Drafter):
             raise ValueError("a drafter that stores earlier requests itself can draft for only one sequence at a time")
         other = copy(self)
         other.guesser = Guesser(self.guesser)
-        other._asked = other._kept = None
+        other._asked = other._kept = other._answer = None
         return other
+
+    def set_sampling(self, sampling: Sampling) -> None:
+        self._sampling = sampling
 
     def begin(self, prompt: Sequence[int]) -> None:
         if self._own is not None:
@@ -136,8 +147,11 @@ class MixtureDrafter(Drafter):
             self._own.hear(before[self._remembered :])
             self._remembered = common_prefix(before, prompt)
         self._asked, self.known = None, ()
+        sampling, self._sampling, self._answer = self._sampling, None, None
         if self._memory is not None:
             self._memory.refresh()
+            if sampling is not None and self._memory.answers is not None:
+                self._answer = self._memory.answers.begin(prompt, sampling)
         # A predicted answer stands in the text that is looked up as it would have been given to this prompt before.
         before = [*prompt[-_LEADS_TO:], *self.prediction] if self.prediction else []
         self.guesser.begin([*before, *prompt] if before else prompt)
@@ -154,14 +168,20 @@ class MixtureDrafter(Drafter):
         price = price or FREE
         limit = min(limit, LONGEST, len(price.slopes) - 1)
         known = self.known[:limit]
-        start, reach, sure = len(known), self.trust ** len(known), (self.trust,) * len(known)
+        sure, repeats = (self.trust,) * len(known), False
+        if self._answer is not None and self._answer.earlier:
+            expected, trust = self._answer.continuation(limit)
+            if expected and expected[: len(known)] == [*known]:
+                known, sure, repeats = expected, trust, True
+        start, reach = len(known), prod(sure)
+        self._given = start
         self._stand(known)
         self._want_rows(price)
         if choose is None:
             guesser.guess(limit, HOPELESS, price, start, reach)
             tokens, match, chances = guesser.chain()
             self._asked = None
-            return Draft(tokens, (), match, (), (*sure, *chances[start:]), self.name)
+            return Draft(tokens, (), match, (), (*sure, *chances[start:]), self.name, repeats=repeats)
         if fixed_length:
             # The most likely chain is not drawn, so its chances may decide on the length of the one that is.
             limit = guesser.guess(limit, HOPELESS, price, start, reach)
@@ -172,7 +192,7 @@ class MixtureDrafter(Drafter):
         self._asked = (self._blind, likeliest) if fixed_length else (self._drawn, chances)
         secondary, given = self._asked
         estimated = (*sure, *[secondary.estimate(p) for p in given[start:]])
-        return Draft(tokens, q, match, (), estimated, self.name)
+        return Draft(tokens, q, match, (), estimated, self.name, repeats=repeats)
 
     def _want_rows(self, price: MarginalCost) -> None:
         """Ask for the rows after refused tokens that are worth reading; for ROWS where nobody knows what that takes."""
@@ -220,7 +240,9 @@ class MixtureDrafter(Drafter):
         self.guesser.hear(tokens[1:], accepted, likeliest)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        repeated, self.known = len(self.known), ()
+        given, self._given, self.known = self._given, 0, ()
+        if self._answer is not None:
+            self._answer.accept(tokens)
         # Rows are wanted of a pass that was drafted for at a price that says so, and of no other.
         self.wants_logits = False
         proposed = self.guesser.pending
@@ -228,6 +250,6 @@ class MixtureDrafter(Drafter):
         if self._asked is not None:
             secondary, chances = self._asked
             self._asked = None
-            for at in range(repeated, min(hits + 1, proposed, len(tokens), len(chances))):
+            for at in range(given, min(hits + 1, proposed, len(tokens), len(chances))):
                 secondary.learn(chances[at], at < hits)
         return hits

@@ -1,0 +1,112 @@
+"""`AnswerStore`: answers by request, so that a request that is repeated is drafted from its earlier answer.
+
+The same prompt with the same sampling settings nearly always gets the same answer: decoding is deterministic, and only
+rounding in batches of other sizes, or rules that are not sampling settings, can change it. A match in any other text is
+weaker evidence, because it does not tell that the whole answer is the same.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ngramspec.drafting.chances import FadingRate
+from ngramspec.sampling.settings import Sampling
+from ngramspec.tokens import common_prefix
+
+REQUESTS = 1024  # requests to remember, the latest ones
+ANSWERS = 4  # answers to each request, the latest ones
+LONGEST = 4096  # tokens of an answer
+
+CERTAIN = 0.9
+"""Chance from which the tokens of an earlier answer are drafted before any other guess."""
+
+CLASSES = 7  # of the number of tokens that agree: 0, 1, 2 to 3, 4 to 7, and so on
+HITS, TRIES = 8.0, 8.02
+FADE = 0.99
+
+
+class AnswerStore:
+    """The latest answers to the latest requests, and how reliably an answer was repeated."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, list[array[int]]] = {}  # by the hash of prompt and sampling settings
+        # by class of the number of tokens that agree: how often the next one did, too
+        self._rates = [FadingRate(HITS, TRIES, fade=FADE) for _ in range(CLASSES)]
+
+    def begin(self, prompt: Sequence[int], sampling: Sampling) -> CurrentAnswer:
+        """Start the answer to a request, which is stored as it grows.
+
+        Args:
+            prompt: Token ids.
+            sampling: Sampling settings of the request. The seed has no effect if they are greedy.
+        """
+        if sampling.greedy:
+            sampling = replace(sampling, seed=0)
+        key = hash((tuple(prompt), sampling))
+        # A dict keeps the order of insertion, so the first request is the one that was not repeated for longest.
+        earlier = self._answers.pop(key, [])
+        tokens = array("i")
+        self._answers[key] = [*earlier[1 - ANSWERS :], tokens]
+        if len(self._answers) > REQUESTS:
+            del self._answers[next(iter(self._answers))]
+        return CurrentAnswer(tokens, [answer for answer in reversed(earlier) if answer], self._rates)
+
+
+class CurrentAnswer:
+    """An answer as it grows, and the earlier answers to the same request that agree with it.
+
+    Args:
+        tokens: The answer so far, which is stored.
+        earlier: Earlier answers, the latest first.
+        rates: How often the next token of an earlier answer was right, by class.
+
+    Attributes:
+        earlier: Earlier answers that agree with this one so far, and continue.
+    """
+
+    def __init__(self, tokens: array[int], earlier: list[array[int]], rates: Sequence[FadingRate]) -> None:
+        self.earlier = earlier
+        self._tokens, self._rates = tokens, rates
+        self._length = 0  # tokens of the answer so far; more than are stored if it exceeds `LONGEST`
+
+    def continuation(self, limit: int) -> tuple[list[int], tuple[float, ...]]:
+        """Return the next tokens of an earlier answer, and the chance of each if those before it are right.
+
+        It ends before the first token whose chance is below `CERTAIN`.
+
+        Args:
+            limit: Maximum number of tokens.
+        """
+        if not self.earlier:
+            return [], ()
+        start = self._length
+        chances: list[float] = []
+        tokens = self.earlier[0][start : start + limit]
+        for agreeing in range(start, start + len(tokens)):
+            chance = self._rates[_length_class(agreeing)].value
+            if chance < CERTAIN:
+                break
+            chances.append(chance)
+        return tokens[: len(chances)].tolist(), tuple(chances)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Add emitted tokens, and learn from them whether the earlier answer was repeated."""
+        start, end = self._length, self._length + len(tokens)
+        if self.earlier:
+            expected = self.earlier[0][start:end]
+            right = common_prefix(expected, tokens)
+            for agreeing in range(start, start + right):
+                self._rates[_length_class(agreeing)].add(True)
+            if right < len(expected):
+                self._rates[_length_class(start + right)].add(False)
+            emitted = array("i", tokens)
+            self.earlier = [answer for answer in self.earlier if len(answer) > end and answer[start:end] == emitted]
+        self._length = end
+        if end <= LONGEST:
+            self._tokens.extend(tokens)
+
+
+def _length_class(agreeing: int) -> int:
+    return min(agreeing.bit_length(), CLASSES - 1)

@@ -1,0 +1,73 @@
+"""A request that is repeated is drafted from its earlier answer, from the first decode call on."""
+
+from __future__ import annotations
+
+import pytest
+from support.ear import Ear
+from support.mock_shared import MockShared
+from support.mock_target import MockTarget
+
+from ngramspec.batching.engine import Engine
+from ngramspec.batching.request import Done
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.given import CURVES, given_curve
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.request import Request
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Step
+
+PROMPT = list(range(100, 140))
+LENGTH, VOCABULARY = 96, 2048
+
+
+def asks(*requests: Request) -> list[tuple[int, int, int]]:
+    """Return the numbers of draft tokens, accepted tokens and decode calls of each request, one after the other."""
+    curve, memory = given_curve(CURVES["cpu-1.5b-q4_0"][0]), Recall()
+    model = MockShared(1, n_vocab=VOCABULARY, seconds=curve.ratio)
+    engine = Engine(
+        model,
+        model.sequences[0],
+        drafter=MixtureDrafter(memory),
+        memory=memory,
+        calibration=Calibration.given(curve),
+        clock=model.clock.perf_counter,
+    )
+    counts = []
+    try:
+        for request in requests:
+            ear = Ear()
+            engine.submit(request, ear)
+            assert isinstance(ear.wait(), Done)
+            steps = [event for event in ear.events if isinstance(event, Step) and event.batch]
+            counts.append((sum(len(step.drafted) for step in steps), sum(step.accepted for step in steps), len(steps)))
+    finally:
+        engine.stop()
+    return counts
+
+
+def misleading(last: int) -> Request:
+    """Return a request whose prompt repeats a text that the answer leaves after its first token."""
+    start = [last, last + 1]
+    first = int(MockTarget(VOCABULARY).row(start).argmax())
+    return Request([*start, first, *range(1000, 1008)] * 6 + start, 8)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=5)])
+def test_engine_repeated_request_is_drafted_from_earlier_answer(sampling: Sampling) -> None:
+    request = Request(PROMPT, LENGTH, sampling=sampling)
+    first, *repeated = asks(request, request, request)
+    assert first == (0, 0, LENGTH - 1)
+    # The loss budget allows 3 tokens first, and more after each success.
+    assert repeated == [(90, 90, 5)] * 2
+
+
+def test_engine_losses_of_other_requests_do_not_shorten_drafts_of_repeated_request() -> None:
+    request = Request(PROMPT, LENGTH)
+    _, *others, repeated = asks(request, *[misleading(200 + 20 * i) for i in range(4)], request)
+    assert others == [(3, 0, 7)] * 3 + [(0, 0, 7)]  # the budget is used up
+    assert repeated == (90, 90, 5)
+
+
+def test_engine_other_seed_is_no_repeated_request() -> None:
+    one, other = [Request(PROMPT, LENGTH, sampling=Sampling(2.0, seed=seed)) for seed in (1, 2)]
+    assert asks(one, other)[1] == (0, 0, LENGTH - 1)
