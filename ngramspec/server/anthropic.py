@@ -5,25 +5,24 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Iterator
 from typing import Any
 
 from starlette.responses import Response
 
+from ngramspec.server.answer import Block, End, Piece, TextEvent
 from ngramspec.server.call import ApiError, Call, Fields, json_answer
 from ngramspec.server.chat import (
     EFFORTS,
     ChatTask,
     Toolbox,
     Transcript,
+    answer_chat,
     as_json,
     count_prompt,
     read_arguments,
-    run_chat,
 )
 from ngramspec.server.common_fields import Form, read_form
-from ngramspec.server.generate import End, Piece, TextEvent
-from ngramspec.server.reply import Block, Reply, event, respond
+from ngramspec.server.reply import Reply, chunk, quoted
 
 # Claude Code begins its system prompt with this line, which differs in every request: left in, no two prompts would
 # share more than their first tokens with what the cache holds.
@@ -46,7 +45,7 @@ async def messages(call: Call) -> Response:
     given, model = call.given, call.model
     reply = MessageReply(f"msg_{secrets.token_hex(12)}", given.text("model") or model.name, hides_thoughts(given))
     task = await asyncio.to_thread(read_request, given)
-    return await respond(call, run_chat(call, task), reply)
+    return await answer_chat(call, task, reply)
 
 
 async def count_tokens(call: Call) -> Response:
@@ -227,42 +226,41 @@ class MessageReply(Reply):
         content = [self._content(block) for block in answer.blocks]
         return self._message(content) | _ending(answer.end) | {"usage": self._usage(answer.end)}
 
-    def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
-        if isinstance(told, Piece | End):
-            yield from self._beginning()
-        for kind, block, piece, _ in self.answers[number].changes(told):
-            for one in self._events(kind, block, piece):
-                yield event(one, one["type"])
-        if isinstance(told, End):
-            ending = {"type": "message_delta", "delta": _ending(told), "usage": self._usage(told)}
-            yield event(ending, "message_delta") + event({"type": "message_stop"}, "message_stop")
+    def chunks(self, number: int, event: TextEvent) -> str:
+        if not isinstance(event, Piece | End):
+            return ""
+        text = "" if self._begun else self._beginning()
+        if isinstance(event, End):
+            ending = {"type": "message_delta", "delta": _ending(event), "usage": self._usage(event)}
+            return text + chunk(ending, "message_delta") + chunk({"type": "message_stop"}, "message_stop")
+        for kind, block, piece, _ in event.changes:
+            text += self._change(kind, block, piece)
+        return text
 
     def silence(self) -> str:
-        return "".join(self._beginning()) + event({"type": "ping"}, "ping")
+        return self._beginning() + chunk({"type": "ping"}, "ping")
 
     def failed(self, error: ApiError) -> str:
-        return event(worded(error), "error")
+        return chunk(worded(error), "error")
 
-    def _beginning(self) -> Iterator[str]:
-        """The first event; it tells how long the prompt is, unless silence came before."""
-        if not self._begun:
-            self._begun = True
-            usage = self._input_usage() | {"output_tokens": 0}
-            more = {"stop_reason": None, "stop_sequence": None, "usage": usage}
-            yield event({"type": "message_start", "message": self._message([]) | more}, "message_start")
+    def _beginning(self) -> str:
+        """Return the first event, if it was not sent yet. It has the length of the prompt, unless a ping came first."""
+        if self._begun:
+            return ""
+        self._begun = True
+        usage = self._input_usage() | {"output_tokens": 0}
+        more = {"stop_reason": None, "stop_sequence": None, "usage": usage}
+        return chunk({"type": "message_start", "message": self._message([]) | more}, "message_start")
 
-    def _events(self, kind: str, block: Block, piece: str) -> Iterator[dict[str, Any]]:
-        match kind:
-            case "opened":
-                content = self._content(block, opened=True)
-                yield {"type": "content_block_start", "index": block.index, "content_block": content}
-            case "grown" if not (self._hide and block.kind == "thought"):
-                delta, field = _DELTAS[block.kind]
-                yield _delta(block, {"type": delta, field: piece})
-            case "closed":
-                if block.kind == "thought":
-                    yield _delta(block, {"type": "signature_delta", "signature": _SIGNATURE})
-                yield {"type": "content_block_stop", "index": block.index}
+    def _change(self, kind: str, block: Block, text: str) -> str:
+        """Return the events of a change of a block."""
+        if kind == "opened":
+            start = {"type": "content_block_start", "index": block.index}
+            return chunk(start | {"content_block": self._content(block, opened=True)}, "content_block_start")
+        if kind == "grown":
+            return "" if self._hide and block.kind == "thought" else _delta(block, *_DELTAS[block.kind], text)
+        signature = _delta(block, "signature_delta", "signature", _SIGNATURE) if block.kind == "thought" else ""
+        return signature + chunk({"type": "content_block_stop", "index": block.index}, "content_block_stop")
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content}
@@ -307,8 +305,11 @@ _DELTAS = {
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def _delta(block: Block, delta: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "content_block_delta", "index": block.index, "delta": delta}
+def _delta(block: Block, kind: str, field: str, text: str) -> str:
+    return (
+        'event: content_block_delta\ndata: {"type":"content_block_delta",'
+        f'"index":{block.index},"delta":{{"type":"{kind}","{field}":{quoted(text)}}}}}\n\n'
+    )
 
 
 def _ending(end: End) -> dict[str, Any]:

@@ -1,33 +1,26 @@
-"""`run_chat`: a chat answered, for every API that has chats: a `ChatTask` goes in, pieces of answers come out.
+"""`answer_chat`: the response to a chat, for every API that has chats.
 
-Each API turns its JSON into a `ChatTask`, with a `Transcript` and a `Toolbox`, and the pieces into its own answers.
+Each API reads its JSON into a `ChatTask`, with a `Transcript` and a `Toolbox`, and words the answers with its `Reply`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from starlette.responses import Response
 
 from ngramspec.chat_template.template import ChatPrompt
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field
-from ngramspec.server.common_fields import (
-    Form,
-    prepared,
-    read_rules,
-    read_sampling,
-    read_scales,
-    read_slot,
-    several_seeds,
-)
-from ngramspec.server.generate import TextEvents, generate
+from ngramspec.server.common_fields import Form, prepared, read_sampling, read_shared, several_seeds
 from ngramspec.server.reasoning import read_budget
+from ngramspec.server.reply import Reply, respond
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import answer_grammar
 from ngramspec.tool_calls.parser import parser_for
@@ -129,17 +122,15 @@ def _lay_out(call: Call, task: ChatTask) -> tuple[Request, str]:
     model.check_size(len(task.prediction))
     grammar = _grammar(task, sampling, model.vocabulary, prompt.opening)
     budget = read_budget(call.given, model, prompt, task.reasoning_budget)
-    request = Request(
-        prompt.tokens,
-        max_tokens=model.most(task.max_tokens),
-        sampling=sampling if grammar is None else replace(sampling, grammar=grammar),
-        stop=task.stop,
+    sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
+    request = read_shared(call, sampling, task.max_tokens, task.stop)
+    request = replace(
+        request,
+        prompt=prompt.tokens,
         logprobs=task.logprobs,
         post_sampling=task.post_sampling,
         controls=True,
-        slot=read_slot(call),
-        scales=read_scales(call),
-        rules=replace(read_rules(call), reasoning=budget),
+        rules=replace(request.rules, reasoning=budget),
         prediction=model.vocabulary.tokenize(task.prediction, add_bos=False) if task.prediction else (),
     )
     return request, prompt.opening
@@ -167,29 +158,18 @@ def _grammar(task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, opening
     )
 
 
-async def run_chat(
-    call: Call, task: ChatTask, count: int = 1, on_prompt: Callable[[Sequence[int]], None] | None = None
-) -> TextEvents:
-    """Answer a task `count` times and yield the events of each answer with its number.
-
-    Args:
-        call: The request; its fields select the sampling.
-        task: The conversation.
-        count: Number of answers.
-        on_prompt: Receives the token ids of the prompt.
+async def answer_chat(call: Call, task: ChatTask, reply: Reply) -> Response:
+    """Answer a task once for each answer of a reply.
 
     Raises:
         ApiError: A field is invalid, or the conversation cannot be rendered.
         ModelError: The chat template rejects the conversation.
     """
     request, opening = await asyncio.to_thread(_lay_out, call, task)
-    if on_prompt is not None:
-        on_prompt(request.prompt)
+    requests = several_seeds(request, len(reply.answers))
     template = call.model.vocabulary.chat_template
-    parsers = [parser_for(template, task.callable_tools, opening=opening) for _ in range(count)]
-    async with aclosing(generate(call, several_seeds(request, count), parsers)) as events:
-        async for event in events:
-            yield event
+    parsers = [parser_for(template, task.callable_tools, opening=opening) for _ in requests]
+    return await respond(call, requests, reply, parsers)
 
 
 # --------------------------------------------------------------------------- conversations

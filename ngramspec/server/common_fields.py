@@ -246,6 +246,12 @@ def read_usage_too(call: Call) -> bool:
     return options is not None and options.flag("include_usage")
 
 
+def read_shared(call: Call, sampling: Sampling, max_tokens: int | None, stop: tuple[str, ...]) -> Request:
+    """Return a request without a prompt, with all fields that have the same name in every API."""
+    most, scales = call.model.most(max_tokens), read_scales(call)
+    return Request((), most, sampling, stop=stop, slot=read_slot(call), scales=scales, rules=read_rules(call))
+
+
 def several_seeds(request: Request, count: int) -> list[Request]:
     """Repeat a request `count` times, each time with the next seed."""
     sampling = request.sampling

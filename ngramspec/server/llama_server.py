@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +14,15 @@ from starlette.responses import Response
 
 from ngramspec.fill_in import Limits
 from ngramspec.request import Request
+from ngramspec.server.answer import End, Piece, TextEvent
 from ngramspec.server.call import MAX_ITEMS, Call, json_answer
 from ngramspec.server.chat import chat_prompt
 from ngramspec.server.common_fields import check_token, read_format, read_max_tokens, read_sampling
-from ngramspec.server.generate import End, Piece, TextEvent, generate
 from ngramspec.server.native_answer import native_answer
 from ngramspec.server.openai_chat import read_chat
 from ngramspec.server.openai_completions import gap_prompt, read_prompts, read_requests, several
-from ngramspec.server.reply import Reply, event, logprobs_content, respond
-from ngramspec.server.telemetry import Telemetry
+from ngramspec.server.reply import Reply, chunk, logprobs_content, respond
+from ngramspec.server.telemetry import read_telemetry
 from ngramspec.tool_calls.deltas import Delta
 
 
@@ -45,7 +45,7 @@ async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, list
     seconds, indent = milliseconds / 1000 if milliseconds > 0 else None, given.whole("n_indent", 0) or 0
     limits = [LineLimits(seconds, indent) for _ in requests] if seconds is not None or indent else []
     reply = NativeReply(call, requests, listed or len(requests) > 1)
-    return await respond(call, generate(call, requests, limits), reply)
+    return await respond(call, requests, reply, limits)
 
 
 class NativeReply(Reply):
@@ -57,39 +57,42 @@ class NativeReply(Reply):
         self._call, self._model, self._requests, self._listed = call, call.model, requests, listed
         self._tokens_too = given.flag("return_tokens")
         self._shown = given.texts("response_fields", most=256)  # names of the fields to return; empty means all
-        self._telemetry = [Telemetry(call) for _ in requests]
+        self._telemetry = [read_telemetry(call) for _ in requests]
 
     def whole(self) -> Any:
         told = [self._end(number, streamed=False) for number in range(len(self.answers))]
         return told if self._listed else told[0]
 
-    def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
-        self.answers[number].take(told)
-        self._telemetry[number].update(told)
-        if isinstance(told, Piece):
-            yield event(self._piece(number, told))
-        elif isinstance(told, End):
-            yield event(self._end(number, streamed=True))
-        elif progress := self._telemetry[number].progress(told):
-            yield event({"index": number, "content": "", "tokens": [], "stop": False, **progress})
+    def chunks(self, number: int, event: TextEvent) -> str:
+        telemetry = self._telemetry[number]
+        more = telemetry.update(event) if telemetry else {}
+        if isinstance(event, End):
+            return chunk(self._end(number, streamed=True))
+        if isinstance(event, Piece):
+            return self._piece(number, event, more)
+        if "prompt_progress" in more:
+            return chunk({"index": number, "content": "", "tokens": [], "stop": False, **more})
+        return ""
 
-    def _piece(self, number: int, piece: Piece) -> dict[str, Any]:
-        answer = self.answers[number]
+    def _piece(self, number: int, piece: Piece, more: Mapping[str, Any]) -> str:
+        answer, text = self.answers[number], piece.text
+        if not (text or piece.steps):
+            return ""
         told = {
             "index": number,
-            "content": piece.text,
-            "tokens": list(piece.step.tokens) if piece.step is not None else [],
+            "content": text,
+            "tokens": [token for step in piece.steps for token in step.tokens],
             "stop": False,
             "id_slot": answer.slot,
             "tokens_predicted": len(answer.tokens),
             "tokens_evaluated": answer.prompt_tokens,
-            **self._telemetry[number].timings(),
+            **more,
         }
         if self._requests[number].logprobs is not None:
             told["completion_probabilities"] = logprobs_content(
                 self._model, piece.logprobs, self._requests[number].post_sampling
             )
-        return told
+        return chunk(told)
 
     def _end(self, number: int, *, streamed: bool) -> dict[str, Any]:
         """Return the answer, or the last chunk of a stream."""

@@ -9,9 +9,10 @@ from typing import Any
 
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
+from ngramspec.server.answer import Answer
 from ngramspec.server.call import Call, ServedModel
 from ngramspec.server.common_fields import read_max_tokens
-from ngramspec.server.reply import Answer, timings
+from ngramspec.server.reply import timings
 
 
 def native_answer(call: Call, request: Request, answer: Answer, *, has_prompt: bool = True) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -15,13 +15,13 @@ from starlette.responses import Response
 from ngramspec.request import Request
 from ngramspec.sampling.option import options
 from ngramspec.sampling.settings import Sampling
+from ngramspec.server.answer import Block, End, Piece, TextEvent
 from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field, dumped, json_answer
-from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, Transcript, as_json, read_arguments, run_chat
+from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, Transcript, answer_chat, as_json, read_arguments
 from ngramspec.server.common_fields import Form, check_token, read_max_tokens, read_sampling, read_stop
-from ngramspec.server.generate import End, Piece, TextEvent, generate
 from ngramspec.server.openai_chat import read_logprobs
 from ngramspec.server.openai_completions import gap_prompt, read_requests, read_tokens
-from ngramspec.server.reply import Block, Reply, logprobs_content, respond
+from ngramspec.server.reply import Reply, logprobs_content, members, quoted, respond
 from ngramspec.tool_calls.families import reasoning_tags
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -43,7 +43,7 @@ async def chat(call: Call) -> Response:
         tool.choice("type", ("function",), "function")
         toolbox.add_one(tool.needed_object("function"), "function", unique=False)
     task = _make_task(call, inner, read_messages(given), tools=toolbox.tools)
-    return await respond(inner, run_chat(inner, task), reply)
+    return await answer_chat(inner, task, reply)
 
 
 async def generate_text(call: Call) -> Response:
@@ -58,13 +58,14 @@ async def generate_text(call: Call) -> Response:
         return reply.loaded(unload)
     if given.flag("raw") or suffix:
         request = await asyncio.to_thread(_read_request, call, inner, prompt, suffix)
-        return await respond(inner, generate(inner, [request]), reply)
+        return await respond(inner, [request], reply)
     transcript = Transcript()
     transcript.system(given.text("system") or "")
     transcript.say("user", prompt)
     before = [check_token(call.model.vocabulary, token, "context") for token in given.list("context")]
     task = _make_task(call, inner, transcript.messages, before=before)
-    return await respond(inner, run_chat(inner, task, on_prompt=reply.add_prompt), reply)
+    reply.has_context = True
+    return await answer_chat(inner, task, reply)
 
 
 def worded(error: ApiError) -> dict[str, Any]:
@@ -210,58 +211,67 @@ class OllamaReply(Reply):
 
     def __init__(self, call: Call, kind: str, given: Fields) -> None:
         super().__init__()
-        self._model, self._kind, self._began = call.model, kind, time.monotonic()
+        self._call, self._model, self._kind, self._began = call, call.model, kind, time.monotonic()
         self._name = given.text("model") or call.model.name
         self._with_logprobs = given.flag("logprobs")
-        self._prompt: Sequence[int] | None = None
+        self.has_context = False  # True if the answer contains its `context`
         self._calls = 0
-
-    def add_prompt(self, tokens: Sequence[int]) -> None:
-        """Receive the prompt, so that the answer contains its `context`."""
-        self._prompt = tokens
+        # JSON before and after a text
+        self._frames = {
+            "text": members(self._fields("\0")).split(quoted("\0")),
+            "thought": members(self._fields(thinking="\0")).split(quoted("\0")),
+        }
 
     def loaded(self, unload: bool) -> Response:
         """Return the response to a request without a prompt. The model is always loaded and never unloaded."""
-        return json_answer(self._part() | {"done": True, "done_reason": "unload" if unload else "load"})
+        ending = {"done": True, "done_reason": "unload" if unload else "load"}
+        return json_answer(self._head() | self._fields() | ending)
 
     def whole(self) -> dict[str, Any]:
         (answer,) = self.answers
-        calls = [call for block in answer.blocks for call in self._call(block)]
-        return self._part(answer.text(), answer.text("thought"), calls) | self._ending(answer.logprobs)
+        calls = [call for block in answer.blocks for call in self._tool_call(block)]
+        fields = self._fields(answer.text(), answer.text("thought"), calls)
+        return self._head() | fields | self._ending(answer.logprobs)
 
-    def chunks(self, number: int, event: TextEvent) -> Iterator[str]:
-        (answer,) = self.answers
-        parts = []
-        for change, block, piece, _ in answer.changes(event):
-            if change == "closed" and (calls := self._call(block)):
-                parts.append(self._part(calls=calls))
-            elif change == "grown" and piece and block.kind != "call":
-                parts.append(self._part(thinking=piece) if block.kind == "thought" else self._part(piece))
-        if isinstance(event, Piece) and event.logprobs:
-            parts = parts or [self._part()]
-            parts[-1] |= self._logprobs(event.logprobs)
+    def chunks(self, number: int, event: TextEvent) -> str:
         if isinstance(event, End):
-            parts.append(self._part() | self._ending(()))
-        yield from map(_line, parts)
+            return self._line(members(self._fields() | self._ending(())))
+        if not isinstance(event, Piece):
+            return ""
+        lines = []
+        for change, block, text, _ in event.changes:
+            if change == "closed" and (calls := self._tool_call(block)):
+                lines.append(members(self._fields(calls=calls)))
+            elif change == "grown" and text and block.kind != "call":
+                before, after = self._frames[block.kind]
+                lines.append(f"{before}{quoted(text)}{after}")
+        if event.logprobs:
+            lines = lines or [members(self._fields())]
+            lines[-1] += members(self._logprobs(event.logprobs))
+        return "".join(map(self._line, lines))
 
     def silence(self) -> str:
-        return _line(self._part())
+        return self._line(members(self._fields()))
 
     def failed(self, error: ApiError) -> str:
-        return _line(worded(error))
+        return dumped(worded(error)) + "\n"
 
-    def _part(self, text: str = "", thinking: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    def _line(self, rest: str) -> str:
+        """Return a chunk; `rest` is JSON as `members` returns it."""
+        return f'{{"model":{quoted(self._name)},"created_at":"{timestamp(time.time())}"{rest}}}\n'
+
+    def _head(self) -> dict[str, Any]:
+        return {"model": self._name, "created_at": timestamp(time.time())}
+
+    def _fields(self, text: str = "", thinking: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         more: dict[str, Any] = {"thinking": thinking} if thinking else {}
         if calls:
             more["tool_calls"] = calls
-        part: dict[str, Any] = {"model": self._name, "created_at": timestamp(time.time())}
         if self._kind == "chat":
-            part["message"] = {"role": "assistant", "content": text, **more}
-        else:
-            part |= {"response": text, **more}
-        return part | {"done": False}
+            return {"message": {"role": "assistant", "content": text, **more}, "done": False}
+        return {"response": text, **more, "done": False}
 
-    def _call(self, block: Block) -> list[dict[str, Any]]:
+    def _tool_call(self, block: Block) -> list[dict[str, Any]]:
         """Return a block that is a call with complete arguments; other blocks return nothing."""
         arguments = read_arguments(block.text) if block.kind == "call" else None
         if arguments is None:
@@ -288,15 +298,11 @@ class OllamaReply(Reply):
             "eval_count": done.stats.generated,
             "eval_duration": round(1e9 * done.seconds),
         }
-        if self._prompt is not None:
-            ending["context"] = [*self._prompt, *answer.tokens]
+        if self.has_context:
+            ending["context"] = [*self._call.requests[0].prompt, *answer.tokens]
         return ending | (self._logprobs(logprobs) if logprobs else {})
 
 
 def timestamp(seconds: float) -> str:
     """Return a time in seconds since 1970 in the format of RFC 3339."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _line(data: dict[str, Any]) -> str:
-    return f"{dumped(data)}\n"

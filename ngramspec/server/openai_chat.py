@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
 
 from ngramspec.chat_template.variables import check_variables
-from ngramspec.server.call import Call, Fields, ServedModel, bad_field, json_answer
-from ngramspec.server.chat import NO_REASONING, ChatTask, Toolbox, as_json, count_prompt, free_text, run_chat
+from ngramspec.server.answer import Block, End, Piece, TextEvent
+from ngramspec.server.call import Call, Fields, ServedModel, bad_field, dumped, json_answer
+from ngramspec.server.chat import NO_REASONING, ChatTask, Toolbox, answer_chat, as_json, count_prompt, free_text
 from ngramspec.server.common_fields import (
     read_answers,
     read_format,
@@ -22,22 +22,19 @@ from ngramspec.server.common_fields import (
     read_stop,
     read_usage_too,
 )
-from ngramspec.server.generate import DraftedText, End, Piece, Span, TextEvent
+from ngramspec.server.drafted_text import DraftedText, Span
 from ngramspec.server.native_answer import verbose_field
 from ngramspec.server.reply import (
     DONE,
     FINGERPRINT,
-    Answer,
-    Block,
     Reply,
-    chunk_maker,
     logprobs_content,
+    members,
     prediction_usage,
-    respond,
+    quoted,
     totals,
 )
-from ngramspec.server.telemetry import Telemetry
-from ngramspec.tool_calls.deltas import Delta
+from ngramspec.server.telemetry import read_telemetry
 
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
 """As templates know them."""
@@ -60,7 +57,7 @@ async def chat_completions(call: Call) -> Response:
         prediction=read_prediction(given),
     )
     reply = ChatReply(call, read_answers(given), toolbox, task.prediction)
-    return await respond(call, run_chat(call, task, len(reply.answers)), reply)
+    return await answer_chat(call, task, reply)
 
 
 async def input_tokens(call: Call) -> Response:
@@ -183,50 +180,44 @@ def _function_call(function: Fields) -> dict[str, Any]:
 
 
 class ChatReply(Reply):
-    """A chat completion, or its stream: of each choice its role, its deltas and its finish; then usage and timings."""
+    """A chat completion, or its stream: the role, the deltas and the finish of each choice; then usage and timings."""
 
     def __init__(self, call: Call, count: int, toolbox: Toolbox, prediction: str) -> None:
-        super().__init__()
+        super().__init__(count)
         given, self._prediction = call.given, prediction
-        self._request = call
+        self._call, self._model = call, call.model
         self._toolbox, self._older = toolbox, "functions" in given
-        self._model = call.model
         self._sampled = given.flag("post_sampling_probs")
         self._likely, self._usage_too = given.flag("logprobs"), read_usage_too(call)
         self._marked = given.flag("return_drafts")
-        self.answers = self._choices = [_Choice(number, self._marked, Telemetry(call)) for number in range(count)]
         self._head = {
             "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
             "created": int(time.time()),
             "model": given.text("model") or self._model.name,
             "system_fingerprint": FINGERPRINT,
         }
-        self._chunk = chunk_maker({**self._head, "object": "chat.completion.chunk"})
+        self._chunk = f"data: {dumped(self._head | {'object': 'chat.completion.chunk'})[:-1]}"
+        self._choices = [_Choice(call, number, self._chunk) for number in range(count)]
 
     def add(self, number: int, event: TextEvent) -> None:
-        choice = self._choices[number]
         if self._marked and isinstance(event, Piece):
-            for delta, drafted in choice.marked(event):
-                if delta.kind == "text":
-                    choice.drafted += [(choice.length + start, choice.length + end) for start, end in drafted]
-                    choice.length += len(delta.text)
-        choice.take(event)
+            self._choices[number].mark(event)
 
     def whole(self) -> dict[str, Any]:
         choices = []
-        for choice in self._choices:
-            assert choice.end is not None
-            message: dict[str, Any] = {"role": "assistant", "content": choice.text()}
-            if thoughts := choice.text("thought"):
-                message["reasoning_content"] = thoughts
-            calls = choice.calls
+        for choice, answer in zip(self._choices, self.answers, strict=True):
+            assert answer.end is not None
+            message: dict[str, Any] = {"role": "assistant", "content": answer.text()}
+            if reasoning := answer.text("thought"):
+                message["reasoning_content"] = reasoning
+            calls = answer.calls
             if calls and self._older:
                 message["function_call"] = {"name": calls[0].name, "arguments": calls[0].text}
             elif calls:
-                message["tool_calls"] = [self._call(one) for one in calls]
-            told = {"index": choice.number, "message": message, "finish_reason": self._reason(choice.end)}
+                message["tool_calls"] = [self._tool_call(block) for block in calls]
+            told = {"index": choice.number, "message": message, "finish_reason": self._reason(answer.end)}
             if self._likely:
-                told["logprobs"] = {"content": logprobs_content(self._model, choice.logprobs, self._sampled)}
+                told["logprobs"] = {"content": logprobs_content(self._model, answer.logprobs, self._sampled)}
             if self._marked:
                 told["drafted"] = choice.drafted
             choices.append(told)
@@ -235,88 +226,75 @@ class ChatReply(Reply):
             "object": "chat.completion",
             "choices": choices,
             **self._totals(usage_too=True),
-            **verbose_field(self._request, self._choices[0]),
+            **verbose_field(self._call, self.answers[0]),
         }
 
-    def chunks(self, number: int, event: TextEvent) -> Iterator[str]:
+    def chunks(self, number: int, event: TextEvent) -> str:
         choice = self._choices[number]
-        choice.take(event)
-        choice.telemetry.update(event)
-        if progress := choice.telemetry.progress(event):
-            yield from self._beginning(choice)
-            yield self._part(choice, {}, progress)
-        elif isinstance(event, Piece):
-            yield from self._pieces(choice, event)
+        more = choice.telemetry.update(event) if choice.telemetry else {}
+        if isinstance(event, Piece):
+            parts = self._parts(choice, event)
+            if not (parts or "timings" in more):
+                return ""
         elif isinstance(event, End):
-            yield from self._beginning(choice)
-            last = not self._usage_too and all(one.end for one in self._choices)
-            more = self._totals(usage_too=False) if last else choice.telemetry.timings()
-            yield from self._input(choice)
-            yield self._part(choice, {}, more, finish_reason=self._reason(event))
+            parts = [("{}", {"finish_reason": self._reason(event)})]
+            if not self._usage_too and all(answer.end for answer in self.answers):
+                more = self._totals(usage_too=False)
+        elif "prompt_progress" in more:
+            parts = [("{}", {})]
+        else:
+            return ""
+        text = ""
+        if not choice.has_begun:
+            choice.has_begun = True
+            text = choice.chunk('{"role":"assistant","content":null}', {}, {})
+        for delta, fields in parts:
+            text += choice.chunk(delta, fields, more)
+        return text
 
-    def last_chunks(self) -> Iterator[str]:
-        if self._usage_too:
-            yield self._chunk({"choices": [], **self._totals(usage_too=True)})
-        yield DONE
+    def last_chunks(self) -> str:
+        usage = members({"choices": [], **self._totals(usage_too=True)}) if self._usage_too else ""
+        return f"{self._chunk}{usage}}}\n\n{DONE}" if usage else DONE
 
-    def _pieces(self, choice: _Choice, piece: Piece) -> Iterator[str]:
-        deltas = choice.marked(piece)
-        if piece.logprobs and not (deltas and deltas[-1][0].kind == "text"):
-            deltas.append((Delta("text"), []))
-        if deltas or choice.telemetry.has_timings:
-            yield from self._beginning(choice)
-        for place, (delta, drafted) in enumerate(deltas):
-            if delta.kind == "arguments" and choice.input is not None:
-                choice.input[1].append(delta.text)
-                continue
-            if delta.kind != "text" or delta.text:
-                yield from self._input(choice)
-            if delta.kind == "call" and delta.name in self._toolbox.custom:
-                choice.input = delta.call, []
-            more: dict[str, Any] = {}
-            if self._marked and delta.kind in ("text", "thought"):
-                more["drafted"] = drafted
-            if piece.logprobs and place == len(deltas) - 1:
-                more["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs, self._sampled)}
-            yield self._part(choice, self._fields(delta), choice.telemetry.timings(), **more)
+    def _parts(self, choice: _Choice, piece: Piece) -> list[tuple[str, dict[str, Any]]]:
+        """Return the deltas of a piece as JSON, each with the other fields of its choice."""
+        parts: list[tuple[str, dict[str, Any]]] = []
+        spans = choice.mark(piece) if self._marked else ()
+        for place, (kind, block, text, _) in enumerate(piece.changes):
+            more = {"drafted": spans[place]} if self._marked else {}
+            if block.kind == "call":
+                if delta := self._call_delta(kind, block, text):
+                    parts.append((dumped(delta), {}))
+            elif text:
+                field = "content" if block.kind == "text" else "reasoning_content"
+                parts.append((f'{{"{field}":{quoted(text)}}}', more))
+        if piece.logprobs:
+            if not (parts and parts[-1][0].startswith('{"content"')):
+                parts.append(('{"content":""}', {"drafted": []} if self._marked else {}))
+            parts[-1][1]["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs, self._sampled)}
+        return parts
 
-    def _part(self, choice: _Choice, delta: dict[str, Any], more: dict[str, Any], **fields: Any) -> str:
-        """A chunk of one choice; `more`: beside the choice, `fields`: in it."""
-        told = {"index": choice.number, "delta": delta, "finish_reason": None, **fields}
-        return self._chunk({"choices": [told], **more})
+    def _call_delta(self, kind: str, block: Block, text: str) -> dict[str, Any]:
+        """Return the delta of a call: its name once, then only its arguments; the input of a custom tool at its end."""
+        is_custom = block.name in self._toolbox.custom
+        told: dict[str, Any] = {}
+        if kind == "opened":
+            told = self._tool_call(block)
+        elif kind == "closed" and is_custom:
+            told = {"custom": {"input": free_text(block.text)}}  # the input is within JSON, which is complete only now
+        elif kind == "grown" and not is_custom:
+            told = {"function": {"arguments": text}}
+        if not told:
+            return {}
+        return {"function_call": told["function"]} if self._older else {"tool_calls": [{"index": block.call, **told}]}
 
-    def _input(self, choice: _Choice) -> Iterator[str]:
-        """The input of a custom tool, which stands within JSON, once that has ended."""
-        if choice.input is not None:
-            (call, parts), choice.input = choice.input, None
-            delta = {"tool_calls": [{"index": call, "custom": {"input": free_text("".join(parts))}}]}
-            yield self._part(choice, delta, choice.telemetry.timings())
-
-    def _call(self, call: Block) -> dict[str, Any]:
+    def _tool_call(self, call: Block) -> dict[str, Any]:
         if call.name in self._toolbox.custom:
             return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": free_text(call.text)}}
         return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
 
-    def _fields(self, delta: Delta) -> dict[str, Any]:
-        """A delta in OpenAI's form: a name once, then only pieces."""
-        match delta.kind:
-            case "text":
-                return {"content": delta.text}
-            case "thought":
-                return {"reasoning_content": delta.text}
-            case "arguments":
-                told: dict[str, Any] = {"function": {"arguments": delta.text}}
-            case "call":
-                told = self._call(Block(0, "call", delta.id, delta.name))
-        return {"function_call": told["function"]} if self._older else {"tool_calls": [{"index": delta.call, **told}]}
-
     def _reason(self, end: End) -> str:
         return "function_call" if self._older and end.reason == "tool_calls" else end.reason
-
-    def _beginning(self, choice: _Choice) -> Iterator[str]:
-        if not choice.begun:
-            choice.begun = True
-            yield self._part(choice, {"role": "assistant", "content": None}, {})
 
     def _totals(self, usage_too: bool) -> dict[str, Any]:
         told = totals(self.answers, len(self.answers), usage_too)
@@ -327,19 +305,35 @@ class ChatReply(Reply):
         return told
 
 
-class _Choice(Answer):
-    """An answer, and the state of its stream."""
+class _Choice:
+    """The state of a choice of a response; `head` is the start of its chunks as JSON."""
 
-    def __init__(self, number: int, marked: bool, telemetry: Telemetry) -> None:
-        super().__init__()
-        self.number = number
-        self.telemetry = telemetry
-        self.begun = False  # True after the stream sent the role
-        self.input: tuple[int, list[str]] | None = None  # a call of a custom tool that is open, and its arguments
-        self.drafted: list[Span] = []  # of its content
-        self.length = 0  # of the content so far
-        self._texts = DraftedText() if marked else None
+    def __init__(self, call: Call, number: int, head: str) -> None:
+        self.number, self.telemetry = number, read_telemetry(call)
+        self.has_begun = False  # True after the stream sent the role
+        self.drafted: list[Span] = []  # drafted spans of its content
+        self._length = 0  # length of the content so far
+        self._texts = DraftedText()
+        self._head = f'{head},"choices":[{{"index":{number},"delta":'
 
-    def marked(self, piece: Piece) -> list[tuple[Delta, list[Span]]]:
-        """The deltas of a piece, and what of each was drafted."""
-        return [(delta, []) for delta in piece.deltas] if self._texts is None else self._texts.mark(piece)
+    def chunk(self, delta: str, fields: dict[str, Any], more: dict[str, Any]) -> str:
+        """Return a chunk.
+
+        Args:
+            delta: The delta as JSON.
+            fields: Further fields of the choice.
+            more: Fields next to the choice.
+        """
+        reason = "" if "finish_reason" in fields else ',"finish_reason":null'
+        return f"{self._head}{delta}{reason}{members(fields) if fields else ''}}}]{members(more) if more else ''}}}\n\n"
+
+    def mark(self, piece: Piece) -> list[list[Span]]:
+        """Return the drafted spans of the text of each change."""
+        self._texts.add(piece.steps)
+        spans = []
+        for _, block, text, _ in piece.changes:
+            spans.append(self._texts.find(text))
+            if block.kind == "text":
+                self.drafted += [(self._length + start, self._length + end) for start, end in spans[-1]]
+                self._length += len(text)
+        return spans

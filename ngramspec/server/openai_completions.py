@@ -7,42 +7,39 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.batching.request import Scored
 from ngramspec.errors import ModelError
 from ngramspec.fill_in import Limits, fill_in
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field, overflow, shown
+from ngramspec.server.answer import End, Piece, TextEvent
+from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field, dumped, overflow, shown
 from ngramspec.server.common_fields import (
     MOST_ANSWERS,
     check_token,
     read_answers,
     read_format,
     read_max_tokens,
-    read_rules,
     read_sampling,
-    read_scales,
-    read_slot,
+    read_shared,
     read_stop,
     read_usage_too,
     several_seeds,
 )
-from ngramspec.server.generate import End, Piece, TextEvent, generate
 from ngramspec.server.reasoning import refuse_budget
-from ngramspec.server.reply import DONE, FINGERPRINT, Reply, chunk_maker, finite, respond, token_text, totals
+from ngramspec.server.reply import DONE, FINGERPRINT, Reply, finite, members, respond, token_text, totals
 
 
 async def completions(call: Call) -> Response:
     """Continue one or more texts."""
     requests, echoes = await asyncio.to_thread(_read, call)
-    return await respond(call, generate(call, requests), CompletionReply(call, requests, echoes))
+    return await respond(call, requests, CompletionReply(call, requests, echoes))
 
 
 def _read(call: Call) -> tuple[list[Request], list[str]]:
@@ -99,7 +96,6 @@ class CompletionReply(Reply):
         self._each = read_answers(call.given)  # answers to one prompt
         self._usage_too = read_usage_too(call)
         self._untold = dict(enumerate(echoes))  # by the choices whose streams have not begun
-        self._scored: list[tuple[Logprobs, ...]] = [() for _ in self.answers]  # of the prompts that are told
         self._offsets = [0 for _ in self.answers]  # characters of each text that its logprobs have told
         self._head = {
             "id": f"cmpl-{secrets.token_urlsafe(18)}",
@@ -108,12 +104,7 @@ class CompletionReply(Reply):
             "model": call.given.text("model") or self._model.name,
             "system_fingerprint": FINGERPRINT,
         }
-        self._told = chunk_maker(self._head)
-
-    def add(self, number: int, told: TextEvent) -> None:
-        if isinstance(told, Scored):
-            self._scored[number] = told.logprobs
-        super().add(number, told)
+        self._begun = f"data: {dumped(self._head)[:-1]}"
 
     def whole(self) -> dict[str, Any]:
         choices = [
@@ -122,31 +113,27 @@ class CompletionReply(Reply):
         ]
         return {**self._head, "choices": choices, **totals(self.answers, self._each)}
 
-    def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
-        self.add(number, told)
-        if isinstance(told, Piece | End) and (echo := self._untold.pop(number, "")):
-            yield self._chunk(number, echo, echoed=True)
-        if isinstance(told, Piece) and (told.text or told.logprobs):
-            yield self._chunk(number, told.text, told.logprobs)
-        if isinstance(told, End):
+    def chunks(self, number: int, event: TextEvent) -> str:
+        if not isinstance(event, Piece | End):
+            return ""
+        text = ""
+        if echo := self._untold.pop(number, ""):
+            text = self._chunk(self._choice(number, echo, (), None, echoed=True))
+        if isinstance(event, End):
             last = all(answer.end for answer in self.answers) and not self._usage_too
-            yield self._chunk(number, "", (), told, totals(self.answers, self._each, usage_too=False) if last else None)
+            more = totals(self.answers, self._each, usage_too=False) if last else {}
+            return text + self._chunk(self._choice(number, "", (), event), **more)
+        content = event.text
+        if content or event.logprobs:
+            text += self._chunk(self._choice(number, content, event.logprobs, None))
+        return text
 
-    def last_chunks(self) -> Iterator[str]:
-        if self._usage_too:
-            yield self._told({"choices": [], **totals(self.answers, self._each)})
-        yield DONE
+    def last_chunks(self) -> str:
+        usage = members({"choices": [], **totals(self.answers, self._each)}) if self._usage_too else ""
+        return f"{self._begun}{usage}}}\n\n{DONE}" if usage else DONE
 
-    def _chunk(
-        self,
-        number: int,
-        text: str,
-        logprobs: Sequence[Logprobs] = (),
-        end: End | None = None,
-        more: dict[str, Any] | None = None,
-        echoed: bool = False,
-    ) -> str:
-        return self._told({"choices": [self._choice(number, text, logprobs, end, echoed)], **(more or {})})
+    def _chunk(self, choice: dict[str, Any], **more: Any) -> str:
+        return f"{self._begun}{members({'choices': [choice], **more})}}}\n\n"
 
     def _choice(
         self, number: int, text: str, logprobs: Sequence[Logprobs], end: End | None, echoed: bool = False
@@ -154,7 +141,7 @@ class CompletionReply(Reply):
         """A choice, or a part of one; `echoed`: with the prompt."""
         request, table = self._requests[number], None
         if request.logprobs is not None:
-            before = [(request.prompt[0], None), *[(one.token, one) for one in self._scored[number]]]
+            before = [(request.prompt[0], None), *[(one.token, one) for one in self.answers[number].scored]]
             rows = [(one.token, one) for one in logprobs]
             table = self._table(number, [*before, *rows] if echoed and request.scored else rows)
         reason = None if end is None else end.reason
@@ -244,12 +231,9 @@ def read_requests(
     """Requests that continue each prompt as often as answers are wanted; `more`: of what `Request` has."""
     given, count = call.given, read_answers(call.given, len(prompts))
     refuse_budget(given)
-    most, slot, rules = call.model.most(read_max_tokens(given)), read_slot(call), read_rules(call)
-    scales = read_scales(call)
-    asked = Request(
-        (), most, sampling, stop=read_stop(given), logprobs=logprobs, slot=slot, scales=scales, rules=rules, **more
-    )
-    return [one for prompt in prompts for one in several_seeds(replace(asked, prompt=prompt), count)]
+    shared = read_shared(call, sampling, read_max_tokens(given), read_stop(given))
+    requests = [replace(shared, prompt=prompt, logprobs=logprobs, **more) for prompt in prompts]
+    return [one for request in requests for one in several_seeds(request, count)]
 
 
 def gap_prompt(

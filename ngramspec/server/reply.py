@@ -1,259 +1,153 @@
-"""`Answer`: what was generated so far, in blocks; `Reply`: how an API tells answers, whole or as a stream of chunks;
-usage, timings and logprobs in the words of OpenAI and llama-server.
+"""`Reply`: how an API words answers, whole or as a stream of chunks; `respond`: the HTTP response with them.
 
-An answer of a chat is a row of thoughts, texts and tool calls, each of which opens, grows and closes.
+Also the usage, the timings and the logprobs as OpenAI and llama-server word them.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from typing import Any, Literal
+from json.encoder import encode_basestring_ascii
+from time import monotonic
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ngramspec.batching.request import Started
 from ngramspec.errors import NGramSpecError
+from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
+from ngramspec.server.answer import Answer, TextEvent, TextReader
 from ngramspec.server.call import ApiError, Call, ServedModel, dumped, json_answer, of_failure, worded
-from ngramspec.server.generate import End, Piece, TextEvent, TextEvents
+from ngramspec.server.generate import generating
 from ngramspec.steps import Stats
-from ngramspec.tool_calls.deltas import Delta
 from ngramspec.version import __version__
-
-Kind = Literal["thought", "text", "call"]
-
-
-@dataclass(slots=True)
-class Block:
-    """A block of an answer."""
-
-    index: int  # counts the blocks from 0 on
-    kind: Kind  # what its text is; that of a call is its arguments, a JSON object
-    id: str = ""  # of a call
-    name: str = ""
-    pieces: list[str] = field(default_factory=list)  # of its text, so far
-    logprobs: list[Logprobs] = field(default_factory=list)  # of the tokens of its text, where they were asked for
-
-    @property
-    def text(self) -> str:
-        """All of its text so far."""
-        return "".join(self.pieces)
-
-
-Change = tuple[Literal["opened", "grown", "closed"], Block, str, tuple[Logprobs, ...]]
-"""Event of a block: it opened, received text and its logprobs, or closed."""
-
-
-class Answer:
-    """One answer as it grows. At most one block is open at a time; a text that nobody parses is one block."""
-
-    def __init__(self) -> None:
-        self.blocks: list[Block] = []
-        self.tokens: list[int] = []  # emitted
-        self.logprobs: list[Logprobs] = []  # of all tokens whose text is out
-        self.slot = self.cached = self.prompt_tokens = 0  # as in `Started`
-        self.end: End | None = None  # how it ended; None before
-        self._open: Block | None = None
-        self._early: tuple[Logprobs, ...] = ()  # of tokens whose text is still held back
-
-    def text(self, kind: Kind = "text") -> str:
-        """The text of all blocks of a kind."""
-        return "".join([block.text for block in self.blocks if block.kind == kind])
-
-    @property
-    def calls(self) -> list[Block]:
-        """The complete tool calls of an answer that ended; a limit may have cut off the last one."""
-        calls = [block for block in self.blocks if block.kind == "call"]
-        was_cut = self.end is not None and self.end.reason == "length" and self.blocks[-1:] == calls[-1:]
-        return calls[:-1] if was_cut and calls and not _is_json(calls[-1].text) else calls
-
-    def take(self, event: TextEvent) -> None:
-        """Take in an event."""
-        for _ in self.changes(event):
-            pass
-
-    def changes(self, event: TextEvent) -> Iterator[Change]:
-        """Take in an event; what it does to the blocks, each change as it is made. Empty pieces are left out."""
-        match event:
-            case Piece(deltas, logprobs, step):
-                self.tokens += step.tokens if step is not None else ()
-                for delta in deltas:
-                    yield from self._add(delta)
-                if logprobs:
-                    yield from self._likely(logprobs)
-            case End():
-                self.end = event
-                yield from self._close()
-            case Started():
-                self.slot, self.cached, self.prompt_tokens = event
-
-    def _add(self, delta: Delta) -> Iterator[Change]:
-        if delta.kind == "call":
-            yield from self._next("call", delta.id, delta.name)
-        else:
-            yield from self._extend("call" if delta.kind == "arguments" else delta.kind, delta.text)
-
-    def _likely(self, logprobs: tuple[Logprobs, ...]) -> Iterator[Change]:
-        self.logprobs += logprobs
-        if self._open is None or self._open.kind != "text":
-            self._early += logprobs
-        else:
-            self._open.logprobs += logprobs
-            yield "grown", self._open, "", logprobs
-
-    def _extend(self, kind: Kind, text: str) -> Iterator[Change]:
-        if not text:
-            return
-        if self._open is None or self._open.kind != kind:
-            yield from self._next(kind)
-        assert self._open is not None
-        logprobs: tuple[Logprobs, ...] = ()
-        if kind == "text":
-            logprobs, self._early = self._early, ()
-        self._open.pieces.append(text)
-        self._open.logprobs += logprobs
-        yield "grown", self._open, text, logprobs
-
-    def _next(self, kind: Kind, id: str = "", name: str = "") -> Iterator[Change]:
-        yield from self._close()
-        self._open = Block(len(self.blocks), kind, id, name)
-        self.blocks.append(self._open)
-        yield "opened", self._open, "", ()
-
-    def _close(self) -> Iterator[Change]:
-        if self._open is not None:
-            yield "closed", self._open, "", ()
-            self._open = None
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 class Reply:
-    """How an API tells its answers; each API has one of its own."""
+    """The wording of answers; each API has its own subclass."""
 
     media_type = "text/event-stream"  # type of the chunks
 
     def __init__(self, count: int = 1) -> None:
-        self.answers: Sequence[Answer] = [Answer() for _ in range(count)]
+        self.answers = [Answer() for _ in range(count)]
 
     def add(self, number: int, event: TextEvent) -> None:
-        """Take in what happened to an answer, where the answers are told as a whole."""
-        self.answers[number].take(event)
+        """Record an event that an answer has taken, if the answers are returned as a whole."""
 
     def whole(self) -> Any:
-        """The JSON of the answers, which have all ended."""
+        """Return the JSON of the answers, which have all ended."""
         raise NotImplementedError
 
-    def chunks(self, number: int, event: TextEvent) -> Iterator[str]:
-        """The chunks of a stream that tell what happened to an answer."""
+    def chunks(self, number: int, event: TextEvent) -> str:
+        """Return the chunks of a stream for an event that an answer has taken; empty if it has no chunk."""
         raise NotImplementedError
 
-    def last_chunks(self) -> Iterator[str]:
-        """The chunks after the ends of all answers."""
-        return iter(())
+    def last_chunks(self) -> str:
+        """Return the chunks after the ends of all answers."""
+        return ""
 
     def silence(self) -> str:
-        """Chunk that keeps a silent stream alive."""
+        """Return the chunk that keeps a silent stream alive."""
         return ":\n\n"
 
     def failed(self, error: ApiError) -> str:
-        """The last chunk of a stream that an error ends."""
-        return event(worded(error))
+        """Return the last chunk of a stream that an error ends."""
+        return chunk(worded(error))
 
 
 # --------------------------------------------------------------------------- streams
 
-Chunks = AsyncGenerator[str, None]
+quoted = encode_basestring_ascii
+"""A string as JSON, as `dumped` writes it."""
 
 
-def event(data: Any, name: str | None = None) -> str:
-    """A chunk; `name`: the event's, in APIs that have several."""
+def chunk(data: Any, name: str | None = None) -> str:
+    """Return a chunk; `name` is the name of the event in APIs that have several."""
     text = f"data: {data if isinstance(data, str) else dumped(data)}\n\n"
     return text if name is None else f"event: {name}\n{text}"
 
 
-DONE = event("[DONE]")
+DONE = chunk("[DONE]")
 """The last chunk of OpenAI's older streams."""
 
 
-def chunk_maker(head: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
-    """Makes chunks that begin with the same fields, which are turned into JSON once."""
-    begun = f"data: {dumped(dict(head))[:-1]},"
-    return lambda rest: f"{begun}{dumped(rest)[1:]}\n\n"
+def members(fields: Mapping[str, Any]) -> str:
+    """Return fields as JSON that continues an object after its first member."""
+    return f",{dumped(fields)[1:-1]}" if fields else ""
 
 
-async def respond(call: Call, events: TextEvents, reply: Reply) -> Response:
-    """Answer a call with what is generated, as a stream or at its end. Closes `events`.
+async def respond(
+    call: Call, requests: Sequence[Request], reply: Reply, readers: Sequence[TextReader] = ()
+) -> Response:
+    """Answer a call with what requests generate, as a stream or as a whole.
 
-    An error before a stream's first chunk is a plain HTTP error; one after it is a chunk. What breaks the silence is a
-    first chunk too: clients give up on a server that sends no headers.
+    An error before a stream's first chunk is a plain HTTP error, a later one is a chunk. A ping is a chunk too: clients
+    give up on a server that sends no headers.
+
+    Args:
+        call: The call.
+        requests: One request for each answer of the reply.
+        reply: The wording of the answers.
+        readers: A parser for each answer; empty means that the text is content.
     """
+    for answer, reader in zip(reply.answers, readers, strict=False):
+        answer.reader = reader
     if call.streamed:
-        chunks = _chunks(events, reply, call.server.ping_seconds)
+        chunks = _chunks(call, requests, reply)
         return _Stream(await anext(chunks, ""), chunks, reply)
-    async with aclosing(events):
-        async for number, one in events:
-            if one is not None:
-                reply.add(number, one)
+    async with generating(call, requests, reply.answers) as running:
+        while running.unfinished:
+            await running.arrival()
+            while events := running.take():
+                for number, event in events:
+                    reply.add(number, event)
     return json_answer(reply.whole())
 
 
-async def _chunks(events: TextEvents, reply: Reply, seconds: float) -> Chunks:
-    """The chunks of a stream; a silence is broken after so many seconds."""
-    now = asyncio.get_running_loop().time
-    told = now()
-    async with aclosing(events):
-        async for number, one in events:
-            for chunk in reply.chunks(number, one) if one is not None else ():
-                yield chunk
-                told = now()
-            if now() - told >= seconds:
-                yield reply.silence()
-                told = now()
-    for chunk in reply.last_chunks():
-        yield chunk
+async def _chunks(call: Call, requests: Sequence[Request], reply: Reply) -> AsyncGenerator[str, None]:
+    """Generate the chunks of a stream."""
+    async with generating(call, requests, reply.answers) as running:
+        while running.unfinished:
+            await running.arrival()
+            chunks = ""
+            for number, event in running.take():
+                chunks += reply.chunks(number, event)
+            if chunks or running.is_silent:
+                yield chunks or reply.silence()
+                running.sent_at = monotonic()
+    if chunks := reply.last_chunks():
+        yield chunks
 
 
 class _Stream(Response):
-    def __init__(self, first: str, chunks: Chunks, reply: Reply) -> None:
-        # A proxy must neither keep nor gather what it passes on.
+    def __init__(self, first: str, chunks: AsyncGenerator[str, None], reply: Reply) -> None:
+        # A proxy must neither cache chunks nor collect them before it passes them on.
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers, media_type=reply.media_type)
         del self.headers["content-length"]
         self._first, self._chunks, self._reply = first, chunks, reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def write(chunk: str, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": chunk.encode(), "more_body": more})
-
+        body: dict[str, Any] = {"type": "http.response.body", "more_body": True}
         async with aclosing(self._chunks):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
-                await write(self._first)
-                async for chunk in self._chunks:
-                    await write(chunk)
+                await send({**body, "body": self._first.encode()})
+                async for chunks in self._chunks:
+                    await send({**body, "body": chunks.encode()})
             except (ApiError, NGramSpecError) as error:
-                await write(self._reply.failed(of_failure(error, started=True)))
+                await send({**body, "body": self._reply.failed(of_failure(error, started=True)).encode()})
             except Exception:
-                await write(self._reply.failed(ApiError(500, "internal error")), more=False)
+                failed = self._reply.failed(ApiError(500, "internal error"))
+                await send({**body, "body": failed.encode(), "more_body": False})
                 raise
-            await write("", more=False)
+            await send({**body, "body": b"", "more_body": False})
 
 
-# --------------------------------------------------------------------------- what answers tell of themselves
+# --------------------------------------------------------------------------- usage, timings and logprobs
 
 
 FINGERPRINT = f"b{__version__}-ngramspec"
@@ -261,9 +155,9 @@ FINGERPRINT = f"b{__version__}-ngramspec"
 
 
 def timings(prompt_tokens: int, stats: Stats, cached: int, prompt_seconds: float, seconds: float) -> dict[str, Any]:
-    """llama-server's `timings`; what was drafted is told only where something was, and so are close calls.
+    """Return llama-server's `timings`; counts of drafts and close calls are present only if they are not 0.
 
-    `gain` is the time that the tokens would have taken one by one, by the cost curve, over the time they took.
+    `gain` is the estimated time of plain decoding, by the cost curve, divided by the actual time.
     """
     told = {
         "cache_n": cached,
@@ -282,7 +176,7 @@ def timings(prompt_tokens: int, stats: Stats, cached: int, prompt_seconds: float
 
 
 def prediction_usage(model: ServedModel, prediction: str, texts: Sequence[Sequence[int]]) -> dict[str, int]:
-    """How many tokens of a prediction came in the texts, and how many did not; nothing where there is none."""
+    """Return how many tokens of a prediction occur in the texts and how many do not; empty without a prediction."""
     if not prediction:
         return {}
     tokens = model.vocabulary.tokenize(prediction, add_bos=False)
@@ -302,7 +196,7 @@ def _rates(what: str, tokens: int, seconds: float) -> dict[str, Any]:
 
 
 def totals(answers: Sequence[Answer], each: int, usage_too: bool = True) -> dict[str, Any]:
-    """Final chunk after all texts: the last timings and the usage; `each`: answers to one prompt."""
+    """Return the last timings and the usage of answers; `each` is the number of answers to one prompt."""
     ends = [answer.end for answer in answers if answer.end is not None]
     told: dict[str, Any] = {"timings": timings(answers[-1].prompt_tokens, *ends[-1].done[1:])}
     if usage_too:
@@ -337,12 +231,12 @@ def _token(model: ServedModel, token: int, logprob: float, post_sampling: bool) 
 
 
 def finite(logprob: float) -> float:
-    """A logprob that JSON can hold: that of a token which cannot come is OpenAI's, -9999."""
+    """Return a logprob as a finite number; as at OpenAI, that of an impossible token is -9999."""
     return max(logprob, -9999.0)
 
 
 def token_text(model: ServedModel, token: int) -> str:
-    """A token as a key of a table: half a character is spelled in bytes, as OpenAI does it."""
+    """Return a token as a key of a table; as at OpenAI, an incomplete character is written as bytes."""
     raw: bytes = model.vocabulary.shown(token)
     try:
         return raw.decode()

@@ -5,34 +5,29 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.responses import Response
 
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.server.call import ApiError, Call, Fields, json_answer
+from ngramspec.server.answer import Block, End, Piece, TextEvent
+from ngramspec.server.call import ApiError, Call, Fields, dumped, json_answer
 from ngramspec.server.chat import (
     EFFORTS,
     NO_REASONING,
     ChatTask,
     Toolbox,
     Transcript,
+    answer_chat,
     as_json,
     count_prompt,
     free_text,
     function_name,
-    run_chat,
 )
-from ngramspec.server.common_fields import (
-    Form,
-    read_form,
-    read_prediction,
-    read_sampling,
-)
-from ngramspec.server.generate import End, TextEvent
-from ngramspec.server.reply import Block, Reply, event, logprobs_content, prediction_usage, respond
-from ngramspec.server.telemetry import Telemetry
+from ngramspec.server.common_fields import Form, read_form, read_prediction
+from ngramspec.server.reply import Reply, logprobs_content, members, prediction_usage, quoted
+from ngramspec.server.telemetry import read_telemetry
 
 _EFFORTS = {"none": "", "minimal": "low"} | EFFORTS
 
@@ -45,12 +40,9 @@ _ELSEWHERE = (
 
 async def responses(call: Call) -> Response:
     """Answer a chat."""
-    given, model = call.given, call.model
-    task, toolbox, echo = await asyncio.to_thread(read_request, given)
-    sampling = await asyncio.to_thread(read_sampling, call, schemas=False)
-    echo |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
-    id, name = f"resp_{secrets.token_hex(12)}", given.text("model") or model.name
-    return await respond(call, run_chat(call, task), ResponseReply(call, toolbox, echo, id, name, task.prediction))
+    task, toolbox, echo = await asyncio.to_thread(read_request, call.given)
+    id, name = f"resp_{secrets.token_hex(12)}", call.given.text("model") or call.model.name
+    return await answer_chat(call, task, ResponseReply(call, toolbox, echo, id, name, task.prediction))
 
 
 async def input_tokens(call: Call) -> Response:
@@ -224,12 +216,13 @@ class ResponseReply(Reply):
         self, call: Call, toolbox: Toolbox, echo: dict[str, Any], id: str, name: str, prediction: str = ""
     ) -> None:
         super().__init__()
-        self._model, self._prediction = call.model, prediction
-        self._telemetry = Telemetry(call)
+        self._call, self._model, self._prediction = call, call.model, prediction
+        self._telemetry = read_telemetry(call)
         self._toolbox, self._echo, self._id, self._name = toolbox, echo, id, name
         self._created = int(time.time())
         self._output: list[dict[str, Any]] = []
         self._sent = 0
+        self._growth = ""  # start of the events of the open block as JSON, up to the text
         self._closed: Block | None = None  # whether it was cut is known only when nothing follows it
 
     def whole(self) -> dict[str, Any]:
@@ -240,52 +233,47 @@ class ResponseReply(Reply):
         self._output = [self._item(one, cut and one.index == last) for one in answer.blocks]
         return self._ending(answer.end)
 
-    def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
-        self._telemetry.update(told)
-        if progress := self._telemetry.progress(told):
-            yield from self._beginning()
-            yield self._chunk({"type": "response.in_progress", "response": self._response("in_progress"), **progress})
-        for kind, block, piece, logprobs in self.answers[number].changes(told):
-            yield from self._beginning()
-            yield from self._last_closed(cut=False)
-            match kind:
-                case "opened":
-                    yield from map(self._chunk, self._opening(block))
-                case "grown":
-                    yield from map(self._chunk, self._growing(block, piece, logprobs))
-                case "closed":
+    def chunks(self, number: int, event: TextEvent) -> str:
+        more = self._telemetry.update(event) if self._telemetry else {}
+        text = ""
+        if isinstance(event, Piece):
+            for kind, block, piece, logprobs in event.changes:
+                if not self._sent or self._closed is not None:
+                    text += self._beginning() + self._closing(cut=False)
+                if kind == "opened":
+                    text += self._opening(block)
+                elif kind == "grown":
+                    text += self._growing(block, piece, logprobs, more)
+                else:
                     self._closed = block
-        if isinstance(told, End):
-            yield from self._beginning()
-            yield from self._last_closed(cut=told.reason == "length")
-            response = self._ending(told)
-            yield self._chunk(
-                {"type": f"response.{response['status']}", "response": response, **self._telemetry.timings()}
-            )
-
-    def _last_closed(self, cut: bool) -> Iterator[str]:
-        if self._closed is not None:
-            closed, self._closed = self._closed, None
-            yield from map(self._chunk, self._closing(closed, cut))
+        elif isinstance(event, End):
+            text = self._beginning() + self._closing(cut=event.reason == "length")
+            response = self._ending(event)
+            text += self._chunk(f"response.{response['status']}", {"response": response, **more})
+        elif "prompt_progress" in more:
+            text = self._beginning()
+            text += self._chunk("response.in_progress", {"response": self._response("in_progress"), **more})
+        return text
 
     def silence(self) -> str:
-        return "".join(self._beginning()) + self._chunk({"type": "keepalive"})
+        return self._beginning() + self._chunk("keepalive", {})
 
     def failed(self, error: ApiError) -> str:
         code = error.code if isinstance(error.code, str) else "server_error"
         response = self._response("failed") | {"error": {"code": code, "message": error.message}}
-        return "".join(self._beginning()) + self._chunk({"type": "response.failed", "response": response})
+        return self._beginning() + self._chunk("response.failed", {"response": response})
 
-    def _beginning(self) -> Iterator[str]:
-        """The first events, if they were not sent yet."""
-        if not self._sent:
-            response = self._response("in_progress")
-            yield self._chunk({"type": "response.created", "response": response})
-            yield self._chunk({"type": "response.in_progress", "response": response})
+    def _beginning(self) -> str:
+        """Return the first events, if they were not sent yet."""
+        if self._sent:
+            return ""
+        response = {"response": self._response("in_progress")}
+        return self._chunk("response.created", response) + self._chunk("response.in_progress", response)
 
-    def _chunk(self, one: dict[str, Any]) -> str:
+    def _chunk(self, kind: str, fields: dict[str, Any]) -> str:
+        """Return an event; all have their type first and their number last."""
         self._sent += 1
-        return event(one | {"sequence_number": self._sent - 1}, one["type"])
+        return f'event: {kind}\ndata: {{"type":"{kind}"{members(fields)},"sequence_number":{self._sent - 1}}}\n\n'
 
     def _ending(self, end: End) -> dict[str, Any]:
         (answer,) = self.answers
@@ -304,6 +292,7 @@ class ResponseReply(Reply):
     def _response(self, status: str) -> dict[str, Any]:
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         done = {"completed_at": int(time.time())} if status == "completed" else {}
+        sampling = self._call.requests[0].sampling
         return {
             "id": self._id,
             "object": "response",
@@ -320,45 +309,54 @@ class ResponseReply(Reply):
             "truncation": "disabled",
             "usage": None,
             **self._echo,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
         }
 
-    def _opening(self, block: Block) -> Iterator[dict[str, Any]]:
-        item = self._item(block) | {"status": "in_progress"}
-        if block.kind != "call":
-            item["content"] = []
-        yield {"type": "response.output_item.added", "output_index": block.index, "item": item}
-        if block.kind != "call":
-            yield {"type": "response.content_part.added", **_place(item["id"], block, 0), "part": self._part(block)}
+    def _opening(self, block: Block) -> str:
+        item, at = self._item(block) | {"status": "in_progress"}, self._place(block)
+        name = _DELTAS.get(item["type"], "")
+        self._growth = name and f'event: {name}\ndata: {{"type":"{name}"{members(at)},"delta":'
+        if block.kind == "call":
+            return self._chunk("response.output_item.added", {"output_index": block.index, "item": item})
+        item["content"] = []
+        text = self._chunk("response.output_item.added", {"output_index": block.index, "item": item})
+        return text + self._chunk("response.content_part.added", at | {"part": self._part(block)})
 
-    def _growing(self, block: Block, piece: str, logprobs: Sequence[Logprobs]) -> Iterator[dict[str, Any]]:
-        kind, item = self._named(block)
-        if kind == "message":
-            delta = {"type": "response.output_text.delta", **_place(item, block, 0), "delta": piece}
-            yield {**delta, "logprobs": logprobs_content(self._model, logprobs), **self._telemetry.timings()}
-        elif kind == "reasoning":
-            yield {"type": "response.reasoning_text.delta", **_place(item, block, 0), "delta": piece}
-        elif kind == "function_call":
-            yield {"type": "response.function_call_arguments.delta", **_place(item, block), "delta": piece}
+    def _growing(self, block: Block, piece: str, logprobs: Sequence[Logprobs], more: dict[str, Any]) -> str:
+        if not self._growth:
+            return ""
+        rest = ""
+        if block.kind == "text":
+            likely = dumped(logprobs_content(self._model, logprobs)) if logprobs else "[]"
+            rest = f',"logprobs":{likely}{members(more) if more else ""}'
+        self._sent += 1
+        return f'{self._growth}{quoted(piece)}{rest},"sequence_number":{self._sent - 1}}}\n\n'
 
-    def _closing(self, block: Block, cut: bool) -> Iterator[dict[str, Any]]:
+    def _closing(self, cut: bool) -> str:
+        """Return the last events of the closed block, if they were not sent yet."""
+        block, self._closed = self._closed, None
+        if block is None:
+            return ""
         item = self._item(block, cut)
-        if item["type"] == "custom_tool_call":
-            # Its text stands within the JSON of the function's arguments, and is known when these are whole.
-            at = _place(item["id"], block)
-            yield {"type": "response.custom_tool_call_input.delta", **at, "delta": item["input"]}
-            yield {"type": "response.custom_tool_call_input.done", **at, "input": item["input"]}
-        elif item["type"] == "function_call":
-            done = {"name": item["name"], "arguments": item["arguments"]}
-            yield {"type": "response.function_call_arguments.done", **_place(item["id"], block), **done}
-        else:
-            part, at = self._part(block), _place(item["id"], block, 0)
-            if item["type"] == "message":
-                yield {"type": "response.output_text.done", **at, "text": block.text, "logprobs": part["logprobs"]}
-            else:
-                yield {"type": "response.reasoning_text.done", **at, "text": block.text}
-            yield {"type": "response.content_part.done", **at, "part": part}
+        at = self._place(block)
+        match item["type"]:
+            case "custom_tool_call":  # its input is within the JSON of arguments, which is complete only now
+                text = self._chunk("response.custom_tool_call_input.delta", at | {"delta": item["input"]})
+                text += self._chunk("response.custom_tool_call_input.done", at | {"input": item["input"]})
+            case "function_call":
+                done = {"name": item["name"], "arguments": item["arguments"]}
+                text = self._chunk("response.function_call_arguments.done", at | done)
+            case kind:
+                part = self._part(block)
+                if kind == "message":
+                    done = {"text": block.text, "logprobs": part["logprobs"]}
+                    text = self._chunk("response.output_text.done", at | done)
+                else:
+                    text = self._chunk("response.reasoning_text.done", at | {"text": block.text})
+                text += self._chunk("response.content_part.done", at | {"part": part})
         self._output.append(item)
-        yield {"type": "response.output_item.done", "output_index": block.index, "item": item}
+        return text + self._chunk("response.output_item.done", {"output_index": block.index, "item": item})
 
     def _named(self, block: Block) -> tuple[str, str]:
         """The type of the item that a block is, and its id."""
@@ -367,6 +365,10 @@ class ResponseReply(Reply):
             "custom_tool_call" if custom else "function_call"
         )
         return kind, f"{_PREFIXES[kind]}_{self._id.removeprefix('resp_')}_{block.index}"
+
+    def _place(self, block: Block) -> dict[str, Any]:
+        place = {"item_id": self._named(block)[1], "output_index": block.index}
+        return place if block.kind == "call" else place | {"content_index": 0}
 
     def _item(self, block: Block, cut: bool = False) -> dict[str, Any]:
         """The item that a block is, with all it holds so far."""
@@ -393,7 +395,9 @@ class ResponseReply(Reply):
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 """Prefixes of the ids of items."""
 
-
-def _place(item: str, block: Block, content: int | None = None) -> dict[str, Any]:
-    place = {"item_id": item, "output_index": block.index}
-    return place if content is None else place | {"content_index": content}
+_DELTAS = {
+    "message": "response.output_text.delta",
+    "reasoning": "response.reasoning_text.delta",
+    "function_call": "response.function_call_arguments.delta",
+}
+"""Events of items that grow; the input of a custom tool is sent at its end."""

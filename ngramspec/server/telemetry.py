@@ -7,33 +7,41 @@ from collections.abc import Callable
 from typing import Any
 
 from ngramspec.batching.request import Prefilled, Started
+from ngramspec.server.answer import Piece, TextEvent
 from ngramspec.server.call import Call
-from ngramspec.server.generate import Piece, TextEvent
 from ngramspec.server.reply import timings
 from ngramspec.steps import Stats
 
 
+def read_telemetry(call: Call) -> Telemetry | None:
+    """Return the telemetry of an answer if the request asks for it with `return_progress` or `timings_per_token`."""
+    has_progress, has_timings = call.given.flag("return_progress"), call.given.flag("timings_per_token")
+    return Telemetry(has_progress, has_timings) if call.streamed and (has_progress or has_timings) else None
+
+
 class Telemetry:
-    """Fields that a stream adds to its chunks if the request asks for them.
+    """Fields that a stream adds to its chunks.
 
     Args:
-        call: The request, with `return_progress` and `timings_per_token`.
+        has_progress: Report the progress of prompt processing.
+        has_timings: Report the timings so far in every chunk.
         clock: Function that returns the time in seconds.
     """
 
-    def __init__(self, call: Call, clock: Callable[[], float] = time.monotonic) -> None:
-        self.has_timings = call.streamed and call.given.flag("timings_per_token")
-        self._has_progress = call.streamed and call.given.flag("return_progress")
+    def __init__(self, has_progress: bool, has_timings: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._has_progress, self._has_timings = has_progress, has_timings
         self._clock = clock
         self._stats = Stats()
         self._started = self._now = clock()
         self._first: float | None = None  # time of the first token
         self._evaluated = self._cached = self._prompt_tokens = 0
 
-    def update(self, event: TextEvent) -> None:
-        """Record an event of the answer; every event must be recorded, in order."""
-        if not (self.has_timings or self._has_progress):
-            return
+    def update(self, event: TextEvent) -> dict[str, Any]:
+        """Record an event of the answer and return the fields of its chunks. Every event must be recorded, in order.
+
+        Events of prompt processing have `prompt_progress`, if requested.
+        """
+        fields: dict[str, Any] = {}
         match event:
             case Started(_, cached, prompt_tokens):
                 self._started = self._now = self._clock()
@@ -42,23 +50,16 @@ class Telemetry:
             case Prefilled(done, _):
                 self._now = self._clock()
                 self._evaluated = done
-            case Piece(_, _, step) if step is not None:
+            case Piece(_, _, steps) if steps:
                 self._now = self._clock()
                 self._first = self._first or self._now
-                self._stats.add(step)
-
-    def progress(self, event: TextEvent) -> dict[str, Any]:
-        """Return the progress after an event of prompt processing; empty for other events and if not requested."""
-        if not self._has_progress or not isinstance(event, Started | Prefilled):
-            return {}
-        progress = {"total": self._prompt_tokens, "cache": self._cached, "processed": self._evaluated}
-        return {"prompt_progress": progress, **self.timings()}
-
-    def timings(self) -> dict[str, Any]:
-        """Return the timings so far; empty if not requested."""
-        if not self.has_timings:
-            return {}
-        first = self._first or self._now
-        return {
-            "timings": timings(self._evaluated, self._stats, self._cached, first - self._started, self._now - first)
-        }
+                for step in steps:
+                    self._stats.add(step)
+        if self._has_progress and isinstance(event, Started | Prefilled):
+            progress = {"total": self._prompt_tokens, "cache": self._cached, "processed": self._evaluated}
+            fields["prompt_progress"] = progress
+        if self._has_timings:
+            first = self._first or self._now
+            seconds = first - self._started, self._now - first
+            fields["timings"] = timings(self._evaluated, self._stats, self._cached, *seconds)
+        return fields

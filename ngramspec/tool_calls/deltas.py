@@ -9,9 +9,8 @@ import secrets
 import string
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar
-
-from ngramspec.tokens import begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +111,11 @@ class Deltas:
         return deltas
 
     def _add(self, delta: Delta) -> None:
-        append(self._deltas, delta)
-
-
-def append(deltas: list[Delta], delta: Delta) -> None:
-    """Append a delta to a list, joined with the last one if both are of one kind."""
-    last = deltas[-1] if deltas else None
-    if last is None or last.kind != delta.kind or delta.kind == "call":
-        deltas.append(delta)
-    else:  # a call's arguments follow its beginning, so these are of the same call
-        deltas[-1] = last._replace(text=last.text + delta.text)
+        last = self._deltas[-1] if self._deltas else None
+        if last is None or last.kind != delta.kind or delta.kind == "call":
+            self._deltas.append(delta)
+        else:  # a call's arguments follow its beginning, so these are of the same call
+            self._deltas[-1] = last._replace(text=last.text + delta.text)
 
 
 # --------------------------------------------------------------------------- what is read
@@ -132,6 +126,15 @@ Reads = Generator[None, None, T]
 Emit = Callable[[str], None]
 
 SPACE = re.compile(r"[ \t\r\n]*")
+
+
+@lru_cache(256)
+def _patterns(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
+    """Return patterns for a whole marker and for the beginning of one at the end of a text, and the longest length."""
+    nothing = "(?!)"
+    whole = "|".join(map(re.escape, markers)) or nothing
+    begun = "|".join(re.escape(marker[:n]) for marker in markers for n in range(1, len(marker))) or nothing
+    return re.compile(whole), re.compile(rf"(?:{begun})\Z"), max(map(len, markers), default=1)
 
 
 class Reader:
@@ -208,18 +211,19 @@ class Reader:
 
         What could begin one of them is held back. None of the strings may begin with another.
         """
+        whole, partial, longest = _patterns(tuple(markers))
         while True:
             text, at = self._text, self.at
-            places = [(place, marker) for marker in markers if (place := text.find(marker, at)) >= 0]
-            place, found = min(places, default=(len(text), None))
-            held = min(place, begun(text, markers, at))
+            match, rest = whole.search(text, at), partial.search(text, max(at, len(text) - longest + 1))
+            place = len(text) if match is None else match.start()
+            held = place if rest is None or rest.start() > place else rest.start()
             held = place if self.ended and not (self.cut and len(text) - held > 1) else held
             if held > at:
                 emit(text[at:held])
                 self.at = held
-            if held == place and found is not None:
-                self.at += len(found)
-                return found
+            if held == place and match is not None:
+                self.at = match.end()
+                return match[0]
             if self.ended:
                 return None
             yield

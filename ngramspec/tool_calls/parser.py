@@ -47,19 +47,16 @@ class AnswerParser:
     def push(self, text: str) -> list[Delta]:
         """Parse a further piece of the answer, including control tokens."""
         self._reader.feed(text)
-        return self._go_on()
-
-    def finish(self, cut: bool = False) -> list[Delta]:
-        """Return the held-back text at the end; `cut`: a limit ended it, so an incomplete call is dropped."""
-        self._reader.ended, self._reader.cut = True, cut
-        return self._go_on()
-
-    def _go_on(self) -> list[Delta]:
         try:
             next(self._reads)
         except StopIteration:
             self._answer.end(dropped=bool(self._reader.rest()))
         return self._answer.drain()
+
+    def finish(self, cut: bool = False) -> list[Delta]:
+        """Return the held-back text at the end; `cut`: a limit ended it, so an incomplete call is dropped."""
+        self._reader.ended, self._reader.cut = True, cut
+        return self.push("")
 
 
 def _read_answer(

@@ -8,9 +8,8 @@ import pytest
 from support.fake_service import Script
 from support.http import ask, demo_vocabulary
 
-from ngramspec.server.generate import DraftedText, Piece
+from ngramspec.server.drafted_text import DraftedText
 from ngramspec.steps import Step
-from ngramspec.tool_calls.deltas import Delta
 
 CHATS = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -20,34 +19,32 @@ def step(*pieces: str, accepted: int = 0) -> Step:
     return Step(tuple(range(len(pieces))), pieces, accepted=accepted)
 
 
-def marked(text: DraftedText, delta: Delta, step: Step | None = None) -> list[tuple[int, int]]:
-    ((same, found),) = text.mark(Piece((delta,), step=step))
-    assert same == delta
-    return found
+def marked(text: DraftedText, part: str, *steps: Step) -> list[tuple[int, int]]:
+    text.add(steps)
+    return text.find(part)
 
 
 def test_a_steps_first_tokens_are_the_drafted_ones_in_whatever_pieces_they_are_told() -> None:
     text = DraftedText()
-    assert marked(text, Delta("text", "a"), step("abc", "de", accepted=1)) == [(0, 1)]
-    assert marked(text, Delta("text", "bcdefg"), step("f", "gh", "ij", accepted=2)) == [(0, 2), (4, 6)]
-    assert marked(text, Delta("text", "hij")) == [(0, 1)]
+    assert marked(text, "a", step("abc", "de", accepted=1)) == [(0, 1)]
+    assert marked(text, "bcdefg", step("f", "gh", "ij", accepted=2)) == [(0, 2), (4, 6)]
+    assert marked(text, "hij") == [(0, 1)]
+    assert marked(text, "klmn", step("kl", "m", accepted=1), step("n", "o", accepted=1)) == [(0, 2), (3, 4)]
 
 
 def test_what_a_parser_drops_is_passed_over() -> None:
     text = DraftedText()
-    thoughts = step("<think>", "so", "</think>\n", "Yes", accepted=2)
-    assert marked(text, Delta("thought", "so"), thoughts) == [(0, 2)]
-    assert marked(text, Delta("text", "Yes")) == []
-    call = step('{"name": "f", "x": ', '"Yes"', "}", "No", accepted=3)
-    assert marked(text, Delta("call", "", 0, "c", "f"), call) == []
-    assert marked(text, Delta("arguments", '"Yes"', 0)) == [(0, 5)]
-    assert marked(text, Delta("text", "No")) == []
+    assert marked(text, "so", step("<think>", "so", "</think>\n", "Yes", accepted=2)) == [(0, 2)]
+    assert marked(text, "Yes") == []
+    assert marked(text, "", step('{"name": "f", "x": ', '"Yes"', "}", "No", accepted=3)) == []
+    assert marked(text, '"Yes"') == [(0, 5)]
+    assert marked(text, "No") == []
 
 
 def test_nothing_is_said_of_what_is_not_found() -> None:
     text = DraftedText()
-    assert marked(text, Delta("text", "xyz"), step("abc", "def", accepted=1)) == []
-    assert marked(text, Delta("text", "abcdef")) == [(0, 3)]
+    assert marked(text, "xyz", step("abc", "def", accepted=1)) == []
+    assert marked(text, "abcdef") == [(0, 3)]
 
 
 def drafted_by(script: Script) -> str:

@@ -53,7 +53,7 @@ def thinking() -> Iterator[Vocabulary]:
 def test_answers_are_streams_unless_stream_is_false(path: str) -> None:
     parts, service = ask(path, BODIES[path], Script(step=2))
     (whole,), _ = ask(path, BODIES[path] | {"stream": False}, Script(step=2))
-    assert len(parts) > 3
+    assert len(parts) > 1
     assert "".join(content(part)["content"] for part in parts) == content(whole)["content"] == TEXT
     assert [part["done"] for part in parts] == [False] * (len(parts) - 1) + [True]
     assert content(parts[-1])["content"] == ""

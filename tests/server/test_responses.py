@@ -18,12 +18,12 @@ from support import chat_scripts
 from support.chat_scripts import Said, answers, finish, refused
 from support.http import scripted
 
+from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server import responses
 from ngramspec.server.call import ApiError, Call, Fields, Server, overflow
 from ngramspec.server.chat import ChatTask, Toolbox
 from ngramspec.server.common_fields import Form
-from ngramspec.server.generate import Piece
 from ngramspec.server.reply import logprobs_content
 from ngramspec.server.responses import ResponseReply, read_request
 from ngramspec.tool_calls.deltas import Delta
@@ -57,7 +57,8 @@ def time_stands() -> Iterator[None]:
 
 def answering(request: Asked | None) -> ResponseReply:
     _, toolbox, echo = request or asked()
-    return ResponseReply(Call(Server(model=MODEL), Fields({})), toolbox, echo, "resp_1", "m")
+    call = Call(Server(model=MODEL), Fields({}), requests=[Request([1], 9)])
+    return ResponseReply(call, toolbox, echo, "resp_1", "m")
 
 
 def streamed(said: list[Said], request: Asked | None = None) -> list[dict[str, Any]]:
@@ -306,7 +307,7 @@ def test_usage_and_what_is_repeated() -> None:
 
 def test_logprobs_are_told_with_the_text() -> None:
     a, b = Logprobs(97, -0.5, ()), Logprobs(98, -1.0, ())
-    deltas: list[Said] = [Piece((), (a,)), Delta("text", "a"), Piece((Delta("text", "b"),), (b,)), finish()]
+    deltas: list[Said] = [a, Delta("text", "a"), Delta("text", "b"), b, finish()]
     told = [one for event in streamed(deltas) if event["type"].endswith("text.delta") for one in event["logprobs"]]
     (part,) = whole(deltas)["output"][0]["content"]
     assert told == part["logprobs"] == logprobs_content(MODEL, [a, b])

@@ -14,11 +14,10 @@ from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
 from support.http import chunks, listening, scripted
 
-from ngramspec.batching.request import Done
 from ngramspec.request import Request
-from ngramspec.server.call import Counters
+from ngramspec.server.answer import Answer, Piece, TextEvent
+from ngramspec.server.call import Call, Counters, Fields
 from ngramspec.server.generate import Running
-from ngramspec.steps import Step
 
 pytestmark = pytest.mark.anyio
 
@@ -75,9 +74,10 @@ async def test_a_client_that_leaves_stops_its_request(path: str) -> None:
     async with connected(endless()) as (client, service):
         async with client.stream("POST", path, json=BODIES[path]) as response:
             lines = response.aiter_lines()
-            assert (await anext(lines)).startswith("event: ") == (path in ("/v1/messages", "/v1/responses"))
-            while not (await anext(lines)).startswith(("data", "{")):
-                pass
+            line = await anext(lines)
+            assert line.startswith("event: ") == (path in ("/v1/messages", "/v1/responses"))
+            while not line.startswith(("data", "{")):
+                line = await anext(lines)
             assert not service.tickets[0].cancelled.is_set()
         await until(service.tickets[0].cancelled)
         await until(service.tickets[0].ended)
@@ -185,16 +185,19 @@ async def test_the_loop_is_woken_once_for_all_that_came_and_unstreamed_only_at_t
     streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, go = asyncio.get_running_loop(), threading.Semaphore(0)
-    _, service = scripted(Script(ends=False, go=go))
+    server, service = scripted(Script(ends=False, go=go))
     woken: list[object] = []
     wake = loop.call_soon_threadsafe
     monkeypatch.setattr(loop, "call_soon_threadsafe", lambda call: woken.append(call) or wake(call))
-    async with Running(service, [Request([1], 20)], Counters(), streamed=streamed) as running:
+    call = Call(server, Fields({"stream": streamed}))
+    async with Running(call, [Request([1], 20)], [Answer()]) as running:
         go.release(30)
         service.tickets[0].ended.wait(PATIENCE)  # the loop stands still meanwhile
         assert len(woken) == 1
-        events = [(await running.next())[1]]
-        while not isinstance(events[-1], Done):
-            events.append((await running.next())[1])
-    assert sum(isinstance(event, Step) for event in events) == 20
+        events: list[TextEvent] = []
+        while running.unfinished:
+            await running.arrival()
+            events += [event for _, event in running.take()]
+    counts = [len(event.steps) for event in events if isinstance(event, Piece) and event.steps]
+    assert counts == ([20] if streamed else [1] * 20)
     assert len(woken) == 1

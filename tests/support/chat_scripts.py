@@ -1,9 +1,9 @@
-"""Answers of a model that there is none of: events in a legal order, and what an API tells of them."""
+"""Scripted answers without a model: events in a valid order, and the responses of an API to them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -11,10 +11,11 @@ import pytest
 from hypothesis import strategies as st
 
 from ngramspec.batching.request import Done, Started
+from ngramspec.sampling.distribution import Logprobs
+from ngramspec.server.answer import End, TextEvent
 from ngramspec.server.call import ApiError
-from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.reply import Reply
-from ngramspec.steps import Stats
+from ngramspec.steps import Stats, Step
 from ngramspec.tool_calls.deltas import Delta
 
 
@@ -34,18 +35,44 @@ def refused(read: Callable[..., object], field: str, **fields: Any) -> None:
     assert caught.value.message.startswith(field)
 
 
-Said = Piece | Delta | End
+Said = Delta | Logprobs | End
+"""A token's delta, or its logprobs if it has no text yet; or the end of the answer."""
 
 
-def events(said: Sequence[Said]) -> list[TextEvent]:
-    """The events of an answer; a delta stands for a piece of it alone."""
-    pieces = [one if isinstance(one, Piece | End) else Piece((one,)) for one in said]
-    return [Started(0, 5, 20), *pieces]
+class ScriptedReader:
+    """A parser that returns given deltas."""
+
+    ended: bool | None = None
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+
+    def push(self, text: str) -> Sequence[Delta]:
+        return self.deltas
+
+    def finish(self, cut: bool = False) -> Sequence[Delta]:
+        return ()
+
+
+def events(reply: Reply, said: Sequence[Said]) -> Iterator[TextEvent]:
+    """The events of the one answer of a reply, which takes them."""
+    (answer,) = reply.answers
+    reader = answer.reader = ScriptedReader()
+    yield from answer.take(Started(0, 5, 20))
+    for one in said:
+        if isinstance(one, End):
+            closed, _ = answer.take(one.done)
+            answer.end = one
+            yield from (closed, one)
+        else:
+            reader.deltas = [one] if isinstance(one, Delta) else []
+            logprobs = (one,) if isinstance(one, Logprobs) else ()
+            yield answer.write([Step((0,), ("x",), logprobs=logprobs)])
 
 
 def whole(reply: Reply, said: Sequence[Said]) -> dict[str, Any]:
-    """What an API answers where nothing is streamed."""
-    for one in events(said):
+    """The response of an API that is not a stream."""
+    for one in events(reply, said):
         reply.add(0, one)
     told: dict[str, Any] = reply.whole()
     return told
@@ -53,7 +80,7 @@ def whole(reply: Reply, said: Sequence[Said]) -> dict[str, Any]:
 
 def streamed(reply: Reply, said: Sequence[Said]) -> list[dict[str, Any]]:
     """The data of the events that an API streams, whose names are their types."""
-    return data("".join([chunk for one in events(said) for chunk in reply.chunks(0, one)]))
+    return data("".join([reply.chunks(0, one) for one in events(reply, said)]))
 
 
 def data(text: str) -> list[dict[str, Any]]:

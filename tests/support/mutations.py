@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from importlib import import_module
@@ -461,41 +461,31 @@ def a_trace_shows_refused_tokens_as_not_reached(marked: Any, step: Any) -> Itera
 # --------------------------------------------------------------------------- front ends
 
 APP = "server/test_app.py::test"
-EVENTS = "ngramspec.server.generate:generate"
+ANSWER = "ngramspec.server.answer:Answer"
 
 
-async def changed(generate: Any, args: Any, change: Callable[[Any], Any]) -> AsyncIterator[Any]:
-    """Let `change` alter the events of an answer; it returns `None` to drop one."""
-    async with aclosing(generate(*args)) as events:
-        async for number, event in events:
-            if event is None or (event := change(event)) is not None:
-                yield number, event
+@fault("server/test_dialects.py::test_fields_reach_the_engine", f"{ANSWER}.write")
+def an_answer_lacks_the_text_of_its_last_step(write: Any, self: Any, steps: Any) -> Any:
+    return write(
+        self, [step if step.stop is None else replace(step, pieces=("",) * len(step.pieces)) for step in steps]
+    )
 
 
-def without_last_text(event: Any) -> Any:
-    """Remove the text of the step that ends an answer."""
-    step = getattr(event, "step", None)
-    return event._replace(deltas=()) if step is not None and step.stop is not None else event
+@fault(
+    f"{APP}_text_that_is_held_back_as_if_a_call_began_is_told_at_the_end",
+    "ngramspec.tool_calls.parser:AnswerParser.finish",
+)
+def a_chat_loses_the_text_that_was_held_back(finish: Any, self: Any, cut: bool = False) -> Any:
+    finish(self, cut)
+    return []
 
 
-@fault("server/test_dialects.py::test_fields_reach_the_engine", EVENTS)
-def an_answer_lacks_the_text_of_its_last_step(generate: Any, *args: Any) -> Any:
-    return changed(generate, args, without_last_text)
-
-
-@fault(f"{APP}_text_that_is_held_back_as_if_a_call_began_is_told_at_the_end", EVENTS)
-def a_chat_loses_the_text_that_was_held_back(generate: Any, *args: Any) -> Any:
-    return changed(generate, args, lambda event: None if getattr(event, "step", event) is None else event)
-
-
-@fault(f"{APP}_the_native_answer_tells_how_it_ended", EVENTS)
-def a_stop_string_counts_as_a_limit(generate: Any, *args: Any) -> Any:
-    def change(event: Any) -> Any:
-        if getattr(event, "stop_string", None) is None:
-            return event
-        return event._replace(reason="length", stop_string=None)
-
-    return changed(generate, args, change)
+@fault(f"{APP}_the_native_answer_tells_how_it_ended", f"{ANSWER}.take")
+def a_stop_string_counts_as_a_limit(take: Any, self: Any, event: Any) -> Any:
+    events = take(self, event)
+    if self.end is not None and self.end.stop_string is not None:
+        self.end = self.end._replace(reason="length", stop_string=None)
+    return events
 
 
 @fault(f"{APP}_a_chat_is_answered", "ngramspec.server.reply:totals")
@@ -506,9 +496,9 @@ def usage_leaves_out_the_first_token(totals: Any, answers: Any, *rest: Any, **op
     return fields
 
 
-@fault("server/test_dialects.py::test_an_answer_of_thoughts_text_and_calls", "ngramspec.server.reply:Block.__init__")
-def all_blocks_of_an_answer_have_one_index(init: Any, self: Any, index: int, *rest: Any) -> None:
-    init(self, 0, *rest)
+@fault("server/test_dialects.py::test_an_answer_of_thoughts_text_and_calls", "ngramspec.server.answer:Block.__init__")
+def all_blocks_of_an_answer_have_one_index(init: Any, self: Any, index: int, *rest: Any, **fields: Any) -> None:
+    init(self, 0, *rest, **fields)
 
 
 @fault(
@@ -516,7 +506,8 @@ def all_blocks_of_an_answer_have_one_index(init: Any, self: Any, index: int, *re
     "ngramspec.server.openai_completions:CompletionReply.chunks",
 )
 def a_streamed_completion_loses_the_text_of_its_last_step(chunks: Any, self: Any, number: int, event: Any) -> Any:
-    return chunks(self, number, without_last_text(event))
+    steps = getattr(event, "steps", ())
+    return chunks(self, number, event._replace(changes=()) if steps and steps[-1].stop is not None else event)
 
 
 @fault(

@@ -1,0 +1,164 @@
+"""The event loop's work for a streamed token: function calls, and steps that arrive while the loop is busy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from support.cli_runner import PATIENCE
+from support.fake_service import FakeService, Script
+from support.http import chunks, scripted
+
+from ngramspec.server.app import make_app
+from ngramspec.server.call import Server
+
+MAX_CALLS = 50
+"""Maximum number of Python functions called on the event loop for a streamed token, asyncio's included."""
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+LOOK = {"type": "function", "function": {"name": "look"}}
+BODIES: dict[str, dict[str, Any]] = {
+    "/completion": {"prompt": "x"},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": CHAT | {"tools": [LOOK]},
+    "/v1/messages": CHAT | {"max_tokens": 99},
+    "/v1/responses": {"input": "x"},
+    "/api/chat": CHAT,
+    "/api/generate": {"prompt": "x"},
+}
+
+
+class Turns:
+    """Lets the engine take its next step after each chunk, and counts the functions that are called in between."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.at_chunks: list[int] = []  # calls before each chunk
+        self._may_step = threading.Lock()
+
+    def acquire(self, blocking: bool, timeout: float) -> bool:
+        return self._may_step.acquire(blocking, timeout)
+
+    def profile(self, frame: FrameType, event: str, argument: object) -> None:
+        self.calls += event == "call"
+
+    def on_chunk(self, _: bytes) -> None:
+        self.at_chunks.append(self.calls)
+        if self._may_step.locked():
+            self._may_step.release()
+
+
+def stream(server: Server, path: str, body: Any, on_chunk: Callable[[bytes], None], profile: Any = None) -> str:
+    """The body of a streamed response to a direct call of the application.
+
+    Args:
+        server: The server.
+        path: Path of the request.
+        body: Fields of the request.
+        on_chunk: Function that receives each part of the body.
+        profile: Profiler of the event loop's thread.
+    """
+    app, raw, parts = make_app(server), json.dumps(body | {"stream": True}).encode(), list[bytes]()
+    headers = [(b"host", b"localhost"), (b"content-length", str(len(raw)).encode())]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+    messages = [{"type": "http.request", "body": raw}]
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            parts.append(message["body"])
+            on_chunk(message["body"])
+
+    async def run() -> None:
+        sys.setprofile(profile)
+        try:
+            await app(scope, receive, send)
+        finally:
+            sys.setprofile(None)
+
+    asyncio.run(run())
+    return b"".join(parts).decode()
+
+
+@pytest.fixture
+def threads_alternate() -> Iterator[None]:
+    """The engine's thread runs only while the event loop waits, however slow the machine is."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(PATIENCE)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("threads_alternate")
+@pytest.mark.parametrize("path", BODIES)
+def test_a_streamed_token_takes_few_function_calls(path: str) -> None:
+    turns = Turns()
+    server, _ = scripted(Script(" and so on" * 10, go=turns))  # type: ignore[arg-type]
+    stream(server, path, BODIES[path], turns.on_chunk, turns.profile)
+    first, last = turns.at_chunks[5], turns.at_chunks[25]
+    assert (last - first) / 20 <= MAX_CALLS, turns.at_chunks
+
+
+def late(path: str, body: dict[str, Any], script: Script) -> tuple[str, FakeService]:
+    """A stream whose loop is busy from its first chunk on until the engine has taken all steps."""
+    script.go = threading.Semaphore(1)
+    server, service = scripted(script)
+
+    def busy(_: bytes) -> None:
+        for _ in service.requests:
+            script.go.release(100)  # type: ignore[union-attr]
+        for ticket in service.tickets:
+            ticket.ended.wait(PATIENCE)
+
+    return stream(server, path, body, busy), service
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_steps_that_waited_become_one_chunk(path: str) -> None:
+    text = "Hello, world: all of it"
+    told, _ = late(path, BODIES[path], Script(text, step=2))
+    assert sum('"lo, world: all of it"' in line for line in told.splitlines()) == 1
+
+
+def test_a_chunk_of_several_steps_has_all_their_tokens_and_marks() -> None:
+    text = "Hello, world: all of it"
+    told, service = late("/completion", BODIES["/completion"], Script(text))
+    tokens = [token for chunk in chunks(told) for token in chunk["tokens"]]
+    assert len(chunks(told)) == 3
+    assert bytes(b"".join(map(service.vocabulary.piece, tokens))).decode() == text
+    told, _ = late("/v1/chat/completions", CHAT | {"return_drafts": True}, Script(text, step=3))
+    drafted = content = ""
+    for chunk in chunks(told)[:-1]:
+        choice = chunk["choices"][0]
+        piece = choice["delta"].get("content") or ""
+        content += piece
+        drafted += "".join(piece[a:b] for a, b in choice.get("drafted", ()))
+    assert content == text
+    assert 0 < len(drafted) < len(text)
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": True}, {"timings_per_token": True}])
+def test_fields_of_a_token_are_sent_with_that_token(fields: dict[str, Any]) -> None:
+    told, service = late("/v1/chat/completions", CHAT | fields, Script("Hello, world: all of it"))
+    parts = [chunk for chunk in chunks(told)[1:-2] if chunk["choices"][0]["delta"]]
+    assert len(parts) == service.stats.generated - 1  # the last token ends the text
+    if "logprobs" in fields:
+        assert all(len(part["choices"][0]["logprobs"]["content"]) == 1 for part in parts)
+    else:
+        assert [part["timings"]["predicted_n"] for part in parts] == list(range(1, len(parts) + 1))
+
+
+def test_an_error_comes_after_the_steps_that_waited() -> None:
+    told, _ = late("/completion", {"prompt": "x"}, Script("Hello, world", fails=ValueError("defect"), after=3))
+    *parts, error = chunks(told)
+    assert "".join(part["content"] for part in parts)
+    assert sum(len(part["tokens"]) for part in parts) == 3
+    assert error["error"]["message"] == "defect"
