@@ -147,11 +147,13 @@ class RuleVerifier:
             if self._is_plain_greedy and sampler.bare:
                 is_accepted = append_most_likely(np.ascontiguousarray(rows, np.float32), drafted, tokens)
             else:
+                accept = sampler.accept if sampler.needs_tokens else None
                 for offset, row in enumerate(rows):
                     guess = drafted[offset] if offset < len(drafted) else None
                     law = q[offset] if offset < len(q) else {}
                     token, is_accepted = self._decide(row, guess, position + offset, law)
-                    sampler.accept(token)
+                    if accept is not None:
+                        accept(token)
                     tokens.append(token)
                     if not is_accepted:
                         break

@@ -81,6 +81,7 @@ class SamplerChain:
         self._chain = self._build(active)
         self._greedy, self._selects, self._seed = sampling.greedy, sampling.selects, sampling.seed
         is_empty = not biases and llama.llama_sampler_chain_n(self._chain) == 0
+        self.needs_tokens = grammar is not None or self._window > 0
         self.bare = self._greedy and grammar is None and is_empty
         self._is_top_k = self._reach is not None and not biases and not self._window
         # The candidates, and llama.cpp's view of them; a sampler that drops the first ones moves its pointer.

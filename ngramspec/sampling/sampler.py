@@ -57,6 +57,10 @@ class Sampler(Protocol):
         """True if the sampler takes the most likely token of any row, whatever was accepted before."""
 
     @property
+    def needs_tokens(self) -> bool:
+        """True if the next draw depends on the tokens that were accepted."""
+
+    @property
     def grammar(self) -> GrammarState | None:
         """Grammar at the current position; `None` allows any text."""
 
@@ -100,6 +104,8 @@ NO_RULES = TextRules()
 
 class WrappedSampler:
     """Base class of samplers that change or observe the draws of another one, and leave the rest to it."""
+
+    needs_tokens = True
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampling: Sampling = sampler.sampling

@@ -28,6 +28,7 @@ class NumpySampler:
     """
 
     bare = False
+    needs_tokens = True
     grammar = None
 
     def __init__(self, sampling: Sampling, n_vocab: int, n_ctx: int = 0) -> None:

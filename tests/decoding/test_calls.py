@@ -1,0 +1,85 @@
+"""The number of Python calls that a pass takes, which is the same on every machine.
+
+Outside `llama_decode`, nearly all time of a pass is the time of these calls. The limits are the counts of the present
+code, so a change that adds calls to every token has to change them here.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import pytest
+from support.cli_runner import DEMO, PATIENCE
+
+from ngramspec.batching.engine import Engine
+from ngramspec.batching.request import Done, Event
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.given import given_curve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.llama.target import Target
+from ngramspec.request import Request
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Step
+
+PROMPT = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\n" * 6
+STEADY = 10  # passes after which caches of tokens and shapes are filled
+
+
+class Calls:
+    """Counts the calls of Python functions."""
+
+    count = 0
+
+    def note(self, _frame: Any, event: str, _arg: Any) -> None:
+        self.count += event == "call"
+
+
+@pytest.mark.parametrize(
+    ("drafter", "temperature", "limit"),
+    [(None, 0.0, 22), (None, 0.8, 26), ("ngram", 0.0, 42), ("mixture", 0.0, 44), ("mixture", 0.8, 62)],
+)
+def test_calls_of_a_pass_stay_within_the_limit(drafter: str | None, temperature: float, limit: int) -> None:
+    calls, counts = Calls(), []
+    with Target(DEMO, n_ctx=1024, exact="off", threads=1) as target:
+        decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", exact="off")
+        steps = decoder.generate(target.tokenize(PROMPT), max_tokens=120, sampling=Sampling(temperature, seed=3))
+        for _ in range(STEADY):
+            next(steps)
+        while True:
+            calls.count = 0
+            sys.setprofile(calls.note)
+            step = next(steps, None)
+            sys.setprofile(None)
+            if step is None:
+                break
+            if len(step.drafted) == (0 if drafter is None else 4) == step.accepted:
+                counts.append(calls.count)
+    assert len(counts) >= 5
+    assert median(counts) <= limit
+
+
+def test_calls_of_a_token_in_the_engine_stay_within_the_limit() -> None:
+    calls, counts, ended = Calls(), list[int](), threading.Event()
+
+    def listen(event: Event) -> None:
+        # The listener runs on the engine's thread: the calls from one step to the next are those of a token.
+        if isinstance(event, Step):
+            counts.append(calls.count)
+            if len(counts) == STEADY:
+                sys.setprofile(calls.note)
+            elif len(counts) == 10 * STEADY:
+                sys.setprofile(None)
+        if isinstance(event, Done):
+            ended.set()
+
+    with Target(DEMO, texts=2, n_ctx=1024, exact="off", threads=1) as target:
+        engine = Engine(target, target, calibration=Calibration.given(given_curve({1: 1.0, 64: 64.0})))
+        engine.submit(Request(target.tokenize(PROMPT), 11 * STEADY), listen)
+        assert ended.wait(PATIENCE)
+        engine.stop()
+    per_token = [after - before for before, after in pairwise(counts[STEADY : 10 * STEADY])]
+    assert median(per_token) <= 35
