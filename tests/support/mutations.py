@@ -213,13 +213,13 @@ def tokens_after_the_end_of_the_answer_stay_in_the_cache() -> Fault:
 FAULTS["tokens_after_the_end_of_the_answer_stay_in_the_cache"] = tokens_after_the_end_of_the_answer_stay_in_the_cache()
 
 
-@fault(TEXT, "ngramspec.decoding.generation:TextStream._find")
+@fault(TEXT, "ngramspec.decoding.stream:TextStream._find")
 def a_stop_string_is_found_at_the_end_of_a_piece_only(find: Any, self: Any, text: str) -> Any:
     hit = find(self, text)
     return hit if hit and text.endswith(hit[1]) else None
 
 
-@fault(TEXT, "ngramspec.decoding.generation:TextStream.push")
+@fault(TEXT, "ngramspec.decoding.stream:TextStream.push")
 def a_letter_after_half_a_character_does_not_break_it(push: Any, self: Any, piece: bytes) -> Any:
     half = self._decoder.getstate()
     if piece.isascii():
