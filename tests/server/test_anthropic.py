@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from support.cli_runner import DEMO
-from support.fake_service import FakeService, Script
-from support.http import JsonVocabulary, chunks, scripted, send
+from support.fake_service import Script
+from support.http import chunks
+from support.json_chat import Chat, allows, answers, called, vocabulary
 
 from ngramspec.errors import ShutdownError, TargetError
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
-PATH = "/v1/messages"
 USER = {"role": "user", "content": "hi"}
+API = Chat("/v1/messages", model="m", max_tokens=400, messages=[USER])
 LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 FORM = {"type": "json_schema", "schema": SCHEMA}
-
-
-@cache
-def vocabulary() -> JsonVocabulary:
-    return JsonVocabulary(DEMO)
-
-
-def ask(script: Any = None, n_ctx: int = 4000, **fields: Any) -> tuple[Any, FakeService]:
-    """Return the response to a request with these fields, and the engine that answered it."""
-    server, engine = scripted(script, vocabulary=vocabulary(), n_ctx=n_ctx)
-    return send(server, PATH, {"model": "m", "max_tokens": 400, "messages": [USER]} | fields), engine
-
-
-def received(**fields: Any) -> dict[str, Any]:
-    """Return what the chat template receives for a request with these fields."""
-    response, engine = ask(**fields)
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = json.loads(b"".join(map(vocabulary().piece, engine.requests[0].prompt)))
-    return found
-
-
-def messages(**fields: Any) -> list[dict[str, Any]]:
-    return list(received(**fields)["messages"])
 
 
 def text(words: str) -> dict[str, Any]:
@@ -60,15 +34,11 @@ def turn(role: str, *blocks: Any) -> dict[str, Any]:
 
 def whole(script: Any, **fields: Any) -> dict[str, Any]:
     """Return a message without what is random in it."""
-    response, _ = ask(script, **fields)
-    assert response.status_code == 200, response.text
-    return fixed(Message.model_validate(response.json()).model_dump(exclude_none=True))
+    return fixed(Message.model_validate(API.answered(script, **fields).json()).model_dump(exclude_none=True))
 
 
 def streamed(script: Any, **fields: Any) -> list[dict[str, Any]]:
-    response, _ = ask(script, stream=True, **fields)
-    assert response.status_code == 200, response.text
-    return chunks(response.text)
+    return chunks(API.answered(script, stream=True, **fields).text)
 
 
 def accumulated(sent: list[dict[str, Any]]) -> dict[str, Any]:
@@ -184,27 +154,23 @@ REQUESTS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 @pytest.mark.parametrize("name", REQUESTS)
 def test_messages_reach_the_template(name: str) -> None:
     fields, expected = REQUESTS[name]
-    assert messages(**fields) == expected
+    assert API.messages(**fields) == expected
 
 
 def test_settings_reach_the_engine_and_unknown_fields_do_not_matter() -> None:
-    _, engine = ask(max_tokens=9, stop_sequences=["END"], metadata={"user_id": "u"}, container=None, unknown=[1])
+    _, engine = API.ask(max_tokens=9, stop_sequences=["END"], metadata={"user_id": "u"}, container=None, unknown=[1])
     (request,) = engine.requests
     assert (request.max_tokens, request.stop, request.sampling.grammar) == (9, ("END",), None)
 
 
-def tools(**fields: Any) -> list[str]:
-    return [tool["function"]["name"] for tool in received(**fields)["tools"]]
-
-
 def test_tools_of_the_vendor_are_left_out() -> None:
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
-    assert tools(tools=[search, LOOK | {"type": "custom"}]) == ["look"]
-    assert_refused("tool_choice.name", tools=[search], tool_choice={"type": "tool", "name": "web_search"})
-    assert_refused("tool_choice", tools=[search], tool_choice={"type": "any"})
+    assert [tool["name"] for tool in API.tools(tools=[search, LOOK | {"type": "custom"}])] == ["look"]
+    API.refused("tool_choice.name", tools=[search], tool_choice={"type": "tool", "name": "web_search"})
+    API.refused("tool_choice", tools=[search], tool_choice={"type": "any"})
 
 
-ONE = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+ONE = called("look")
 
 
 @pytest.mark.parametrize(
@@ -218,33 +184,23 @@ ONE = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
     ],
 )
 def test_the_choice_of_a_tool_becomes_a_grammar(choice: dict[str, Any], allowed: list[str] | None) -> None:
-    _, engine = ask(tools=[LOOK], tool_choice=choice)
+    _, engine = API.ask(tools=[LOOK], tool_choice=choice)
     sampling = engine.requests[0].sampling
     if allowed is None:
         assert sampling.grammar is None
         return
     for answer in (ONE, f"{ONE}\n{ONE}", "no"):
-        grammar, tokens = vocabulary().sampler(sampling).grammar, vocabulary().tokenize(answer, add_bos=False)
-        assert grammar is not None
-        end = next(token for token in range(vocabulary().n_vocab) if vocabulary().is_eog(token))
-        assert (grammar.count_allowed([*tokens, end]) == len(tokens) + 1) == (answer in allowed), answer
+        assert allows(engine, answer) == (answer in allowed), answer
 
 
 def test_thinking_effort_and_format() -> None:
-    assert received(thinking={"type": "disabled"})["enable_thinking"] is False
-    assert received(thinking={"type": "enabled", "budget_tokens": 2048})["enable_thinking"] is True
-    assert received(output_config={"effort": "max"})["reasoning_effort"] == "high"
-    assert (received()["enable_thinking"], received()["reasoning_effort"]) == (True, None)
+    assert API.received(thinking={"type": "disabled"})["enable_thinking"] is False
+    assert API.received(thinking={"type": "enabled", "budget_tokens": 2048})["enable_thinking"] is True
+    assert API.received(output_config={"effort": "max"})["reasoning_effort"] == "high"
+    assert (API.received()["enable_thinking"], API.received()["reasoning_effort"]) == (True, None)
     for fields in ({"output_config": {"format": FORM}}, {"output_format": FORM}):
-        _, engine = ask(**fields)
+        _, engine = API.ask(**fields)
         assert engine.requests[0].sampling.grammar is not None
-
-
-def assert_refused(field: str, **fields: Any) -> None:
-    response, engine = ask(**fields)
-    error = response.json()["error"]
-    assert (response.status_code, error["type"], engine.requests) == (400, "invalid_request_error", []), fields
-    assert error["message"].startswith(field)
 
 
 def wrong_requests() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -273,28 +229,16 @@ def wrong_requests() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def test_impossible_values_are_named() -> None:
     for field, fields in wrong_requests():
-        assert_refused(field, **fields)
+        assert API.refused(field, **fields)["type"] == "invalid_request_error"
 
 
 # --------------------------------------------------------------------------- answers
 
-FRAGMENTS = (
-    "<think>\n",
-    "hm ",
-    "\n</think>\n\n",
-    "I löok. ",
-    ONE,
-    "\n",
-    '<tool_call>\n{"name": "loo',
-    '{"at": [1]}',
-    "</",
-)
 
-
-@given(st.lists(st.sampled_from(FRAGMENTS), max_size=8), st.integers(1, 9), st.booleans())
-def test_any_answer_streams_as_what_it_is_whole(fragments: list[str], step: int, is_cut: bool) -> None:
-    script = Script("".join(fragments) or "x", step=step, ends=not is_cut, cached=5)
-    asked = {"tools": [LOOK], "max_tokens": 60 if is_cut else 400}
+@given(answers("look"))
+def test_any_answer_streams_as_what_it_is_whole(answer: tuple[Script, int]) -> None:
+    script, limit = answer
+    asked = {"tools": [LOOK], "max_tokens": limit}
     sent = streamed(script, **asked)
     opened, current = 0, -1
     for event in sent[1:-2]:
@@ -308,7 +252,7 @@ def test_any_answer_streams_as_what_it_is_whole(fragments: list[str], step: int,
     assert accumulated(sent) == whole(script, **asked)
 
 
-LISTED = '<tool_call>\n{"name": "list", "arguments": {"at": "x", "n": [1]}}\n</tool_call>'
+LISTED = called("list", '{"at": "x", "n": [1]}')
 
 
 def test_the_parts_of_an_answer() -> None:
@@ -321,7 +265,7 @@ def test_the_parts_of_an_answer() -> None:
         {"type": "tool_use", "id": "id", "name": "list", "input": {"at": "x", "n": [1]}},
         {"type": "tool_use", "id": "id", "name": "look", "input": {}},
     ]
-    response, engine = ask(script, **asked)
+    response, engine = API.ask(script, **asked)
     usage = response.json()["usage"]
     assert 0 < usage.pop("output_tokens_details")["thinking_tokens"] < usage["output_tokens"]
     assert usage == {
@@ -354,12 +298,10 @@ def test_how_an_answer_ended(script: Script, fields: dict[str, Any], reason: str
 
 
 def test_errors_have_types() -> None:
-    server, _ = scripted(vocabulary=vocabulary())
-    assert send(server, PATH, {}).json()["error"]["type"] == "invalid_request_error"
     for wrong, status, kind in ((TargetError("no"), 500, "api_error"), (ShutdownError("bye"), 503, "overloaded_error")):
-        response, _ = ask(Script(wrong=wrong))
+        response, _ = API.ask(Script(wrong=wrong))
         assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
-    response, _ = ask(n_ctx=20)
+    response, _ = API.ask(n_ctx=20)
     assert response.json()["type"] == "error"
     assert response.json()["error"]["message"].startswith("prompt is too long: ")
     assert "> 20 maximum" in response.json()["error"]["message"]

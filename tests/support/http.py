@@ -37,16 +37,6 @@ class ThinkingVocabulary(Vocabulary):
         return f"{super().chat_template}{{# <think> </think> #}}"
 
 
-class JsonVocabulary(Vocabulary):
-    """One whose template writes the values that it receives as JSON, and knows thoughts and calls."""
-
-    @property
-    def chat_template(self) -> str | None:
-        names = ("messages", "tools", "enable_thinking", "reasoning_effort")
-        values = ", ".join(f"'{name}': {name} | default(none)" for name in names)
-        return f"{{{{ {{{values}}} | tojson }}}}{{# <tool_call> <think> </think> #}}"
-
-
 def scripted(
     script: Any = None, *, vocabulary: Vocabulary | None = None, n_ctx: int = 512, **model: Any
 ) -> tuple[Server, FakeService]:

@@ -1,0 +1,102 @@
+"""Chats through the app: what the chat template receives, and texts of any kind that a scripted engine answers."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import httpx
+from hypothesis import strategies as st
+from support.cli_runner import DEMO
+from support.fake_service import FakeService, Script
+from support.http import scripted, send
+
+from ngramspec.llama.vocabulary import Vocabulary
+
+
+class JsonVocabulary(Vocabulary):
+    """Vocabulary whose template writes the values that it receives as JSON, and knows thoughts and calls."""
+
+    @property
+    def chat_template(self) -> str | None:
+        names = ("messages", "tools", "enable_thinking", "reasoning_effort")
+        values = ", ".join(f"'{name}': {name} | default(none)" for name in names)
+        return f"{{{{ {{{values}}} | tojson }}}}{{# <tool_call> <think> </think> #}}"
+
+
+@cache
+def vocabulary() -> JsonVocabulary:
+    """Return the vocabulary of the demo model with this template."""
+    return JsonVocabulary(DEMO)
+
+
+class Chat:
+    """Requests to an endpoint.
+
+    Args:
+        path: Path of the endpoint.
+        fields: Fields of each request, unless a request has others.
+    """
+
+    def __init__(self, path: str, **fields: Any) -> None:
+        self._path, self._fields = path, fields
+
+    def ask(self, script: Any = None, n_ctx: int = 4000, **fields: Any) -> tuple[httpx.Response, FakeService]:
+        """Return the response to a request with these fields, and the engine that answered it."""
+        server, engine = scripted(script, vocabulary=vocabulary(), n_ctx=n_ctx)
+        return send(server, self._path, self._fields | fields), engine
+
+    def answered(self, script: Any = None, **fields: Any) -> httpx.Response:
+        """Return the response to a request that must succeed."""
+        response, _ = self.ask(script, **fields)
+        assert response.status_code == 200, response.text
+        return response
+
+    def received(self, **fields: Any) -> dict[str, Any]:
+        """Return what the chat template receives for a request with these fields."""
+        response, engine = self.ask(**fields)
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = json.loads(b"".join(map(vocabulary().piece, engine.requests[0].prompt)))
+        return found
+
+    def messages(self, **fields: Any) -> list[dict[str, Any]]:
+        """Return the messages that the template receives."""
+        return list(self.received(**fields)["messages"])
+
+    def tools(self, **fields: Any) -> list[dict[str, Any]]:
+        """Return the functions that the template receives."""
+        return [tool["function"] for tool in self.received(**fields)["tools"]]
+
+    def refused(self, field: str, **fields: Any) -> dict[str, Any]:
+        """Return the error of a request that is rejected because of this field."""
+        response, engine = self.ask(**fields)
+        assert (response.status_code, engine.requests) == (400, []), fields
+        error: dict[str, Any] = response.json()["error"]
+        assert error["message"].startswith(field)
+        return error
+
+
+def called(name: str, arguments: str = "{}") -> str:
+    """Return the text of a tool call."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def allows(engine: FakeService, answer: str) -> bool:
+    """Return True if the grammar of the first request allows an answer, up to its end."""
+    grammar, tokens = vocabulary().sampler(engine.requests[0].sampling).grammar, vocabulary().tokenize(answer)[1:]
+    assert grammar is not None
+    end = next(token for token in range(vocabulary().n_vocab) if vocabulary().is_eog(token))
+    return grammar.count_allowed([*tokens, end]) == len(tokens) + 1
+
+
+FRAGMENTS = ("<think>\n", "hm ", "\n</think>\n\n", "I löok. ", "\n", '<tool_call>\n{"name": "loo', '{"at": [1]}', "</")
+
+
+@st.composite
+def answers(draw: st.DrawFn, *names: str) -> tuple[Script, int]:
+    """Thoughts, texts, calls of these tools and parts of them in any order; and the maximum number of tokens."""
+    parts = draw(st.lists(st.sampled_from([*FRAGMENTS, *map(called, names)]), max_size=8))
+    is_cut = draw(st.booleans())
+    script = Script("".join(parts) or "x", step=draw(st.integers(1, 9)), ends=not is_cut, cached=5)
+    return script, 60 if is_cut else 400
