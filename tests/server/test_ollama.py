@@ -16,13 +16,13 @@ import pytest
 from support.cli_runner import DEMO
 from support.fake_service import Script
 from support.http import ThinkingVocabulary, asking, demo_vocabulary, listening, scripted, send
+from support.json_chat import Chat
 from support.ollama import ask, refused
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec.errors import TargetError
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.server.call import Fields, Server
-from ngramspec.server.ollama import read_messages
+from ngramspec.server.call import Server
 
 TEXT = "Hello, world"
 USER = {"role": "user", "content": "hi"}
@@ -222,10 +222,10 @@ def test_messages_become_a_conversation() -> None:
         {"role": "tool", "content": "other", "tool_name": "list"},
         {"role": "system", "content": "Late."},
     ]
-    system, user, turn, *results, late = read_messages(Fields({"messages": messages}))
+    system, user, turn, *results, late = Chat("/api/chat", model="m").messages(messages=messages)
     assert (system, user["content"], turn["reasoning_content"]) == (messages[0], "hi", "hm")
     ids = [called["id"] for called in turn["tool_calls"]]
-    assert [called["function"]["arguments"] for called in turn["tool_calls"]] == [f'{{"at": {i}}}' for i in (1, 2, 3)]
+    assert [called["function"]["arguments"] for called in turn["tool_calls"]] == [{"at": i} for i in (1, 2, 3)]
     assert len(set(ids)) == 3
     found = {result["content"]: (result["tool_call_id"], result.get("name")) for result in results}
     other = found.pop("other")
