@@ -129,8 +129,6 @@ class DecodingLoop:
         """Start a text."""
         self.policy.begin()
 
-    # ------------------------------------------------------------------ 1 to 3: draft, plan, evaluate
-
     def submit(self, texts: Sequence[DraftedText]) -> Pass:
         """Draft for a text that has not ended, plan, and begin the pass.
 
@@ -183,8 +181,6 @@ class DecodingLoop:
             return drafts.plan(proposal if length >= len(proposal.tokens) else proposal.head(length), size, sizes)
         return self._plain if size == self._plain.size else no_draft(size)
 
-    # ------------------------------------------------------------------ 4 and 5: verify, roll back
-
     def commit(self, current: Pass) -> None:
         """Grow the texts of a pass by its outcome. What must be known before the next pass is known then."""
         if not current.rows:
@@ -220,8 +216,6 @@ class DecodingLoop:
         """Return the logits of each text of a pass; wait for them if necessary."""
         return (current.texts[0].sequence.fetch(),)
 
-    # ------------------------------------------------------------------ 6: learn
-
     def report(self, current: Pass) -> Sequence[Step | None]:
         """Learn from a pass, and return the completed step of each text; `None` if an error ended it before."""
         (step,), (text,) = current.steps, current.texts
@@ -255,8 +249,6 @@ class DecodingLoop:
         """Return the seconds of a pass that the draft is charged for: without what other programs added."""
         undisturbed = curve.undisturbed(size, seconds)
         return undisturbed if is_quiet else min(undisturbed, curve.seconds(size))
-
-    # ------------------------------------------------------------------ conditions
 
     def _use(self, curve: CostCurve | None) -> None:
         self.curve, sizes = curve, self.sizes

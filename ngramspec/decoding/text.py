@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from ngramspec.acceptance.rules import TokenDecision, Verdict
-from ngramspec.acceptance.verifier import Acceptance, RuleVerifier, Verifier
+from ngramspec.acceptance.rules import Verdict
+from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits, Model, Vocabulary
 from ngramspec.decoding.drafts import DraftedText, Drafts, Plan, no_draft
+from ngramspec.decoding.sampler_stack import SamplerStack
 from ngramspec.decoding.stream import TextStream
 from ngramspec.drafting.draft import NO_DRAFT, Chooser
-from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.errors import NGramSpecError, PromptError
-from ngramspec.request import GREEDY, Request
-from ngramspec.sampling.distribution import logprobs, sampled_logprobs
-from ngramspec.sampling.recording_sampler import RecordingSampler
-from ngramspec.sampling.sampler import BudgetSampler, CloseCalls, Forbidding, Sampler
+from ngramspec.request import Request
 from ngramspec.steps import Step, StopReason
-from ngramspec.tokens import TokenTable, ending_tokens
+from ngramspec.tokens import TokenTable
 
 _PREFILL = no_draft(0)
 
@@ -70,44 +67,12 @@ class Text(DraftedText):
         piece = getattr(vocabulary, "shown", vocabulary.piece) if request.controls else vocabulary.piece
         self._pieces: TokenTable[bytes] = TokenTable(piece)
         self._stream = TextStream(request.stop, request.rules.least)
-        self._decisions: list[TokenDecision] = []
-        self._guide: GrammarGuide | None = None
-        self._budget: BudgetSampler | None = None
-        self._calls: CloseCalls | None = None
-        self._recorder: RecordingSampler | None = None
-        self.verifier = self._make_verifier(vocabulary, n_vocab, counts_calls=counts_calls)
-
-    def _make_verifier(self, vocabulary: Vocabulary, n_vocab: int, *, counts_calls: bool) -> Verifier:
-        """Return the request's verifier, or one that applies its sampling, grammar, rules and acceptance."""
-        request, acceptance = self.request, self.request.acceptance
-        if acceptance is not None and not isinstance(acceptance, str | Acceptance):
-            if request.sampling != GREEDY or request.return_decisions:
-                raise ValueError("sampling and return_decisions cannot be combined with a verifier, which has its own")
-            return acceptance
-        rules = request.rules
-        sampler: Sampler = vocabulary.sampler(request.sampling)
-        if rules.least or rules.words:
-            too_early = {*ending_tokens(vocabulary), *rules.ends} if rules.least else ()
-            sampler = Forbidding(sampler, rules, [token for token in too_early if 0 <= token < n_vocab])
-        if rules.reasoning is not None:
-            sampler = self._budget = BudgetSampler(sampler, rules.reasoning)
-        how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
-        how.rule(sampler.sampling, ruled=isinstance(sampler, Forbidding | BudgetSampler))
-        if counts_calls:
-            sampler = self._calls = CloseCalls(sampler)
-        if request.post_sampling and request.logprobs is not None:
-            # Outermost, because counting close calls draws a second time.
-            sampler = self._recorder = RecordingSampler(sampler)
-        watch = self._decisions.append if request.return_decisions else None
-        verifier = RuleVerifier(sampler, how, watch)
-        sampler.begin(self.prompt)
-        if sampler.grammar is not None:
-            self._guide = GrammarGuide(sampler.grammar)
-        return verifier
+        self._samplers = SamplerStack(request, vocabulary, n_vocab, counts_calls=counts_calls)
+        self.verifier = self._samplers.verifier
 
     def begin(self, drafts: Drafts, sequence: Model) -> None:
         """Let the text be drafted for; `sequence` holds the prompt before the first step."""
-        self.drafts, self.sequence, budget = drafts, sequence, self._budget
+        self.drafts, self.sequence, budget = drafts, sequence, self._samplers.budget
         if drafts.drafter is not None:
             if isinstance(self.verifier, RuleVerifier):
                 drafts.drafter.set_sampling(self.request.sampling)
@@ -115,7 +80,7 @@ class Text(DraftedText):
                 drafts.drafter.prediction = self.request.prediction
         drafts.begin(
             self.prompt,
-            guide=self._guide,
+            guide=self._samplers.guide,
             ends=self._ends,
             closing=None if budget is None else lambda: budget.closing,
             fixed_length=self.verifier.fixed_length,
@@ -145,8 +110,8 @@ class Text(DraftedText):
         Returns:
             The step; `None` if no token could be chosen, for the reason in `error`.
         """
-        if self._calls is not None and bound:
-            self._calls.arm(bound)
+        if bound and self._samplers.calls is not None:
+            self._samplers.calls.arm(bound)
         sent, position = plan.sent, self.settled + 1
         # Plain decoding would not have seen the logits after the end of the text.
         needed = len(sent.tokens) + (not plan.ends)
@@ -203,19 +168,12 @@ class Text(DraftedText):
         )
         if stop == "stop":
             step.stop_string = stream.stopped
-        if self._calls is not None:
-            step.close_calls = self._calls.take()
+        samplers = self._samplers
+        if samplers.calls is not None:
+            step.close_calls = samplers.calls.take()
         if self.request.logprobs is not None:
-            self._report_logprobs(step, rows, self.request.logprobs)
+            step.logprobs = samplers.logprobs(tokens, rows, self.request.logprobs)
         if self.request.return_decisions:
-            step.verified_draft, step.decisions = plan.verified_draft, tuple(self._decisions)
-            self._decisions.clear()
+            step.verified_draft, step.decisions = plan.verified_draft, tuple(samplers.decisions)
+            samplers.decisions.clear()
         return step
-
-    def _report_logprobs(self, step: Step, rows: Logits, top: int) -> None:
-        """Add the log-probabilities of the step's tokens, and of the `top` most likely ones, to the step."""
-        if self._recorder is not None:
-            pairs = zip(self._recorder.pop_distributions(), step.tokens, strict=False)
-            step.logprobs = tuple(sampled_logprobs(p, token, top) for p, token in pairs)
-        else:
-            step.logprobs = tuple(logprobs(row, token, top) for row, token in zip(rows, step.tokens, strict=False))

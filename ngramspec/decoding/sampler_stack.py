@@ -1,0 +1,74 @@
+"""`SamplerStack`: the samplers that one request needs, and the verifier that uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ngramspec.acceptance.rules import TokenDecision
+from ngramspec.acceptance.verifier import Acceptance, RuleVerifier, Verifier
+from ngramspec.backend import Logits, Vocabulary
+from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.request import GREEDY, Request
+from ngramspec.sampling.distribution import Logprobs, logprobs, sampled_logprobs
+from ngramspec.sampling.recording_sampler import RecordingSampler
+from ngramspec.sampling.sampler import BudgetSampler, CloseCalls, Forbidding, Sampler
+from ngramspec.tokens import ending_tokens
+
+
+class SamplerStack:
+    """The sampler of a request's settings, wrapped in those that apply its rules and observe its draws.
+
+    Args:
+        request: The request. With a verifier, it has no samplers.
+        vocabulary: Makes the sampler of the settings.
+        n_vocab: Length of a row of logits.
+        counts_calls: Count the tokens that rounding could have decided.
+
+    Attributes:
+        verifier: Verifies the drafts.
+        guide: Shapes drafts by the grammar; `None` without a grammar.
+        budget: Limits reasoning; `None` without a limit.
+        calls: Counts close calls; `None` if they are not counted.
+        decisions: Decisions since the last step, if the request returns them.
+
+    Raises:
+        ValueError, GrammarError: See `SpeculativeDecoder.generate`.
+    """
+
+    def __init__(self, request: Request, vocabulary: Vocabulary, n_vocab: int, *, counts_calls: bool) -> None:
+        self.decisions: list[TokenDecision] = []
+        self.guide: GrammarGuide | None = None
+        self.budget: BudgetSampler | None = None
+        self.calls: CloseCalls | None = None
+        self._recorder: RecordingSampler | None = None
+        acceptance = request.acceptance
+        if acceptance is not None and not isinstance(acceptance, str | Acceptance):
+            if request.sampling != GREEDY or request.return_decisions:
+                raise ValueError("sampling and return_decisions cannot be combined with a verifier, which has its own")
+            self.verifier: Verifier = acceptance
+            return
+        rules = request.rules
+        sampler: Sampler = vocabulary.sampler(request.sampling)
+        if rules.least or rules.words:
+            too_early = {*ending_tokens(vocabulary), *rules.ends} if rules.least else ()
+            sampler = Forbidding(sampler, rules, [token for token in too_early if 0 <= token < n_vocab])
+        if rules.reasoning is not None:
+            sampler = self.budget = BudgetSampler(sampler, rules.reasoning)
+        how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
+        how.rule(sampler.sampling, ruled=isinstance(sampler, Forbidding | BudgetSampler))
+        if counts_calls:
+            sampler = self.calls = CloseCalls(sampler)
+        if request.post_sampling and request.logprobs is not None:
+            # Outermost, because counting close calls draws a second time.
+            sampler = self._recorder = RecordingSampler(sampler)
+        self.verifier = RuleVerifier(sampler, how, self.decisions.append if request.return_decisions else None)
+        sampler.begin(request.prompt)
+        if sampler.grammar is not None:
+            self.guide = GrammarGuide(sampler.grammar)
+
+    def logprobs(self, tokens: Sequence[int], rows: Logits, top: int) -> tuple[Logprobs, ...]:
+        """Return the log-probabilities of emitted tokens, and of the `top` most likely ones at their positions."""
+        if self._recorder is not None:
+            pairs = zip(self._recorder.pop_distributions(), tokens, strict=False)
+            return tuple(sampled_logprobs(p, token, top) for p, token in pairs)
+        return tuple(logprobs(row, token, top) for row, token in zip(rows, tokens, strict=False))
