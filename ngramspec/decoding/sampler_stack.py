@@ -43,7 +43,7 @@ class SamplerStack:
         self._recorder: RecordingSampler | None = None
         acceptance = request.acceptance
         if acceptance is not None and not isinstance(acceptance, str | Acceptance):
-            if request.sampling != GREEDY or request.return_decisions:
+            if request.sampling is not GREEDY or request.return_decisions:
                 raise ValueError("sampling and return_decisions cannot be combined with a verifier, which has its own")
             self.verifier: Verifier = acceptance
             return

@@ -1,3 +1,4 @@
+# cython: language_level=3
 """How likely the target is to accept each guess of a draft, from what came of earlier guesses.
 
 `ChanceEstimator` estimates a chain as it grows, or a whole draft of a drafter that makes no estimates of its own.

@@ -1,3 +1,4 @@
+# cython: language_level=3
 """`NGramPredictor`: counts what followed each short context and chains the most likely into a draft.
 
 After the n-gram predictor that akunu's book describes in its chapter on speculative decoding: a table per order, FNV-1a

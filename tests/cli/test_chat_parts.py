@@ -149,7 +149,7 @@ def test_a_chat_in_a_terminal_begins_with_one_line_or_its_first_answer(
     ("name", "error", "told"),
     [
         ("chat", ModelError("no system\nrole\x1b"), "no system role␛"),
-        ("evaluate", TargetError("out of order"), "out of order"),
+        ("submit", TargetError("out of order"), "out of order"),
     ],
 )
 def test_what_fails_takes_the_turn_back(
@@ -160,7 +160,7 @@ def test_what_fails_takes_the_turn_back(
         assert not session.ask("hello")
     assert session.conversation.turns == []
     assert capsys.readouterr().err == f"ngramspec: {told} (the turn was removed)\n"
-    assert session.totals.generated == (name == "evaluate")
+    assert session.totals.generated == (name == "submit")
     assert session.ask("hello")
     assert session.answers == len(session.conversation.turns) == 1
 

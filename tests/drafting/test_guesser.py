@@ -39,8 +39,8 @@ def test_constants_that_stand_in_several_modules_agree() -> None:
     assert {name: ours[name] for name in shared} == {name: mixer[name] for name in shared}
     assert (ours["VIEWS"], ours["SIGHTED"]) == (mixer["EXPERTS"] + 1, counts["SOURCES"])
     users = {
-        "CANDIDATES": ("guesser", "context_counts", "questions"),
-        "POSITIONS": ("guesser", "questions"),
+        "CANDIDATES": ("guesser", "context_counts", "branches"),
+        "POSITIONS": ("guesser", "branches"),
         "POINTERS": ("guesser", "pointers"),
         "FACTS": ("chance_mixer", "pointers", "answers"),
         "ORDERS": ("history", "context_counts", "pointers", "answers"),

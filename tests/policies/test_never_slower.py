@@ -297,7 +297,7 @@ def seconds(curve: str, texts: int, split: bool, right: float | None) -> float:
     requests = []
     for sequence in model.sequences:
         request = ActiveRequest(Request([1, sequence.number], tokens), lambda _: None, clock)
-        request.prepare(sequence, sequence.piece, n_ctx=sequence.n_ctx, n_vocab=sequence.n_vocab, counts_calls=False)
+        request.prepare(sequence, n_ctx=sequence.n_ctx, n_vocab=sequence.n_vocab, counts_calls=False)
         guess = Guess(known(sequence.number, tokens), right or 0.0, sequence.number)
         request.start(sequence, TextDrafts(guess), aligned=False, most=lambda: 512)
         while request.reader is not None:
@@ -305,8 +305,8 @@ def seconds(curve: str, texts: int, split: bool, right: float | None) -> float:
         requests.append(request)
     began = model.clock.now
     while requests:
-        _, ended = writer.step(requests)
-        requests = [request for request in requests if request not in [one for one, _ in ended]]
+        writer.step(requests)
+        requests = [request for request in requests if request.text is not None and request.text.stop is None]
     return model.clock.now - began
 
 
