@@ -20,7 +20,7 @@ import psutil
 import uvicorn
 
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.scheduler import warm_up
+from ngramspec.batching.writer import warm_up
 from ngramspec.chat_template.template import large_worker as large_template_worker
 from ngramspec.chat_template.template import worker as template_worker
 from ngramspec.cost.calibration import Calibration

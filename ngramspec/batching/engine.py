@@ -4,8 +4,8 @@
     ticket = engine.submit(Request(prompt, max_tokens=200), print)
     engine.stop(drain=10)
 
-A pass evaluates the last token of every text that is being written, with what the budget gives its draft; between
-passes come chunks of prompts that are still being read. Texts that end leave their tokens in their sequence.
+A pass evaluates the last token of each running text and a draft within the shared budget. Between passes, chunks of
+waiting prompts are evaluated. A sequence keeps its tokens after its text ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import Any
 
 from ngramspec.backend import Vocabulary
 from ngramspec.batching.request import ActiveRequest, ClosedError, Listener, Report, Slot
-from ngramspec.batching.scheduler import Scheduler, Slots, Writer
+from ngramspec.batching.scheduler import Scheduler
+from ngramspec.batching.slots import Slots
+from ngramspec.batching.writer import Writer
 from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.drafting.draft import Drafter
@@ -35,32 +37,32 @@ from ngramspec.steps import Stats
 CLOSED = "the server is shutting down"
 
 IDLE_SECONDS = 2.0
-"""How long nothing must have been asked for before costs that were measured under load are measured again."""
+"""Seconds without requests after which costs that were measured under load are measured again."""
 
 RANK_SECONDS = 1.0
-"""Seconds by which each further request that a client asks for at once lets requests of others go first."""
+"""Seconds that each further request of a group waits longer, so that requests of other clients come first."""
 
 KEPT_SECONDS = 60.0
-"""How often what the drafter learnt is written down, where requests end that often; it takes 10 to 80 milliseconds."""
+"""Minimum seconds between two saves of what the drafter learned; a save takes 10 to 80 milliseconds."""
 
 
 class Engine:
     """Answers requests, several at once. Its methods may be called from any thread, and return at once.
 
     Args:
-        model: whose sequences are worked in; nobody else uses it until `stop` returned.
-        vocabulary: what its tokens mean.
-        calibration: what was measured of the model, with a curve.
-        exactness: batch sizes that may be used, and whether prompts must be read aligned.
-        drafter: drafts for the first sequence, and others beside it for the rest; None: plain decoding.
-        draft_max: most tokens in a draft.
-        memory: hears every answer, so that later ones are drafted from it; None: nobody does.
-        cache_room: bytes for texts that left their sequence.
-        crashed: told of an error that nobody expected, with which all requests at work ended.
-        clock: tells the seconds that passes and drafting take.
+        model: The model; the engine is its only user until `stop` returns.
+        vocabulary: Meaning of its tokens.
+        calibration: Measurements of the model, with a curve.
+        exactness: Batch sizes that may be used, and whether prompts must be evaluated in aligned chunks.
+        drafter: Drafter of the first sequence, which also makes those of the others; `None` means plain decoding.
+        draft_max: Maximum number of tokens in a draft.
+        memory: Receives each answer, so that later ones are drafted from it; `None` means that answers are not kept.
+        cache_room: Maximum number of bytes for saved texts.
+        crashed: Called with an unexpected error, which ended all running requests.
+        clock: Returns the time in seconds.
         scales: Scales of the model's LoRA adapters at the start.
-        executor: of one thread, on which the engine then runs until `stop`; None: a thread of its own. It should be the
-            thread that measured the model (see README.md).
+        executor: Executor with one thread, on which the engine runs until `stop`. It should be the thread that measured
+            the model (see README.md). `None` means a new thread.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Engine:
         scales: Sequence[float] = (),
         executor: Executor | None = None,
     ) -> None:
-        self.n_ctx = model.n_ctx  # most tokens of a request, prompt and answer together
+        self.n_ctx = model.n_ctx  # maximum number of tokens of a request, prompt and response together
         self._model, self._vocabulary = model, vocabulary
         self._exactness = exactness or ExactnessMode()
         self._memory = memory
@@ -150,22 +152,22 @@ class Engine:
             self._scales = tuple(scales)
 
     def on_slot(self, number: int, work: Callable[[SequenceModel], Any]) -> Future[Any]:
-        """Do something with a slot's sequence, on the engine's thread, once no request is at work there."""
+        """Do some work with a slot's sequence on the engine's thread, as soon as the slot is idle."""
         return self._queue_up(self._errands, (number, work))
 
     def aside(self, work: Callable[[Callable[[], int]], Generator[object, None, Any]]) -> Future[Any]:
-        """Do work that needs none of the slots on the engine's thread, a step of it between two passes.
+        """Do work that needs no slot on the engine's thread, one step between two passes.
 
-        A thread of its own would take the processor from the passes, and OpenMP keeps further threads for it. One piece
-        of work ends before the next one begins; a future that is cancelled ends it.
+        A separate thread would take the processor from the passes, and OpenMP would keep further threads for it. One
+        piece of work ends before the next one begins. Cancelling the future ends the work.
 
         Args:
-            work: gives the steps; the function that it gets tells how many tokens the next one may evaluate.
+            work: Returns the steps. Its argument is a function that returns how many tokens the next step may evaluate.
         """
         return self._queue_up(self._asides, (work(partial(self._chunk, short=True)),))
 
     def _queue_up(self, works: Any, work: tuple[Any, ...]) -> Future[Any]:
-        """Let the engine's thread do some work; the future of its outcome."""
+        """Queue some work for the engine's thread, and return the future of its result."""
         told = Future[Any]()
         with self._lock:
             if self._closing is None:
@@ -190,7 +192,7 @@ class Engine:
             return Report(tuple(slots), len(self._queue), stats, *read, writer.passes, writer.busy, self._max_held)
 
     def stop(self, drain: float = 0.0) -> None:
-        """Take no more requests, let those at work go on for `drain` seconds, then end them; returns when all ended."""
+        """Take no more requests, end the running ones after `drain` seconds, and return when all have ended."""
         with self._lock:
             self._closing = min(time.monotonic() + drain, self._closing or float("inf"))
             self._wake.notify()
@@ -256,7 +258,7 @@ class Engine:
             active.finish()
 
     def _run_errands(self) -> None:
-        """What is wanted of slots where no request is at work."""
+        """Do the queued work on idle slots."""
         if not self._errands:
             return
         self._slots.set_scales(self._scales)
@@ -272,7 +274,7 @@ class Engine:
                     told.set_exception(error)
 
     def _go_on_aside(self) -> None:
-        """A step of the first work that needs no slot, if it is its turn."""
+        """Do a step of the first work that needs no slot, if it is its turn."""
         if not self._asides or not self._scheduler.goes_aside(self._writers):
             return
         steps, told = self._asides[0]
@@ -312,7 +314,7 @@ class Engine:
                 continue
             with self._lock:
                 self._working.append(active)
-            # Who wants nothing of the cache gets no copy of what is known, only to clear it.
+            # A request that does not use the cache gets no copy of known tokens.
             self._slots.set_scales(self._scales)
             prompt = request.prompt if request.cache_prompt else ()
             sequence = self._slots.take(prompt, request.slot, active.scales)
@@ -326,7 +328,7 @@ class Engine:
                 self._cached_tokens += active.cached
 
     def _chunk(self, *, short: bool = False) -> int:
-        """Most tokens of the next chunk of a prompt; `short` as in `Scheduler.chunk`."""
+        """Return the maximum size of the next chunk of a prompt; `short`: see `Scheduler.chunk`."""
         most = self._model.max_tokens
         return self._scheduler.chunk(most, short=short) if self._writers else most
 
@@ -419,7 +421,7 @@ class Engine:
             self._memory.hear([token for token in active.answer if not self._vocabulary.is_eog(token)])
 
     def _recover(self, error: Exception) -> None:
-        """Something failed that should not: what is at work ends, and the next request finds empty sequences."""
+        """End all running requests after an unexpected error, and clear the sequences for the next request."""
         if self._crashed is not None:
             self._crashed(error)
         for active in self._working[:]:

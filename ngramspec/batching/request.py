@@ -24,20 +24,20 @@ from ngramspec.steps import Stats, Step, StopReason
 class Started(NamedTuple):
     """A request left the queue."""
 
-    slot: int  # that it works in
-    cached: int  # tokens of its prompt that need not be evaluated again
+    slot: int  # number of the assigned slot
+    cached: int  # tokens of the prompt that need not be evaluated again
     prompt_tokens: int
 
 
 class Prefilled(NamedTuple):
-    """A chunk of the prompt was evaluated: `done` of `total` tokens, those of the cache included."""
+    """A chunk of the prompt was evaluated: `done` of `total` tokens, including those in the cache."""
 
     done: int
     total: int
 
 
 class Scored(NamedTuple):
-    """The logprobs of a prompt's tokens but the first, each after those before it."""
+    """The log-probabilities of a prompt's tokens except the first."""
 
     logprobs: tuple[Logprobs, ...]
 
@@ -45,19 +45,19 @@ class Scored(NamedTuple):
 class Done(NamedTuple):
     """A request ended; nothing follows."""
 
-    # why its text ended; "cancelled" where somebody asked for that; "prefilled" after `max_tokens` 0.
+    # Why the text ended; "cancelled" after `ActiveRequest.cancel`, "prefilled" after `max_tokens` 0.
     reason: StopReason | Literal["cancelled", "prefilled"]
     stats: Stats  # counters over its passes
-    cached: int  # tokens of its prompt that were not evaluated again
-    prompt_seconds: float  # from leaving the queue to the prompt's logits
-    seconds: float  # from there to the end
+    cached: int  # tokens of the prompt that were not evaluated again
+    prompt_seconds: float  # time from leaving the queue to the prompt's logits
+    seconds: float  # time from the prompt's logits to the end
 
 
 Event = Started | Prefilled | Scored | Step | Done | NGramSpecError | ValueError
-"""The errors are those that a request ends with; nothing follows. Before `Started`, the request was wrong."""
+"""An event of a request. An error ends the request; without `Started` before it, the request was invalid."""
 
 Listener = Callable[[Event], None]
-"""Told of every event of a request, in order, on the engine's thread: it must return at once, and raise nothing."""
+"""Receives all events of a request, in order, on the engine's thread. It must return at once and not raise."""
 
 
 class ClosedError(NGramSpecError):
@@ -70,10 +70,10 @@ class Slot:
 
     number: int  # from 0 on
     held: int  # tokens in its cache
-    request: Request | None = None  # that works in it; None: it is idle
+    request: Request | None = None  # the running request; `None` if the slot is idle
     number_of_request: int = -1  # counts requests from 0 on
     prefilled: int = 0  # tokens of its prompt that are in the cache
-    cached: int = 0  # tokens of its prompt that needed no work
+    cached: int = 0  # tokens of its prompt that were in the cache before
     generated: int = 0  # tokens that it emitted
     new_line: bool = False  # whether its text has a line end
 
@@ -88,23 +88,23 @@ class Report:
     prompt_tokens: int  # tokens of prompts that were evaluated; cached ones do not count
     cached_tokens: int  # tokens of prompts that were in the cache
     passes: int  # batches evaluated
-    busy: int  # the sum of slots at work over those batches
+    busy: int  # sum of busy slots over those batches
     max_held: int = 0  # maximum number of tokens that a slot held
 
 
 class ActiveRequest:
-    """A request on its way from the queue to its end. What `Engine.submit` returns."""
+    """A request from the queue to its end, as `Engine.submit` returns it."""
 
     def __init__(self, request: Request, listener: Listener, clock: Callable[[], float]) -> None:
         self.request = request
         self.number = 0  # counts requests from 0 on
         self.turn = 0.0  # time that orders the waiting requests
         self.scales: tuple[float, ...] = ()  # of the LoRA adapters
-        self.cancelled = False  # whether it is to end before the next pass
-        # the text; None until the request is checked, and where none is asked for
+        self.cancelled = False  # whether the request ends before the next pass
+        # The text; `None` until the request is checked, and if it only fills the cache.
         self.text: Text | None = None
-        self.sequence: SequenceModel | None = None  # that it works in; None while it waits and after its end
-        self.reader: Generator[int, None, Logits] | None = None  # of its prompt; None: it is not read, or to its end
+        self.sequence: SequenceModel | None = None  # the assigned sequence; `None` in the queue and after the end
+        self.reader: Generator[int, None, Logits] | None = None  # evaluates its prompt; `None` before and after that
         self.prefilled = self.cached = 0  # tokens of the prompt that the sequence holds, and that it held before
         self.answer: list[int] = []  # the tokens that it emitted
         self.new_line = False  # whether its text has a line end so far
@@ -113,7 +113,7 @@ class ActiveRequest:
         self._began = self._read = self._stepped = clock()
 
     def cancel(self) -> None:
-        """End it before the next pass; `Done` with the reason "cancelled" follows. May be called from any thread."""
+        """End the request before the next pass, with a `Done` event. May be called from any thread."""
         self.cancelled = True
 
     def prepare(self, vocabulary: Vocabulary, *, n_ctx: int, n_vocab: int, counts_calls: bool) -> None:
@@ -142,7 +142,7 @@ class ActiveRequest:
             self.text.begin(drafts, sequence)
 
     def _scoring(self, sequence: SequenceModel) -> Generator[int, None, Logits]:
-        """`SequenceModel.reading` of all of the prompt, with the logits after each token."""
+        """Evaluate all of the prompt, as `SequenceModel.reading` does, with the logits after each token."""
         prompt, top = self.request.prompt, self.request.logprobs or 0
         found: list[Logprobs] = []
         sequence.clear()
@@ -157,9 +157,11 @@ class ActiveRequest:
                 return row
 
     def read(self) -> Step | None:
-        """Read a chunk of the prompt; the first token's step after the last one, if a text was asked for.
+        """Evaluate a chunk of the prompt. After the last chunk, return the step of the first token if there is a text.
 
-        Raises TargetError where the pass failed, BadLogits or GrammarError where no token could be chosen.
+        Raises:
+            TargetError: the pass failed.
+            BadLogits, GrammarError: no token can be chosen.
         """
         assert self.reader is not None
         try:
@@ -180,7 +182,7 @@ class ActiveRequest:
         return step
 
     def count(self, step: Step) -> None:
-        """Count a step that was made now."""
+        """Count a new step."""
         now = self._clock()
         if step.batch:
             step.elapsed = now - self._stepped
@@ -193,7 +195,7 @@ class ActiveRequest:
         self.tell(step)
 
     def finish(self, error: NGramSpecError | ValueError | None = None) -> None:
-        """End it, and leave in its sequence what was read and written."""
+        """End the request. Its sequence keeps the tokens of prompt and text."""
         text, sequence = self.text, self.sequence
         if self.reader is not None:
             self.reader.close()
@@ -213,7 +215,7 @@ class ActiveRequest:
         self.tell(Done(reason, self.stats, self.cached, read - self._began, now - read))
 
     def tell(self, event: Event) -> None:
-        """Tell the listener; one that fails has nobody behind it any more."""
+        """Pass an event to the listener. If the listener fails, its client has left, and the request is cancelled."""
         try:
             self._listener(event)
         except Exception:

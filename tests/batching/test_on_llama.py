@@ -15,7 +15,7 @@ from support.pools import as_on_a_gpu
 from ngramspec.backend import Logits
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done
-from ngramspec.batching.scheduler import warm_up
+from ngramspec.batching.writer import warm_up
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import given_curve

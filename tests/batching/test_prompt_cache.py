@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.mock_shared import MockShared
 
-from ngramspec.batching.scheduler import COPIED, WORTH, PromptCache, Slots
+from ngramspec.batching.slots import COPIED, WORTH, PromptCache, Slots
 from ngramspec.tokens import common_prefix
 
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=8)

@@ -18,7 +18,7 @@ from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.batching.request import ActiveRequest
-from ngramspec.batching.scheduler import Writer
+from ngramspec.batching.writer import Writer
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import SHARED_ORDER, RestoreCost

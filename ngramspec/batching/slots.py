@@ -1,0 +1,171 @@
+"""`Slots`: assigns a sequence to each request and fills it with known tokens; `PromptCache`: states of texts in RAM.
+
+A sequence is filled with the longest known beginning of a prompt: its own tokens, those of another sequence, or a state
+in the `PromptCache`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ngramspec.errors import TargetError
+from ngramspec.shared_model import SequenceModel
+from ngramspec.tokens import common_prefix
+
+WORTH = 32
+"""Minimum number of tokens for which a state is saved or restored: evaluating them takes about as long."""
+
+COPIED = 16
+"""Minimum number of tokens that are copied from another sequence. On 2 cores, SmolLM2 evaluates 16 tokens in 50 ms and
+copies them in 1 to 30 ms, depending on the length of the other sequence. Chats often share a short system prompt."""
+
+
+class PromptCache:
+    """Saved states of texts. The least recently used ones are deleted if there are more than `room` bytes of them.
+
+    A text that is the beginning of another one is not stored separately.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._states: dict[tuple[int, ...], bytes] = {}
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self._states.values()))
+
+    def put(self, tokens: Sequence[int], state: bytes) -> None:
+        """Store a state, unless it is larger than `room`."""
+        for known in [known for known in self._states if common_prefix(known, tokens) == len(known)]:
+            del self._states[known]
+        if len(state) <= self.room:
+            self._states[tuple(tokens)] = state
+        while self.size > self.room:
+            del self._states[next(iter(self._states))]
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Return True if a text that begins with these tokens is stored."""
+        return any(common_prefix(known, tokens) == len(tokens) for known in self._states)
+
+    def best(self, prompt: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        """Return the text with the longest common prefix with a prompt, and the length of that prefix."""
+        common = ((common_prefix(known, prompt), known) for known in self._states)
+        length, text = max(common, key=lambda item: item[0], default=(0, ()))
+        return text, length
+
+    def take(self, tokens: tuple[int, ...]) -> bytes:
+        """Remove the state of a text and return it."""
+        return self._states.pop(tokens)
+
+
+class Slots:
+    """The sequences of a model, and the saved texts that were in them.
+
+    Args:
+        sequences: The sequences.
+        room: Maximum number of bytes of saved texts.
+        apart: Whether sequences whose numbers are not consecutive are evaluated one after the other.
+        scales: Scales of the LoRA adapters of requests that do not set their own.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequence[SequenceModel],
+        room: int = 0,
+        *,
+        apart: bool = False,
+        scales: tuple[float, ...] = (),
+    ) -> None:
+        self._sequences = list(sequences)
+        self._room = room
+        self._scales = scales
+        self._scales_of = {sequence.number: scales for sequence in sequences}  # with which its tokens were evaluated
+        self._apart = apart
+        self._free = list(sequences)  # the least recently used first
+        self._cache = PromptCache(room)
+
+    @property
+    def any_free(self) -> bool:
+        return bool(self._free)
+
+    def take(
+        self, prompt: Sequence[int], preferred: int | None = None, scales: tuple[float, ...] | None = None
+    ) -> SequenceModel:
+        """Return a free sequence, filled with the longest known beginning of a prompt.
+
+        Args:
+            prompt: Token ids.
+            preferred: Number of the sequence to take if it is free.
+            scales: Scales of the LoRA adapters; tokens that were evaluated with other scales are not used.
+        """
+        scales = self._scales if scales is None else scales
+        sequence = self._choose(prompt, preferred, scales)
+        self._fill(sequence, prompt, scales)
+        self._free.remove(sequence)
+        return sequence
+
+    def set_scales(self, scales: tuple[float, ...]) -> None:
+        """Set the scales of requests that do not set their own. Only states of these are kept in RAM."""
+        if scales != self._scales:
+            self._scales, self._cache = scales, PromptCache(self._room)
+
+    def normalise(self, sequence: SequenceModel) -> SequenceModel:
+        """Clear a sequence if its tokens were evaluated with other scales than the default ones."""
+        if self._scales_of[sequence.number] != self._scales:
+            sequence.clear()
+            self._scales_of[sequence.number] = self._scales
+        return sequence
+
+    def _common(self, sequence: SequenceModel, prompt: Sequence[int], scales: tuple[float, ...]) -> int:
+        """Return the length of the common prefix of a sequence and a prompt, if it was evaluated with these scales."""
+        return common_prefix(sequence.tokens, prompt) if self._scales_of[sequence.number] == scales else 0
+
+    def _fill(self, sequence: SequenceModel, prompt: Sequence[int], scales: tuple[float, ...]) -> None:
+        """Fill a sequence with the longest known beginning of a prompt."""
+        here = self._common(sequence, prompt, scales)
+        self._leave(sequence, here)
+        if self._scales_of[sequence.number] != scales:
+            sequence.clear()
+            self._scales_of[sequence.number] = scales
+        others = ((self._common(other, prompt, scales), other) for other in self._sequences if other is not sequence)
+        # If several match, the shortest one is copied, because a copy may include all of its tokens.
+        there, other = max(others, key=lambda x: (x[0], -len(x[1].tokens)), default=(0, sequence))
+        tokens, saved = self._cache.best(prompt) if scales == self._scales else ((), 0)
+        if saved > there and saved >= here + WORTH:
+            state = self._cache.take(tokens)
+            with suppress(TargetError):
+                sequence.restore(tokens, state)
+                self._cache.put(tokens, state)  # It was useful, so it becomes the last to be deleted.
+        elif there >= here + COPIED:
+            sequence.adopt(other, there)
+
+    def give_back(self, sequence: SequenceModel) -> None:
+        """Free a sequence, which keeps its tokens."""
+        self._free.append(sequence)
+
+    def _choose(self, prompt: Sequence[int], preferred: int | None, scales: tuple[float, ...]) -> SequenceModel:
+        for sequence in self._free:
+            if sequence.number == preferred:
+                return sequence
+        # A sequence that the prompt continues: more than half of its tokens are the beginning of the prompt.
+        common = {sequence.number: self._common(sequence, prompt, scales) for sequence in self._free}
+        going_on = [sequence for sequence in self._free if 2 * common[sequence.number] > len(sequence.tokens)]
+        if going_on:
+            return max(going_on, key=lambda sequence: common[sequence.number])
+        return min(self._free, key=lambda sequence: (self._gaps(sequence), len(sequence.tokens) > 0))
+
+    def _gaps(self, sequence: SequenceModel) -> int:
+        """Return how many idle sequences would be between the busy ones and this one, which makes passes slower."""
+        free = {other.number for other in self._free}
+        busy = [other.number for other in self._sequences if other.number not in free or other is sequence]
+        return max(busy) - min(busy) + 1 - len(busy) if self._apart else 0
+
+    def _leave(self, sequence: SequenceModel, common: int) -> None:
+        """Save the tokens of a sequence, if its next text continues from far before their end."""
+        tokens = tuple(sequence.tokens)
+        if self._scales_of[sequence.number] != self._scales:
+            return
+        if len(tokens) - common >= WORTH and self._cache.room and not self._cache.holds(tokens):
+            with suppress(TargetError):
+                self._cache.put(tokens, sequence.saved())
