@@ -244,6 +244,11 @@ class Passes:
             raise TargetError("llama.cpp returned no logits")
         return rows_at(first, rows, self.n_vocab, self._owner())
 
+    def wait(self) -> None:
+        """Wait until the last pass is done, if `decode` returns earlier."""
+        if self.returns_early:
+            llama.llama_synchronize(self._context)
+
     def close(self) -> None:
         """Free the context; sequences in it raise ValueError from then on."""
         context = self._context

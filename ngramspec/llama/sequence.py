@@ -109,6 +109,9 @@ class CacheSequence:
             end = stop if done < stop < done + size else min(total, done + size)
             states = not aligned and hidden is not None and hidden.due_in_prompt(total - end)
             append(self._passes, [(self, tokens[done:end], 1)], states=states)
+            if most is not None:
+                # The caller times the chunk. On a GPU, the pass after it would otherwise pay for it.
+                self._passes.wait()
             done = end
             if done == stop:
                 self.cache.save(keep=True)

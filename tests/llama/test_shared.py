@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import llama_cpp.llama_cpp as llama
 import numpy as np
 import pytest
 from architectures.files import write_model
@@ -234,3 +235,18 @@ def test_auto_takes_exact_settings_where_they_can_be_opened(folder: Path, monkey
     open_context = Target._open_context
     monkeypatch.setattr(Target, "_open_context", refuse)
     auto("llama", "off", "auto")
+
+
+@pytest.mark.parametrize("returns_early", [False, True])
+def test_chunks_of_a_prompt_are_waited_for_if_passes_return_early(
+    returns_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[Any] = []
+    monkeypatch.setattr(llama, "llama_synchronize", waits.append)
+    with Target(DEMO, texts=2, n_ctx=256, threads=1, exact="off") as target:
+        target._passes.returns_early = returns_early
+        chunks = list(target.sequences[1].reading(range(1, 101), most=lambda: 20))
+        assert len(chunks) == 5
+        assert len(waits) == (5 if returns_early else 0)
+        target.prefill(range(1, 51))  # not timed
+        assert len(waits) == (5 if returns_early else 0)
