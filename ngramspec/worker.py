@@ -110,12 +110,19 @@ class Worker:
             self._process, self._owner = _start(self._memory), os.getpid()
         return self._process
 
-    def _ask(self, request: bytes) -> bytes:
+    def _check_open(self) -> None:
         if self._closed:
             raise self._closed_error("the server is shutting down")
+
+    def _ask(self, request: bytes) -> bytes:
+        self._check_open()
         process = self._running()
         if process is None:
             return _answer(request)
+        if self._closed:
+            # `close` may have killed the child since the first look, in which case this is a new one.
+            process.kill()
+            self._check_open()
         assert process.stdin is not None
         assert process.stdout is not None
         answer = None
@@ -130,8 +137,7 @@ class Worker:
                 process.wait()
         if answer is not None:
             return answer
-        if self._closed:
-            raise self._closed_error("the server is shutting down")
+        self._check_open()
         late = process.returncode == _LATE
         limit = f"more than {_limit():g} s" if late else "too much memory"
         raise self._error(f"{self._subject} takes {limit} to {self._action}")
