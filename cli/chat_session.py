@@ -1,4 +1,4 @@
-"""A chat's session: one model, one conversation; what a user turn does."""
+"""Session of a chat: its model, its conversation and the handling of user turns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ from .reasoning_options import UNLIMITED
 
 
 def open_model(found: ModelSource, settings: LoadSettings) -> LoadedModel:
-    """Load a model, and measure what exact answers need before the first one. Raises NGramSpecError."""
+    """Load a model and take the measurements that exact mode needs before the first answer.
+
+    Raises:
+        NGramSpecError: Model that cannot be used.
+    """
     loaded = open_found(found, settings, remember=True)
     if loaded.target.exact == "on" and loaded.target.can_rollback:
         loaded.decoder.calibration.ensure_exact(loaded.target)
@@ -45,19 +49,23 @@ def open_model(found: ModelSource, settings: LoadSettings) -> LoadedModel:
 
 
 def kept_path() -> Path:
-    """The file of the conversation that is kept, readable by the user alone."""
+    """Return the path of the saved conversation, which only the user can read."""
     return state_folder() / "chat_last.json"
 
 
 def last_kept() -> tuple[Conversation, str]:
-    """Load the saved conversation, as `load` does. Raises NGramSpecError if there is none, or it cannot be read."""
+    """Load the saved conversation with `load`.
+
+    Raises:
+        NGramSpecError: Conversation that is missing or cannot be read.
+    """
     if not kept_path().exists():
         raise NGramSpecError("there is no saved conversation; ngramspec chat --keep saves one")
     return load(kept_path())
 
 
 class Session:
-    """Everything that lasts longer than a turn."""
+    """State of a chat that lasts longer than a turn."""
 
     def __init__(
         self,
@@ -72,43 +80,43 @@ class Session:
     ) -> None:
         self._use(found, settings, loaded)
         self.sampling, self.acceptance = sampling, acceptance
-        self.random_seed = False  # whether the seed is drawn again with each conversation
-        self.limit = limit  # most tokens of an answer
-        self.stop: Sequence[str] = ()  # texts that end an answer
+        self.random_seed = False  # True if each conversation draws a new seed
+        self.limit = limit  # maximum number of tokens in an answer
+        self.stop: Sequence[str] = ()  # stop strings that end an answer
         self.conversation = Conversation()
-        self.trace: TraceWriter | None = None  # where every pass is written
-        self.interactive = interactive  # whether there is a user at a terminal
+        self.trace: TraceWriter | None = None  # writer of the trace of all passes
+        self.interactive = interactive  # True if a user is at a terminal
         self.view = AnswerView()
         self.stop_key = StopKey(keep_session=interactive)
-        self.totals = Stats()  # counters over all answers, those before a /reset included
-        self.answers = 0  # how many there were
-        # Whether the conversation is kept on disk, as it is: what is undone or forgotten goes there too, and of
-        # several chats that keep theirs, the last one to get an answer has the file.
+        self.totals = Stats()  # counters over all answers, including those before a /reset
+        self.answers = 0  # number of answers
+        # If `keep` is True, the file on disk always mirrors the current conversation: undone and forgotten turns are
+        # removed from it too. If several chats save theirs, the file contains the one that got the last answer.
         self.keep = False
-        self.attached: list[str] = []  # texts that go in front of the next message
-        self.predicted = ""  # a text that the next answer is likely to copy
-        self.variables: dict[str, Any] = {}  # of the chat template, beside its own ("enable_thinking")
+        self.attached: list[str] = []  # texts inserted before the next message
+        self.predicted = ""  # text that the next answer is likely to copy
+        self.variables: dict[str, Any] = {}  # additional variables of the chat template, such as "enable_thinking"
         self.reasoning_budget = UNLIMITED  # maximum number of tokens in a block of reasoning
         self.reasoning_message = ""  # text before the closing tag that ends reasoning at its budget
-        self.editing = False  # whether the user's next message takes the place of the last one
+        self.editing = False  # True if the user's next message replaces the last one
         self.report = AnswerReport()
         self.memory_tip = MemoryTip()
-        self._opening = ""  # what the last prompt begins the answer with
+        self._opening = ""  # start of the answer that is part of the last prompt
 
     def _use(self, found: ModelSource, settings: LoadSettings, loaded: LoadedModel) -> None:
         self.found, self.load, self._loaded = found, settings, loaded
         self.target, self.decoder, self.memory = loaded.target, loaded.decoder, loaded.memory
-        # Answers of the last turns; the memory hears of them when they leave the context.
+        # Answers of the last turns are passed to the memory when they leave the context.
         self._unheard: list[list[int]] = []
         self._used: int | None = None
 
     @property
     def used(self) -> int:
-        """Tokens of the context that the conversation takes."""
+        """Number of tokens in the context that the conversation occupies."""
         if self._used is None:
             try:
                 self._used = len(self._encode(self.conversation.messages(self.conversation.first)))
-            except NGramSpecError:  # templates may refuse a conversation that does not end in a question
+            except NGramSpecError:  # templates may reject a conversation that does not end with a user message
                 self._used = 0
         return self._used
 
@@ -116,20 +124,23 @@ class Session:
         """Return a parser that separates reasoning from the answer to the last prompt."""
         return thoughts_parser(self.target.chat_template, opening=self._opening)
 
-    # ------------------------------------------------------------------ what is said so far
+    # ------------------------------------------------------------------ conversation
 
     def reset(self) -> None:
-        """Forget the turns. A random seed is drawn again, or the same question would get the same answer again."""
+        """Remove all turns.
+
+        A random seed is drawn again; otherwise the same message would get the same answer.
+        """
         self.go_on_with(Conversation(self.conversation.system))
         if self.random_seed:
             self.draw_seed()
 
     def draw_seed(self) -> None:
-        """Use another random seed from now on."""
+        """Use another random seed for the following answers."""
         self.sampling = replace(self.sampling, seed=random.SystemRandom().randrange(2**32))
 
     def go_on_with(self, conversation: Conversation) -> None:
-        """Leave the conversation for another one."""
+        """Replace the conversation with another one."""
         self._hear(0)
         self.attached.clear()
         self.predicted = ""
@@ -137,19 +148,23 @@ class Session:
         self.changed()
 
     def set_system(self, text: str | None) -> None:
-        """Use another system message from the next turn on, or none."""
+        """Set the system message for the following turns; `None` removes it."""
         self.conversation.system = text
         self.changed()
 
     def undo(self) -> Turn:
-        """Take the last turn back. Raises IndexError if there is none."""
+        """Remove the last turn and return it.
+
+        Raises:
+            IndexError: Conversation without turns.
+        """
         turn = self.conversation.undo()
         self._hear(-1)
         self.changed()
         return turn
 
     def changed(self) -> None:
-        """The conversation is another one now: the file of it follows, or nothing is kept from now on."""
+        """Update the saved file after a change of the conversation; if that fails, stop saving."""
         self._used = None
         if not self.keep:
             return
@@ -164,13 +179,16 @@ class Session:
             complain(f"the conversation could not be saved: {in_words(error)}")
 
     def exchange(self, found: ModelSource, settings: LoadSettings) -> None:
-        """Continue with another model or other settings; what the memory of the last one was to hear is forgotten.
+        """Continue with another model or other settings.
+
+        Answers that are not yet in the memory of the previous model are dropped. The program ends if neither the new
+        nor the previous model can be loaded.
 
         Raises:
-            NGramSpecError: they cannot be used; the session continues as before. Ends the program where it cannot.
+            NGramSpecError: Model or settings that cannot be used; the session continues with the previous ones.
         """
         before = self.found, self.load
-        # Two models may not fit beside each other.
+        # Two models at once may not fit in memory.
         self._loaded.close()
         try:
             self._use(found, settings, open_model(found, settings))
@@ -185,16 +203,25 @@ class Session:
             raise NGramSpecError(f"cannot use {found.label}{why} (continuing with {name})") from error
 
     def _hear(self, start: int) -> None:
-        """Tell the memory of the answers from one on: they leave the context."""
+        """Pass the answers from index `start` on to the memory, because they leave the context."""
         if self.memory is not None:
             for answer in self._unheard[start:]:
                 self.memory.hear(answer)
         del self._unheard[start:]
 
-    # ------------------------------------------------------------------ questions
+    # ------------------------------------------------------------------ answers
 
     def ask_again(self, question: str | None = None) -> bool:
-        """Have the last message, or another one in its place, answered; without an answer the old turn stays."""
+        """Answer the last message again, or another message in its place.
+
+        Without a new answer the old turn stays.
+
+        Args:
+            question: Message that replaces the last one. `None` means the last message.
+
+        Returns:
+            True if the turn succeeded.
+        """
         before, sampling = self.conversation, self.sampling
         if question is None:
             question = before.turns[-1].user
@@ -208,9 +235,16 @@ class Session:
         return well
 
     def ask(self, question: str, *, again: bool = False) -> bool:
-        """Answer a user turn, in the place of the last one perhaps. An error is one line, and gives False.
+        """Answer a user turn and report an error in one line.
 
-        Without an answer the conversation stays as it was; files that are attached wait for a new message.
+        Without an answer the conversation does not change, and attached files stay for the next message.
+
+        Args:
+            question: Message of the user.
+            again: True if the turn replaces the last one.
+
+        Returns:
+            False if an error occurred.
         """
         conversation = replace(self.conversation, turns=[*self.conversation.turns])
         if again:
@@ -225,7 +259,7 @@ class Session:
             with self.stop_key, no_echo(), guarded_stdout():
                 try:
                     self._answer(prompt, steps)
-                except Terminated:  # what there is of the turn is kept for --resume
+                except Terminated:  # keep the incomplete turn for --resume
                     if _text(steps) or not again:
                         conversation.add(message, _text(steps), first)
                         self.conversation = conversation
@@ -265,7 +299,7 @@ class Session:
         return True
 
     def room(self) -> int:
-        """Most tokens of a prompt."""
+        """Return the maximum number of tokens in a prompt."""
         return self.target.n_ctx - answer_room(self.target.n_ctx, self.limit)
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
@@ -274,7 +308,7 @@ class Session:
         return prompt.tokens
 
     def _answer(self, prompt: list[int], steps: list[Step]) -> None:
-        """Show an answer until it ends or Ctrl-C is pressed; its passes are added to `steps`."""
+        """Show an answer until it ends or Ctrl-C is pressed, and append its steps to `steps`."""
         if self.trace is not None:
             header = TraceHeader.of(self.decoder, self.target.name, self.sampling, self.acceptance)
             self.trace.begin(prompt, self.target.piece, header)
@@ -297,7 +331,7 @@ class Session:
                 rules=self._rules(prompt),
                 progress=progress,
             )
-            # Closing rolls the cache back to what was emitted.
+            # Closing rolls the KV cache back to the emitted tokens.
             with closing(made):
                 for step in made:
                     steps.append(step)
@@ -308,7 +342,7 @@ class Session:
                         break
 
     def _rules(self, prompt: Sequence[int]) -> TextRules:
-        """Return the rules of the answer to a prompt."""
+        """Return the text rules for the answer to a prompt."""
         if self.reasoning_budget == UNLIMITED:
             return NO_RULES
         tags, target = reasoning_tags(self.target.chat_template), self.target

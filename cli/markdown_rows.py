@@ -1,8 +1,8 @@
-"""Markdown as rows of a terminal: what a block looks like.
+"""Layout of Markdown blocks as rows of a terminal.
 
-Rows say what the source says: HTML and character references stay as they are typed, a line break is one, an item keeps
-its number, the destination of a link stands behind its text, and LaTeX keeps its backslashes. Code is never wrapped,
-indented or padded, wherever it stands, so that it can be copied; its fences are shown.
+Rows stay close to the source. HTML and character references are shown as typed, and a line break stays a line break.
+List items keep their numbers, the destination of a link follows its text, and LaTeX keeps its backslashes. Code is
+never wrapped, indented or padded, even inside other blocks, so that it can be copied. The fences of code are shown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ESCAPED = frozenset("*_`~#|.+-")
 _NARROWEST = 8
 _RULE = 40
 _CODE, _FAINT = "cyan", "dim"
-_BLANK = " \t>"  # what a line without text may hold, in a quotation too
+_BLANK = " \t>"  # characters allowed in a blank line, also inside a quotation
 _INLINE = {
     "code_inline": _CODE,
     "strong": "bold",
@@ -43,13 +43,13 @@ _INLINE = {
 }
 
 FENCE = re.compile(r"( {0,3})(`{3,}|~{3,})[ \t]*(.*)")
-"""A fence of code: its indent, the fence itself, and what stands behind it."""
+"""Fence of a code block: indent, fence characters and the rest of the line."""
 
-_console = Console(file=StringIO(), highlight=False, markup=False, emoji=False)  # lays out, and never writes
+_console = Console(file=StringIO(), highlight=False, markup=False, emoji=False)  # console for layout that never writes
 
 
 def _escape(state: StateInline, silent: bool) -> bool:
-    """A backslash before a character that means something in Markdown, and rarely does in LaTeX."""
+    """Parse a backslash before a character that is special in Markdown and rarely follows a backslash in LaTeX."""
     at = state.pos
     if state.src[at] != "\\" or at + 1 >= state.posMax or state.src[at + 1] not in _ESCAPED:
         return False
@@ -60,11 +60,11 @@ def _escape(state: StateInline, silent: bool) -> bool:
 
 
 def _parser() -> MarkdownIt:
-    # Without setext headings and references no line changes what a block above it means.
+    # Without setext headings and references no line changes the meaning of a block above it.
     rules = ["lheading", "reference", "html_block", "html_inline", "entity"]
     made = MarkdownIt("commonmark").enable(["table", "strikethrough"]).disable(rules)
     made.inline.ruler.at("escape", _escape)
-    made.normalizeLink = made.normalizeLinkText = str  # type: ignore[assignment,method-assign]  # destinations as they are typed
+    made.normalizeLink = made.normalizeLinkText = str  # type: ignore[assignment,method-assign]  # keep destinations as typed
     return made
 
 
@@ -72,7 +72,7 @@ _PARSER = _parser()
 
 
 def parse(source: str) -> list[SyntaxTreeNode]:
-    """The blocks of a text; `map` of a block are its lines, from and up to."""
+    """Return the blocks of a text; `map` of a block contains its first line and the line after its last one."""
     return SyntaxTreeNode(_PARSER.parse(source)).children
 
 
@@ -82,21 +82,25 @@ def code_blocks(source: str) -> list[str]:
 
 
 def is_blank(line: str) -> bool:
-    """Whether there is no text in a line."""
+    """Return True if a line contains no text."""
     return not line.strip(_BLANK)
 
 
 def stacked(
     nodes: Sequence[SyntaxTreeNode], lines: Sequence[str], width: int, *, begun: bool = False, gap: bool = False
 ) -> list[Text]:
-    """Rows of the blocks of `lines`, with a blank row where the text has blank lines.
+    """Return the rows of the blocks of `lines`, with one blank row between blocks if the text has blank lines there.
 
-    Rows are no wider than `width`, but code (`no_wrap`), which belongs at the left edge. `begun`: there are rows above
-    them; `gap`: the line above the first of `lines` is blank.
+    Args:
+        nodes: Blocks to lay out.
+        lines: Lines of the source.
+        width: Maximum width of rows, except for code (`no_wrap`), which always starts at the left edge.
+        begun: True if there are rows above.
+        gap: True if the line above the first of `lines` is blank.
     """
     rows: list[Text] = []
     for node in nodes:
-        shown = _block(node, lines, width)  # nothing for an empty quotation
+        shown = _block(node, lines, width)  # rows of the block; an empty quotation has none
         first = node.map[0] if node.map else 0
         if shown and (begun or rows) and (is_blank(lines[first - 1]) if first else gap):
             rows.append(Text())
@@ -133,7 +137,7 @@ def _block(node: SyntaxTreeNode, lines: Sequence[str], width: int) -> list[Text]
 
 
 def fence_row(line: str) -> Text:
-    """A line that opens or closes a block of code."""
+    """Return the row for the opening or closing line of a code block."""
     return Text.assemble((line.strip(), _FAINT), no_wrap=True)
 
 
@@ -164,7 +168,7 @@ def _table(node: SyntaxTreeNode, width: int) -> list[Text]:
 
 
 def _stripped(rows: Iterable[Text]) -> list[Text]:
-    """Rows without spaces at their ends."""
+    """Return rows without trailing spaces."""
     found = list(rows)
     for row in found:
         row.rstrip()
@@ -172,7 +176,7 @@ def _stripped(rows: Iterable[Text]) -> list[Text]:
 
 
 def _inline(node: SyntaxTreeNode, around: str = "") -> Text:
-    """The text of a node, in its style and that of the nodes around it."""
+    """Return the text of a node in its own style combined with the styles of the nodes around it."""
     style = f"{around} {_INLINE.get(node.type, '')}"
     text = Text()
     if node.type in ("softbreak", "hardbreak"):
@@ -206,18 +210,26 @@ _COLOURS: dict[_TokenType, str] = {
     String: "green",
 }
 
-# The terminal's own colours, so that they can be read on any background.
+# The terminal's own colours are readable on any background.
 _THEME = ANSISyntaxTheme({kind: Style.parse(colour) for kind, colour in _COLOURS.items()})
 
 _MOST = 8_000
-"""Characters of an open string or comment that are read again for its next line; a longer one loses its colours."""
+"""Maximum length in characters of an open string or comment that is read again for its next line.
+
+A longer string or comment loses its colours.
+"""
 
 
 class Code:
-    """Colours the lines of one block of code, as far as `info`, behind its opening fence, names a known language.
+    """Syntax highlighter for the lines of one code block; a block in an unknown language stays plain.
 
-    Each line is read by itself, or together with the lines above it where those left a string or a comment open. So
-    a line costs what its own length costs.
+    Each line is read alone. Only if a string or comment is open above it, the line is read together with the lines of
+    that string or comment. The cost of a line is therefore proportional to its own length.
+
+    Args:
+        info: Text after the opening fence, which starts with the language.
+        indent: Indent of the opening fence.
+        mark: Opening fence.
     """
 
     def __init__(self, info: str, indent: int = 0, mark: str = "```") -> None:
@@ -226,12 +238,17 @@ class Code:
         self._open = ""
 
     def closes(self, line: str) -> bool:
-        """Whether a line ends the block."""
+        """Return True if a line ends the block."""
         found = FENCE.fullmatch(line)
         return found is not None and found[2].startswith(self._mark) and not found[3].strip()
 
     def row(self, line: str, *, whole: bool = True) -> Text:
-        """The next line, without the indent of the fence; one that is not `whole` comes again."""
+        """Return the row of the next line without the indent of the fence.
+
+        Args:
+            line: Next line of the block.
+            whole: True if the line is complete; an incomplete line is passed again.
+        """
         indent = len(line) - len(line.lstrip(" "))
         text = Text(line[min(indent, self._indent) :], no_wrap=True)
         if self._lexer is None or len(self._open) > _MOST:
@@ -248,9 +265,9 @@ class Code:
 
 @lru_cache(maxsize=16)
 def _lexer(info: str) -> Lexer | None:
-    """The lexer of the language that is named behind an opening fence."""
+    """Return the lexer of the language that follows an opening fence, or `None` if it is unknown."""
     found = re.match(r"[\w+#.-]+", info.strip())
     with suppress(ClassNotFound):
-        # `startinline`: for PHP, whose code in answers mostly lacks its opening tag.
+        # PHP code in answers usually lacks its opening tag, so `startinline` is needed.
         return get_lexer_by_name(found[0].lower(), startinline=True) if found else None
     return None

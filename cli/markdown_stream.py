@@ -1,8 +1,8 @@
-"""`MarkdownStream`: an answer in Markdown while it is written; what is finished is shown once and for all.
+"""Streaming display of a Markdown answer in a terminal; finished rows are written only once.
 
-Only the block at the end is still open: it is shown as far as it goes, and rewritten. Of a list only the last item is
-open, of code only the last line. What is finished is told from whole lines alone, so the rows that stay do not depend
-on the pieces in which the text came.
+Only the last block is open: its rows are shown and then rewritten. In a list only the last item is open, in a code
+block only the last line. Only complete lines can finish a block. The final rows therefore do not depend on the pieces
+in which the text arrives.
 """
 
 from __future__ import annotations
@@ -23,14 +23,21 @@ from .console import printable
 from .markdown_rows import FENCE, Code, fence_row, is_blank, parse, stacked
 
 INTERVAL = 1 / 15
-"""Seconds between two looks of the open block."""
+"""Minimum time in seconds between two updates of the open block."""
 
 SHARE = 1 / 40
-"""Of the time that goes into showing at most, however long the open block is."""
+"""Maximum share of the time that is spent on updates, independent of the length of the open block."""
 
 
 class MarkdownStream:
-    """Shows one text on a screen, in a style for the whole of it; `size` tells that of the terminal now."""
+    """Writer of one Markdown text to the terminal.
+
+    Args:
+        screen: Rows on the terminal that are written.
+        size: Function that returns the current size of the terminal.
+        style: Style of the whole text.
+        clock: Function that returns the time in seconds.
+    """
 
     def __init__(
         self,
@@ -41,20 +48,20 @@ class MarkdownStream:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._screen, self._size, self._style, self._clock = screen, size, style, clock
-        self._tail = ""  # of the text, from what is open on
-        self._code: Code | None = None  # the block of code that is open
-        self._begun = False  # whether rows are finished
-        self._gap = False  # whether there is a blank line above the tail
+        self._tail = ""  # text from the start of the open block
+        self._code: Code | None = None  # open code block
+        self._begun = False  # True if there are finished rows
+        self._gap = False  # True if the line above the tail is blank
         self._due = 0.0
 
     def push(self, text: str) -> None:
-        """Take a further piece; it is shown at once, unless something was shown just now."""
+        """Add a piece of the text and show it, unless the last update was too recent."""
         self._tail += printable(text)
         if self._clock() >= self._due:
             self._show()
 
     def finish(self) -> None:
-        """Show everything: the text ended."""
+        """Show the rest of the text at its end."""
         self._show(ended=True)
 
     def _show(self, *, ended: bool = False) -> None:
@@ -70,7 +77,7 @@ class MarkdownStream:
         self._due = now + max(INTERVAL, (now - began) / SHARE)
 
     def _finished(self, width: int, ended: bool) -> list[Text]:
-        """Take from the text what can no longer change; its rows."""
+        """Remove the blocks that can no longer change from the tail and return their rows."""
         rows: list[Text] = []
         *lines, rest = self._tail.split("\n")
         if ended and rest:
@@ -82,12 +89,12 @@ class MarkdownStream:
                 self._gap = is_blank(lines[taken - 1])
                 del lines[:taken]
             if self._code is code:
-                break  # no block of code began or ended: all that is left is open
+                break  # no code block began or ended, so the remaining lines are open
         self._tail = "\n".join([*lines, rest])
         return rows
 
     def _take_code(self, code: Code, lines: Sequence[str], rows: list[Text]) -> int:
-        """Take lines up to the closing fence; how many."""
+        """Append the rows of lines up to the closing fence and return the number of lines."""
         for number, line in enumerate(lines, 1):
             if code.closes(line):
                 rows.append(fence_row(line))
@@ -97,7 +104,10 @@ class MarkdownStream:
         return len(lines)
 
     def _take_blocks(self, lines: Sequence[str], rows: list[Text], width: int, ended: bool) -> int:
-        """Take blocks up to the first fence, and that, or up to the one that is still open; how many lines."""
+        """Append the rows of finished blocks and return the number of their lines.
+
+        The finished blocks end with the first opening fence. Without a fence they end before the open block.
+        """
         nodes = parse("\n".join(lines))
         fence = next((number for number, node in enumerate(nodes) if node.type == "fence"), None)
         end = len(lines)
@@ -135,21 +145,22 @@ def _first_line(node: SyntaxTreeNode) -> int:
     return node.map[0] if node.map else 0
 
 
-# --------------------------------------------------------------------------- the rows on the terminal
+# --------------------------------------------------------------------------- rows on the terminal
 
 _TAB = 8
 _UP = "\x1b[{}A"
-# Cleared from the second cell on, and then the first row: tmux takes clearing from its top left on, where a row may be
-# after the window became narrower, for clearing the screen, and keeps what was there in its history.
+# After the window became narrower, a row may be at the top left of the screen. If clearing starts in that cell, tmux
+# treats it as clearing the whole screen and copies the rows into its history. Clearing therefore starts in the second
+# cell, and the first row is cleared afterwards.
 _CLEAR_BELOW = "\r\x1b[C\x1b[J\r\x1b[K"
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 
 
 class LiveRows:
-    """Writes rows to a terminal whose cursor stands at the start of a line.
+    """Writer of rows to a terminal whose cursor is at the start of a line.
 
-    Only what changed is written again, so nothing flickers. After each update the cursor stands behind the last row
-    that may still change, or, where there is none, at the start of a line.
+    Only changed rows are written again, so the terminal does not flicker. After each update the cursor is at the end
+    of the last row that may still change. If no row may change, the cursor is at the start of a line.
     """
 
     def __init__(self, write: Callable[[str], None], size: Callable[[], terminal_size]) -> None:
@@ -159,18 +170,18 @@ class LiveRows:
         self._columns = 0
 
     def update(self, final: Sequence[Text], live: Sequence[Text]) -> None:
-        """Show finished rows for good, and below them those that may still change: the last that there is room for."""
+        """Write the final rows and, below them, as many of the last live rows as fit on the screen."""
         columns, lines = self._size()
         rows = [part for row in live for part in _folded(row, columns)][-max(lines - 2, 1) :]
         shown, self._shown = self._shown, [_ansi(row, columns) for row in rows]
         new = [*map(_ansi, final), *self._shown]
         if columns == self._columns:
             same = sum(takewhile(bool, map(eq, shown, new)))
-            if same == len(new) < len(shown):  # the cursor is to end up behind the last row: it is written again
+            if same == len(new) < len(shown):  # the last row is written again to place the cursor at its end
                 same = max(same - 1, 0)
             up = len(shown) - 1 - same
         else:
-            # A terminal that became narrower has broken the rows again.
+            # A terminal that became narrower has wrapped the rows again.
             same, up = 0, sum(max(1, -(-cells // columns)) for cells in self._cells) - 1
         self._cells, self._columns = [row.cell_len for row in rows], columns
         out = "\n".join(new[same:])
@@ -184,22 +195,27 @@ class LiveRows:
             self._write(out)
 
 
-_console = Console(highlight=False, markup=False, emoji=False)  # knows styles; never writes
+_console = Console(highlight=False, markup=False, emoji=False)  # console that resolves styles and never writes
 
 
 def _ansi(row: Text, columns: int | None = None) -> str:
-    """A row with its colours. One that may be erased must be one row of the terminal, which has so many `columns`."""
+    """Return a row with its colours as ANSI codes.
+
+    Args:
+        row: Row to convert.
+        columns: Width of the terminal, which a row that may be erased must not exceed. `None` allows any width.
+    """
     parts = [
         part.style.render(part.text, color_system=ColorSystem.STANDARD) if part.style else part.text
         for part in row.render(_console)
     ]
-    # Not every terminal takes a character for as wide as it is counted here, and deep lists may leave no room.
+    # Some terminals use other widths for some characters than rich, and rows of deep lists may be too wide.
     fits = columns is None or (row.plain.isascii() and len(row) <= columns)
     return "".join(parts if fits else [_NO_WRAP, *parts, _WRAP])
 
 
 def _folded(row: Text, columns: int) -> list[Text]:
-    """A row in pieces that are no wider than the terminal."""
+    """Split a row into pieces that fit the width of the terminal."""
     text = row.copy()
     text.expand_tabs(_TAB)
     if not row.no_wrap or text.cell_len <= columns:

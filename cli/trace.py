@@ -1,7 +1,7 @@
-"""`ngramspec trace`: the passes of a traced generation, a line each, in colour at a terminal, in brackets elsewhere.
+"""`ngramspec trace`: a traced generation with one row per decode call, in colour or, without colours, in brackets.
 
-Accepted, refused and corrected tokens in green, red and blue: Leviathan, Kalman, Matias 2023, "Fast inference from
-transformers via speculative decoding", figure 1.
+The colours green, red and blue for accepted, rejected and corrected tokens follow figure 1 of Leviathan, Kalman,
+Matias 2023, "Fast inference from transformers via speculative decoding".
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .console import fail, guarded_stdout, leave, note, outcome, printable, usag
 from .view import ACCEPTED, CORRECTION, LISTED, REFUSED
 
 LONGEST = 1 << 26
-"""Bytes of a line that are read at once, so that a file that is not a trace cannot fill the memory."""
+"""Maximum number of bytes per read, so that a file that is not a trace cannot fill the memory."""
 
 
 def trace(
@@ -83,32 +83,35 @@ def _lines(file: str, name: str) -> Iterator[bytes]:
         with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
             while line := lines.readline(LONGEST):
                 yield line
-    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+    except (OSError, ValueError) as error:  # a name with a null character raises ValueError
         fail(f"cannot read {name}: {getattr(error, 'strerror', None) or error}")
 
 
 CONTEXT = 24
-"""Cells of a line for the context; a fifth of a narrow terminal."""
+"""Width of the context column in cells; a narrow terminal gets a fifth of its width."""
 
 SHOWN = 40
-"""Characters of a setting that are shown."""
+"""Maximum number of characters shown of a setting."""
 
 _STYLES = {"+": ACCEPTED, "-": REFUSED, ".": f"dim {REFUSED}", ">": CORRECTION, "~": "dim"}
-_WORDS = {"gamma": "maximum draft length"}  # labels for some numbers of policies; others go by their name
+_WORDS = {"gamma": "maximum draft length"}  # labels for some figures of policies; others are shown by name
 _ONE_LINE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 
 
 class TraceView:
-    """Writes a trace to stdout, each part when it comes; `open`: the text shown last has no end.
+    """Writer of a trace to stdout, one part at a time; `open` is True while the last text has no end.
 
-    Marks of a token, in place of colours or before its numbers: + accepted, - refused, . behind a refused one,
-    > the target's own, ~ behind the end of the text.
+    A mark replaces the colour of a token or precedes its numbers: "+" accepted, "-" rejected, "." after a rejected
+    token, ">" the target's own token, "~" after the end of the text.
+
+    Args:
+        numbers: True to show the numbers of each token below each pass.
     """
 
     def __init__(self, *, numbers: bool) -> None:
         self._numbers = numbers
         self._console = Console(highlight=False, emoji=False)
-        # Without colours nothing would tell an accepted token from the target's own.
+        # Without colours, marks distinguish accepted tokens from the target's own.
         self._coloured = self._console.color_system is not None and not self._console.no_color
         self._context = min(CONTEXT, self._console.width // 5) if self._coloured else CONTEXT
         self._stats = Stats()
@@ -116,7 +119,7 @@ class TraceView:
         self.open = False
 
     def header(self, header: TraceHeader) -> None:
-        """Show what holds for the passes to come."""
+        """Show the settings that apply to the following passes."""
         facts = [header.model, _settings(header.sampling), f"acceptance {header.acceptance}"]
         facts += [f"CHANGES THE OUTPUT: {header.lossy}"] if header.lossy else []
         facts += [f"drafter {header.drafter}, policy {header.policy}" if header.drafter else "plain decoding"]
@@ -188,8 +191,11 @@ def _columns(position: str, batch: str, ms: str, source: str) -> str:
 
 
 def _marked(step: Step) -> Iterator[tuple[str, int, str]]:
-    """The draft and the own token of a pass, as far as there are any: mark (see `TraceView`), token, and the numbers
-    that decided on it, "" where it was not reached."""
+    """Yield the draft tokens and the target's own token of a pass, if there are any.
+
+    Each item contains the mark (see `TraceView`), the token and the numbers of its decision. The numbers are "" if
+    verification did not reach the token.
+    """
     decided = [one for one in step.decisions if one.accepted is not None]
     ended = step.accepted == len(step.tokens)
     for i, (token, one) in enumerate(zip_longest(step.verified_draft.tokens, decided[: len(step.verified_draft)])):
@@ -211,7 +217,7 @@ def _numbers(step: Step, i: int, one: TokenDecision) -> str:
 
 
 def _settings(sampling: Mapping[str, Any]) -> str:
-    """The temperature, and all settings that differ from their defaults."""
+    """Return the temperature and all settings that differ from their defaults."""
     usual = encode(asdict(Sampling()))
     chosen = {name: value for name, value in sampling.items() if name == "temperature" or value != usual.get(name)}
     texts = ((name, f"{value:g}" if isinstance(value, float) else str(value)) for name, value in chosen.items())
@@ -223,19 +229,22 @@ def _one_line(text: str) -> str:
 
 
 def _readable(done: TracedPass, *tokens: int) -> str:
-    """Their text together: a broken character as its bytes (\\xe2), a control token as its id (<2>)."""
+    """Return the joined text of tokens.
+
+    An incomplete character is shown as its bytes (\\xe2) and a control token as its id (<2>).
+    """
     raw = b"".join(done.texts.get(token) or b"<%d>" % token for token in tokens)
     return _one_line(raw.decode(errors="backslashreplace"))
 
 
 def _context(done: TracedPass) -> str:
     raw = b"".join(done.texts.get(token, b"") for token in done.context)
-    start = next((i for i, byte in enumerate(raw) if byte & 0xC0 != 0x80), 0)  # where a character starts
+    start = next((i for i, byte in enumerate(raw) if byte & 0xC0 != 0x80), 0)  # first start of a character
     return _one_line(raw[start:].decode(errors="backslashreplace"))
 
 
 def _fitted(text: str, width: int) -> str:
-    """The tail of a text in so many cells, with spaces in front."""
+    """Return the end of a text, padded on the left to `width` cells."""
     while cell_len(text) > width:
         text = text[1:]
     return " " * (width - cell_len(text)) + text
