@@ -1,7 +1,7 @@
-"""The `ngramspec` command: its subcommands, and the one place where errors become a line and an exit code.
+"""Entry point of the `ngramspec` command, which turns errors into one line and an exit code.
 
-Each subcommand is imported only when it runs or its own help is shown: llama.cpp, numpy and the line editor take longer
-to import than `ngramspec --help` may take.
+Each subcommand is imported only when it runs or its own help is shown. Importing llama.cpp, numpy and the line editor
+takes longer than `ngramspec --help` may take.
 """
 
 from __future__ import annotations
@@ -48,25 +48,28 @@ COMMANDS = {
 
 
 class Subcommands(TyperGroup):
-    """A group that knows its commands' names and lines of help, and imports a command when it is asked for."""
+    """Command group that knows the names and help lines of its commands and imports a command only when it is used."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
 
     def format_commands(self, _context: Any, formatter: Any) -> None:
-        """List the commands in the help, each with its whole line."""
+        """List the commands in the help with their full help lines."""
         with formatter.section("Commands"):
             formatter.write_dl([*COMMANDS.items()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that was typed, with what was typed behind it."""
+        """Return the name, the imported command and the remaining arguments."""
         name, known, rest = super().resolve_command(ctx, args)
         return name, known and imported(str(name)), rest
 
 
 def imported(name: str) -> Any:
-    """A command from the module of its name ("-" is "_"): its `app`, or its function of that name."""
+    """Import a command from the module of its name, with "_" in place of "-".
+
+    The command is the module's `app` or its function of that name.
+    """
     from .options import grouped
 
     called = name.replace("-", "_")
@@ -110,21 +113,21 @@ def main() -> None:
     """Run the command line and exit with its code."""
     code = run(sys.argv[1:])
     if sys.argv[1:2] == ["serve"]:
-        # Python would free the model and the prompt cache for seconds, in which no guard ends a process that hangs.
+        # Python would take seconds to free the model and the prompt cache, and `ends_within` no longer guards them.
         for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError, OSError, ValueError):  # there is no stream, or its reader is gone
+            with suppress(AttributeError, OSError, ValueError):  # the stream is missing or its reader is gone
                 stream.flush()
         os._exit(code)
     sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     raise_on_signals()
     try:
         try:
             prepare_streams()
-            if os.environ.get("_NGRAMSPEC_COMPLETE") == "complete_bash":  # typer's name for a Tab in bash
+            if os.environ.get("_NGRAMSPEC_COMPLETE") == "complete_bash":  # typer's name for completion in bash
                 from .models import join_at_colons
 
                 join_at_colons(os.environ)
@@ -136,7 +139,7 @@ def run(arguments: list[str]) -> int:
         except MemoryError:
             fail("out of memory; try a smaller -c/--ctx-size or a smaller model")
         except Exception as error:
-            # Typer carries its own copy of click in some versions; its errors know how to word themselves.
+            # Some versions of typer contain a copy of click, so its errors are recognized by their method.
             if not hasattr(error, "format_message"):
                 raise
             context = getattr(error, "ctx", None)
@@ -152,7 +155,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _run_command(arguments: list[str]) -> Any:
-    """Run a command. An unknown option with underscores is read with hyphens, as in llama.cpp."""
+    """Run a command; an unknown option with underscores is tried again with hyphens, as in llama.cpp."""
     try:
         return app(args=arguments, prog_name="ngramspec", standalone_mode=False)
     except Exception as error:
@@ -164,7 +167,7 @@ def _run_command(arguments: list[str]) -> Any:
 
 
 def _reject_unsupported(arguments: list[str]) -> None:
-    """End the program if llama.cpp's short options are given that would be read as others: `-mg 1` as `-m g`."""
+    """End the program if a short option of llama.cpp would be parsed as another option, such as `-mg` as `-m g`."""
     short = [name for name in arguments if name.startswith("-") and name[1:2].isalpha() and len(name) > 2]
     if short:
         from .llama_options import REASONS
@@ -175,7 +178,7 @@ def _reject_unsupported(arguments: list[str]) -> None:
 
 
 def _format_usage_error(error: Any) -> str:
-    """Format an error in the command line. Newer versions of typer pass on pydantic's messages, which are replaced."""
+    """Format an error in the command line; pydantic's messages from newer versions of typer are replaced."""
     message: str = error.format_message()
     if option := getattr(error, "option_name", ""):
         from .llama_options import REASONS

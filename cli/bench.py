@@ -1,4 +1,4 @@
-"""`ngramspec bench`: how much faster drafting makes a model here, by kind of text, and whether the text stays."""
+"""`ngramspec bench`: speed of a model with and without drafts by kind of text, and a comparison of the texts."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ ALL = "all"
 REPEATS = 3
 
 GAMMA = 4
-"""Tokens of a draft for --alpha, where --draft-max says nothing."""
+"""Draft length in tokens for --alpha if --draft-max is not set."""
 
 
 def _unlearnt(opened: LoadedModel, policy: str) -> tuple[Drafter | None, Policy]:
-    """A drafter like that of what was opened, and a policy, which have learnt nothing."""
+    """Return a new drafter like the one that was opened, and a new policy; both without learned state."""
     drafter = opened.decoder.drafter
     if isinstance(drafter, ModelDrafter | HybridDrafter):
         drafter = drafter.anew()
@@ -59,7 +59,10 @@ def _unlearnt(opened: LoadedModel, policy: str) -> tuple[Drafter | None, Policy]
 
 
 def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[str]]:
-    """The settings with the first policy asked for, and the others; ends the program if there is no such."""
+    """Return the settings with the first requested policy, and the other policies.
+
+    The program ends if the policy does not exist.
+    """
     if policy not in (*POLICIES, ALL) and not is_user_class(policy):
         usage_error(f"unknown policy {policy!r}; choose one of: {', '.join(POLICIES)}, {ALL}, or {FORM}")
     first, *others = POLICIES if policy == ALL else [policy]
@@ -242,7 +245,7 @@ def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[s
 
 
 def _check_against(sampling: Sampling, ours_alone: Mapping[str, object]) -> None:
-    """End the program where a server cannot be asked for the same, or an option is for our own runs only."""
+    """End the program if the server does not support the sampling or an option applies only to ngramspec's runs."""
     if given := [f"--{name}" for name, value in ours_alone.items() if value]:
         usage_error(f"--against cannot be combined with {', '.join(given)}")
     if sampling != Sampling(**{name: getattr(sampling, name) for name in SENT}):
@@ -250,12 +253,13 @@ def _check_against(sampling: Sampling, ours_alone: Mapping[str, object]) -> None
 
 
 def _run_against(rival: Rival, target: Target, benchmark: Benchmark, heading: Sequence[str], output: Output) -> Outcome:
-    """Ask a server and the first decoder of a benchmark for every prompt, and show what came of it, also of a part."""
+    """Run every prompt on the server and the first decoder of a benchmark, and show the results, even if incomplete."""
     pairs: list[Pair] = []
 
     def ask() -> Iterator[str]:
         sampling = benchmark.sampling
-        rival.ask(benchmark.cases[0].tokens[:2], 2, sampling)  # before a minute of measuring: is it there?
+        # If the server is not reachable, the benchmark fails here, before a minute of measuring.
+        rival.ask(benchmark.cases[0].tokens[:2], 2, sampling)
         benchmark.warm_up()
         benchmark.forget()
         asked = benchmark.cases, benchmark.max_tokens, sampling, benchmark.acceptance

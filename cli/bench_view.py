@@ -1,4 +1,4 @@
-"""The report of a benchmark and its JSON: tables, a verdict, every run."""
+"""Report and JSON document of a benchmark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .view import figures_table, listed, print_report, section_parts, skipped_li
 def show(
     benchmark: Benchmark, report: Report, heading: Sequence[str], skipped: Sequence[Skipped], verdict: str
 ) -> None:
-    """Print the report to stdout, below lines of `heading`, and what it does not say: why texts differ, say."""
+    """Print the report to stdout below the lines of `heading`, with details such as the reason why texts differ."""
     parts: list[RenderableType] = [*heading, *section_parts(report.sections), "", *report.notes[:-1]]
     if (prefills := benchmark.prefills) and report.sections:
         speed = median(one["tokens"] / one["seconds"] for one in prefills)
@@ -40,7 +40,10 @@ def show(
 
 
 def _differences(benchmark: Benchmark) -> list[str]:
-    """Where texts differ, and what explains it: how far the probe saw batch sizes move a logit."""
+    """Return lines on the positions at which texts differ.
+
+    The last line explains the differences by the change of a logit with the batch size, which the probe measured.
+    """
     several = len(benchmark.policies) > 1
     differences, probe = benchmark.differences, benchmark.drafted.calibration.probe
     lines = []
@@ -63,7 +66,7 @@ def _differences(benchmark: Benchmark) -> list[str]:
 
 
 def _close_calls(benchmark: Benchmark) -> list[str]:
-    """How many drafted tokens rounding could have decided, where any could."""
+    """Return a line with the number of tokens that rounding could have decided, if there are any."""
     drafted = [run.stats for run in benchmark.runs if run.kind == "drafted"]
     calls = sum(stats.close_calls for stats in drafted)
     if not calls:
@@ -73,7 +76,14 @@ def _close_calls(benchmark: Benchmark) -> list[str]:
 
 
 def show_against(rival: Rival, pairs: Sequence[Pair], heading: Sequence[str], total: int) -> None:
-    """Print both sides' speeds to stdout, by category; `total`: the prompts that were to be asked."""
+    """Print the speeds of both sides to stdout by category.
+
+    Args:
+        rival: Server that ngramspec is compared with.
+        pairs: Results of the prompts that both sides completed.
+        heading: Lines above the table.
+        total: Number of prompts of the whole comparison.
+    """
     groups: dict[str, list[Pair]] = {}
     for pair in pairs:
         groups.setdefault(pair["category"], []).append(pair)
@@ -97,7 +107,7 @@ def _against_row(name: str, pairs: Sequence[Pair]) -> list[str]:
     ]
 
 
-# --------------------------------------------------------------------------- as data
+# --------------------------------------------------------------------------- JSON document
 
 
 def document(
@@ -107,7 +117,7 @@ def document(
     skipped: Sequence[Skipped],
     sampling: Sampling,
 ) -> dict[str, Any]:
-    """Everything measured, and everything it depends on."""
+    """Return all measurements and the conditions that they depend on."""
     decoder, calibration = benchmark.drafted, benchmark.drafted.calibration
     return {
         **provenance(target),
@@ -142,7 +152,8 @@ def document(
 
 def _run(run: Run) -> dict[str, Any]:
     stats = asdict(run.stats)
-    # In the counters `seconds` is that of target passes, here that of the run; and its prefill is timed outside too.
+    # In the counters `seconds` is the time of target passes. In the document it is the time of the run, and the
+    # prefill is timed separately too.
     stats["pass_seconds"] = stats.pop("seconds")
     del stats["prefill_seconds"]
     own = ("category", "prompt", "kind", "policy", "repeat", "seconds", "prefill_seconds", "tokens_per_second")

@@ -1,4 +1,4 @@
-"""`ngramspec chat`: a conversation with the model, at a terminal or line by line through a pipe."""
+"""`ngramspec chat`: a conversation with the model in a terminal or line by line through a pipe."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def chat(
     writer = TraceWriter(trace) if trace is not None else None
     conversation, had_with = last_kept() if resume else (Conversation(), "")
     conversation.system = system or conversation.system
-    with no_echo() if interactive else nullcontext():  # what is typed while the model loads is for the prompt
+    with no_echo() if interactive else nullcontext():  # keys typed while the model loads go to the prompt
         found = find(model, load)
         template_worker.start()
         loaded = open_model(found, load)
@@ -117,7 +117,7 @@ def chat(
 
 
 def _read(source: str) -> str:
-    """The first message; ends the program if there is none or it is not UTF-8."""
+    """Read the first message; the program ends if it is empty or not UTF-8."""
     text = read_source(source, "no message on standard input; pipe one in or set -f/--file")
     text = text.rstrip("\r\n")
     if not text.strip():
@@ -126,7 +126,7 @@ def _read(source: str) -> str:
 
 
 def _talk(session: Session, first: str | None) -> None:
-    """At a terminal, until the user leaves."""
+    """Chat with a user at a terminal until the user exits."""
     if first is not None:
         session.ask(first)
     note(f"{'' if first is None else 'the chat continues; '}/help lists commands, Ctrl-D exits")
@@ -140,9 +140,9 @@ def _talk(session: Session, first: str | None) -> None:
 
 
 def _toolbar(session: Session) -> str:
-    """Below the prompt: the model, the part of its context that is used, and what goes with the next message."""
+    """Return the line below the prompt with the model, the used context, attached files and whether the chat is saved."""
     size = session.target.n_ctx
-    used = min(session.used, size)  # of a longer conversation the oldest turns are left out
+    used = min(session.used, size)  # a longer conversation loses its oldest turns
     parts = [session.target.name, f"{used} of {size} tokens ({used / size:.0%})"]
     if session.attached:
         parts.append(f"{counted(len(session.attached), 'file')} attached")
@@ -152,7 +152,7 @@ def _toolbar(session: Session) -> str:
 
 
 def _edited(session: Session) -> str | None:
-    """The message that is to be changed, as it would be typed."""
+    """Return the message to edit as the user would type it, or `None` if the user does not edit a message."""
     if not session.editing:
         return None
     text = session.conversation.turns[-1].user
@@ -160,7 +160,7 @@ def _edited(session: Session) -> str | None:
 
 
 def _answer_all(session: Session, first: str | None) -> bool:
-    """Every line of stdin, or the first message alone; whether all went well."""
+    """Answer every line of stdin, or only the first message, and return True if all turns succeeded."""
     well = True
     with suppress(EOFError):
         for line in piped_lines() if first is None else [first]:
@@ -173,7 +173,14 @@ def _answer_all(session: Session, first: str | None) -> bool:
 
 
 def _handle(session: Session, line: str) -> bool:
-    """Carry out a command or answer a message: whether it went well. Raises EOFError if the user leaves."""
+    """Run a command or answer a message.
+
+    Returns:
+        True if the command or the turn succeeded.
+
+    Raises:
+        EOFError: Command that exits the chat.
+    """
     editing, session.editing = session.editing, False
     parsed = chat_commands.parse(line)
     if not isinstance(parsed, str):
@@ -181,7 +188,7 @@ def _handle(session: Session, line: str) -> bool:
     return session.ask_again(parsed) if editing else session.ask(parsed)
 
 
-# --------------------------------------------------------------------------- what Tab completes
+# --------------------------------------------------------------------------- completion
 
 _ARGUMENT = re.compile(r"/(\w+)\s+(.*)", re.DOTALL)
 _PATHS = PathCompleter(expanduser=True)

@@ -1,4 +1,4 @@
-"""The slash commands of chat. Whatever they print goes to stderr: stdout is the answers'."""
+"""Slash commands of the chat; their output goes to stderr because stdout contains only answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .options import find
 from .view import ACCEPTED, CORRECTION, REFUSED
 
 LARGEST = 8 * 2**20
-"""Bytes of a file that is read."""
+"""Maximum size in bytes of a file that is read."""
 
 ALIASES = {"?": "help", "clear": "reset", "exit": "quit", "bye": "quit"}
 """Other names of commands, without the slash."""
@@ -34,10 +34,10 @@ _COMMAND = re.compile(r"/([A-Za-z]+|\?)(?:\s+(.*))?", re.DOTALL)
 
 
 def parse(line: str) -> tuple[str, str] | str:
-    """(command, argument), or the message that a line stands for.
+    """Parse a line into a command and its argument, or into a message.
 
-    A command is a slash and letters, up to a space: "/usr/bin" and "/* x */" are messages. A space or a second
-    slash in front makes a message of what would be a command.
+    A command is a slash and letters up to a space, so "/usr/bin" and "/* x */" are messages. A leading space or second
+    slash turns a command into a message.
     """
     command = _COMMAND.fullmatch(line.rstrip())
     if command:
@@ -49,7 +49,14 @@ def parse(line: str) -> tuple[str, str] | str:
 
 
 def run(session: Session, name: str, argument: str) -> bool:
-    """Carry out a command; False if it failed, after one line that says why. Raises EOFError if the user leaves."""
+    """Run a command.
+
+    Returns:
+        False if the command failed; the reason is then printed in one line.
+
+    Raises:
+        EOFError: Command that exits the chat.
+    """
     try:
         if name not in COMMANDS:
             raise NGramSpecError(
@@ -77,21 +84,21 @@ def _help(_session: Session, _argument: str) -> None:
 
 
 def described() -> Iterator[tuple[str, str]]:
-    """Each command with what it takes after it, and what it does."""
+    """Yield each command with its argument, and its description."""
     for name, (takes, act) in COMMANDS.items():
         does = act.__doc__ or ""
         yield f"/{name} {takes}".rstrip(), does[:1].lower() + does[1:].removesuffix(".")
 
 
 def _list(rows: Iterable[Sequence[str]], *middle: Column) -> None:
-    """Show names and what belongs to them, the last column as wide as the terminal allows."""
+    """Show a table of names and their values; the last column uses the remaining width of the terminal."""
     table = Table(Column(no_wrap=True), *middle, Column(), box=None, show_header=False)
     for row in rows:
         table.add_row(*map(Text, row))
     stderr.print(table)
 
 
-# ---------------------------------------------------------------------- what was said last, or is said next
+# ---------------------------------------------------------------------- last and next messages
 
 
 def _last(session: Session) -> Turn:
@@ -155,7 +162,7 @@ def _prediction(session: Session, name: str) -> None:
 
 
 def _as_message(name: str) -> str:
-    """A file's name and its text between fences. Raises what `_text_of` raises."""
+    """Return the name of a file and its text between fences; errors are those of `_text_of`."""
     path, text = Path(name), _text_of(name)
     longest = max(map(len, re.findall("`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
@@ -164,7 +171,12 @@ def _as_message(name: str) -> str:
 
 
 def _text_of(name: str) -> str:
-    """The text of a file, which is not empty. Raises NGramSpecError and OSError."""
+    """Return the text of a file.
+
+    Raises:
+        NGramSpecError: File that is empty, too large or not UTF-8.
+        OSError: File that cannot be read.
+    """
     path = Path(name).expanduser()
     if path.stat().st_size > LARGEST:
         raise NGramSpecError(f"{name} is larger than {LARGEST // 2**20} MiB")
@@ -188,7 +200,7 @@ def _copy(session: Session, number: str) -> None:
     if not text:
         raise NGramSpecError(f"{what} is empty")
     raw = base64.b64encode(text.encode("utf-8", "replace")).decode()
-    print(f"\x1b]52;c;{raw}\x07", end="", flush=True)  # shows nothing
+    print(f"\x1b]52;c;{raw}\x07", end="", flush=True)  # the sequence is invisible
     note(f"copied {what}: {len(text)} characters")
 
 
@@ -282,7 +294,11 @@ def _drafts(session: Session, _argument: str) -> None:
 
 
 def set_drafts(session: Session, on: bool) -> None:
-    """Turn the display of drafts on or off. Raises NGramSpecError where it cannot be shown."""
+    """Turn the display of drafts on or off.
+
+    Raises:
+        NGramSpecError: Output that cannot show drafts.
+    """
     view = session.view
     if on and not view.can_show_drafts:
         raise NGramSpecError("drafts can only be shown in a terminal")
@@ -311,7 +327,7 @@ def _load(session: Session, argument: str) -> None:
 
 
 def tell_resumed(session: Session, model: str) -> None:
-    """Say what a resumed conversation is, and show its last turn to a user at a terminal."""
+    """Print a note on the resumed conversation and, in a terminal, its last turn."""
     note(f"continuing a conversation of {_turns(session)}{_had_with(session, model)}")
     if session.interactive and session.conversation.turns:
         turn = session.conversation.turns[-1]
@@ -326,7 +342,7 @@ def _turns(session: Session) -> str:
 
 
 def _had_with(session: Session, model: str) -> str:
-    """Names the model of a conversation, if it is another one; the file may name none."""
+    """Return a phrase with the conversation's model if it is known and differs from the current one."""
     return f", recorded with {model}" if model not in ("", session.target.name) else ""
 
 
@@ -354,6 +370,6 @@ COMMANDS: dict[str, tuple[str, Callable[[Session, str], bool | None]]] = {
     "load": ("FILE", _load),
     "quit": ("", _quit),
 }
-"""The commands by their names: what each takes after it, and what it does; its docstring is the line of /help."""
+"""Argument and function of each command by name; the docstring of the function is its line in /help."""
 
 NAMES = [f"/{name}" for name in (*COMMANDS, *ALIASES)]

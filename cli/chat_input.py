@@ -1,6 +1,6 @@
-"""Where chat's user turns come from: a terminal with line editing and history, or the lines of a pipe.
+"""Input of the chat from a terminal with line editing and history or from a pipe, and the handling of Ctrl-C.
 
-And Ctrl-C: it stops an answer, not the session.
+Ctrl-C stops an answer, not the session.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _OPEN = re.compile(r'(?:/system\s+)?"""')
 
 
 class StopKey:
-    """SIGINT as a flag, read between target passes, so that no exception lands inside llama.cpp.
+    """Flag for SIGINT that is read between target passes, so that no exception is raised inside llama.cpp.
 
-    Between answers Ctrl-C raises KeyboardInterrupt, unless `keep_session`: then it is ignored, since a second press
+    Between answers Ctrl-C raises KeyboardInterrupt. With `keep_session` it is ignored there, because a second press
     right after the one that stopped an answer must not end the session. At the prompt the line editor handles the key.
     """
 
@@ -44,7 +44,7 @@ class StopKey:
         self.pressed = False
 
     def __enter__(self) -> StopKey:
-        """Watch over an answer."""
+        """Start to watch an answer."""
         self._answering, self.pressed = True, False
         return self
 
@@ -53,7 +53,7 @@ class StopKey:
 
     def install(self) -> None:
         """Take over SIGINT until the program ends."""
-        # A background job of a shell without job control starts with SIGINT ignored, and is to stay so.
+        # A background job of a shell without job control starts with SIGINT ignored, which must not change.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._on_signal)
 
@@ -65,7 +65,7 @@ class StopKey:
 
 @contextmanager
 def no_echo() -> Iterator[None]:
-    """Keep what is typed meanwhile (a Ctrl-C, say) off the screen; the next prompt gets it, key by key."""
+    """Hide keys typed during the block, such as Ctrl-C; the next prompt receives them one by one."""
     try:
         import termios
     except ImportError:  # Windows
@@ -73,11 +73,11 @@ def no_echo() -> Iterator[None]:
         return
     try:
         before = termios.tcgetattr(sys.stdin)
-    except (termios.error, ValueError, OSError, TypeError):  # no terminal; no stdin at all
+    except (termios.error, ValueError, OSError, TypeError):  # stdin is not a terminal or is missing
         yield
         return
     quiet = [*before]
-    # Enter is to stay what it is, and not become Ctrl-J.
+    # Without this change the terminal would turn Enter into Ctrl-J.
     quiet[0] &= ~termios.ICRNL
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
 
@@ -101,14 +101,20 @@ def no_echo() -> Iterator[None]:
 
 
 class _CleanHistory(FileHistory):
-    """The history file; pasted bytes that are no UTF-8 must not break it."""
+    """History file that replaces pasted bytes that are not UTF-8, because they would break the file."""
 
     def store_string(self, string: str) -> None:
         super().store_string(clean(string))
 
 
 class Terminal:
-    """User turns typed at a terminal; `toolbar` and `editing`, the text to be changed now, are asked at every key."""
+    """User turns typed at a terminal.
+
+    Args:
+        completer: Completer for the Tab key.
+        toolbar: Function that returns the line below the prompt and is called at every key.
+        editing: Function that returns the message to edit, or `None`.
+    """
 
     def __init__(self, completer: Completer, toolbar: Callable[[], str], editing: Callable[[], str | None]) -> None:
         self._editing = editing
@@ -117,7 +123,7 @@ class Terminal:
             history=_history(),
             completer=completer,
             complete_while_typing=False,
-            # The other styles keep lines below the prompt free for a menu.
+            # The other styles reserve lines below the prompt for a menu.
             complete_style=CompleteStyle.READLINE_LIKE,
             key_bindings=self._bindings(),
             bottom_toolbar=toolbar,
@@ -131,7 +137,7 @@ class Terminal:
         self._session.default_buffer.on_text_changed += self._calm
 
     def __iter__(self) -> Iterator[str]:
-        """One turn or command at a time, until Ctrl-D; "" where Ctrl-C gave up a change."""
+        """Yield turns and commands until Ctrl-D, and "" if Ctrl-C cancels the editing of a message."""
         while True:
             text = self._editing()
             self._warned = False
@@ -175,13 +181,13 @@ class Terminal:
 
 @Condition
 def _in_quotes() -> bool:
-    """Whether three quotes were opened and not closed."""
+    """Return True if triple quotes are open."""
     text = get_app().current_buffer.text
     return _OPEN.match(text) is not None and text.count('"""') % 2 == 1
 
 
 def clean(text: str) -> str:
-    """The text with U+FFFD for every byte from the terminal that is not valid UTF-8."""
+    """Replace every byte from the terminal that is not valid UTF-8 with U+FFFD."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -205,7 +211,7 @@ def _history() -> History:
 
 
 def piped_lines() -> Iterator[str | None]:
-    """The lines of stdin, one turn each, without blank ones; None for a line that is not UTF-8."""
+    """Yield the lines of stdin that are not blank, one per turn, and `None` for each line that is not UTF-8."""
     if sys.stdin is None:
         return
     for raw in sys.stdin.buffer:

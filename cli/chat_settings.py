@@ -1,4 +1,4 @@
-"""Settings of `/set`: every sampling option by its name on the command line, and further settings of a chat."""
+"""Settings of `/set`: every sampling option by its name on the command line, and other settings of a chat."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from .reasoning_options import ENABLE, UNLIMITED
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions
 
 DEFAULT = "default"
-"""The value that resets a setting."""
+"""Value that resets a setting."""
 
 LOADED = ("threads", "threads_batch", "ctx_size", "no_draft", "drafter", "policy", "draft_max", "memory", "no_memory")
-"""Settings of `LoadSettings` that a chat can change; the model is loaded again."""
+"""Settings of `LoadSettings` that a chat can change by loading the model again."""
 
 _HINTS, _LOADING = get_type_hints(Sampling), get_type_hints(LoadSettings)
-_CHAT = SamplingOptions().settings({"temperature": CHAT_TEMPERATURE, "seed": 0})  # the usual values
+_CHAT = SamplingOptions().settings({"temperature": CHAT_TEMPERATURE, "seed": 0})  # default values of a chat
 
 
 class Setting(NamedTuple):
-    """Something that can be changed in a chat."""
+    """Setting that can be changed in a chat."""
 
-    help: str  # a line on it
-    show: Callable[[Session], str]  # its value, in words
-    # Takes a value in words, or None for the usual one; raises NGramSpecError or ValueError.
+    help: str  # help text of one line
+    show: Callable[[Session], str]  # function that returns the value as text
+    # The function takes a value as text, or `None` for the default; it raises NGramSpecError or ValueError.
     change: Callable[[Session, str | None], None]
 
 
@@ -44,12 +44,16 @@ def _flag_name(known: Option) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name however it is spelled: --top-k, top_k, Top-K."""
+    """Normalize the spelling of a name, such as --top-k, top_k or Top-K."""
     return name.lstrip("-").replace("_", "-").lower()
 
 
 def find(name: str) -> Setting:
-    """A setting by its name, or a flag of it. Raises NGramSpecError, which lists them."""
+    """Return a setting by its name or one of its flags.
+
+    Raises:
+        NGramSpecError: Name of no setting; the message lists the settings.
+    """
     found = _ALIASES.get(_plain(name))
     if found is None:
         raise NGramSpecError(f"unknown setting {name!r}; choose from: {', '.join(SETTINGS)}")
@@ -89,14 +93,17 @@ def _on(value: str) -> bool:
 
 
 def _texts(value: str) -> list[str]:
-    """Texts with spaces between them, quoted where they hold some; \\n and the like are what they are in Python."""
+    """Split texts at spaces.
+
+    A text that contains spaces is quoted, and escapes such as \\n have their meaning in Python.
+    """
     words = shlex.shlex(value, posix=True, punctuation_chars=False)
     words.whitespace_split, words.escape, words.commenters = True, "", ""
     return [word.encode("latin-1", "backslashreplace").decode("unicode-escape") for word in words]
 
 
 def _words(value: Any) -> str:
-    """A value as it would be typed."""
+    """Return a value as the user would type it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None or value == ():
@@ -107,7 +114,12 @@ def _words(value: Any) -> str:
 
 
 def _use(session: Session, sampling: Sampling) -> None:
-    """Sample so from now on. Raises ValueError or NGramSpecError if this model or the acceptance cannot."""
+    """Set the sampling for the following answers.
+
+    Raises:
+        NGramSpecError: Sampling that the model or the acceptance does not support.
+        ValueError: Sampling that the model or the acceptance does not support.
+    """
     session.target.sampler(sampling)
     session.acceptance.rule(sampling, ruled=session.reasoning_budget != UNLIMITED)
     session.sampling = sampling
@@ -126,7 +138,7 @@ def _set_schema(session: Session, value: str | None) -> None:
     _use(session, replace(session.sampling, grammar=None if value is None else schema_grammar(value)))
 
 
-# ---------------------------------------------------------------------- the rest
+# ---------------------------------------------------------------------- other settings
 
 
 def _set_limit(session: Session, value: str | None) -> None:
@@ -181,7 +193,7 @@ def _set_markdown(session: Session, value: str | None) -> None:
     session.view.markdown = _on(value or "on")
 
 
-# ---------------------------------------------------------------------- how the model is loaded, and what drafts
+# ---------------------------------------------------------------------- loading and drafting
 
 
 def _loading(field: str, known: Option) -> Setting:
@@ -230,7 +242,7 @@ SETTINGS = {
         _set_keep,
     ),
 }
-"""All settings by their names."""
+"""All settings by name."""
 
 SETTINGS["seed"] = SETTINGS["seed"]._replace(change=_set_seed)
 SETTINGS["samplers"] = SETTINGS["samplers"]._replace(show=lambda session: ";".join(session.sampling.samplers))

@@ -1,4 +1,4 @@
-"""Output of a chat: answers as they arrive, drafts in colour, and the statistics of the session."""
+"""Output of a chat: streamed answers, drafts in colour and the statistics of the session."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .markdown_stream import LiveRows, MarkdownStream
 from .view import ACCEPTED, CORRECTION, REFUSED, facts_table
 
 NARROW, LOW = 20, 5
-"""Columns and lines of a terminal below which answers are plain text."""
+"""Minimum number of columns and lines of a terminal for Markdown; smaller terminals show plain text."""
 
 _STYLES: dict[Mark, str] = {"": "", "kept": ACCEPTED, "refused": REFUSED, "corrected": CORRECTION}
 
 
 def marked(step: Step, piece: Piece) -> Text:
-    """A step's text with its draft: accepted tokens, refused ones, and the target's token in their place.
+    """Return the text of a step with its draft: accepted tokens, rejected tokens and the target's token in their place.
 
-    A line break in refused tokens, which never were text, shows as a symbol.
+    Rejected tokens are not part of the text, so a line break in them is shown as a symbol.
     """
     text = Text(tab_size=4)
     for words, mark in spans_of(step, piece):
@@ -38,23 +38,23 @@ def marked(step: Step, piece: Piece) -> Text:
 
 
 def without_thoughts(parser: AnswerParser, answer: str) -> str:
-    """An answer without its thoughts."""
+    """Return an answer without its reasoning."""
     deltas = [*parser.push(answer), *parser.finish()]
     return "".join(delta.text for delta in deltas if delta.kind == "text")
 
 
 class AnswerView:
-    """Writes answers to stdout as they come.
+    """Writer of answers to stdout while they are generated.
 
-    A terminal gets Markdown in its looks, thoughts dim; with `drafts`, or where that cannot be shown (see
-    `can_render`), the text without control characters. A file or a pipe gets the text as it is.
+    A terminal shows rendered Markdown with dimmed reasoning. With `drafts`, or if the terminal cannot render Markdown
+    (see `can_render`), it shows the text without control characters. A file or a pipe gets the unchanged text.
     """
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
         self._screen = LiveRows(write_stdout, _size)
         self._open_line = False
-        self._parser: AnswerParser | None = None  # where Markdown is shown: what tells thoughts from content
+        self._parser: AnswerParser | None = None  # parser that separates reasoning from content if Markdown is shown
         self._stream: MarkdownStream | None = None
         self._thinking = False
         self.drafts = False
@@ -62,12 +62,12 @@ class AnswerView:
 
     @property
     def can_show_drafts(self) -> bool:
-        """Whether stdout is a terminal: elsewhere nothing would tell a refused token from the answer."""
+        """True if stdout is a terminal; in other output rejected tokens would look like the answer."""
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
     @property
     def can_render(self) -> bool:
-        """Whether stdout is a terminal that has styles, moves its cursor, and has some room."""
+        """True if stdout is a large enough terminal with styles and cursor movement."""
         if not sys.stdout.isatty() or not self.can_show_drafts:
             return False
         if self._console.no_color or self._console.legacy_windows:
@@ -76,12 +76,12 @@ class AnswerView:
         return columns >= NARROW and lines >= LOW
 
     def begin(self, thoughts: AnswerParser) -> None:
-        """An answer comes; `thoughts` tells what of it was thought."""
+        """Prepare for the next answer; the parser `thoughts` separates its reasoning from its content."""
         self._stream = None
         self._parser = thoughts if self.markdown and not self.drafts and self.can_render else None
 
     def show(self, step: Step, piece: Piece) -> None:
-        """Write what a step released; `piece`: the bytes of a token."""
+        """Write the text of a step; `piece` returns the bytes of a token."""
         if not self.drafts:
             self.write(step.text)
             return
@@ -101,7 +101,7 @@ class AnswerView:
             self._open_line = not text.endswith("\n")
 
     def end(self) -> None:
-        """Close the answer's last line."""
+        """End the answer and its last line."""
         if self._parser is not None:
             self._render(self._parser.finish())
             self._close()
@@ -111,7 +111,7 @@ class AnswerView:
         self._open_line = False
 
     def _render(self, deltas: Iterable[Delta]) -> None:
-        """Show a piece of an answer in the looks of its Markdown: thoughts, then content."""
+        """Show a piece of an answer as rendered Markdown, with separate streams for reasoning and content."""
         for delta in deltas:
             thinking = delta.kind == "thought"
             if self._stream is None or thinking != self._thinking:
@@ -122,7 +122,7 @@ class AnswerView:
             self._stream.push(delta.text)
 
     def _close(self) -> bool:
-        """Show the rest of what came so far; whether there was anything."""
+        """Show the rest of the current stream and return True if there was one."""
         if self._stream is None:
             return False
         self._stream.finish()
@@ -132,12 +132,12 @@ class AnswerView:
 
 def _size() -> os.terminal_size:
     columns, lines = os.get_terminal_size(sys.stdout.fileno())
-    # Some terminals do not know; 0 is what they say.
+    # Some terminals do not know their size and report 0.
     return os.terminal_size((columns or 80, lines or 24))
 
 
 def totals(stats: Stats, facts: dict[str, str]) -> list[Table]:
-    """The session's statistics: `facts` and the counters, then acceptance by position in the draft."""
+    """Return the statistics of the session: `facts` with the counters, and acceptance by position in the draft."""
     rows = dict(facts)
     rows["tokens"] = f"{stats.generated} generated, prompts processed in {stats.prefill_seconds:.1f} s"
     if stats.tokens_per_second is not None:

@@ -1,4 +1,4 @@
-"""`ngramspec complete`: raw continuation of a file or a pipe. Only the continuation goes to stdout."""
+"""`ngramspec complete`: raw continuation of a file or a pipe; only the continuation goes to stdout."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def complete(
         check_beams(chosen, acceptance, load, others)
     predicted = "" if prediction is None else _read_prediction(prediction, load, beams)
     model, source = _arguments(model, file, text_file, named=load.hf_repo is not None)
-    # The text comes first: a mistake there should not cost a download.
+    # The text is read first, so that a mistake in it does not cost a download.
     before, after = read_texts(source, suffix)
     begins, ends = (before, after or "") if echo else ("", "")
     writer = TraceWriter(trace) if trace is not None else None
@@ -152,7 +152,7 @@ def complete(
             ):
                 if writer is not None:
                     writer.add(step)
-                # A long text's judgements take room, and are in the trace.
+                # The decisions of a long text need much memory and are already in the trace.
                 steps.append(step if writer is None else replace(step, verified_draft=NO_DRAFT, decisions=()))
                 stats.add(step)
                 if not as_json:
@@ -179,7 +179,7 @@ def complete(
 
 
 def _read_prediction(file: str, load: LoadSettings, beams: int | None) -> str:
-    """Read the --prediction file; exits if it is empty or cannot be used."""
+    """Read the --prediction file; the program ends if the file is empty or cannot be used."""
     if beams is not None or load.no_draft:
         usage_error(f"--prediction cannot be combined with {'--no-draft' if load.no_draft else '--beams'}")
     if not supports_prediction(load.drafter):
@@ -190,7 +190,14 @@ def _read_prediction(file: str, load: LoadSettings, beams: int | None) -> str:
 
 
 def _arguments(model: str | None, file: str | None, text_file: str | None, *, named: bool) -> tuple[str | None, str]:
-    """(model or None, text file or "-"), told apart as the help says; `named`: an option names the model."""
+    """Return the model or `None`, and the text file or "-"; the help describes how they are distinguished.
+
+    Args:
+        model: First argument.
+        file: Second argument.
+        text_file: Value of -f/--file.
+        named: True if an option names the model.
+    """
     text_given = text_file is not None and not named
     if model is not None and file is None and not _names_model(model, text_given=text_given):
         model, file = None, model
@@ -203,7 +210,7 @@ def _arguments(model: str | None, file: str | None, text_file: str | None, *, na
 
 
 def _names_model(argument: str, *, text_given: bool) -> bool:
-    # A file that is missing has no first bytes to tell by; its name is the next best thing.
+    # The first bytes of a missing file are unknown, so its name decides.
     missing_model = argument.endswith(".gguf") and not Path(argument).exists()
     return text_given or missing_model or is_model_argument(argument)
 
@@ -234,6 +241,6 @@ def _figures(steps: Sequence[Step], stats: Stats, piece: Callable[[int], bytes])
 
 
 def _token(token: int, piece: Callable[[int], bytes]) -> dict[str, Any]:
-    # A token may be part of a character: its bytes say which.
+    # A token may be part of a character, so its bytes are included.
     raw = piece(token)
     return {"id": token, "token": raw.decode("utf-8", "replace"), "bytes": list(raw)}

@@ -1,4 +1,4 @@
-"""`ngramspec complete --beams W`: the most likely of the texts that beam search finds."""
+"""`ngramspec complete --beams W`: the most likely text that beam search finds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ from .view import slow_core
 def check_beams(
     sampling: Sampling, acceptance: Acceptance, load: LoadSettings, others: Mapping[str, object | None]
 ) -> None:
-    """End the program for an option that beam search would have to ignore; `others`: by their flags."""
+    """End the program if an option is set that beam search would have to ignore.
+
+    Args:
+        sampling: Sampling settings of the command.
+        acceptance: Acceptance of drafts.
+        load: Load settings of the command.
+        others: Values of other options by flag.
+    """
     if load.exact == "on":
         usage_error(
             "--beams cannot be combined with --exact on: the position of a beam in the cache affects the rounding"
@@ -60,11 +67,11 @@ def complete_with_beams(
     echo: bool,
     as_json: bool,
 ) -> None:
-    """Load a model, search, and print the best text; ends the program where that was interrupted or failed.
+    """Load a model, run beam search and print the best text.
 
-    Arguments are those of `complete`.
+    The program ends if the search was interrupted or failed. The arguments are the same as those of `complete`.
     """
-    # Where beams lie in the cache moves last bits: nothing would come of exact settings.
+    # The positions of the beams in the KV cache affect the rounding, so exact mode would have no effect.
     target = open_target(model, replace(load, exact="off"), n_seq=SEQUENCES)
     check_sampling(target, sampling)
     prompt = prompt_of(target, before, after, check_predict(predict) * beams, truncate)

@@ -1,4 +1,4 @@
-"""The text to continue in `ngramspec complete`: one text, or the texts before and after a gap."""
+"""Input of `ngramspec complete`: one text, or the texts before and after a gap."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ from ngramspec.llama.target import Target
 from .console import fail, note, read_source, usage_error
 
 LARGE = 1 << 20
-"""Characters up to which texts are tokenized whole: that takes two seconds at most, and a minute for 30 MB."""
+"""Maximum number of characters that are tokenized as a whole.
+
+Texts of this length take at most two seconds, while 30 MB would take a minute.
+"""
 
 
 def read_texts(source: str, suffix: str | None) -> tuple[str, str | None]:
-    """The text to continue, and what stands behind the gap; None: there is none, the text continues at its end.
+    """Read the text to continue and the text after the gap.
 
-    Reads what is named, "-" being stdin; ends the program if it is not UTF-8, or there is nothing to go by.
+    The program ends if a text is not UTF-8 or all texts are empty.
+
+    Args:
+        source: Name of the file with the text; "-" means stdin.
+        suffix: Name of the file with the text after the gap; "-" means stdin, `None` means no gap.
+
+    Returns:
+        Text to continue, and text after the gap. `None` means that the text continues at its end.
     """
     if suffix is not None and suffix == source:
         usage_error(
@@ -37,14 +47,14 @@ def read_texts(source: str, suffix: str | None) -> tuple[str, str | None]:
 
 
 def prompt_of(target: Target, before: str, after: str | None, limit: int, truncate: bool) -> list[int]:
-    """The tokens that the model continues; ends the program where they leave no room for an answer.
+    """Return the prompt tokens; the program ends if they leave no room for an answer.
 
     Raises:
-        ModelError: there is a gap, and the model cannot fill it.
+        ModelError: Gap that the model cannot fill.
     """
     length = len(before) + len(after or "")
     if length >= LARGE:
-        # Twice what has room: where a text is cut, its first tokens may be others.
+        # The cut may change the first tokens of a text, so the limit is twice the number of characters that fit.
         most = 2 * target.n_ctx * target.longest_token
         before, after = before[-most:], None if after is None else after[:most]
     left_out = len(before) + len(after or "") < length
@@ -71,7 +81,10 @@ def prompt_of(target: Target, before: str, after: str | None, limit: int, trunca
 
 
 def _cut_round_gap(target: Target, before: str, after: str, keep: int) -> list[int]:
-    """So many tokens, three before the gap to one after it; what one side does not need goes to the other."""
+    """Return a prompt of `keep` tokens with three quarters of the text before the gap and one quarter after it.
+
+    One side gets the tokens that the other side does not need.
+    """
     room = keep - len(fill_in(target, "", ""))
     sizes = [len(target.tokenize(text, add_bos=False)) for text in (before, after)]
     behind = min(sizes[1], max(room // 4, room - sizes[0]))

@@ -1,6 +1,6 @@
-"""Where the command line talks to the user: stdout holds the answer, stderr everything else.
+"""Output of the command line: stdout contains the answer, stderr everything else.
 
-Errors are one line on stderr and an exit code: 0 done, 1 failed, 2 bad usage, 130 interrupted, 143 terminated.
+An error is one line on stderr and an exit code: 0 done, 1 failed, 2 bad usage, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ngramspec.storage import utf8
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 stderr = Console(stderr=True, highlight=False, emoji=False)
-"""For notes, statistics and progress."""
+"""Console for notes, statistics and progress."""
 
 _SYMBOLS = {**CONTROLS, ord("\r"): None}
 
@@ -36,39 +36,39 @@ _SYMBOLS = {**CONTROLS, ord("\r"): None}
 _WRITE_SECONDS = 0.5  # maximum time to write a note before the process is ended
 
 _line_open = threading.Event()
-"""Set where what was last written to stdout ends in the middle of a line."""
+"""Event that is set while the output on stdout ends in the middle of a line."""
 
 
 ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-"""Signals that end the program; the second tells that its terminal was closed."""
+"""Signals that end the program; the system sends the second one when the terminal is closed."""
 
 
 class Terminated(BaseException):
-    """A signal of `ENDING` arrived. Like KeyboardInterrupt, it passes through `except Exception`."""
+    """Exception for a signal of `ENDING`; `except Exception` does not catch it, as with KeyboardInterrupt."""
 
 
 def printable(text: str) -> str:
-    """Text that cannot command a terminal: a control character becomes its symbol (ESC: ␛), except \\n and \\t."""
+    r"""Replace control characters except \n and \t with symbols (ESC: ␛), so that text cannot control a terminal."""
     return text.translate(_SYMBOLS)
 
 
 def counted(number: int, noun: str, nouns: str = "") -> str:
-    """A number of things in words."""
+    """Return a number with its noun in the singular or plural."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def note(text: str) -> None:
-    """A line for the user on stderr, whatever characters a file or a model put into it."""
+    """Print a note on stderr; control characters from a file or a model become symbols."""
     _print(text, "dim")
 
 
 def complain(error: str | Exception) -> None:
-    """An error, in one line on stderr."""
+    """Print an error in one line on stderr."""
     _print(f"ngramspec: {' '.join(in_words(error).split())}", "red")
 
 
 def _print(text: str, style: str) -> None:
-    # A terminal gets lines broken between words; a log gets them whole. A stderr that cannot be written ends nothing.
+    # Lines are wrapped only in a terminal, because a log needs them whole. A failing stderr must not end the program.
     with suppress(OSError):
         if _in_the_middle_of_a_line():
             stderr.print()
@@ -77,7 +77,7 @@ def _print(text: str, style: str) -> None:
 
 
 def _in_the_middle_of_a_line() -> bool:
-    """Whether what goes to stderr would stand behind text on the same terminal."""
+    """Return True if output to stderr would continue an unfinished stdout line on the same terminal."""
     if not _line_open.is_set() or not stderr.is_terminal:
         return False
     with suppress(OSError, ValueError):
@@ -86,7 +86,7 @@ def _in_the_middle_of_a_line() -> bool:
 
 
 def in_words(error: str | Exception) -> str:
-    """An error as the user reads it: of the system's, which file it is about, and why."""
+    """Return the message of an error; for an OSError, the file and the reason."""
     if not isinstance(error, OSError):
         return str(error)
     reason = error.strerror or str(error)
@@ -100,15 +100,15 @@ def fail(error: str | Exception, code: int = FAILED) -> NoReturn:
 
 
 def usage_error(message: str) -> NoReturn:
-    """End the program: the command line itself is wrong."""
+    """End the program because the command line is invalid."""
     fail(message, USAGE)
 
 
 def raise_on_signals() -> None:
-    """Let signals unwind the stack, so that what was generated is still written; nor is a Ctrl-C lost.
+    """Make signals raise exceptions, so that the generated text is still written.
 
-    Where llama.cpp calls back into Python, as it does for each line of its log, an exception goes no further than that
-    call. If a signal raised it, the signal is sent once more.
+    llama.cpp calls back into Python, for example for each line of its log. An exception ends there and would be lost.
+    If a signal raised it, the signal is sent again.
     """
     sent_again = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
 
@@ -119,7 +119,7 @@ def raise_on_signals() -> None:
         number = sent_again.get(lost.exc_type)
         if number is None:
             sys.__unraisablehook__(lost)
-        else:  # not at once: it would be raised in here
+        else:  # a delay is needed, because the exception would be raised inside this hook
             threading.Timer(0.01, _signal_main_thread, [number]).start()
 
     for number in ENDING:
@@ -139,7 +139,7 @@ def _signal_main_thread(number: int) -> None:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a long-running job ended: by what it was interrupted or failed, None where all went well."""
+    """Result of a long-running job: the exception that interrupted it or made it fail, or `None` on success."""
 
     error: BaseException | None = None
 
@@ -150,7 +150,7 @@ class Outcome:
 
 @contextmanager
 def outcome() -> Iterator[Outcome]:
-    """Run a block that may be interrupted or fail, and continue to report; the yielded `Outcome` says how it ended."""
+    """Run a block that may be interrupted or fail, and continue afterwards; the yielded `Outcome` has the result."""
     ended = Outcome()
     try:
         yield ended
@@ -159,12 +159,19 @@ def outcome() -> Iterator[Outcome]:
 
 
 def read_text(path: Path) -> str:
-    """A text file whole. Raises NGramSpecError if it is not UTF-8."""
+    """Read a text file.
+
+    Raises:
+        NGramSpecError: File that is not UTF-8.
+    """
     return _decoded(path.read_bytes(), str(path))
 
 
 def read_source(name: str, wanted: str) -> str:
-    """A text file, or standard input for "-", whole; where that is a terminal, `wanted` says what is missing."""
+    """Read a text file, or standard input for "-".
+
+    If standard input is a terminal, the program ends with the message `wanted`.
+    """
     if name != "-":
         return read_text(Path(name))
     if sys.stdin is None or sys.stdin.isatty():
@@ -180,16 +187,16 @@ def _decoded(raw: bytes, name: str) -> str:
 
 
 def leave(ended: Outcome) -> None:
-    """End the program as a job ended, unless all went well."""
+    """Raise the exception that ended a job, if there is one."""
     if ended.error is not None:
         raise ended.error
 
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait for the end of the block; a second one ends the program at once.
+    """Defer the signals that end the program to the end of the block; a second one ends the program immediately.
 
-    llama.cpp calls back into Python while it loads. An exception raised in there is printed and lost.
+    llama.cpp calls back into Python while it loads. An exception that a signal raises there is printed and lost.
     """
     came: list[int] = []
 
@@ -198,7 +205,7 @@ def signals_deferred() -> Iterator[None]:
             os._exit(128 + number)
         came.append(number)
 
-    # An ignored signal (nohup, a job in the background) stays ignored.
+    # A signal that is ignored (nohup, background job) stays ignored.
     numbers = [n for n in (signal.SIGINT, *ENDING) if callable(signal.getsignal(n))]
     handlers = {n: signal.signal(n, wait) for n in numbers}
     try:
@@ -212,7 +219,7 @@ def signals_deferred() -> Iterator[None]:
 
 @contextmanager
 def ends_within(seconds: float, code: int) -> Iterator[None]:
-    """End the process with an exit code if the block takes longer, even if threads do not end."""
+    """End the process with an exit code if the block takes longer than `seconds`, even if threads do not end."""
 
     def end() -> None:
         text = f"warning: a request did not end within {seconds:g} s; exiting without it"
@@ -233,7 +240,7 @@ def ends_within(seconds: float, code: int) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(*columns: str | ProgressColumn, auto_refresh: bool = True) -> Iterator[Progress]:
-    """A bar on stderr that goes away at the end. It is drawn only once started, and only where somebody watches."""
+    """Yield a progress bar on stderr that is removed at the end; it is drawn after its start and only in a terminal."""
     off = not stderr.is_terminal or _in_the_middle_of_a_line()
     bar = Progress(*columns, console=stderr, transient=True, auto_refresh=auto_refresh, disable=off)
     try:
@@ -243,12 +250,12 @@ def progress_bar(*columns: str | ProgressColumn, auto_refresh: bool = True) -> I
 
 
 def prefill_bar() -> AbstractContextManager[Callable[[int, int], None]]:
-    """A callback for the progress of a prefill, in tokens; its bar goes away when the prompt is read."""
+    """Return a callback for the progress of a prefill in tokens; its bar is removed when the prefill ends."""
     return _counting_bar("reading", MofNCompleteColumn())
 
 
 def index_bar() -> AbstractContextManager[Callable[[int, int], None]]:
-    """A callback for the progress of reading files, in bytes."""
+    """Return a callback for the progress of reading files in bytes."""
     return _counting_bar("indexing", DownloadColumn())
 
 
@@ -269,7 +276,7 @@ def _counting_bar(doing: str, count: ProgressColumn) -> Iterator[Callable[[int, 
 
 @contextmanager
 def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A callback for the progress of downloads, by file name."""
+    """Yield a callback for the progress of downloads by file name."""
     with progress_bar("{task.description}", BarColumn(), DownloadColumn()) as bar:
         tasks: dict[str, TaskID] = {}
 
@@ -283,8 +290,8 @@ def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 def prepare_streams() -> None:
-    """Make stdout hold any text, as it is; ends the program if there is no stdout."""
-    # A stream that the shell closed leaves its number to the next file that is opened.
+    """Make stdout accept any text unchanged; the program ends if stdout is closed."""
+    # The next opened file would get the descriptor of a stream that the shell closed, so each one is filled here.
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if stream is None:
             os.open(os.devnull, os.O_RDWR)
@@ -295,7 +302,7 @@ def prepare_streams() -> None:
 
 
 def write_stdout(text: str) -> None:
-    """Write and flush."""
+    """Write text to stdout and flush it."""
     sys.stdout.write(text)
     sys.stdout.flush()
     if text.endswith("\n"):
@@ -306,7 +313,7 @@ def write_stdout(text: str) -> None:
 
 @contextmanager
 def guarded_stdout() -> Iterator[None]:
-    """End the program properly when stdout fails: quietly on a closed pipe, with a message on a full disk."""
+    """End the program cleanly when stdout fails: silently on a closed pipe, with a message on a full disk."""
     try:
         yield
         sys.stdout.flush()
@@ -321,5 +328,5 @@ def guarded_stdout() -> Iterator[None]:
 
 
 def _forget_stdout() -> None:
-    """Python flushes stdout once more at exit; give it somewhere to go."""
+    """Redirect stdout to the null device, because Python flushes it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
