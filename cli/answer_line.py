@@ -1,4 +1,4 @@
-"""The line after an answer, with its speed and the gain from drafts, and the notes below it."""
+"""Line after an answer with its speed and the gain from drafts, and the notes below it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INTERRUPTIONS = ("stopped", "interrupted", "failed")
 
 
 class AnswerReport:
-    """Shows the line after each answer, and notes that a user can act on, each of them once."""
+    """Report after each answer: a line with its speed, and notes for the user that are each shown once."""
 
     def __init__(self) -> None:
         self._shown: set[str] = set()

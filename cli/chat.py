@@ -140,7 +140,7 @@ def _talk(session: Session, first: str | None) -> None:
 
 
 def _toolbar(session: Session) -> str:
-    """Return the line below the prompt with the model, the used context, attached files and whether the chat is saved."""
+    """Return the line below the prompt: model, used part of the context, number of attached files and "saved"."""
     size = session.target.n_ctx
     used = min(session.used, size)  # a longer conversation loses its oldest turns
     parts = [session.target.name, f"{used} of {size} tokens ({used / size:.0%})"]

@@ -1,6 +1,7 @@
-"""Options of llama.cpp's programs that do nothing here or are not supported.
+"""Options of llama.cpp's programs that have no effect here or are not supported.
 
-`NoEffect` accepts the first kind, so that command lines of llama-server can be pasted. `REASONS` explains the second.
+`NoEffect` accepts options without effect, so that users can paste command lines of llama-server. `REASONS` explains
+why the others are not supported.
 """
 
 from __future__ import annotations

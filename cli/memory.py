@@ -1,4 +1,4 @@
-"""`ngramspec memory`: which of the user's own texts are drafted from, and what becomes of them."""
+"""`ngramspec memory`: management of the user's own texts that drafts come from."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def add(
 def _add(
     chosen: Sequence[Path], memory: str, model: str | None, *, may_be_empty: bool = False
 ) -> tuple[Vocabulary, Store]:
-    """Add paths and tell what came of it; also whose tokens they were cut into, and where they are."""
+    """Add paths to a memory, print a note on the result, and return the vocabulary and the store."""
     folder = memory_folder(memory)
     vocabulary = _vocabulary(model)
     store = Store(folder, vocabulary.vocabulary_hash, vocabulary.path.name)
@@ -278,7 +278,7 @@ def _model(name: str) -> str:
 
 @contextmanager
 def _told(errors: list[MemoryFileError]) -> Iterator[None]:
-    """Report an error of the block and note it: the other files come next, and the exit code tells of it at the end."""
+    """Print an error of the block and append it to `errors`, so that the other files follow and the exit code is 1."""
     try:
         yield
     except MemoryFileError as error:
@@ -287,15 +287,15 @@ def _told(errors: list[MemoryFileError]) -> Iterator[None]:
 
 
 def _paths(names: Sequence[str]) -> list[Path]:
-    """Paths that were typed; ends the program if one is empty."""
-    # An empty name (an unset variable of a script) would be the current folder.
+    """Return paths from the command line; the program ends if a name is empty."""
+    # An empty name, such as an unset variable in a script, would mean the current folder.
     if not all(names):
         usage_error("the name of a file or folder must not be empty")
     return [Path(name) for name in names]
 
 
 def _vocabulary(model: str | None) -> Vocabulary:
-    """The vocabulary of a model as `resolve` finds it, or of a file without weights."""
+    """Return the vocabulary of a model that `resolve` finds, or of a file without weights."""
     path = Path(os.path.expanduser(model)) if model else None
     file = path if path is not None and has_gguf_magic(path) else None
     return open_vocabulary(file, model, "no --model given; using the tokenizer of")

@@ -1,4 +1,4 @@
-"""`MemoryTip`: suggests saving answers after an answer that earlier ones would have helped to draft."""
+"""Suggestion to save answers, shown after an answer that earlier answers would have helped to draft."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARE = 0.25  # share of the answer that must be in repeated runs
 
 
 class MemoryTip:
-    """Suggests saving answers, once per machine, to a user whose answers repeat each other.
+    """Suggestion to save answers, shown once per machine to a user whose answers repeat each other.
 
     An answer counts if a quarter of its tokens are in runs of 16 or more tokens that an earlier answer of the session
     contains. Within the session they were drafted anyway; the next one can only draft them if answers are saved. A user
@@ -22,10 +22,10 @@ class MemoryTip:
     """
 
     def __init__(self) -> None:
-        self._runs: set[tuple[int, ...]] = set()  # of earlier answers
+        self._runs: set[tuple[int, ...]] = set()  # runs of tokens in earlier answers
 
     def show_after(self, answer: Sequence[int], *, is_retry: bool = False) -> None:
-        """Remember the tokens of an answer, and show the tip if it is time.
+        """Remember the tokens of an answer, and show the tip if the answer repeats earlier ones.
 
         Args:
             answer: Tokens of the answer.

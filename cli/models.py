@@ -1,6 +1,6 @@
-"""The models on this disk: `ngramspec models` lists them, and the shell completes their names.
+"""`ngramspec models`, which lists the models on this machine, and completion of their names in the shell.
 
-typer knows commands and options. `--install-completion` sets completion up.
+typer completes commands and options itself. `--install-completion` sets up completion.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def models() -> None:
     T(4)/T(1) is the time of a pass over four tokens on this machine relative to one token, for models that have run
     with drafts. The closer it is to 1, the more drafts pay; at 4, they never do.
     """
-    # All of this takes too long to import for a Tab.
+    # These imports take too long for completion, which uses this module too.
     from ngramspec.cost.calibration import kept_steepness
     from ngramspec.llama.devices import quantisation
     from ngramspec.llama.weights import model_key
@@ -57,19 +57,20 @@ def models() -> None:
             report_console().print(table)
 
 
-# --------------------------------------------------------------------------- what the shell completes
+# --------------------------------------------------------------------------- completion in the shell
 
 _BEFORE = "_NGRAMSPEC_BEFORE_COLON"
 
 
 def join_at_colons(env: MutableMapping[str, str]) -> None:
-    """Undo how bash takes words apart: `hf:owner` comes as three, and only the last of them is to be completed.
+    """Undo bash's splitting of words at colons: bash splits `hf:owner` into three words and completes only the last.
 
-    The words before the last colon are left out, so that they do not count as arguments, and kept for `complete_model`.
+    The words before the last colon are removed, so that they do not count as arguments, and stored for
+    `complete_model`.
     """
     try:
         words, at = shlex.split(env["COMP_WORDS"]), int(env["COMP_CWORD"])
-    except (KeyError, ValueError):  # a quote that is still open
+    except (KeyError, ValueError):  # missing variables or an open quote
         return
     typed, begins = words[at : at + 1] or [""], at
     while begins > 1 and (typed[0] == ":" or words[begins - 1] == ":"):
@@ -83,14 +84,14 @@ def join_at_colons(env: MutableMapping[str, str]) -> None:
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Names of models on this disk, and .gguf files, that begin so. Where there are none, the shell offers files."""
+    """Return the names of models and .gguf files that start with a text; for an empty list the shell offers files."""
     before = os.environ.get(_BEFORE, "")
     found = [name.removeprefix(before) for name, _ in names() if name.startswith(before + incomplete)]
     return found if before else [*found, *_files(incomplete)]
 
 
 def _files(incomplete: str) -> Iterator[str]:
-    """The .gguf files whose path begins so and, if there are any, the folders that more may be in."""
+    """Yield the .gguf files whose path starts with a text and, if there are any, the folders that may contain more."""
     folder, name = os.path.split(incomplete)
     try:
         beside = sorted(Path(os.path.expanduser(folder) or ".").iterdir())

@@ -1,8 +1,8 @@
-"""The options that commands share, named as llama.cpp users know them, and what they are turned into.
+"""Options shared by several commands, with the names of llama.cpp's options, and their conversion into settings.
 
-An option is told by `ngramspec.sampling.option.option`, as a field of a dataclass or as the default of a command's
-parameter. A group of options is a dataclass; a command takes the whole group as one parameter, and `grouped` makes all
-of them options that typer sees.
+`ngramspec.sampling.option.option` declares an option, as a field of a dataclass or as the default of a command's
+parameter. A group of options is a dataclass. A command takes the whole group as one parameter, and `grouped` turns its
+fields into options for typer.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ TRACE: Path | None = option(
 STOP: list[str] | None = option(None, "--stop", help="Stop before this text; repeatable.")
 
 NO_LIMIT = 2**31
-"""More tokens than any context holds."""
+"""Token limit that is larger than any context."""
 
 
 def check_predict(predict: int) -> int:
-    """Most tokens to generate, -1 turned into more than any context holds."""
+    """Return the maximum number of tokens to generate, with `NO_LIMIT` in place of -1."""
     if predict != -1 and predict < 1:
         usage_error(f"-n/--predict must be at least 1, or -1 (until the context is full), got {predict}")
     return predict if predict > 0 else NO_LIMIT
 
 
 def check_stop(stop: list[str] | None) -> tuple[str, ...]:
-    """The stop strings; ends the program if one is empty."""
+    """Return the stop strings; the program ends if one is empty."""
     if any(not text for text in stop or ()):
         usage_error("--stop must not be empty")
     return tuple(stop or ())
@@ -72,7 +72,10 @@ def check_stop(stop: list[str] | None) -> tuple[str, ...]:
 
 
 def find(model: str | None, settings: LoadSettings) -> ModelSource:
-    """Find, fetch if need be, and check a model and its draft model; a note on stderr says which if none is named."""
+    """Find a model and its draft model, download them if needed, and check them.
+
+    If no model is named, a note on stderr names the one that is used.
+    """
     with download_bar() as progress, flags_in_errors():
         found = loading.find(model, settings, progress)
     if found.fallback:
@@ -83,22 +86,25 @@ def find(model: str | None, settings: LoadSettings) -> ModelSource:
 def open_found(
     found: ModelSource, settings: LoadSettings, *, learn: bool = True, remember: bool = False
 ) -> LoadedModel:
-    """See `ngramspec.loading.load.open_found`; what the user should know goes to stderr."""
+    """Open a model with `ngramspec.loading.load.open_found` and print its notes on stderr."""
     with signals_deferred():
         return loading.open_found(found, settings, on_note=note, learn=learn, remember=remember)
 
 
 def open_target(model: ModelSource, settings: LoadSettings, *, n_seq: int | None = None, head: bool = False) -> Target:
-    """Load a model alone, under the settings that are kept for it."""
+    """Load a model without a drafter, with the settings that tuning saved for it."""
     settings, _ = loading.tuned(model.path, settings, note)
     with signals_deferred():
         return loading.open_target(model.path, settings, note, n_seq=n_seq, head=head)
 
 
 def open_vocabulary(file: Path | None, model: str | None, unnamed: str) -> Vocabulary:
-    """The vocabulary of `file`, with weights or without; if that is None, the one of `model`.
+    """Load a vocabulary.
 
-    If none is named either, a note on stderr begins with `unnamed`.
+    Args:
+        file: GGUF file with or without weights; `None` means the file of `model`.
+        model: Name of the model; `None` means the default model.
+        unnamed: Start of the note on stderr that names the default model.
     """
     if file is None:
         with download_bar() as progress:
@@ -113,7 +119,7 @@ def open_vocabulary(file: Path | None, model: str | None, unnamed: str) -> Vocab
 
 
 def keep(memory: Memory | None, tokens: Sequence[int]) -> None:
-    """Keep an answer for later sessions; failing to keep one does not end anything."""
+    """Save an answer for later sessions; a failure prints a warning and does not end the program."""
     if memory is None:
         return
     try:
@@ -129,7 +135,11 @@ AUTO = "auto"
 
 
 def parse_threads(text: str) -> int | None:
-    """Return a number of threads, or `None` for "auto"; raises ValueError."""
+    """Return a number of threads, or `None` for "auto".
+
+    Raises:
+        ValueError: Text that is neither a positive number nor "auto".
+    """
     if text == AUTO:
         return None
     with suppress(ValueError):
@@ -139,7 +149,11 @@ def parse_threads(text: str) -> int | None:
 
 
 def parse_layers(text: str) -> int:
-    """Return a number of layers, -1 for "all" and "auto"; raises ValueError."""
+    """Return a number of layers, or -1 for "all" and "auto".
+
+    Raises:
+        ValueError: Text that is not a number, "all" or "auto".
+    """
     try:
         return -1 if text in ("all", AUTO) else int(text)
     except ValueError:
@@ -147,7 +161,11 @@ def parse_layers(text: str) -> int:
 
 
 def parse_flash(text: str) -> Flash:
-    """Return a setting of flash attention from any of llama.cpp's words for it; raises ValueError."""
+    """Return a setting of flash attention from any of llama.cpp's words for it.
+
+    Raises:
+        ValueError: Text that is not one of these words.
+    """
     for value, words in _FLASH_WORDS.items():
         if text in words:
             return value
@@ -168,12 +186,12 @@ _TYPERS: dict[str, dict[str, Any]] = {
     "model_file": {"autocompletion": complete_model},
     "api_key": {"envvar": "NGRAMSPEC_API_KEY"},
 }
-"""Arguments for typer that only some options have, by option name."""
+"""Additional arguments for typer by option name."""
 
 
 @contextmanager
 def flags_in_errors() -> Iterator[None]:
-    """End the program where settings contradict each other, which are then called by their flags."""
+    """End the program if settings conflict; the message names them by their flags."""
     try:
         yield
     except LoadSettingsError as error:
@@ -181,10 +199,10 @@ def flags_in_errors() -> Iterator[None]:
 
 
 def _parameter(name: str, hint: Any, one: Field[Any], other: str | Field[Any] | None = None) -> inspect.Parameter:
-    """The parameter that typer sees for a field that `option` made; `other`: a field in its place, or its help."""
+    """Return the parameter for typer of a field that `option` made; `other` replaces the field or its help."""
     one = other if isinstance(other, Field) else one
     known = named(name, one.metadata[KEY])
-    # A default that is None, or is parsed from text, says nothing to the user; the help text does.
+    # A default that is None or parsed from text means nothing to the user; the help text describes it instead.
     shown = known.parse is None and one.default is not None
     least, most = (None, None) if known.allowed is None else (known.allowed.least, known.allowed.most)
     made = typer.Option(
@@ -202,12 +220,12 @@ def _parameter(name: str, hint: Any, one: Field[Any], other: str | Field[Any] | 
 
 
 def _is_read(one: Field[Any]) -> bool:
-    """Whether a field holds what is read from texts that are typed; the sampling options read theirs by themselves."""
+    """Return True if a field contains values read from the typed texts; sampling options read theirs themselves."""
     return one.metadata[KEY].repeatable and one.default is not None
 
 
 def _built(group: type, typed: Mapping[str, Any]) -> Any:
-    """A group of what was typed for its fields."""
+    """Create a group of options from the typed values of its fields."""
     values = dict(typed)
     for one in fields(group):
         if one.name in values and _is_read(one):
@@ -216,11 +234,10 @@ def _built(group: type, typed: Mapping[str, Any]) -> Any:
 
 
 def grouped(command: Command) -> Command:
-    """Let typer see the fields of a command's dataclass parameters as options of its own.
+    """Turn the fields of a command's dataclass parameters into options for typer.
 
-    Where a command has only some of them, it says so by their names; where some differ for it, by what its help says
-    of them, or by a field in their place:
-    `load: Annotated[LoadSettings, ("threads", "ctx_size"), {"ctx_size": "..."}]`.
+    An annotation can select fields by name. It can also map names to another help text or to a field that replaces
+    the original: `load: Annotated[LoadSettings, ("threads", "ctx_size"), {"ctx_size": "..."}]`.
     """
     groups: dict[str, tuple[type, list[str]]] = {}
     parameters: list[inspect.Parameter] = []

@@ -1,4 +1,4 @@
-"""The files that a command is asked for: `--json FILE|-`, and `--markdown`, `--svg FILE|-`, `--html FILE|-` to post."""
+"""Output files of a command: `--json FILE|-`, and `--markdown`, `--svg FILE|-` and `--html FILE|-` for sharing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .console import fail, guarded_stdout, usage_error, write_stdout
 
 
 def json_option(what: str) -> Any:
-    """The option that names the file, of a command that writes `what` to it."""
+    """Return the option for the JSON file of a command, which contains `what`."""
     return option(None, "--json", metavar="FILE|-", help=f"Write {what} as JSON; -: to stdout instead of the table.")
 
 
@@ -37,8 +37,8 @@ class PostOptions:
 class Output:
     """Results of a command, shown on stdout and written to the requested files.
 
-    The files are known to be writable from the start, and whole at the end. Where one of them takes stdout (`silent`),
-    nothing else may be written to it.
+    The constructor checks that the files are writable, and each file is written completely or not at all. If one of
+    them is written to stdout (`silent`), nothing else may be written there.
     """
 
     _WRITERS: Mapping[str, Callable[[Report], str]] = {"--markdown": markdown, "--svg": svg, "--html": html}
@@ -51,7 +51,7 @@ class Output:
         if len(taking) > 1:
             usage_error(f"{' and '.join(taking)} cannot both be written to stdout; name a file")
         self.silent = bool(taking)
-        flags: dict[str, str] = {}  # by the files that they name
+        flags: dict[str, str] = {}  # flags by the files that they name
         for flag, name in self._names.items():
             _check(name)
             other = flags.setdefault(os.path.realpath(name), flag)
@@ -64,13 +64,13 @@ class Output:
         document: Callable[[], dict[str, Any]],
         report: Callable[[], Report] | None = None,
     ) -> None:
-        """Show what was found unless stdout is taken, and write the files; what nobody asked for is not made."""
+        """Show the results unless a file is written to stdout, and create and write only the requested files."""
         try:
             if not self.silent:
                 with guarded_stdout():
                     show()
         finally:
-            # Even where the reader of stdout has gone, as head does.
+            # The files are written even if the reader of stdout, such as head, has ended.
             if "--json" in self._names:
                 _write(self._names["--json"], json.dumps(document(), indent=2) + "\n")
             posts = [flag for flag in self._names if flag != "--json"]
@@ -81,7 +81,7 @@ class Output:
 
 
 def _check(name: str) -> None:
-    """End the program if a file cannot be written, as far as is known before."""
+    """End the program if a file is known not to be writable."""
     if name == "-":
         return
     path = Path(name)
@@ -97,12 +97,12 @@ def _check(name: str) -> None:
 
 
 def _in_place(path: Path) -> bool:
-    """Whether a file is written as it is, as devices and pipes are: replacing them would be a surprise."""
+    """Return True for devices and pipes, which must be written in place and not replaced by a file."""
     return path.exists() and not path.is_file()
 
 
 def _write(name: str, text: str) -> None:
-    """Write a file, whole or not at all; "-" is stdout."""
+    """Write a file completely or not at all; "-" means stdout."""
     if name == "-":
         with guarded_stdout():
             write_stdout(text)
@@ -122,14 +122,17 @@ def _write(name: str, text: str) -> None:
         fail(f"cannot write {name}: {error.strerror or error}")
 
 
-# --------------------------------------------------------------------------- the line that reproduces it
+# --------------------------------------------------------------------------- command line for reproduction
 
 
 def command_line(command: str, arguments: Sequence[str | None], told: Mapping[str, Any], *groups: Any) -> str:
     """Return the command line that reproduces this run; file arguments are reduced to their base names.
 
-    `told` has the values of the command's own options by their flags; of the `groups` of options, those are told that
-    are not as by default and do not stand in `told`. None and False: left out.
+    Args:
+        command: Name of the command.
+        arguments: Arguments of the command; `None` is omitted.
+        told: Values of the command's own options by flag; `None` and `False` are omitted.
+        groups: Groups of options; values that differ from the default and are not in `told` are included.
     """
     words = ["ngramspec", *command.split(), *(_file_name(one) for one in arguments if one is not None)]
     grouped = {
@@ -146,7 +149,7 @@ def command_line(command: str, arguments: Sequence[str | None], told: Mapping[st
 
 
 def _typed(flag: str, value: Any) -> str:
-    """A value as it is typed: an adapter's name with a comma stands in quotation marks."""
+    """Return a value as the user types it; an adapter's name that contains a comma is quoted."""
     if not isinstance(value, tuple):
         return _file_name(str(value))
     name, scale = value

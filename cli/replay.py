@@ -1,4 +1,4 @@
-"""`ngramspec replay`: what drafting would have gained on recorded conversations."""
+"""`ngramspec replay`: estimate of the gain from drafting on recorded conversations."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from .output import Output, PostOptions, command_line, json_option
 from .view import LISTED, print_report, run_counted, section_parts, slow_core
 
 FRONT = 512
-"""Tokens of context on which the passes of --model are timed."""
+"""Number of context tokens for timing the passes of --model."""
 
 _CURVES = ", ".join(CURVES)
 
 UNNAMED = "no --vocab or --model given; using the tokenizer of"
 
 POLICY, MODEL = ("policy", "draft_max"), ("ctx_size", "gpu_layers", "rpc", "threads")
-"""The settings of what decides on drafts, and of --model."""
+"""Names of the settings for the policy and for --model."""
 
 HELPS = {
     "ctx_size": "Context size of --model in tokens.",
@@ -105,7 +105,7 @@ def replay(
         usage_error("-c, -ngl, --rpc and -t require --model")
 
     def replayed(by: CostCurve) -> Replay:
-        # Each has a drafter of its own, which has seen nothing yet.
+        # Each replay needs a new drafter without learned state.
         made = make_drafter(drafter, memory=memory == "on")
         return Replay(made, load.policy, load.draft_max, curve=by, piece=vocabulary.piece if include_text else None)
 
@@ -166,7 +166,7 @@ def replay(
 
 
 def _named_curves(names: Sequence[str]) -> dict[str, CostCurve]:
-    """The curves asked for."""
+    """Return the requested cost curves by name."""
     curves: dict[str, CostCurve] = {}
     for name in names:
         try:
@@ -181,7 +181,7 @@ def _named_curves(names: Sequence[str]) -> dict[str, CostCurve]:
 
 
 def _read(files: Sequence[str], *, strict: bool) -> Transcripts:
-    """All conversations of the files; what is skipped is named and counted on stderr."""
+    """Read all conversations of the files; notes on stderr name and count the skipped ones."""
     found = Transcripts()
     for name in files:
         if name != "-":
@@ -202,7 +202,7 @@ def _read(files: Sequence[str], *, strict: bool) -> Transcripts:
 
 
 def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None) -> list[Recording]:
-    """The conversations as tokens, category by category."""
+    """Return the conversations as tokens, ordered by category."""
     recorder = TranscriptReader(vocabulary)
     if recorder.spelled:
         note("the vocabulary has no chat template; using ChatML with ordinary tokens")

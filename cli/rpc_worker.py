@@ -1,4 +1,4 @@
-"""`ngramspec rpc-worker`: this machine's devices for a model that is run from another one."""
+"""`ngramspec rpc-worker`: devices of this machine for a model that runs on another machine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def rpc_worker(
         ended.set()
 
     threading.Thread(target=serve, daemon=True).start()
-    # The thread is in the middle of llama.cpp, and cannot be asked to end.
+    # The thread runs llama.cpp code and cannot be asked to end.
     try:
         ended.wait()
     except KeyboardInterrupt:

@@ -1,6 +1,6 @@
-"""The options that choose a token and accept a draft, and what they are turned into.
+"""Options for sampling and for the acceptance of drafts, and their conversion into settings.
 
-Options for settings of `Sampling` are built from what it says about them: see `ngramspec.sampling.option`.
+Options for settings of `Sampling` are built from the metadata of its fields: see `ngramspec.sampling.option`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _SETTINGS = {one.name: one for one in fields(Sampling)}
 _OPTIONS = options(Sampling)
 
 CHAT_TEMPERATURE = 0.8
-"""llama.cpp's, for `chat` and `serve`."""
+"""Default temperature of `chat` and `serve`, as in llama.cpp."""
 
 
 def setting(name: str, default: Any) -> Any:
-    """A field for a setting of `Sampling`, with another default."""
+    """Return a field for a setting of `Sampling` with another default."""
     return field(default=default, metadata=_SETTINGS[name].metadata)
 
 
 def _with_settings(group: type[T]) -> type[T]:
-    """Make a class a dataclass that begins with a field for each setting that it does not define itself."""
+    """Make a class a dataclass whose first fields are the settings that the class does not define itself."""
     own, hints = inspect.get_annotations(group), get_type_hints(Sampling)
     added: dict[str, Any] = {}
     for name, known in _OPTIONS.items():
@@ -50,7 +50,7 @@ def _with_settings(group: type[T]) -> type[T]:
 
 @_with_settings
 class SamplingOptions:
-    """Sampling with llama.cpp's samplers in its default order, and the acceptance of drafts."""
+    """Options for llama.cpp's samplers, in its default order, and for the acceptance of drafts."""
 
     grammar: str | None = setting("grammar", None)
     grammar_file: Path | None = option(
@@ -77,14 +77,18 @@ class SamplingOptions:
     )
 
     def sampling(self) -> Sampling:
-        """The sampling asked for; ends the program if a value is out of its range, or two contradict each other."""
+        """Return the requested sampling; the program ends if a value is out of range or two values conflict."""
         try:
             return self.settings({"seed": self._seed(), "grammar": self._grammar()})
         except ValueError as error:
             usage_error(str(error))
 
     def settings(self, given: Mapping[str, Any]) -> Sampling:
-        """The settings, except for those in `given`. Raises ValueError."""
+        """Return the sampling with the values in `given` in place of the options.
+
+        Raises:
+            ValueError: Value that is invalid.
+        """
         found = dict(given)
         for name, known in _OPTIONS.items():
             if name not in found and (value := getattr(self, name)) is not None:
@@ -92,7 +96,10 @@ class SamplingOptions:
         return Sampling(**found)
 
     def acceptance(self, sampling: Sampling, load: LoadSettings) -> Acceptance:
-        """How drafts are to be accepted; ends the program if that contradicts others, and tells of a lossy one."""
+        """Return the acceptance of drafts and print a warning if it is lossy.
+
+        The program ends if the acceptance conflicts with other options.
+        """
         try:
             acceptance = Acceptance(self.rule, self.lenience, self.typical_acceptance)
             acceptance.rule(sampling)
@@ -127,7 +134,7 @@ class SamplingOptions:
 
 
 def check_sampling(vocabulary: Vocabulary, sampling: Sampling, logprobs: int | None = None) -> None:
-    """End the program if this model cannot sample so, or has fewer tokens than `logprobs`, before any work is done."""
+    """End the program early if the model does not support the sampling or has fewer tokens than `logprobs`."""
     try:
         vocabulary.sampler(sampling)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`ngramspec serve`: the model behind the HTTP API that clients speak."""
+"""`ngramspec serve`: an HTTP server for a model with the APIs of common clients."""
 
 from __future__ import annotations
 

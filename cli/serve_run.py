@@ -1,7 +1,6 @@
-"""A server's life: it listens, loads its model, answers until a signal comes, and lets running requests end.
+"""Start, operation and shutdown of the server, which waits for running requests after a signal.
 
-The HTTP server has a thread of its own, and the engine another, which also loads the model; the main thread waits for
-signals.
+The HTTP server has its own thread. The thread of the engine also loads the model. The main thread waits for signals.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ from .reasoning_options import ReasoningOptions
 from .serve_options import LONGEST_DRAFT, MOST_EMBEDDED, ServeOptions
 
 DRAIN_SECONDS = 8.0
-"""How long running requests may continue after a signal: less than the 10 s after which docker kills."""
+"""Maximum time for running requests after a signal; docker kills a container after 10 s."""
 
 EXIT_SECONDS = 4.0
-"""Maximum time for the rest of a shutdown, after which the process ends even if a thread does not."""
+"""Maximum time for the rest of the shutdown; afterwards the process ends even if a thread does not."""
 
 SWITCH_SECONDS = 0.0005
-"""Time after which a thread that runs Python lets another one run; Python's default is 0.005 s.
+"""Time after which a Python thread yields to another thread; Python's default is 0.005 s.
 
-The thread of the engine needs Python's lock hundreds of times per second. While other threads read large requests, it
-would wait for this time on each occasion.
+The thread of the engine needs Python's global lock hundreds of times per second. While other threads read large
+requests, it waits for this time on each occasion.
 """
 
 _SHUTTING_DOWN = (
@@ -75,7 +74,7 @@ def run(
     *,
     open_page: bool,
 ) -> None:
-    """Serve until a signal comes; `sampling` and `seed`: of requests that do not say."""
+    """Serve until a signal arrives; `sampling` and `seed` are the defaults of requests."""
     keys = options.keys
     found = find(model, load)
     server = Server(
@@ -116,7 +115,7 @@ def run(
                     served.service.stop(DRAIN_SECONDS)
                     stop_answering()
             except (KeyboardInterrupt, Terminated) as signal:
-                # Python would wait for the engine's thread, which is loading the model or in a decode call.
+                # Python would wait for the engine's thread, which loads the model or runs a decode call.
                 os._exit(TERMINATED if isinstance(signal, Terminated) else INTERRUPTED)
             if lost is not None:
                 fail(lost)
@@ -139,9 +138,19 @@ def open_served(
     grammar: str | None = None,
     reasoning: ReasoningOptions | None = None,
 ) -> ServedModel:
-    """The model, ready to answer, and a small one that drafts for it, if there is one; `grammar`: of its default.
+    """Load the model, and its draft model if there is one, for the server.
 
-    The thread that opens them is the engine's, for the reason that `Engine` gives.
+    The engine's thread loads them, for the reason documented in `Engine`.
+
+    Args:
+        load: Settings for loading the model.
+        options: Options of the server.
+        found: Model and draft model to load.
+        grammar: Default grammar of requests.
+        reasoning: Options for reasoning; `None` means the defaults.
+
+    Returns:
+        Model that is ready for requests.
     """
     executor, reasoning = ThreadPoolExecutor(1, "engine"), reasoning or ReasoningOptions()
     path = found.path
@@ -152,7 +161,7 @@ def open_served(
     _prepare_template(target, options.template)
     reasoning.check(target.chat_template)
     if grammar is not None:
-        target.grammar(grammar)  # one that cannot be used ends the start, not every request
+        target.grammar(grammar)  # an invalid grammar makes the start fail, not every request
     embedder = executor.submit(_open_embedder, target, options).result()
     # Measure unknown costs of the model first.
     new = Calibration.load(target.sequences[0]).curve is None
@@ -209,7 +218,7 @@ def open_served(
 
 
 def _prepare_template(target: Target, template: str | None) -> None:
-    """Use another chat template than the model's, or warn if the model's own does not work."""
+    """Set a chat template in place of the model's, or warn if the model's own template does not work."""
     if template is not None:
         target.use_chat_template(template)
         return
@@ -231,7 +240,11 @@ def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:
 
 
 def _wait(model: ServedModel, options: ServeOptions) -> str | None:
-    """Say that the model is ready, and wait; why it cannot continue, None for a signal."""
+    """Report that the model is ready, and wait for a signal or the loss of a worker.
+
+    Returns:
+        Reason why the server cannot continue; `None` after a signal.
+    """
     try:
         note(f"drafts: {model.drafter or 'off'}")
         room = f"{options.parallel} requests at once, {model.n_ctx} tokens each"
@@ -260,13 +273,13 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        # Python adds the address to what the system says.
+        # Python adds the address to the system's message, so the message comes from the error number.
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         fail(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host")
 
 
 def _address(options: ServeOptions, port: int) -> str:
-    """Where a browser on this machine finds the server."""
+    """Return the URL of the server for a browser on this machine."""
     host, scheme = options.hosts[0], "http" if options.ssl_cert_file is None else "https"
     name = "127.0.0.1" if host == "0.0.0.0" else f"[{host if host != '::' else '::1'}]" if ":" in host else host
     return f"{scheme}://{name}:{port}"
@@ -303,7 +316,7 @@ def _answering(app: object, listeners: Sequence[socket.socket], options: ServeOp
 
 
 def log(entry: Counters) -> None:
-    """A line for a request that asked the model for work or was wrong; who only looks, as monitors do, is left out."""
+    """Log a request that used the model or failed; other requests, such as those of monitors, are omitted."""
     looks = entry.method == "GET" or entry.path == "/markdown"
     if looks and (entry.status < 400 or entry.status == 503):
         return

@@ -1,4 +1,4 @@
-"""`ngramspec tune`: the settings under which this model decodes and verifies fastest on this machine."""
+"""`ngramspec tune`: search for the settings with which a model decodes and verifies fastest on this machine."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from .output import Output, json_option
 from .view import figures_table, print_report, run_timed
 
 CONTEXT = 256
-"""Tokens of the context that the model is opened with; what is timed has contexts of its own."""
+"""Context size in tokens for opening the model; measurements use separate contexts."""
 
 BUSY = 0.1
-"""Share of the cores that other programs may use without a warning."""
+"""Maximum share of the cores that other programs may use without a warning."""
 
 
 def tune(
@@ -88,7 +88,7 @@ def tune(
     with ExitStack() as stack:
         target = stack.enter_context(open_target(source, asked))
         heading = _heading(target)
-        # The long context: no longer than what the model was trained for, and what it will be run with.
+        # The long context exceeds neither the training context of the model nor the context size of later runs.
         deep = min(context_depth, load.ctx_size or context_depth, target.n_ctx_train or context_depth)
         deep = max(STRETCH, deep // STRETCH * STRETCH)
         bench = stack.enter_context(closing(SettingsTimer(target, opened, deep)))
@@ -124,7 +124,7 @@ def tune(
 
 @contextmanager
 def _watched() -> Iterator[None]:
-    """Tell if other programs had the cores during the block: what is fastest beside them need not be without them."""
+    """Warn if other programs used the cores during the block, because other settings may be fastest without them."""
     before, began = read_cpu_seconds(), time.monotonic()
     yield
     after, cores = read_cpu_seconds(), logical_cores()
@@ -136,7 +136,7 @@ def _watched() -> Iterator[None]:
 
 
 def _heading(target: Target) -> list[str]:
-    """Model and machine, as they are before weights are loaded a second time."""
+    """Return lines on the model and the machine, as they are before the weights are loaded a second time."""
     cores, threads = physical_cores(), logical_cores()
     return [
         *model_lines(target),
@@ -146,7 +146,10 @@ def _heading(target: Target) -> list[str]:
 
 
 def _alike(bench: SettingsTimer, tuning: Tuning) -> bool | None:
-    """Whether the recommended settings give the same bits as the present ones; None: that was not tried."""
+    """Return True if the recommended settings give the same bits as the present ones.
+
+    `None` means that this was not tested.
+    """
     if tuning.found is not None:
         try:
             return bench.alike(tuning.present, tuning.found)
@@ -156,7 +159,7 @@ def _alike(bench: SettingsTimer, tuning: Tuning) -> bool | None:
 
 
 def _quantisation(target: Target, tuning: Tuning) -> list[str]:
-    """A line on a quantisation that would be cheaper to verify with, if there is one."""
+    """Return the advice on a quantisation with cheaper verification, if there is one."""
     times = tuning.times
     if target.on_gpu or not {SINGLE, DRAFTS[0]} <= times.keys():
         return []
@@ -166,7 +169,7 @@ def _quantisation(target: Target, tuning: Tuning) -> list[str]:
 
 
 def _document(target: Target, tuning: Tuning, depth: int, alike: bool | None, *, applied: bool) -> dict[str, Any]:
-    """Everything measured, and everything it depends on; `depth`: tokens of the long context."""
+    """Return all measurements and their conditions; `depth` is the number of tokens in the long context."""
     found, gain = tuning.found, tuning.gain
     recommended = None
     if found is not None:
@@ -197,7 +200,7 @@ def _comparison(comparison: Comparison, depth: int) -> dict[str, Any]:
     }
 
 
-# --------------------------------------------------------------------------- as lines and a table
+# --------------------------------------------------------------------------- lines and a table
 
 
 def _table(document: Mapping[str, Any]) -> list[str | Table]:

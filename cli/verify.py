@@ -1,4 +1,4 @@
-"""`ngramspec verify`: whether drafting changes nothing on this model, build and machine."""
+"""`ngramspec verify`: check that drafting does not change the output of a model on this machine."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def verify(
 
     The exit code is 1 if a check fails. The last line shows the result and lists checks skipped for lack of time.
     """
-    # A memory filled by one run would change the next one.
+    # A memory that one run fills would change the next run.
     with flags_in_errors():
         load = replace(load, no_memory=True)
     selected = load_prompts(prompts)
     output = Output(as_json)
     files = find(model, load)
     target = open_target(files, load, head=load.mtp)
-    # Prompts of any length: they will be cut to fit.
+    # Prompts of any length are allowed because they are cut to fit.
     cases, skipped = prepare(target, selected, predict, None)
     try:
         strict = target.exact == "on" or target.exactness.same
@@ -98,7 +98,7 @@ def _heading(target: Target, found: SelfCheck) -> list[str]:
 
 
 def _document(target: Target, found: SelfCheck, checks: Sequence[Check], skipped: Sequence[Skipped]) -> dict[str, Any]:
-    """Everything found, and everything it depends on."""
+    """Return all results and the conditions that they depend on."""
     return {
         **provenance(target),
         "complete": found.complete,
@@ -121,11 +121,11 @@ def _document(target: Target, found: SelfCheck, checks: Sequence[Check], skipped
 
 
 def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity."""
+    """Replace infinite numbers, which JSON does not support."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 
 
-# --------------------------------------------------------------------------- as lines and a table
+# --------------------------------------------------------------------------- lines and a table
 
 _STYLES = {"passed": "green", "explained": "yellow", "failed": "bold red", "skipped": "dim"}
 

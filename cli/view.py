@@ -1,6 +1,6 @@
-"""How reports look: what goes to stdout and how wide, tables, bars of work in progress, lines said in several places.
+"""Layout of reports: width of stdout, tables, progress bars and lines that several commands print.
 
-Knows nothing of llama.cpp: a trace is shown without loading it.
+The module does not import llama.cpp, so that a trace can be shown without loading it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ from ngramspec.machine import Tuned, flags
 from .console import Outcome, outcome, printable, progress_bar, write_stdout
 
 LISTED = 10
-"""Differences, skipped prompts and broken lines shown; the rest are counted, and --json has all."""
+"""Maximum number of differences, skipped prompts and broken lines shown.
+
+The rest are only counted; --json contains all of them.
+"""
 
 ACCEPTED, REFUSED, CORRECTION = "green", "strike red", "bright_blue"
-"""Styles of drafted tokens, and of the target's own token in place of a refused one."""
+"""Styles of accepted and rejected draft tokens, and of the target's own token in place of a rejected one."""
 
 
 def report_console() -> Console:
-    """A console on stdout. One that is no terminal is 200 wide: a table in a file or a pipe must not be cut at 80."""
+    """Return a console on stdout.
+
+    In a file or a pipe it is 200 columns wide, so that tables are not cut at 80.
+    """
     return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 200)
 
 
@@ -51,7 +57,7 @@ def print_report(parts: Sequence[RenderableType]) -> None:
 
 
 def figures_table(data: report.Table) -> Table:
-    """A table of figures in columns so narrow that most fit into 80; totals stand out."""
+    """Return a table of figures with narrow columns, so that most tables fit in 80 columns; totals are bold."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column, heading in enumerate(data.headings):
         table.add_column(heading, justify="left" if column < data.text else "right", no_wrap=column < data.text)
@@ -62,7 +68,7 @@ def figures_table(data: report.Table) -> Table:
 
 
 def section_parts(sections: Iterable[report.Section]) -> Iterator[RenderableType]:
-    """The tables of a report, each with what it shows; charts and texts are for its page."""
+    """Yield the tables of a report with their headings and descriptions; only the HTML page has charts and texts."""
     for section in sections:
         if tables := [figures_table(one) for one in section.figures if isinstance(one, report.Table)]:
             yield ""
@@ -71,7 +77,7 @@ def section_parts(sections: Iterable[report.Section]) -> Iterator[RenderableType
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:
-    """A row per fact, without headings."""
+    """Return a table with one row per fact and without headings."""
     table = Table(show_header=False, box=None)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -84,10 +90,15 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 
 
 def run_counted(done: Iterable[str], total: int, doing: str) -> Outcome:
-    """Do pieces of work, each named when it is done, under a bar that says `doing` at first.
+    """Run pieces of work under a progress bar that shows the name of the last finished piece.
 
-    An interruption ends them, and what they did stays. The bar is drawn only between them, as a drawing thread would
-    disturb what is timed.
+    An interruption ends the work and keeps its results so far. The bar is drawn only between pieces, because a thread
+    that draws would disturb the timing.
+
+    Args:
+        done: Iterator that does one piece per step and yields its name when the piece is finished.
+        total: Number of pieces.
+        doing: Text on the bar before the first piece is finished.
     """
     with outcome() as ended, _bar(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task(doing, total=total)
@@ -99,7 +110,12 @@ def run_counted(done: Iterable[str], total: int, doing: str) -> Outcome:
 
 
 def run_timed(begun: Iterable[str], seconds: float) -> Outcome:
-    """The same for work that names what it begins, under a bar that fills with the time."""
+    """Run pieces of work under a progress bar that fills with the time.
+
+    Args:
+        begun: Iterator that yields the name of each piece before it starts.
+        seconds: Expected duration of the work.
+    """
     with outcome() as ended, _bar() as bar:
         task = bar.add_task("", total=seconds)
         bar.start()
@@ -118,12 +134,12 @@ def _bar(*more: ProgressColumn) -> AbstractContextManager[Progress]:
 
 
 def slow_core() -> str | None:
-    """A note that drafts come from plain Python, which slows down all that is measured; None if they do not."""
+    """Return a warning if drafts come from uncompiled Python code, which slows down all measurements, or `None`."""
     return "warning: drafting is slow because its core is not compiled (see ngramspec info)" if uncompiled() else None
 
 
 def tuned_line(kept: Tuned | None, *, left_out: bool) -> str:
-    """What tuning found and whether it is used."""
+    """Return the result of tuning and its use in one line."""
     if kept is None:
         return "no; ngramspec tune finds the fastest settings"
     if not kept.changes or kept.ratio is None:
@@ -135,10 +151,10 @@ def tuned_line(kept: Tuned | None, *, left_out: bool) -> str:
 
 
 def listed(lines: Sequence[str], rest: str) -> list[str]:
-    """The first of many lines, and how many they are, which `rest` says in words."""
+    """Return the first `LISTED` of many lines and a line with their number, which ends with `rest`."""
     return [*lines[:LISTED], f"{len(lines)} {rest}"] if len(lines) > LISTED else list(lines)
 
 
 def skipped_lines(skipped: Sequence[Skipped]) -> list[str]:
-    """The prompts that were not run, with the reasons."""
+    """Return lines on the skipped prompts and the reasons."""
     return listed([f"skipped {s['category']}/{s['id']}: {s['reason']}" for s in skipped], "prompts skipped in total")
