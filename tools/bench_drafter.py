@@ -1,11 +1,12 @@
-"""Measure the default drafter: microseconds per token of the prompt and per pass, bytes per token of context.
+"""Measure the default drafter in microseconds per prompt token and per pass, and in bytes per token of context.
 
     python tools/bench_drafter.py [--ids FILE.npy] [--sizes 1000 8000 ...] [--plain]
 
-A pass is a proposal, with the costs of a curve in view, and learning from what came: the stream itself is taken for
-what the target writes. Streams are random tokens, where every draft is short and wrong, the standard library's source
-code, and with `--ids` an array of token ids. Times are CPU times of the process, which other work on the machine
-disturbs least. `--plain` measures the same modules as plain Python, as they run where nothing could be compiled.
+A pass consists of a proposal, which depends on a cost curve, and of learning from the result. The stream itself is the
+text that the target would write. One stream contains random tokens, for which every draft is short and wrong. Another
+is the source code of the standard library, and `--ids` adds an array of token ids. Times are CPU times of the process,
+which other work on the machine disturbs least. `--plain` measures the same modules as plain Python, which is used where
+they cannot be compiled.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ from ngramspec.policies.cost import CostPolicy
 from ngramspec.steps import Step
 
 AFTER = 4000
-"""Tokens of a stream past the context, for the passes."""
+"""Number of tokens after the context that the passes cover."""
 SIZES = tuple(range(1, LONGEST + 2))
-VOCABULARY = 151_936  # Qwen2.5's and Qwen3's
+VOCABULARY = 151_936  # vocabulary size of Qwen2.5 and Qwen3
 HEAD = """\
                |  us/prompt token  | us/pass, cpu-1.5b-q4_0   | us/pass, flat            | bytes/token   | MiB
 stream context | first begin again |      mean    99%    most |      mean    99%    most |   kept   peak | empty"""
 
 
 def random_stream(count: int) -> list[int]:
-    """Tokens without any repetition to speak of."""
+    """Return random tokens, which hardly ever repeat."""
     rng = random.Random(0)
     return [rng.randrange(VOCABULARY) for _ in range(count)]
 
 
 def code_stream(count: int) -> list[int]:
-    """The standard library's own source, cut into words, runs of spaces and single signs."""
+    """Return the source code of the standard library as words, runs of spaces and single characters."""
     ids: dict[str, int] = {}
 
     def tokens() -> Iterator[int]:
@@ -67,13 +68,13 @@ def code_stream(count: int) -> list[int]:
 
 
 def passes(drafter: MixtureDrafter, truth: list[int], curve: CostCurve) -> list[float]:
-    """Microseconds of each pass over `truth`; a drafter that is ready to continue."""
+    """Return the microseconds of each pass over `truth`; the drafter must have read the prompt."""
     text, loop = DraftedText(Drafts(drafter), RecordedTarget(curve)), DecodingLoop(CostPolicy())
     loop.prepare(curve, SIZES)
     text.left = 2
-    loop.plan(text, 0)  # the curve's tables are made once
+    loop.plan(text, 0)  # build the tables of the curve before the measurement
     drafter.accept(())
-    # The asking is not to stop where it does not pay.
+    # The policy must ask for drafts even if they do not pay.
     loop.policy.limit = lambda: LONGEST  # type: ignore[method-assign]
     took, at, text.left = [], 0, LONGEST + 1
     while at < len(truth) - LONGEST:
@@ -95,8 +96,8 @@ def passes(drafter: MixtureDrafter, truth: list[int], curve: CostCurve) -> list[
 
 
 def measure(stream: list[int], size: int, repeat: int) -> str:
-    """A line of figures for a context of `size` tokens."""
-    # Every context is followed by the same text.
+    """Return the figures for a context of `size` tokens in one line."""
+    # The same text follows every context.
     end = len(stream) - AFTER
     prompt, truth = stream[end - size : end], stream[end:]
     first, again = [], []
@@ -129,7 +130,7 @@ def measure(stream: list[int], size: int, repeat: int) -> str:
 
 
 def as_plain_python() -> int:
-    """Run this again on a copy of the package without its compiled modules."""
+    """Run this script again with a copy of the package without its compiled modules."""
     with tempfile.TemporaryDirectory() as folder:
         ignore = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__", "*.gguf")
         shutil.copytree(Path(ngramspec.__file__).parent, Path(folder) / "ngramspec", ignore=ignore)

@@ -1,4 +1,4 @@
-"""What a stranger must carry: lines, modules and classes of a tree, and the files behind a few questions.
+"""Size of a source tree for a new reader: lines, modules and classes, and the files to read for some tasks.
 
 python tools/count.py [TREE]    # a checkout of this repository, also an older one; default: this one
 """
@@ -23,16 +23,16 @@ FILES = {
 PARSED = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items()}
 
 ROUTES = ("server.openai_chat", "server.chat_completions")
-"""The module of the route for chat completions, by its names in newer and older trees."""
+"""Names of the module with the route for chat completions in newer and older trees."""
 
 PATH = ("server", "batching", "decoding", "tool_calls", "chat_template", "conversation", "sampling", "acceptance")
-"""The rooms that a request passes from HTTP to text, except for the model runner and what drafts."""
+"""Folders that a request passes through from HTTP to text, without the model runner and the drafters."""
 
 SETTING = r"\bflash_attn\b"
-"""A setting of loading: what names it changes with it."""
+"""Name of one load setting; the modules that contain it must change with it."""
 
 SETTINGS = r"\b(LoadSettings|LoadOptions|DraftOptions|DraftModelOptions|SecondModelOptions)\b"
-"""The settings of loading as a whole, by their class's names in newer and older trees."""
+"""Names of the classes for all load settings in newer and older trees."""
 
 
 def lines(paths: Iterator[Path] | list[Path]) -> int:
@@ -40,7 +40,7 @@ def lines(paths: Iterator[Path] | list[Path]) -> int:
 
 
 def imported(name: str) -> set[str]:
-    """The modules of the tree that a module imports, wherever in it, except for type checking."""
+    """Return the modules of the tree that a module imports at any place, except for type checking."""
     found = set[str]()
     checks = [n for n in ast.walk(PARSED[name]) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)]
     left_out = {id(inner) for check in checks for inner in ast.walk(check)}
@@ -58,7 +58,7 @@ def imported(name: str) -> set[str]:
 
 
 def reached(start: str, follow: Callable[[str], bool]) -> set[str]:
-    """A module and all that it imports, and so on, of those that are followed."""
+    """Return a module and its direct and indirect imports that `follow` accepts."""
     found, waiting = {start}, [start]
     while waiting:
         new = {one for one in imported(waiting.pop()) if follow(one)} - found
@@ -68,21 +68,21 @@ def reached(start: str, follow: Callable[[str], bool]) -> set[str]:
 
 
 def reading_path() -> list[Path]:
-    """The files that the map says to read first: those linked below "read these six files"."""
+    """Return the files that the package map tells readers to read first, below "read these six files"."""
     _, _, text = (TREE / "ngramspec" / "README.md").read_text("utf-8").partition("read these six files")
     named = re.findall(r"\]\(([\w/]+\.py)\)", text.partition("\n#")[0])
     return [path for name in dict.fromkeys(named) if (path := TREE / "ngramspec" / name).exists()]
 
 
 def opening() -> list[str]:
-    """Calls that load a model: of Target and its older kinds, except for the child that tries AMX."""
+    """Return the calls that load a model with Target or its older names, except in the child that tests AMX."""
     found = []
     for name, tree in PARSED.items():
         if name == "ngramspec.llama.amx":
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
-                # executor.submit(Target, ...) opens one too.
+                # executor.submit(Target, ...) opens a model too.
                 named = {one.id for one in (node.func, *node.args) if isinstance(one, ast.Name)}
                 if named & {"Target", "SharedTarget"} and "isinstance" not in named:
                     found.append(f"{name}:{node.lineno}")
@@ -95,7 +95,7 @@ def room(name: str) -> str:
 
 
 def counts() -> Iterator[tuple[str, object]]:
-    """What is counted, and the count."""
+    """Yield the name and the value of each figure."""
     classes = [node for tree in PARSED.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     yield "lines of ngramspec/ + cli/", lines(list(FILES.values()))
     yield "modules", len(FILES)

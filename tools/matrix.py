@@ -1,8 +1,8 @@
-"""Whether drafts change the text of any architecture: `python tools/matrix.py [NAME...] [--quick]`.
+"""Check of all architectures for changes of the text by drafts: `python tools/matrix.py [NAME...] [--quick]`.
 
-Prints a table, one line a model and one column a kind of session: `=` all texts are those of a decoder that never rolls
-back, `~` some leave it by rounding, `CORRUPT` something else decided. Exits with 1 if anything is corrupt, or if
-anything at all differs in exact mode.
+The script prints a table with one row per model and one column per kind of session. `=` means that all texts equal
+those of a decoder that never rolls back. `~` means that some texts differ by rounding, and `CORRUPT` that some differ
+for another reason. The exit code is 1 if a text is corrupt, or if any text differs in exact mode (`UNEQUAL`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ngramspec.llama.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A session of a model, or what stands for one.
+    """Results of one session of a model.
 
     Attributes:
-        kind: name of the column.
-        label: what of it.
-        exact: whether everything must be equal.
-        threads: of the target.
-        results: its requests.
+        kind: Name of the column.
+        label: Variant of the session within the column.
+        exact: True if all texts must be equal.
+        threads: Number of threads of the target.
+        results: Results of the requests.
     """
 
     kind: str
@@ -47,17 +47,17 @@ class Row:
 
     @property
     def cell(self) -> str:
-        """What the table says of it."""
+        """Text of the table cell."""
         status = worst(self.results).status
         return {"equal": "=", "rounding": "UNEQUAL" if self.exact else "~"}.get(status, status)
 
 
 CELLS = ("=", "~", "UNEQUAL", "CORRUPT")
-"""From good to bad."""
+"""Texts of cells from good to bad."""
 
 
 def check(path: Path, folder: Path, wanted: Sequence[Setting]) -> Iterator[Row]:
-    """All sessions of a model, grouped by how it is loaded."""
+    """Run all sessions of a model, grouped by its load settings, and yield their results."""
     for exact, threads in dict.fromkeys((setting.exact, setting.threads) for setting in wanted):
         with closing(Bench(path, folder / f"{path.stem}-{exact}-{threads}", exact=exact, threads=threads)) as bench:
             for setting in wanted:
@@ -66,7 +66,7 @@ def check(path: Path, folder: Path, wanted: Sequence[Setting]) -> Iterator[Row]:
 
 
 def rolls_back(path: Path) -> str:
-    """How the memory of a model goes back, in words."""
+    """Return a phrase on the rollback of a model's memory."""
     with Target(path, n_ctx=256, threads=1) as target:
         if not target.can_rollback:
             return "nothing"
@@ -76,7 +76,7 @@ def rolls_back(path: Path) -> str:
 
 
 def table(rows: dict[str, list[Row]], told: dict[str, str]) -> Table:
-    """One line a model."""
+    """Return a table with one row per model."""
     kinds = list(dict.fromkeys(row.kind for of in rows.values() for row in of))
     shown = Table(box=None, padding=(0, 1, 0, 0))
     for title in ("model", "goes back by", *kinds, "requests", "passes", "per pass", "gap"):

@@ -1,4 +1,4 @@
-"""Draw the picture in README.md, the speed-up by machine, from the table in that file.
+"""Draw the chart in README.md, the speed-up by machine, from the table in that file.
 
 python tools/picture.py > cli/guide/gains.svg
 """

@@ -53,12 +53,12 @@ SHARED = {
     ),
     "Drafting": ("Options for drafting.", DRAFTING),
 }
-"""The groups that commands share, by their headings: a line, and the names of the options."""
+"""Groups of options that commands share, by heading: an introduction and the names of the options."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """An option or an argument, as the table shows it."""
+    """Table row of an option or an argument."""
 
     flags: str
     values: str
@@ -70,7 +70,7 @@ class Row:
 
 
 def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Every command's name and function, those of groups too."""
+    """Yield the name and the function of every command, including commands in groups."""
     for name in COMMANDS:
         called = name.replace("-", "_")
         module = import_module(f"ngramspec_cli.{called}")
@@ -81,7 +81,7 @@ def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, tuple[Any, OptionInfo | ArgumentInfo, Any]]:
-    """What a command takes, by name: type, typer's description, default."""
+    """Return the type, typer's description and the default of each parameter of a command by name."""
     found = {}
     for parameter in inspect.signature(grouped(function)).parameters.values():
         kind, info = get_args(parameter.annotation)
@@ -93,7 +93,7 @@ def parameters(function: Callable[..., Any]) -> dict[str, tuple[Any, OptionInfo 
 def row(name: str, kind: Any, info: OptionInfo | ArgumentInfo, default: Any) -> Row:
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(k for k in get_args(kind) if k is not type(None))
-    # typer takes the first flag for a default where the description stands in an annotation.
+    # If the description is in an annotation, typer takes the first flag as the default.
     flags = [f for f in (info.default, *(info.param_decls or ())) if isinstance(f, str)]
     flags = flags or [f"--{name.replace('_', '-')}"]
     shown = "" if default is None or default is False or not info.show_default else f"`{default}`"
@@ -129,7 +129,7 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def usage(name: str, taken: dict[str, tuple[Any, OptionInfo | ArgumentInfo, Any]]) -> tuple[str, list[str]]:
-    """The command line, and what its arguments are."""
+    """Return the command line and the descriptions of its arguments."""
     words, told = [f"ngramspec {name}"], []
     for argument, (kind, info, default) in taken.items():
         if isinstance(info, ArgumentInfo):

@@ -2,11 +2,11 @@
 
     start(prompt_ids)      a new request
     accept(tokens)         newly emitted tokens; the first call of a request is the prefill's token
-    draft() -> list[int]   what to send after the last token; -1 pads the batch to a size that costs less
+    draft() -> list[int]   tokens to send after the last token; -1 pads the batch to a size that costs less
 
-It is what the decoding loop uses, `ngramspec.decoding.loop`, with the default drafter and the cost policy;
-passes take what the curve says. `ngramspec replay` gives the same counts where nothing is asked beside a draft:
-harnesses have no rows for that.
+The class uses the decoding loop, `ngramspec.decoding.loop`, with the default drafter and the cost policy. The cost
+curve gives the time of each pass. `ngramspec replay` gives the same counts if it evaluates no branches in addition to
+the draft, because harnesses return no logits for branches.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ngramspec.steps import Step
 from ngramspec.tokens import common_prefix
 
 PADDING = -1
-"""No token: whoever evaluates the draft refuses it, and pays for its place in the batch."""
+"""Placeholder in place of a token: the harness rejects it and includes it in the batch size."""
 
 UNKNOWN_END = 1 << 30
 
 
 class Ours:
-    """One instance serves many requests, in order, and learns from each.
+    """Drafter for many consecutive requests that learns from each of them.
 
     Args:
-        curve: what a pass over n tokens costs, {"1": 1.0, "8": 2.5}; None is the flat curve.
-        memory: answers of earlier requests are remembered.
+        curve: Cost of a pass by its number of tokens, {"1": 1.0, "8": 2.5}; `None` means the flat curve.
+        memory: True to draft from the answers of earlier requests.
     """
 
     def __init__(self, curve: Mapping[str, float] | None = None, memory: bool = False) -> None:
@@ -52,14 +52,14 @@ class Ours:
         self._plan = None
 
     def draft(self) -> list[int]:
-        """The draft, padded to the size of the batch that the policy chose."""
+        """Return the draft, padded to the batch size that the policy chose."""
         self._plan = self._loop.plan(self._text, 0)
         self._has_proposal = self._text.drafts.proposal is not None
         tokens = list(self._plan.sent.tokens)
         return tokens + [PADDING] * (self._plan.size - 1 - len(tokens))
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Learn what was emitted."""
+        """Learn from the emitted tokens."""
         if self._plan is None:
             self._text.drafts.first(tokens[0])
             return

@@ -1,12 +1,12 @@
-"""Compare JSON schemas here and in llama-server: what compiles, whether texts are valid, and how long it takes.
+"""Compare the JSON schemas of ngramspec and llama-server: compilation, validity of the texts, and times.
 
     python tools/schemas.py --model FILE.gguf [--count 2000] [--llama-server PROGRAM] [--keywords]
 
 The schemas are random combinations of keywords (`tests/support/json_texts.py`). Three texts of each are drawn byte by
-byte from what the grammar allows, and the package jsonschema judges them. A mask covers all tokens of the model; it is
-computed before each token of such a text. llama-server returns the grammar that it makes of a schema. llama.cpp's own
-grammar sampler, which llama-server uses, then draws the texts and computes the masks. `--keywords` compares the table
-in `tests/support/schema_keywords.py` with what this llama-server does.
+byte from the bytes that the grammar allows, and the package jsonschema validates them. A mask covers all tokens of the
+model; it is computed before each token of such a text. llama-server returns the grammar that it creates from a schema.
+llama.cpp's own grammar sampler, which llama-server uses, then draws the texts and computes the masks. `--keywords`
+compares the table in `tests/support/schema_keywords.py` with the behaviour of this llama-server.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.rows import CANDIDATE
 
-TEXTS = 3  # drawn of each schema
-MASKED = 4  # tokens of a text before which llama.cpp's masks are computed: they take milliseconds each
+TEXTS = 3  # number of texts drawn per schema
+MASKED = 4  # number of tokens with a mask per text for llama.cpp, whose masks take milliseconds each
 PORT = 18099
 
 
 class Result:
-    """The measurements of one program."""
+    """Measurements of one program."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.counts = Counter[str]()
-        self.compiling: list[float] = []  # seconds
-        self.masks: list[float] = []  # seconds
+        self.compiling: list[float] = []  # compilation times in seconds
+        self.masks: list[float] = []  # times of masks in seconds
         self.reasons = Counter[str]()
 
     def judge(self, schema: Mapping[str, Any], text: str | None) -> None:
@@ -138,7 +138,11 @@ def serving(program: str, model: str) -> Iterator[None]:
 
 
 def grammar_of(schema: Mapping[str, Any]) -> str:
-    """Return the grammar that llama-server makes of a schema. Raises ValueError: it refuses the schema."""
+    """Return the grammar that llama-server creates from a schema.
+
+    Raises:
+        ValueError: Schema that llama-server rejects.
+    """
     body = json.dumps({"prompt": "x", "n_predict": 1, "json_schema": schema}).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{PORT}/completion", body, {"Content-Type": "application/json"})
     try:
@@ -149,7 +153,7 @@ def grammar_of(schema: Mapping[str, Any]) -> str:
 
 
 class LlamaGrammar:
-    """llama.cpp's own grammar at one position of a text."""
+    """State of llama.cpp's own grammar at one position of a text."""
 
     def __init__(self, vocabulary: Vocabulary, text: str) -> None:
         self._sampler = llama.llama_sampler_init_grammar(vocabulary._vocab, text.encode(), b"root")
@@ -173,7 +177,7 @@ class LlamaGrammar:
 
 
 def random_text_of(vocabulary: Vocabulary, text: str, rng: random.Random, most: int = 400) -> str | None:
-    """Return a text drawn byte by byte as `random_text` does; None if it does not end."""
+    """Return a text drawn byte by byte as `random_text` does; `None` means that it does not end."""
     grammar, raw = LlamaGrammar(vocabulary, text), b""
     try:
         while len(raw) < most:
@@ -229,7 +233,7 @@ def measure_llama_server(model: Vocabulary, small: Vocabulary, seeds: range) -> 
 
 
 def check_keywords(small: Vocabulary) -> None:
-    """Print the keywords of which llama-server does something else than the table tells."""
+    """Print the behaviour of llama-server for each keyword and mark differences from the table."""
     for keyword, (expected, _, examples) in KEYWORDS.items():
         found = []
         for schema, good, bad in examples:
@@ -238,7 +242,7 @@ def check_keywords(small: Vocabulary) -> None:
             except ValueError:
                 found.append("refused")
                 continue
-            if not text:  # then it answers with any text
+            if not text:  # without a grammar, the response can be any text
                 found.append("drops the schema")
                 continue
             read = [theirs(small, text, one.encode()) for one in (good, bad)]

@@ -1,9 +1,9 @@
-"""Learn what answers behind refused tokens are worth to begin with: `ngramspec/drafting/mixture/answers.npz`.
+"""Train the initial correction of answers after rejected tokens: `ngramspec/drafting/mixture/answers.npz`.
 
     train_answers.py MODEL PROMPTS        JSONL as `ngramspec bench --prompts` reads it
 
-It starts from nothing and lets the model answer every prompt greedily, with long drafts. Records
-will not do: what the target says behind a token that it did not choose is in none of them.
+The script starts without any state and lets the model answer every prompt greedily with long drafts. Recorded
+conversations are not sufficient, because they do not contain the target's predictions after rejected tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
         if len(ids) + options.n + 64 <= options.c:
             tokens += sum(len(step.tokens) for step in decoder.generate(ids, max_tokens=options.n))
     learnt.keep(path, drafter.guesser.answers.correction.shared())
-    path.chmod(0o644)  # it is the package's, not a user's
+    path.chmod(0o644)  # the file belongs to the package and must be readable for all users
     print(f"{path}: {path.stat().st_size} bytes, from {tokens} tokens")
 
 

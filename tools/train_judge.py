@@ -1,10 +1,11 @@
-"""Train on recorded conversations what the default drafter starts from: `ngramspec/drafting/mixture/start.npz`.
+"""Train the initial state of the default drafter on recorded conversations: `ngramspec/drafting/mixture/start.npz`.
 
-    train_judge.py --vocab V.gguf FOLDER        every *.jsonl in it; see `ngramspec replay --help` for what they hold
+    train_judge.py --vocab V.gguf FOLDER        every *.jsonl in FOLDER; `ngramspec replay --help` describes the format
 
-It starts from nothing and replays them in an order that mixes the kinds, each by the next of several cost curves, every
-other one with a memory of the answers before. What was learnt about tokens is dropped after every conversation: the
-result, the mean of what was known after each of the second half, is what all vocabularies start from.
+The script starts without any state and replays the conversations in an order that mixes the kinds. Each one uses the
+next of several cost curves, and every other one has a memory of the previous answers. State about tokens is dropped
+after every conversation. The result is the mean of the states after each conversation of the second half. All
+vocabularies start from it.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from ngramspec.instruments.replay.transcripts import TranscriptReader, Transcrip
 from ngramspec.llama.vocabulary import Vocabulary
 
 BY = ("flat", "apple-silicon-akunu", "cuda-34b-q8_0", "cpu-1.5b-q4_0", "moe-mlx")
-"""The curves by which drafts are made: their lengths differ, and so do the positions that are learnt from."""
+"""Names of the cost curves for drafting, whose draft lengths differ and so cover different positions for training."""
 
 SEEN = 100.0
-"""Outcomes that a state is taken to have seen at most: fewer than in truth, so that it follows a user's own text."""
+"""Maximum number of outcomes recorded in the state; it is less than the true number, so the state adapts to users."""
 
 
 def recordings(vocabulary: Vocabulary, folder: Path) -> list[Recording]:
-    """All conversations of a folder as tokens, in an order that depends on their ids alone."""
+    """Return all conversations of a folder as tokens, in an order that depends only on their ids."""
     transcripts = Transcripts()
     for file in sorted(folder.glob("*.jsonl")):
         transcripts.read(str(file), file.read_bytes())
@@ -42,7 +43,7 @@ def recordings(vocabulary: Vocabulary, folder: Path) -> list[Recording]:
 
 
 def train(conversations: Sequence[Recording]) -> Mapping[str, NDArray[np.float64]]:
-    """What a judge has learnt of them, in the form that `learnt.keep` writes."""
+    """Return the state that a judge learned from the conversations, in the format that `learnt.keep` writes."""
     learnt.START = Path(os.devnull)
     curves = [given_curve(CURVES[name][0]) for name in BY]
     known = _copied(MixtureDrafter().guesser.shared())
@@ -50,7 +51,7 @@ def train(conversations: Sequence[Recording]) -> Mapping[str, NDArray[np.float64
     total = {name: np.zeros_like(array) for name, array in known.items()}
     memory = Recall()
     for number, conversation in enumerate(conversations):
-        # What is shared must suit a judge that knows nothing about tokens yet, as a user's first one.
+        # The shared state must suit a judge without state about tokens, like the first one of a user.
         drafter = MixtureDrafter(memory if number % 2 else None)
         learnt.take_up(drafter.guesser.shared(), known)
         Replay(drafter, curve=curves[number % len(curves)]).run(conversation)
@@ -78,7 +79,7 @@ def main() -> None:
     if not conversations:
         parser.error(f"no conversations in {options.folder}")
     learnt.keep(path, train(conversations))
-    path.chmod(0o644)  # it is the package's, not a user's
+    path.chmod(0o644)  # the file belongs to the package and must be readable for all users
     print(f"{path}: {path.stat().st_size} bytes, from {len(conversations)} conversations")
 
 

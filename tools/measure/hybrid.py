@@ -1,16 +1,19 @@
-"""N-grams alone, a draft model alone, and both together, by what passes cost: see `ngramspec/drafting/README.md`.
+"""Comparison of n-grams, a draft model and both by the cost of passes: see `ngramspec/drafting/README.md`.
 
     python tools/measure/hybrid.py TARGET --draft SMALL... [--curve NAME...] [-x C...] [--prompts FILE] [-n N]
 
-The target continues each prompt greedily, plainly. The same text is then decoded with drafts of each kind, by the
-default policy, on a modelled clock: a pass of the target takes what the curve says, one of the draft model C times
-that. Printed are tokens in the time of a one-token pass of the target, and what both gain over the better one alone;
-below, for each curve, the kind of text that was slowest at any C, where plain decoding is 1, and what could be gained
-with hindsight: drafts of right guesses alone, by n-grams for nothing or by a pass of the model, as long as is best.
+The target continues each prompt greedily without drafts. The same text is then decoded with drafts of each kind and the
+default policy on a modelled clock. The curve gives the time of a pass of the target. A pass of the draft model takes C
+times as long.
 
-No model evaluates a text twice (`remembered.py`), but every guess is judged by what the models really say behind it.
-Prompts are read as prefill, which the figures leave out; what a draft model reads of the answer counts. Each way begins
-with a drafter that has learnt nothing, and goes through the prompts in their order.
+The script prints the number of tokens in the time of a one-token pass of the target, and the gain of both kinds
+together over the better one alone. For each curve it then prints the kind of text that was slowest at any C (plain
+decoding is 1), and the gain with hindsight. With hindsight, drafts contain only correct tokens and have the best
+length. N-grams propose a token for free, the draft model with one pass.
+
+No model evaluates a text twice (`remembered.py`), but every draft token is verified with the real output of the models.
+The figures exclude the prefill of prompts, but include the time in which a draft model reads the answer. Each
+configuration starts with a drafter without learned state and runs the prompts in their order.
 """
 
 from __future__ import annotations
@@ -40,13 +43,14 @@ from ngramspec.steps import Stats
 
 @dataclass
 class Way:
-    """A drafter on a curve, and what was counted with it by kind of text; "": of all.
+    """Drafter on a cost curve with its counters by kind of text; the key "" is for all texts.
 
     Args:
-        target: its memory.
-        curve: what passes take.
-        draft, x: the draft model's memory, and its pass in the target's; None: n-grams alone.
-        both: n-grams and the model, not the model alone.
+        target: Memory of the target.
+        curve: Name of the cost curve.
+        draft: Memory of the draft model; `None` means only n-grams.
+        x: Time of a pass of the draft model relative to one of the target.
+        both: True for n-grams and the draft model, False for the draft model alone.
     """
 
     target: Memory
@@ -68,7 +72,7 @@ class Way:
         )
 
     def play(self, prompt: Sequence[int], kind: str, n: int, text: Sequence[int]) -> None:
-        """Answer a prompt with up to n tokens; `text` is what must come of it."""
+        """Answer a prompt with up to n tokens and check that the result is `text`."""
         written = list[int]()
         for step in self.decoder.generate(prompt, max_tokens=n):
             written += step.tokens
@@ -81,11 +85,11 @@ class Way:
 
 
 class Hindsight:
-    """Tokens per one-token pass if only right guesses were drafted, for each way to come by them.
+    """Times of texts if drafts contained only correct tokens, for n-grams, a draft model and both.
 
     Args:
-        curve: what passes take.
-        x: a draft model's pass, in the target's.
+        curve: Cost curve of the target.
+        x: Time of a pass of the draft model relative to one of the target.
     """
 
     def __init__(self, curve: CostCurve, x: float) -> None:
@@ -94,14 +98,19 @@ class Hindsight:
         self._seconds = [0.0, 0.0, 0.0]
 
     def add(self, ngrams: Sequence[bool], model: Sequence[bool]) -> None:
-        """Count a text, by who would have guessed each of its tokens but the first."""
+        """Count a text.
+
+        Args:
+            ngrams: True for each token after the first that n-grams predict correctly.
+            model: True for each token after the first that the draft model predicts correctly.
+        """
         self._tokens += len(ngrams)
         nobody = [False] * len(ngrams)
         for i, ways in enumerate([(ngrams, nobody), (nobody, model), (ngrams, model)]):
             self._seconds[i] += self._least(*ways)
 
     def _least(self, free: Sequence[bool], bought: Sequence[bool]) -> float:
-        """The least time that a text takes, from its end on."""
+        """Return the minimum time of a text, computed backwards from its end."""
         left = [0.0] * (len(free) + 1)
         for at in range(len(free) - 1, -1, -1):
             left[at], guesses = self._curve.ratio(1) + left[at + 1], 0.0
@@ -114,13 +123,13 @@ class Hindsight:
 
     @property
     def gain(self) -> float:
-        """Of both over the better one alone."""
+        """Gain of both kinds together over the better one alone."""
         ngrams, model, both = self._seconds
         return min(ngrams, model) / both - 1
 
 
 def copied(drafter: Drafter, prompt: Sequence[int], text: Sequence[int]) -> list[bool]:
-    """At which tokens of a text but the first n-grams are right."""
+    """Return True for each token after the first that n-grams predict correctly."""
     drafter.begin(prompt)
     drafter.accept(text[:1])
     right = []
@@ -131,7 +140,7 @@ def copied(drafter: Drafter, prompt: Sequence[int], text: Sequence[int]) -> list
 
 
 def foreseen(memory: Memory, prompt: Sequence[int], text: Sequence[int]) -> list[bool]:
-    """The same of a model."""
+    """Return True for each token after the first that a model predicts correctly."""
     model = Remembered(memory)
     model.prefill(prompt)
     said = [int(model.evaluate([token]).argmax()) for token in text[:-1]]

@@ -1,14 +1,15 @@
-"""How long a suggestion gets within an editor's deadline: gaps in real code, asked of servers as llama.vim asks.
+"""Measure the length of suggestions within an editor's deadline, for gaps in real code and requests like llama.vim's.
 
     ngramspec serve coder.gguf --port 8012 &
     ngramspec serve coder.gguf --port 8013 --no-draft &
     python tools/measure/infill.py drafts=http://127.0.0.1:8012 plain=http://127.0.0.1:8013
 
-Any server with `/infill` will do, llama-server too. A gap begins at a random line of a file of code (by default of
-Python's standard library); the server sees 256 lines before it, 64 after it, and 16 chunks of the same folder's other
-files. For every gap and deadline the servers are asked in turn, in an order that changes; before the first deadline
-each one is asked for one line, so that the prompt's time is nobody's. "right" counts the bytes that are those of the
-file. Servers that are asked on the same machine must not work at the same time: they are not.
+Any server with `/infill` is supported, including llama-server. A gap begins at a random line of a source file, by
+default in Python's standard library. The server gets 256 lines before the gap, 64 lines after it, and 16 chunks of the
+other files in the same folder. For every gap and deadline the servers get the request in turn, in a changing order, so
+that servers on the same machine never run at the same time. Before the first deadline each server gets a request with a
+deadline of 1 ms, so that the figures exclude the time of the prompt. "right" is the number of bytes that match the
+file.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ from typing import Any, NamedTuple
 from ngramspec.tokens import common_prefix
 
 BEFORE, AFTER, CHUNK, CHUNKS = 256, 64, 64, 16
-"""Lines before and after the gap, lines of a chunk, chunks: llama.vim's defaults."""
+"""Numbers of lines before and after the gap, of lines in a chunk and of chunks: llama.vim's defaults."""
 
-OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the servers are not behind a proxy
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # requests must not use a proxy
 
 
 class Gap(NamedTuple):
-    """A place in a file, as an editor sees it.
+    """Gap in a file with the context that an editor sends.
 
     Attributes:
-        before, after: the lines round it.
-        truth: what stands in it, and after it.
-        indent: of its first line, in spaces, below which a suggestion ends.
-        others: chunks of other files.
+        before: Lines before the gap.
+        after: Lines after the gap.
+        truth: Text of the file from the start of the gap.
+        indent: Indent of the first line in spaces; a line with a smaller indent ends a suggestion.
+        others: Chunks of other files.
     """
 
     before: str
@@ -49,7 +51,15 @@ class Gap(NamedTuple):
 
 
 def gaps(files: list[Path], count: int, lines: int, seed: int, free: bool) -> list[Gap]:
-    """So many gaps, each of so many lines, the same for the same seed. `free`: a suggestion may leave its block."""
+    """Return random gaps in files.
+
+    Args:
+        files: Source files.
+        count: Number of gaps.
+        lines: Number of lines in a gap.
+        seed: Seed that determines the gaps.
+        free: True if a suggestion may leave its block.
+    """
     rng = random.Random(seed)
     texts = {path: path.read_text("utf-8", "replace").splitlines(keepends=True) for path in files}
     long = [path for path, text in texts.items() if len(text) > 8 * lines]
@@ -79,7 +89,7 @@ def gaps(files: list[Path], count: int, lines: int, seed: int, free: bool) -> li
 
 
 def ask(url: str, gap: Gap, *, milliseconds: int, most: int, seed: int, greedy: bool) -> dict[str, Any]:
-    """What a server answers to llama.vim's request."""
+    """Send a request like llama.vim's to a server and return the response."""
     asked = {
         "id_slot": 0,
         "input_prefix": gap.before,

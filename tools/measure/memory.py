@@ -1,11 +1,11 @@
-"""What a memory of the user's files costs: time and peak memory of adding them, bytes a token, time to open, and
-microseconds that looking into it adds to a draft.
+"""Measure the cost of a memory of the user's files.
 
     python tools/measure/memory.py --model vocab.gguf /usr/lib/python3
 
-The drafts are those for a text that is in the memory, where most is found. Opening is timed in processes of its own,
-the file in the page cache; it includes every check. To see it at a given size, `--tokens` fills the memory up with a
-random walk over the text that was added.
+The figures are time and peak memory for adding the files, bytes per token, time to open the memory, and microseconds
+that its lookups add to a draft. The drafts are for a text in the memory, for which lookups find most. Opening is timed
+in separate processes with the file in the page cache and includes all checks. For measurements at a given size,
+`--tokens` fills the memory with a random walk over the added text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ngramspec.memory.store import Document, Ints
 RUNS = 9
 TEXT, PROMPT, LONGEST = 20_000, 1_000, 15
 SPAN = 200
-"""Tokens of a piece of the random walk."""
+"""Number of tokens in a piece of the random walk."""
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def fill(store: Store, missing: int) -> bool:
-    """Add `missing` tokens that look like those that are there."""
+    """Add `missing` tokens that are similar to the present ones and return True if any are missing."""
     if missing <= 0:
         return False
     rng = np.random.default_rng(0)
@@ -93,14 +93,14 @@ def fill(store: Store, missing: int) -> bool:
 
 
 def opened(folder: str, name: bytes) -> tuple[float, int]:
-    """Seconds to open the store in this process, and how many tokens it has."""
+    """Return the time in seconds to open the store in this process, and its number of tokens."""
     began = time.perf_counter()
     memory = Memory(Store(Path(folder), name).read())
     return time.perf_counter() - began, memory.indexes[0].size
 
 
 def passes(text: Ints, memory: Memory | None) -> float:
-    """Seconds per pass, proposing and learning, where the target writes `text`."""
+    """Return the seconds per pass for proposing and learning if the target writes `text`."""
     tokens = text[text >= 0].tolist()
     drafter = make_drafter("mixture", memory=memory)
     drafter.begin(tokens[:PROMPT])
@@ -115,7 +115,7 @@ def passes(text: Ints, memory: Memory | None) -> float:
 
 
 def peak() -> float:
-    """MiB; the kernel counts in KiB, on macOS in bytes."""
+    """Return the peak memory in MiB; the kernel counts in KiB, on macOS in bytes."""
     found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return found / 2**20 if sys.platform == "darwin" else found / 2**10
 

@@ -1,17 +1,17 @@
-"""How much memory adds, by its size, on text that it does not hold itself: the modelled speedup and what it costs.
+"""Measure the modelled speed-up and the cost of a memory by its size, on texts that the memory does not contain.
 
-    memory_gain.py --vocab V.gguf conversations FILE.jsonl...   every other conversation is replayed; in memory are the
-                                                                answers of a share of those between
+    memory_gain.py --vocab V.gguf conversations FILE.jsonl...   every other conversation is replayed; the memory
+                                                                contains the answers of a share of the others
     memory_gain.py --vocab V.gguf code FOLDER                   every tenth source file is completed from its middle;
-                                                                in memory is a share of all the other files
+                                                                the memory contains a share of all other files
 
-`--share` may be repeated (percent), and smaller shares are parts of larger ones. `--files FOLDER` adds rows with the
-text files of a folder in memory, alone and beside all answers. `--drafter memory` drafts from the memory alone. A
-memory is made and opened as `ngramspec chat` does it where answers are remembered, on the disk and one by one. Source
-code is replayed as `ngramspec complete` would meet it, as if the model wrote what stands in the file.
+`--share` (percent) can be repeated, and smaller shares are parts of larger ones. `--files FOLDER` adds rows for the
+text files of a folder in memory, alone and together with all answers. `--drafter memory` drafts only from the memory. A
+memory is created and opened as in `ngramspec chat` with saved answers: on disk, one answer after the other. Source code
+is replayed as in `ngramspec complete`, as if the model wrote the text of the file.
 
-A row says what is in memory; its tokens and MiB on the disk; for how many of the places that are looked up in it how
-many links are followed, and in how many blocks of 64 bytes; microseconds of drafting a pass; and the modelled speedups.
+A row shows the contents of the memory, its tokens and its size on disk in MiB. It also shows the mean number of links
+and of blocks of 64 bytes per lookup, the microseconds of drafting per pass and the modelled speed-ups.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from ngramspec.memory.files import find_files, read_text
 from ngramspec.memory.indexing import add_files
 
 CONTEXT = 4096
-"""Tokens of a source file before the place where it is completed."""
+"""Maximum number of prompt tokens from a source file, before the position of the completion."""
 
 SHARES = (1.0, 10.0, 50.0, 100.0)
 PLACES = 20_000
-"""Places of the replayed answers at which look-ups are counted."""
+"""Maximum number of tokens in the replayed answers for counting lookups."""
 
 LINKS, FOUND = 24, 8
-"""Links that a look-up follows at most, and occurrences that it is content with, in `ContextCounts.recall`."""
+"""Maximum number of links that a lookup follows, and of occurrences that it needs, in `ContextCounts.recall`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is in a memory: answers as they are remembered, and a folder that is added."""
+    """Contents of a memory: saved answers and an added folder."""
 
     name: str
     answers: Sequence[Sequence[int]] = ()
@@ -57,7 +57,7 @@ class Content:
 
 
 def conversations(vocabulary: Vocabulary, files: Sequence[Path]) -> tuple[list[Recording], list[Sequence[int]]]:
-    """Recordings to replay, and token sequences to remember, in an order that mixes the kinds."""
+    """Return recordings to replay and token sequences to remember, in an order that mixes the kinds."""
     transcripts = Transcripts()
     for file in files:
         transcripts.read(str(file), file.read_bytes())
@@ -67,7 +67,7 @@ def conversations(vocabulary: Vocabulary, files: Sequence[Path]) -> tuple[list[R
 
 
 def code(vocabulary: Vocabulary, folder: Path) -> tuple[list[Recording], list[Sequence[int]]]:
-    """As `conversations`, of a source tree."""
+    """Return recordings to replay and token sequences to remember from a source tree."""
     replayed: list[Recording] = []
     remembered: list[Sequence[int]] = []
     texts = [text for path in find_files(folder)[0] if path.suffix == ".py" and (text := read_text(path))]
@@ -85,7 +85,7 @@ def code(vocabulary: Vocabulary, folder: Path) -> tuple[list[Recording], list[Se
 
 @contextmanager
 def remembered(content: Content, vocabulary: Vocabulary) -> Iterator[tuple[Memory, float]]:
-    """A memory of its content, from the disk, and its MiB there."""
+    """Yield a memory with these contents, opened from disk, and its size there in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder), vocabulary.vocabulary_hash, vocabulary.path.name)
         if content.folder is not None:
@@ -98,7 +98,7 @@ def remembered(content: Content, vocabulary: Vocabulary) -> Iterator[tuple[Memor
 def replayed(
     recordings: Sequence[Recording], memory: Memory, curve: CostCurve, drafter: str
 ) -> Mapping[str, ReplayCounts]:
-    """What was counted, by category."""
+    """Replay the recordings with a memory and return the counters by category."""
     replay = Replay(make_drafter(drafter, memory=memory), curve=curve)
     tallies: dict[str, ReplayCounts] = {}
     for recording in recordings:
@@ -107,7 +107,7 @@ def replayed(
 
 
 def cost(memory: Memory, recordings: Sequence[Recording]) -> tuple[float, float]:
-    """Mean links followed, and blocks of 64 bytes touched, by looking up a place of the recordings."""
+    """Return the mean numbers of followed links and touched blocks of 64 bytes per lookup in the recordings."""
     text = [*islice((token for recording in recordings[::7] for token in recording.response), PLACES)]
     links = blocks = 0
     for end in range(ORDER, len(text)):
@@ -118,7 +118,7 @@ def cost(memory: Memory, recordings: Sequence[Recording]) -> tuple[float, float]
 
 
 def walk(index: TokenIndex, context: Sequence[int]) -> tuple[int, int]:
-    """Links followed and blocks touched in one index."""
+    """Return the numbers of followed links and touched blocks of a lookup in one index."""
     head = slot(*context, len(index.heads) - 1)
     touched = {("heads", head // 16)}
     place, links, found = index.heads[head], 0, 0
@@ -164,7 +164,7 @@ def main() -> None:
 
 
 def show(name: str, curve: CostCurve, tallies: Mapping[str, ReplayCounts]) -> None:
-    """A line for a curve."""
+    """Print the figures of one curve."""
     gains = {category: tally.speedup(curve) for category, tally in tallies.items()}
     passes = sum(tally.stats.passes for tally in tallies.values())
     work = 1e6 * sum(tally.work_seconds for tally in tallies.values()) / passes

@@ -1,7 +1,7 @@
-"""Microseconds that a pass takes outside `llama_decode`: the price of drafting, verifying and writing the text.
+"""Measure the microseconds of a pass outside `llama_decode`: the cost of drafting, verification and output of the text.
 
-The text is a file that stands twice in the prompt, so that most passes are drafted. Times are the medians of a run;
-those of the parts come from a run of its own, which measuring them makes longer.
+The prompt contains a file twice, so that the majority of the passes have drafts. Times are medians of a run. The times
+of the parts come from a separate run, because their measurement makes a run longer.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ PARTS = (
     (MixtureDrafter, "accept"),
     (CostPolicy, "record"),
 )
-"""What is timed apart, those inside others after them."""
+"""Functions that are timed separately; inner functions follow the functions that call them."""
 
 
 class Watch:
-    """Seconds inside `llama_decode` so far, and the seconds of each part in each pass, the former not counted."""
+    """Timer of `llama_decode` in total and of each part of a pass without `llama_decode`, in seconds."""
 
     def __init__(self) -> None:
         self.inside = 0.0
@@ -82,13 +82,16 @@ class Watch:
 def run(
     decoder: SpeculativeDecoder, prompt: list[int], tokens: int, sampling: Sampling, *, parts: bool
 ) -> dict[bool, list[dict[str, float]]]:
-    """For passes without a draft and with one: microseconds of each, in all and by part, rows and tokens."""
+    """Return the figures of each pass, separately for passes without and with a draft.
+
+    The figures are the microseconds in total and by part, and the numbers of draft tokens sent and accepted.
+    """
     watch = Watch()
     found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     with watch.watching(parts=parts):
         steps = decoder.generate(prompt, max_tokens=tokens, sampling=sampling)
         next(steps)
-        next(steps, None)  # measures the cost of a pass, where nobody has
+        next(steps, None)  # this step measures the cost of a pass if it is unknown
         while True:
             watch.parts.clear()
             began, inside = time.perf_counter(), watch.inside

@@ -1,4 +1,4 @@
-"""The packaged prompts, as scripts take them that compare with `llama_cpp.Llama`: so many of each category as fit."""
+"""Options and packaged prompts of the scripts that compare ngramspec with `llama_cpp.Llama`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ngramspec.instruments.prompts import Prompt, load_prompts
 
 
 def parser(about: str | None, limit: int) -> argparse.ArgumentParser:
-    """The options that they share; `limit`: prompts per category where none is asked for."""
+    """Return a parser with the shared options; `limit` is the default number of prompts per category."""
     made = argparse.ArgumentParser(description=about)
     made.add_argument("model", type=Path)
     made.add_argument("-n", type=int, default=128)
@@ -23,12 +23,12 @@ def parser(about: str | None, limit: int) -> argparse.ArgumentParser:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The same as arguments of a `Llama`."""
+    """Return the options as arguments of `Llama`."""
     return {"n_ctx": options.c, "n_threads": options.t, "n_threads_batch": options.t, "verbose": False}
 
 
 def chosen(options: argparse.Namespace, tokens: Callable[[Prompt], list[int]]) -> Iterator[tuple[Prompt, list[int]]]:
-    """Prompts and their tokens, as `tokens` makes them."""
+    """Yield the prompts that fit in the context, up to the limit per category, with their tokens from `tokens`."""
     seen = Counter[str]()
     for prompt in load_prompts(None):
         ids = tokens(prompt)

@@ -1,9 +1,9 @@
-"""What a predicted output brings: `python tools/measure/prediction.py TRANSCRIPTS.jsonl... --vocab FILE.gguf`
+"""Measure the gain of a predicted output: `python tools/measure/prediction.py TRANSCRIPTS.jsonl... --vocab FILE.gguf`.
 
-Takes recorded answers of which at least LIKE of the lines stand in one earlier message, as where a file is changed, and
-replays them three times: with that message in the prompt, without it, and without it but with its text as the
-prediction. Prints the modelled gain of each on a few cost curves: the geometric mean over answers, the lowest, and how
-many answers there were. What was learnt from one answer is forgotten before the next.
+The script uses recorded answers that share at least LIKE of their lines with one earlier message, such as an edited
+file. It replays each answer three times: with that message in the prompt, without it, and without it but with its text
+as the prediction. For each cost curve it prints the modelled gains: the geometric mean over the answers, the minimum
+and the number of answers. Each answer starts with a drafter without learned state.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ LIKE, LEAST = 0.3, 8
 
 
 class Predicting(MixtureDrafter):
-    """Has the same prediction for every text: a replay's loop knows of none.
+    """Drafter with the same prediction for every text, because the loop of a replay does not support predictions.
 
     Args:
-        prediction: token ids.
+        prediction: Token ids of the prediction.
     """
 
     def __init__(self, prediction: list[int]) -> None:
@@ -40,14 +40,17 @@ class Predicting(MixtureDrafter):
 
 
 def alike(old: str, new: str) -> float:
-    """The share of the lines of `new`, blank ones and indents aside, that `old` has too."""
+    """Return the share of the lines of `new` that `old` also contains, without blank lines and indents."""
     known = {line.strip() for line in old.splitlines()}
     lines = [line.strip() for line in new.splitlines() if line.strip()]
     return sum(line in known for line in lines) / max(LEAST, len(lines))
 
 
 def edits(path: Path) -> list[tuple[list[str], int, str]]:
-    """Of each conversation (messages, number of the one with the file, the first answer that changes it)."""
+    """Return the first edit of each conversation, if it has one.
+
+    Each item contains the messages before the edit, the number of the message with the file, and the answer.
+    """
     found = []
     for line in path.read_text("utf-8").splitlines():
         before: list[str] = []

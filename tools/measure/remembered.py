@@ -1,10 +1,10 @@
-"""`Remembered`: a model that evaluates no text twice, so that one greedy text can be decoded in many ways.
+"""Model that evaluates each text only once, so that one greedy text can be decoded in many ways.
 
     memory = Memory(Target("small.gguf"))
-    model = Remembered(memory)             # as many of them as there are drafters, each with a cache of its own
+    model = Remembered(memory)             # one for each drafter, each with a separate cache
 
-The most likely tokens after a text and their probabilities are kept, whatever text it was. So nothing is approximated,
-and all ways of drafting get the same answers, whatever batches they ask for.
+The memory stores the most likely token after each text and its probability. Nothing is approximated, and all ways of
+drafting get the same answers for any batches.
 """
 
 from __future__ import annotations
@@ -23,38 +23,39 @@ from ngramspec.llama.target import Target
 from ngramspec.tokens import common_prefix
 
 Answer = tuple[int, float]
-"""The most likely token behind a text, and its probability."""
+"""Most likely token after a text and its probability."""
 
 UNREAD = (0, 0.5)
-"""In place of an answer that nobody reads."""
+"""Placeholder for an answer that is not used."""
 
 SURE = 1.0 - 1e-9
-"""The largest probability that is given back: the other tokens must have some."""
+"""Maximum probability of an answer, because the other tokens must have a positive probability."""
 
 
 class Memory:
-    """The answers of a model, which evaluates only texts that nobody asked about before.
+    """Answers of a model, which evaluates only new texts.
 
     Args:
-        model: evaluates.
+        model: Model that evaluates new texts.
     """
 
     def __init__(self, model: Target) -> None:
         self.model = model
-        # Texts are numbered, by the text that they continue and their last token; 0 is the empty one.
+        # A text is identified by the number of the text that it continues and its last token; 0 is the empty text.
         self._numbers: dict[tuple[int, int], int] = {}
         self._answers: dict[int, Answer] = {}
 
     def number(self, text: int, token: int) -> int:
-        """The number of a text with a token more."""
+        """Return the number of a text that is continued with a token."""
         return self._numbers.setdefault((text, token), len(self._numbers) + 1)
 
     def behind(self, tokens: Sequence[int], texts: Sequence[int], first: int) -> list[Answer]:
-        """The answers behind the first `first` tokens, and behind each one more.
+        """Return the answers after the first `first` tokens and after each further token.
 
         Args:
-            tokens, first: as above.
-            texts: the numbers of all beginnings of `tokens`, the empty one first.
+            tokens: Tokens of the text.
+            texts: Numbers of all prefixes of `tokens`, starting with the empty one.
+            first: Length of the first prefix with an answer.
         """
         unknown = [at for at in range(first, len(tokens) + 1) if texts[at] not in self._answers]
         if unknown:
@@ -70,13 +71,13 @@ class Memory:
 
 
 class Remembered(ModelBase):
-    """A model that answers from a memory.
+    """Model that answers from a memory.
 
-    An answer is a row of logits in which the most likely token has its probability; the others share the rest: greedy
-    decoding and greedy drafts see no more of a row.
+    An answer is a row of logits in which the most likely token has its probability. The other tokens share the rest,
+    because greedy decoding and greedy drafts use only the most likely token.
 
     Args:
-        memory: of the model.
+        memory: Memory of the model.
     """
 
     leaves = 8
@@ -119,11 +120,11 @@ class Remembered(ModelBase):
 
 
 class Answering(Remembered):
-    """The target, which answers only what is read: behind its own text, and, where a drafter wants it, refused tokens.
+    """Target that computes only the answers in use: after its own text and, if a drafter needs them, rejected tokens.
 
     Args:
-        memory: of the target.
-        drafter: drafts for it.
+        memory: Memory of the target.
+        drafter: Drafter for the target.
     """
 
     def __init__(self, memory: Memory, drafter: Drafter | None) -> None:
@@ -145,7 +146,7 @@ class Answering(Remembered):
         return np.concatenate([rows, self._rows(answers)])
 
     def _answers(self, tokens: Sequence[int], refused: int) -> list[Answer]:
-        """The answers behind these tokens: up to the first wrong one, and so many from that one on."""
+        """Return the answers after `tokens` up to the first rejected token, and `refused` answers from there on."""
         start = len(self.tokens)
         self._append(tokens)
         end = start

@@ -1,9 +1,10 @@
-"""Layers on other machines: plain and drafted decoding by the delay of the network, modelled beside measured.
+"""Measure and model decoding with layers on other machines by network delay, with and without drafts.
 
-Starts workers on this machine, each behind a proxy that holds every byte back for half of the round trip that is asked
-for, each way. A prompt of each kind is continued plain and drafted, in turns. Modelled is what the same passes would
-take: what they took without a delay, by their size, and the delay for each time that a worker was waited for, which the
-proxies count. All share this machine's cores, so without a delay this is slower than one process.
+The script starts workers on this machine. A proxy in front of each worker delays every byte by half of the requested
+round-trip time in each direction. The script continues a prompt of each kind with and without drafts, in turn. The
+modelled time of a pass is its time without a delay, by its size, plus the delay for each wait for a worker. The proxies
+count these waits. All processes share the cores of this machine, so decoding is slower than in one process even without
+a delay.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 START = 15.0
-"""Seconds that a worker may take to listen."""
+"""Maximum time in seconds until a worker listens."""
 
 
 class Way(NamedTuple):
-    """A network that is simulated.
+    """Simulated network.
 
     Attributes:
-        delay: seconds each way.
-        rate: bytes a second each way.
-        trips, sent: counters that processes share: answers that were waited for, and bytes sent to workers.
+        delay: Delay in seconds in each direction.
+        rate: Rate in bytes per second in each direction.
+        trips: Shared counter of the waits for an answer.
+        sent: Shared counter of the bytes sent to workers.
     """
 
     delay: float
@@ -44,14 +46,14 @@ class Way(NamedTuple):
 
 
 def pump(source: socket.socket, sink: socket.socket, way: Way, asked: threading.Event, *, back: bool) -> None:
-    """Pass bytes on as late as they would come; `back`: towards the client."""
+    """Forward bytes with the delay of the network; `back` is True in the direction of the client."""
     held: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
 
     def release() -> None:
         while True:
             due, data = held.get()
             time.sleep(max(0.0, due - time.perf_counter()))
-            with suppress(OSError):  # the other side has gone
+            with suppress(OSError):  # the other side has closed the connection
                 sink.sendall(data) if data else sink.shutdown(socket.SHUT_WR)
             if not data:
                 return
@@ -78,7 +80,7 @@ def pump(source: socket.socket, sink: socket.socket, way: Way, asked: threading.
 
 
 def proxy(listener: socket.socket, worker: int, way: Way) -> None:
-    """Connections to a worker at the end of that way."""
+    """Accept connections to a worker and forward them through the simulated network."""
     while True:
         client, _ = listener.accept()
         server = socket.create_connection(("127.0.0.1", worker))
@@ -90,7 +92,7 @@ def proxy(listener: socket.socket, worker: int, way: Way) -> None:
 
 
 def proxies(workers: Sequence[int], way: Way, ports: Any) -> None:
-    """Serve until the process is ended; the ports go to `ports`."""
+    """Run the proxies of all workers until the process is terminated, and put their ports into `ports`."""
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in workers]
     for listener, worker in zip(listeners, workers, strict=True):
         threading.Thread(target=proxy, args=(listener, worker, way), daemon=True).start()
@@ -99,7 +101,7 @@ def proxies(workers: Sequence[int], way: Way, ports: Any) -> None:
 
 
 def measure(model: Path, ports: Sequence[int], tokens: int, n_ctx: int, way: Way, found: Any) -> None:
-    """Decode over these workers; passes, seconds and the cost curve go to `found`."""
+    """Decode with these workers, and put the passes, seconds and cost curve into `found`."""
     from ngramspec.decoding.decoder import SpeculativeDecoder
     from ngramspec.instruments.prompts import load_prompts, prepare
     from ngramspec.llama import rpc
@@ -139,7 +141,7 @@ def measure(model: Path, ports: Sequence[int], tokens: int, n_ctx: int, way: Way
 
 
 def modelled(run: dict[str, Any], without: dict[str, Any], delay: float) -> float:
-    """Tokens per second of these passes, from what passes took without a delay."""
+    """Return the modelled tokens per second of a run from the times of passes without a delay."""
     single = without["plain"]["seconds"] / len(without["plain"]["batches"])
     seconds, last = 0.0, 1
     for batch in run["batches"]:

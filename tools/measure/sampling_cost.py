@@ -1,8 +1,8 @@
-"""What sampling and verifying a batch costs, beside llama.cpp's own chain on one position of the same logits.
+"""Compare the cost of verifying a batch with llama.cpp's own sampler chain on one position of the same logits.
 
-Every round evaluates a batch again, so that the logits lie in cold memory as they do in decoding, and times one of the
-two: `llama_sampler_sample` (llama.cpp fills its candidates, runs its chain and draws) on the last position, or the
-verification of the whole batch with a draft that is accepted to its end.
+Every round evaluates a batch again, so that the logits are in cold memory as in decoding. It then times one of two
+operations. `llama_sampler_sample` fills llama.cpp's candidates, runs its chain and draws a token at the last position.
+The other operation is the verification of the whole batch with a draft that is accepted completely.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ngramspec.sampling.settings import Sampling
 
 
 def llama_chain(sampling: Sampling) -> Any:
-    """llama.cpp's default order, with the settings that are on."""
+    """Return llama.cpp's chain in its default order with the samplers that are enabled."""
     params = llama.llama_sampler_chain_default_params()
     params.no_perf = True
     chain = llama.llama_sampler_chain_init(params)
@@ -44,7 +44,7 @@ def llama_chain(sampling: Sampling) -> Any:
 def measure(
     target: Target, prompt: list[int], batch: list[int], sampling: Sampling, rounds: int
 ) -> tuple[float, float]:
-    """Medians in milliseconds: llama.cpp on one position, ours on the whole batch."""
+    """Return the median milliseconds of llama.cpp on one position and of ngramspec on the whole batch."""
     chain = llama_chain(sampling)
     target.prefill(prompt)
 

@@ -1,16 +1,18 @@
-"""The systems that ngramspec has learnt from, each as it stands here, in one run: counts, alpha, gain.
+"""Compare the methods that ngramspec is based on, as implemented here, in one run: counts, alpha and gain.
 
-    python tools/measure/seeds.py TARGET --draft SMALL                      seconds of this machine
-    python tools/measure/seeds.py TARGET --draft SMALL --curve flat -x 0.1  modelled: passes take what the curve says,
-                                                                            those of the draft model a tenth of that
-    python tools/measure/seeds.py TARGET --draft SMALL --clock              each beside a plain run of the same prompt
+    python tools/measure/seeds.py TARGET --draft SMALL                      times of this machine
+    python tools/measure/seeds.py TARGET --draft SMALL --curve flat -x 0.1  times of passes from the curve; a pass of
+                                                                            the draft model takes a tenth of them
+    python tools/measure/seeds.py TARGET --draft SMALL --clock              each run after a plain run of its prompt
 
-Every prompt is continued greedily by each of them in turn; they write the same text except for rounding, and how many
-texts differ is told. `tokens/pass` counts the token of the target's own, `alpha` is accepted / judged, `formula` what
-Leviathan et al. 2023, equation (1), gives for that alpha and the drafts' lengths, `calls` the draft model's passes.
-`gain` is the speed over plain decoding of the same prompts in this run, drafting included, prefill not; with `--clock`
-the median over prompts, each against the plain run right before it, and `tokens/s` has the median speeds of both.
-Modelled figures and counts need no quiet machine, seconds do.
+Each method continues every prompt greedily in turn. All methods write the same text except for rounding, and the report
+shows how many texts differ. `tokens/pass` includes the target's own token, `alpha` is accepted / verified, and `calls`
+is the number of passes of the draft model. `formula` is the result of Leviathan et al. 2023, equation (1), for that
+alpha and the lengths of the drafts.
+
+`gain` is the speed relative to plain decoding of the same prompts in this run, including drafting but not prefill. With
+`--clock` it is the median over prompts of the ratio to the plain run immediately before. `tokens/s` then shows the
+median speeds of both. Times need an otherwise idle machine; modelled figures and counts do not.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from ngramspec.tokens import common_prefix
 
 
 class Clock:
-    """Modelled seconds."""
+    """Clock with modelled seconds."""
 
     now = 0.0
 
@@ -51,7 +53,7 @@ class Clock:
 
 
 class Modelled:
-    """A model whose passes take what a curve says, times `cost`; a prefill is passes over up to LARGEST tokens."""
+    """Model whose passes take the time of a curve times `cost`; a prefill has passes of up to LARGEST tokens."""
 
     def __init__(self, model: Model, curve: CostCurve, cost: float, clock: Clock) -> None:
         self._model, self._curve, self._cost, self._clock = model, curve, cost, clock
@@ -60,7 +62,7 @@ class Modelled:
         return getattr(self._model, name)
 
     def prefill(self, tokens: Sequence[int], **options: Any) -> Logits:
-        # Not only prompts come by it: a draft model reads what was written without it.
+        # Prefill is not only for prompts: a draft model also reads text that it did not propose.
         new = len(tokens) - min(common_prefix(self._model.tokens, tokens), len(tokens) - 1)
         self._clock.now += self._cost * sum(self._curve.ratio(min(LARGEST, new - at)) for at in range(0, new, LARGEST))
         return self._model.prefill(tokens, **options)
@@ -75,7 +77,7 @@ class Modelled:
 
 
 class Counted(Modelled):
-    """Counts the passes of a draft model."""
+    """Draft model that counts its passes."""
 
     calls = 0
 
@@ -86,10 +88,10 @@ class Counted(Modelled):
 
 @dataclass
 class Row:
-    """A system: what it is called elsewhere, the options that it is here, and what was counted.
+    """Method with its name, its options in ngramspec and its counters.
 
     Attributes:
-        clock: tokens per second, plain and so drafted, of each prompt; empty without `--clock`.
+        clock: Tokens per second of each prompt without and with drafts; empty without `--clock`.
     """
 
     seed: str
@@ -104,7 +106,7 @@ class Row:
     clock: list[tuple[float, float]] = field(default_factory=list)
 
     def play(self, decoder: SpeculativeDecoder, ids: Sequence[int], n: int) -> tuple[list[int], Stats]:
-        """Continue a prompt; its tokens, and what was counted, which is added here too."""
+        """Continue a prompt, add its counters to the row, and return its tokens and counters."""
         stats, text = Stats(), list[int]()
         for step in decoder.generate(ids, max_tokens=n):
             stats.add(step)
@@ -133,7 +135,7 @@ class Row:
 
 
 def rows(draft: Counted | None, clock: Callable[[], float], corpus: Recall | None) -> list[Row]:
-    """All systems that can be had with what was given."""
+    """Return all methods that are possible with the given models and texts."""
 
     def model(kind: type[ModelDrafter] = ModelDrafter) -> ModelDrafter:
         assert draft is not None
@@ -171,7 +173,7 @@ def rows(draft: Counted | None, clock: Callable[[], float], corpus: Recall | Non
 
 
 def read(target: Target, paths: Sequence[Path]) -> Recall:
-    """Text files as something to draft from."""
+    """Return a memory of text files."""
     recall = Recall()
     for path in paths:
         recall.hear(target.tokenize(path.read_text("utf-8", "replace"), add_bos=False))

@@ -1,10 +1,13 @@
-"""A server under clients that come and go: `python tools/measure/soak.py http://127.0.0.1:8080 --pid PID`
+"""Test a server with clients that connect and disconnect.
 
-Start the server with --exact on --metrics. Every request is first asked alone; then clients ask them at random, all at
-once, some streamed, some hanging up in the middle. Every whole answer must be the one that was given alone, every part
-its beginning; the counters of /metrics must add up, nothing may be at work in the end, and memory (of PID) must not
-grow.
-Prints what was seen, and exits with 1 if anything is wrong.
+    python tools/measure/soak.py http://127.0.0.1:8080 --pid PID
+
+Start the server with --exact on --metrics. The script first sends every request alone. Then clients send random
+requests at the same time, some with streaming, and some clients disconnect before the end. Every complete answer must
+equal the answer to the same request alone, and every incomplete one must be its prefix. The counters of /metrics must
+add up, no request may be running at the end, and the memory of PID must not grow.
+
+The script prints its counts and exits with 1 after an error.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ SUBJECTS = ("a cat", "the sea", "Rust code", "JSON", "a recipe", "1, 2, 3", "a p
 
 @dataclass
 class Seen:
-    """What happened."""
+    """Counts and errors of the test."""
 
     whole: int = 0
     left: int = 0
@@ -38,7 +41,7 @@ class Seen:
 
 
 def requests(seed: int, count: int) -> list[dict[str, Any]]:
-    """Requests of all lengths, greedy and sampled, some of which begin alike."""
+    """Return greedy and sampled requests of various lengths, some of which have a common prefix."""
     chance = random.Random(seed)
     made = []
     for number in range(count):
@@ -55,7 +58,7 @@ async def whole(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, dic
 
 
 async def part(http: httpx.AsyncClient, body: dict[str, Any], chunks: int) -> str:
-    """The text of the first chunks, after which the client is gone."""
+    """Return the text of the first chunks and disconnect."""
     text = ""
     async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
         async for line in answer.aiter_lines():
@@ -76,7 +79,7 @@ async def counter(http: httpx.AsyncClient, name: str) -> float:
 async def client(
     http: httpx.AsyncClient, asked: list[Any], alone: list[str], seen: Seen, chance: random.Random
 ) -> None:
-    """One request of a client."""
+    """Send one random request, and record its result."""
     number = chance.randrange(len(asked))
     body = asked[number]
     if chance.random() < 0.25:

@@ -1,7 +1,8 @@
-"""`ngramspec.Llama` against `llama_cpp.Llama`, the class in whose place it stands: tokens per second, by kind of text.
+"""Compare `ngramspec.Llama` with `llama_cpp.Llama`, which it replaces: tokens per second by kind of text.
 
-Both generate every packaged prompt in turn, under the parent's own settings; texts that differ are named. Time counts
-from the first token. Last comes what the first call cost, in which ngramspec measures the machine if it never did.
+Both continue every packaged prompt in turn with the settings of `llama_cpp.Llama`, and differing texts are listed. Time
+is measured from the first token. The last line is the cost of the first call, in which ngramspec measures the machine
+if it has not done so before.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ngramspec.instruments.prompts import Prompt
 
 
 def run(llama: Any, prompt: list[int], tokens: int, temperature: float) -> tuple[list[int], float]:
-    """A text, and its tokens per second."""
+    """Return a generated text and its tokens per second."""
     llama.reset()
     llama.set_seed(1)
     stream = llama.generate(prompt, temp=temperature)
@@ -32,7 +33,7 @@ def run(llama: Any, prompt: list[int], tokens: int, temperature: float) -> tuple
 
 
 def as_text(prompt: Prompt) -> str:
-    """A prompt, its messages in ChatML."""
+    """Return the text of a prompt, with its messages in ChatML."""
     if prompt.text:
         return prompt.text
     turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in prompt.messages or ())
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     settings = packaged.settings(options) | {"flash_attn": options.flash_attn}
-    # First ours, which leaves out AMX kernels that would end the process.
+    # ngramspec runs first because it disables AMX kernels that would end the process.
     ours = ngramspec.Llama(str(options.model), **settings)
     parent = llama_cpp.Llama(str(options.model), **settings)
     began = time.perf_counter()

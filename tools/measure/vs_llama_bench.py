@@ -1,19 +1,20 @@
-"""Tokens per second of ngramspec, plain and drafted, against llama.cpp's llama-bench on the same model.
+"""Compare the tokens per second of ngramspec, with and without drafts, with llama.cpp's llama-bench on the same model.
 
-Build llama-bench from the source that the installed llama-cpp-python was built from, with the same flags. Both run
-the same threads, flash attention as llama.cpp chooses, an F16 KV cache, and continue from a context of the same depth;
-what llama-bench reports of itself is checked. All columns are measured in turn, round by round, and every speed is
-divided by llama-bench's of its own round: the machine's speed drifts more between rounds than the columns differ.
+Build llama-bench from the source that the installed llama-cpp-python was built from, with the same flags. Both use the
+same number of threads, llama.cpp's choice of flash attention, an F16 KV cache and a context of the same depth. The
+script checks the settings that llama-bench reports. All columns are measured in turn in each round, and every speed is
+divided by llama-bench's speed in the same round, because the machine's speed drifts more between rounds than the
+columns differ.
 
-    llama-bench      its tg test: passes over one random token each; nobody reads the logits
-    + huge pages     the same, with the weights in huge pages by way of glibc (Linux), as ngramspec.llama.devices has
-                     them: what is left of our lead, or our loss, on equal pages
+    llama-bench      its tg test: passes over one random token each; the logits are not read
+    + huge pages     llama-bench with weights in huge pages through glibc (Linux), as in ngramspec.llama.devices; it
+                     shows the difference to ngramspec with equal pages
     plain greedy     --no-draft from a prompt of random tokens: the argmax of the logits, text, events
     plain sampled    --no-draft at a high temperature: top-k and a draw from it instead of the argmax
-    drafted sampled  the same texts with drafting: nothing in them can be guessed ("accepted" says what was)
+    drafted sampled  the texts of plain sampled with drafts; they are unpredictable ("accepted" counts correct tokens)
 
-Plain sampled over plain greedy is what sampling costs, which llama-bench does not do; drafted sampled over plain
-sampled is what drafting costs where it is of no use.
+Plain sampled over plain greedy is the cost of sampling, which llama-bench does not do. Drafted sampled over plain
+sampled is the cost of drafting without any benefit.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 def llama_bench(program: Path, model: Path, tokens: int, threads: int, environment: dict[str, str]) -> float:
-    """Tokens per second of one llama-bench tg run at our depth; SystemExit if it runs other settings than ours."""
+    """Return the tokens per second of one tg run of llama-bench at the same depth.
+
+    Raises:
+        SystemExit: Settings of llama-bench that differ from ngramspec's.
+    """
     command = [str(program), "-m", str(model), "-p", "0", "-n", str(tokens), "-d", str(DEPTH), "-r", "1"]
     command += ["-t", str(threads), "-o", "json"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
@@ -53,7 +58,7 @@ def llama_bench(program: Path, model: Path, tokens: int, threads: int, environme
 
 
 def ours(decoder: SpeculativeDecoder, tokens: int, sampling: Sampling, prompt: list[int]) -> tuple[float, Stats]:
-    """Tokens per second from the first token on, wall clock, everything included."""
+    """Return the tokens per second of wall-clock time after the first token, everything included, and the counters."""
     decoder.target.clear()
     steps = decoder.generate(prompt, max_tokens=tokens + 1, sampling=sampling)
     next(steps)
@@ -74,7 +79,7 @@ def main() -> None:
     options = parser.parse_args()
     target = Target(options.model, n_ctx=2048, threads=options.threads)
     decoders = {"plain": SpeculativeDecoder(target, drafter=None), "drafted": SpeculativeDecoder(target)}
-    ours(decoders["drafted"], 32, Sampling(), [1])  # measures the cost curve
+    ours(decoders["drafted"], 32, Sampling(), [1])  # this call measures the cost curve
     speeds: dict[str, list[float]] = {name: [] for name in COLUMNS}
     totals = {name: Stats() for name in COLUMNS}
     for i in range(options.repeat):

@@ -1,7 +1,8 @@
-"""ngramspec against llama-cpp-python's own prompt lookup on the packaged prompts, and against its plain decoding.
+"""Compare ngramspec with llama-cpp-python's prompt lookup and plain decoding on the packaged prompts.
 
-Four runs per prompt, in turn: `Llama` plain, `Llama` with `LlamaPromptLookupDecoding` (its defaults; `logits_all`,
-without which it fails past 512 tokens), ngramspec plain, ngramspec. Greedy. Time counts from the first token.
+Each prompt has four greedy runs in turn: `Llama`, `Llama` with `LlamaPromptLookupDecoding`, ngramspec without drafts,
+and ngramspec. Prompt lookup uses its defaults and `logits_all`, because it fails after 512 tokens without that. Time is
+measured from the first token.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ngramspec.llama.target import Target
 
 
 def rival(llama: Llama, prompt: list[int], tokens: int) -> float:
-    """Tokens per second of `Llama.generate`, greedy."""
+    """Return the tokens per second of greedy `Llama.generate`."""
     stream = llama.generate(prompt, temp=0.0, repeat_penalty=1.0)
     next(stream)
     began = time.perf_counter()
@@ -29,7 +30,7 @@ def rival(llama: Llama, prompt: list[int], tokens: int) -> float:
 
 
 def ours(decoder: SpeculativeDecoder, prompt: list[int], tokens: int) -> float:
-    """Tokens per second of ngramspec, greedy; ends of generation are rare on these models and end the run."""
+    """Return the tokens per second of greedy ngramspec; a rare end-of-generation token ends the run."""
     steps = decoder.generate(prompt, max_tokens=tokens + 1)
     next(steps)
     began = time.perf_counter()
@@ -40,7 +41,7 @@ def ours(decoder: SpeculativeDecoder, prompt: list[int], tokens: int) -> float:
 def main() -> None:
     options = packaged.parser(__doc__, limit=2).parse_args()
     settings = packaged.settings(options)
-    # First ours, which leaves out AMX kernels that would end the process.
+    # ngramspec runs first because it disables AMX kernels that would end the process.
     target = Target(options.model, n_ctx=options.c, threads=options.t)
     plain_llama = Llama(str(options.model), **settings)
     lookup = Llama(str(options.model), draft_model=LlamaPromptLookupDecoding(), logits_all=True, **settings)
