@@ -101,8 +101,8 @@ _ONE_LINE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 class TraceView:
     """Writer of a trace to stdout, one part at a time; `open` is True while the last text has no end.
 
-    A mark replaces the colour of a token or precedes its numbers: "+" accepted, "-" rejected, "." after a rejected
-    token, ">" the target's own token, "~" after the end of the text.
+    A mark replaces the colour of a token or precedes its numbers. The marks are "+" for accepted, "-" for rejected, "."
+    after a rejected token, ">" for the target's own token and "~" after the end of the text.
 
     Args:
         numbers: True to show the numbers of each token below each pass.

@@ -43,7 +43,7 @@ def recordings(vocabulary: Vocabulary, folder: Path) -> list[Recording]:
 
 
 def train(conversations: Sequence[Recording]) -> Mapping[str, NDArray[np.float64]]:
-    """Return the state that a judge learned from the conversations, in the format that `learnt.keep` writes."""
+    """Return the state learned from the conversations in the format that `learnt.keep` writes."""
     learnt.START = Path(os.devnull)
     curves = [given_curve(CURVES[name][0]) for name in BY]
     known = _copied(MixtureDrafter().guesser.shared())
@@ -51,7 +51,7 @@ def train(conversations: Sequence[Recording]) -> Mapping[str, NDArray[np.float64
     total = {name: np.zeros_like(array) for name, array in known.items()}
     memory = Recall()
     for number, conversation in enumerate(conversations):
-        # The shared state must suit a judge without state about tokens, like the first one of a user.
+        # The shared state must suit a drafter without state about tokens, like the first one of a user.
         drafter = MixtureDrafter(memory if number % 2 else None)
         learnt.take_up(drafter.guesser.shared(), known)
         Replay(drafter, curve=curves[number % len(curves)]).run(conversation)

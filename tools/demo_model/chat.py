@@ -1,8 +1,8 @@
-"""Chat documents in the demo model's ChatML template, made by script from Python source.
+"""Chat documents in the demo model's ChatML template, generated from Python source code.
 
-Functions with docstrings become tasks whose answer is known: write it, explain it, add the
+Functions with docstrings become tasks with a known answer: write the function, explain it, add the
 docstring, rename a variable, complete it, repeat it, list its parameters as JSON. `talk.py` adds
-hand-written questions and answers. Nothing here comes from a language model or from a chat log.
+hand-written questions and answers. No text comes from a language model or a chat log.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ FOLLOW_UPS = [
     ("Great, thanks.", "Glad to help!"),
 ]
 
-Turn = tuple[str, str]  # what the user says, what the assistant answers
+Turn = tuple[str, str]  # user message and assistant answer
 
 
 @dataclass(frozen=True)
 class Function:
-    """A top-level or nested function, dedented: with its docstring, without it, and the facts."""
+    """Dedented function with its docstring (`source`), without it (`bare`), and its summary and names."""
 
     name: str
     source: str
@@ -44,7 +44,7 @@ class Function:
 
 
 def rendered(turns: list[Turn], system: str | None = None) -> str:
-    """The conversation in ChatML, every turn closed by <|im_end|>."""
+    """Return the conversation in ChatML; every message ends with <|im_end|>."""
     messages = [("system", system)] if system else []
     for question, answer in turns:
         messages += [("user", question), ("assistant", answer)]
@@ -56,7 +56,7 @@ def fenced(code: str) -> str:
 
 
 def functions_in(text: str) -> list[Function]:
-    """The functions of a module that have a one-sentence summary and fit a chat turn."""
+    """Return the functions of a module that have a one-sentence summary and fit in a chat turn."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
@@ -84,7 +84,7 @@ def _described(node: ast.FunctionDef, lines: list[str]) -> Function | None:
     source_lines = lines[node.lineno - 1 : node.end_lineno]
     doc_start, doc_end = doc_node.lineno - node.lineno, doc_node.end_lineno - node.lineno + 1
     indent = " " * (doc_node.col_offset)
-    # The answer carries the summary only: a long docstring cannot be guessed from the code.
+    # The answer contains only the summary, because a long docstring cannot be predicted from the code.
     short_doc = [f'{indent}"""{summary}"""']
     source = textwrap.dedent("\n".join(source_lines[:doc_start] + short_doc + source_lines[doc_end:]))
     bare = textwrap.dedent("\n".join(source_lines[:doc_start] + source_lines[doc_end:]))
@@ -97,7 +97,7 @@ def _described(node: ast.FunctionDef, lines: list[str]) -> Function | None:
 
 
 def renamed(source: str, old: str, new: str) -> str | None:
-    """`source` with every NAME token `old` turned into `new`; None if it does not tokenise."""
+    """Return `source` with `new` in place of every NAME token `old`; `None` means that it does not tokenise."""
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     except (tokenize.TokenError, IndentationError, SyntaxError):
@@ -220,10 +220,10 @@ TASKS: list[tuple[Callable[[Function, random.Random], Turn | None], float]] = [
 
 
 def chat_documents(texts: list[str], rng: random.Random, *, rounds: int, talk: bool) -> list[str]:
-    """Shuffled conversations: `rounds` tasks per distinct function of `texts`.
+    """Return shuffled conversations with `rounds` tasks per distinct function of `texts`.
 
     With `talk`, hand-written small talk, questions about Python and data conversions make up a
-    further third of the documents; a held-out set leaves them out, as training has seen them all.
+    further third of the documents. A held-out set omits them, because all of them are in training.
     """
     functions = {f.bare: f for text in texts for f in functions_in(text)}
     tasks, weights = zip(*TASKS, strict=True)

@@ -1,9 +1,9 @@
-"""Held-out loss of GGUF files: nats per token and per byte of the same held-out text.
+"""Held-out loss of GGUF files in nats per token and per byte of the same held-out text.
 
-The stream is cut into windows of --length tokens that do not overlap; every token of a window but
-its first is predicted, from that window alone. Weights are dequantised and run in float32, so the
-figure is that of the file as shipped, without the backend's own rounding. Nats per byte also
-compares models with different tokenizers.
+The stream is split into windows of --length tokens that do not overlap. Every token of a window
+except the first is predicted from that window alone. Weights are dequantised and run in float32, so
+the loss is that of the published file without the rounding of a backend. Nats per byte allow
+comparisons of models with different tokenizers.
 """
 
 # mypy: disable-error-code="import-not-found,misc,no-untyped-call,untyped-decorator"
@@ -23,7 +23,7 @@ ROWS = 8
 
 
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
-    """Bytes that each token stands for, shape (vocab,); special tokens stand for none."""
+    """Return the number of bytes of each token, shape (vocab,); it is 0 for special tokens."""
     special = tokenizer.get_added_tokens_decoder()
     # In byte-level BPE every character of a token's name is one byte.
     return np.array(
@@ -33,7 +33,7 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
 
 @torch.no_grad()
 def losses(model: DemoModel, stream: np.ndarray, length: int, sizes: np.ndarray) -> tuple[float, float, int]:
-    """(nats per token, nats per byte, predicted tokens) of `stream`, shape (n,)."""
+    """Return (nats per token, nats per byte, predicted tokens) of `stream`, shape (n,)."""
     count = len(stream) // length
     windows = torch.from_numpy(stream[: count * length].astype(np.int64)).view(count, length)
     nats = 0.0

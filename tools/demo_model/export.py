@@ -47,7 +47,7 @@ def write_metadata(writer: gguf.GGUFWriter, model: DemoModel) -> None:
 
 
 def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Path) -> None:
-    """Token ids are those of `tokenizer` (a tok.json); its added tokens become control tokens."""
+    """Write the tokenizer with the token ids of `tokenizer` (a tok.json); added tokens become control tokens."""
     stored = json.loads(tokenizer.read_text("utf-8"))
     vocabulary: dict[str, int] = stored["model"]["vocab"]
     merges = stored["model"]["merges"]
@@ -71,10 +71,10 @@ def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Path) -> None:
 
 
 def export(checkpoint: Path, tokenizer: Path, out: Path) -> None:
-    """Write `out`. Matrices become Q8_0, norm weights stay float32.
+    """Write the GGUF file `out` with matrices in Q8_0 and norm weights in float32.
 
     Raises:
-        ValueError: the tokenizer has not as many tokens as the model.
+        ValueError: Tokenizer with another number of tokens than the model.
     """
     model, counts = load(checkpoint)
     tokens = len(json.loads(tokenizer.read_text("utf-8"))["model"]["vocab"])

@@ -1,9 +1,9 @@
-"""The demo model: a small Llama-architecture transformer in torch, and its tensors' GGUF names.
+"""Demo model, a small Llama-architecture transformer in torch, and the GGUF names of its tensors.
 
-Every matrix has the orientation that `nn.Linear` and GGUF share, (out, in). Rotary embeddings turn
-adjacent pairs of a head (Su et al. 2021, "RoFormer", section 3.4.2), which is llama.cpp's NORM
+Every matrix has the orientation that `nn.Linear` and GGUF share, (out, in). Rotary embeddings
+rotate adjacent pairs of a head (Su et al. 2021, "RoFormer", section 3.4.2). This is llama.cpp's NORM
 layout for the `llama` architecture, so exported weights need no permutation. Input and output
-embedding are one matrix: a GGUF without `output.weight` means exactly that.
+embedding are one matrix, which GGUF expresses by the absence of `output.weight`.
 """
 
 # mypy: disable-error-code="import-not-found,misc,no-untyped-call,no-any-return"
@@ -39,7 +39,7 @@ BLOCK_NAMES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the model; the defaults are the demo model before any growth."""
+    """Sizes of the model; the defaults are those of the demo model before any growth."""
 
     layers: int = 6
     width: int = 256
@@ -53,7 +53,7 @@ class Shape:
 
 
 class RmsNorm(nn.Module):
-    """x / rms(x) * weight (Zhang and Sennrich 2019, equation 4)."""
+    """Normalization x / rms(x) * weight (Zhang and Sennrich 2019, equation 4)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class RmsNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x[2i], x[2i+1]) of the last axis; cos, sin: (positions, head_width / 2)."""
+    """Rotate the pairs (x[2i], x[2i+1]) of the last axis; cos, sin: (positions, head_width / 2)."""
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
@@ -99,7 +99,7 @@ class Block(nn.Module):
 
 
 class DemoModel(nn.Module):
-    """Token ids (batch, length) to logits (batch, length, vocab), or to the mean loss in nats."""
+    """Model from token ids (batch, length) to logits (batch, length, vocab) or to the mean loss in nats."""
 
     cos: Tensor
     sin: Tensor
@@ -126,7 +126,7 @@ class DemoModel(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         x = self.embedding(tokens)
         length = tokens.size(1)
-        # Under bf16 autocast the heads are bf16; float32 tables would promote them back.
+        # Under bf16 autocast the heads are bf16; float32 tables would promote them to float32.
         kind = torch.bfloat16 if torch.is_autocast_enabled("cpu") else x.dtype
         cos, sin = self.cos[:length].to(kind), self.sin[:length].to(kind)
         for block in self.blocks:
@@ -137,7 +137,7 @@ class DemoModel(nn.Module):
         return F.cross_entropy(logits.float().view(-1, self.shape.vocab), targets.view(-1))
 
     def gguf_tensors(self) -> dict[str, Tensor]:
-        """The parameters by GGUF name, in file order."""
+        """Return the parameters by GGUF name in the order of the file."""
         tensors = {
             "token_embd.weight": self.embedding.weight,
             "output_norm.weight": self.norm.weight,
@@ -149,10 +149,10 @@ class DemoModel(nn.Module):
 
 
 def from_gguf(path: Path) -> DemoModel:
-    """The model stored in `path`, dequantised to float32.
+    """Return the model stored in `path`, dequantised to float32.
 
     Raises:
-        KeyError: the file lacks a metadata key or tensor of the `llama` architecture.
+        KeyError: Metadata key or tensor of the `llama` architecture that the file lacks.
     """
     reader = gguf.GGUFReader(str(path))
 
@@ -177,14 +177,14 @@ def from_gguf(path: Path) -> DemoModel:
 
 
 def grown(model: DemoModel, layers: int) -> DemoModel:
-    """A model of `layers` blocks that computes the same function as `model`.
+    """Return a model of `layers` blocks that computes the same function as `model`.
 
-    The added blocks are copies spread evenly over the depth whose two output projections are zero,
-    so each adds nothing to the residual stream until training moves them (the identity blocks of
-    Chen, Goodfellow and Shlens 2016, "Net2Net", section 2.4, in pre-norm form).
+    The added blocks are copies, spread evenly over the depth, whose two output projections are zero.
+    Each adds nothing to the residual stream until training changes it. These are the identity blocks
+    of Chen, Goodfellow and Shlens 2016, "Net2Net", section 2.4, in pre-norm form.
 
     Raises:
-        ValueError: `layers` is below the present depth or above twice that.
+        ValueError: Value of `layers` below the present depth or above twice that depth.
     """
     depth = model.shape.layers
     extra = layers - depth

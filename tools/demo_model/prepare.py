@@ -1,9 +1,10 @@
-"""Corpus and tokenizer of the demo model: Python files and chat turns to token arrays.
+"""Corpus and tokenizer of the demo model: conversion of Python files and chat turns into token arrays.
 
-Writes into --out: tok.json, code.npy and chat.npy (uint16 token streams, documents separated by
-<|endoftext|>), heldout_code.npy, heldout_chat.npy and corpus.json (sizes in files, bytes, tokens).
-Whole packages are held out, not single files: files of one package share idioms, and the weights
-this model may be continued from have seen the standard library and the packages marked below.
+The script writes these files into --out: tok.json, code.npy and chat.npy (uint16 token streams,
+documents separated by <|endoftext|>), heldout_code.npy, heldout_chat.npy and corpus.json (sizes in
+files, bytes, tokens). Whole packages are held out, not single files, because files of one package
+share idioms. The weights from which training may continue were trained on the standard library and
+the packages marked below.
 """
 
 # mypy: disable-error-code="import-not-found,misc"
@@ -35,7 +36,7 @@ SEED = 1
 
 # Folder in site-packages: licence (SPDX). The standard library (PSF-2.0) comes in addition.
 TRAIN_PACKAGES = {
-    # Also in the corpus of the weights this model was continued from.
+    # These packages were also in the corpus of the weights from which training continued.
     "numpy": "BSD-3-Clause",
     "rich": "MIT",
     "typer": "MIT",
@@ -45,7 +46,7 @@ TRAIN_PACKAGES = {
     "sympy": "BSD-3-Clause",
     "click": "BSD-3-Clause",
     "pip": "MIT",
-    # New in this corpus.
+    # These packages are new in this corpus.
     "_pytest": "MIT",
     "aiohttp": "Apache-2.0",
     "black": "MIT",
@@ -73,15 +74,15 @@ HELD_OUT_PACKAGES = {
 }
 # Copies of packages under copyleft licences that pip and setuptools carry.
 COPYLEFT = frozenset({"chardet", "certifi", "autocommand"})
-PACKAGE_CAP = 7_000_000  # characters of one package, so that a few large ones do not drown the rest
+PACKAGE_CAP = 7_000_000  # maximum number of characters per package, so that a few large packages do not dominate
 
 
 def python_files(root: Path, seen: set[bytes], skip: frozenset[str]) -> list[str]:
-    """Texts of the usable Python files below `root`, in path order.
+    """Return the texts of the usable Python files below `root` in the order of their paths.
 
-    Left out: duplicates (by hash, over all calls that share `seen`), files under 400 or over
-    300,000 characters, generated files (a line over 1,000 characters), files that spell a special
-    token, and files with a folder named in `skip` on their path.
+    The function omits duplicates (by hash, over all calls that share `seen`), files under 400 or over
+    300,000 characters, and generated files (a line over 1,000 characters). It also omits files that
+    contain a special token, and files with a folder in `skip` on their path.
     """
     kept = []
     for path in sorted(root.rglob("*.py")):
@@ -105,7 +106,7 @@ def python_files(root: Path, seen: set[bytes], skip: frozenset[str]) -> list[str
 
 
 def capped(texts: list[str], limit: int, rng: random.Random) -> list[str]:
-    """A random selection of `texts` of at most `limit` characters together."""
+    """Return a random selection of `texts` with at most `limit` characters in total."""
     kept, size = [], 0
     for text in rng.sample(texts, len(texts)):
         if size + len(text) <= limit:
@@ -115,7 +116,7 @@ def capped(texts: list[str], limit: int, rng: random.Random) -> list[str]:
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """Byte-level BPE with GPT-2's splitting pattern, which llama.cpp calls pre = "gpt-2"."""
+    """Train byte-level BPE with GPT-2's splitting pattern, which llama.cpp calls pre = "gpt-2"."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -130,7 +131,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def encoded(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
-    """The documents as one token stream, each one preceded by <|endoftext|>, uint16, shape (n,)."""
+    """Return the documents as one token stream, each one after <|endoftext|>, uint16, shape (n,)."""
 
     def batches(items: list[str]) -> Iterator[list[str]]:
         for start in range(0, len(items), 256):

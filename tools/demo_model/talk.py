@@ -1,4 +1,4 @@
-"""Hand-written chat: small talk, questions about Python, and small data conversions."""
+"""Hand-written chats: small talk, questions about Python, and small data conversions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SYSTEM_PROMPTS = [
     "Answer briefly.",
 ]
 
-# Several ways to ask, one answer.
+# Each entry has several forms of a question and one answer.
 SMALL_TALK: list[tuple[list[str], str]] = [
     (["Hello", "Hi", "Hi!", "hello", "Hello!", "hey", "Good morning"],
      "Hello! How can I help you?"),
@@ -125,7 +125,7 @@ FRUIT = ["apple", "banana", "cherry", "grape", "lemon", "mango", "orange", "peac
 
 
 def small_talk(rng: random.Random) -> tuple[str, str]:
-    """One hand-written exchange: a greeting, a question about Python, or a how-to."""
+    """Return a hand-written message and answer: a greeting, a question about Python or a how-to."""
     kind = rng.random()
     if kind < 0.3:
         asked, answer = rng.choice(SMALL_TALK)
@@ -149,7 +149,7 @@ def small_talk(rng: random.Random) -> tuple[str, str]:
 
 
 def data_task(rng: random.Random) -> tuple[str, str]:
-    """One conversion of random data whose answer is computed: JSON, CSV, sorting, repeating."""
+    """Return a task on random data and its computed answer: JSON, CSV, sorting or repeating."""
     people = [
         {"name": name, "age": rng.randint(18, 80), "city": rng.choice(CITIES)}
         for name in rng.sample(FIRST_NAMES, rng.randint(1, 5))

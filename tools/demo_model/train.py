@@ -1,10 +1,10 @@
 """Train the demo model on CPU for a given time, from scratch or from a GGUF or checkpoint.
 
-The schedule is by wall clock, as the machine's speed is not known beforehand: learning rates warm
-up over 50 steps and fall linearly to zero at the end of --minutes; the last --long-share of the
-time trains on windows twice as long. A checkpoint is written every --save-minutes and at the end,
-with the counts of steps, tokens and seconds in it. Batches are drawn with a fixed seed; how many
-are drawn depends on the machine, so a rerun gives a similar model, not the same one.
+The schedule follows wall-clock time, because the speed of the machine is unknown. Learning rates
+warm up over 50 steps and fall linearly to zero at the end of --minutes. The last --long-share of
+the time trains on windows that are twice as long. A checkpoint with the counts of steps, tokens and
+seconds is written every --save-minutes and at the end. Batches are drawn with a fixed seed, but
+their number depends on the machine, so another run gives a similar model and not the same one.
 """
 
 # mypy: disable-error-code="import-not-found,misc,no-untyped-call,untyped-decorator"
@@ -27,7 +27,7 @@ MUON_DECAY = 0.01
 
 
 def orthogonalised(update: Tensor) -> Tensor:
-    """Five Newton-Schulz steps towards the nearest semi-orthogonal matrix, in bf16.
+    """Apply five Newton-Schulz steps towards the nearest semi-orthogonal matrix in bf16.
 
     The quintic's coefficients are those of Jordan et al. 2024, "Muon: an optimizer for hidden
     layers in neural networks", section "Newton-Schulz iteration".
@@ -44,7 +44,7 @@ def orthogonalised(update: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum whose update is orthogonalised; for the matrices inside the blocks."""
+    """Optimizer with orthogonalised updates of Nesterov momentum for the matrices inside the blocks."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": 0.95})
@@ -58,14 +58,14 @@ class Muon(torch.optim.Optimizer):
                 buffer = state.setdefault("momentum", torch.zeros_like(weight))
                 buffer.mul_(momentum).add_(weight.grad)
                 update = orthogonalised(weight.grad.add(buffer, alpha=momentum))
-                # A taller matrix needs a larger step for the same change of its output's rms.
+                # A matrix with more rows than columns needs a larger step for the same change of its output's rms.
                 scale = max(1.0, weight.size(0) / weight.size(1)) ** 0.5
                 weight.mul_(1 - rate * MUON_DECAY)
                 weight.add_(update.to(weight.dtype), alpha=-rate * scale)
 
 
 class Batches:
-    """Random windows of the code and chat streams; chat with probability `chat_share`."""
+    """Random windows of the code and chat streams, from chat with probability `chat_share`."""
 
     def __init__(self, data: Path, chat_share: float, seed: int) -> None:
         self.code = np.load(data / "code.npy", mmap_mode="r")
@@ -74,7 +74,7 @@ class Batches:
         self.rng = np.random.default_rng(seed)
 
     def draw(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
-        """Tokens and the tokens after them, int64, shape (rows, length) each."""
+        """Return tokens and the tokens after them, int64, shape (rows, length) each."""
         windows = []
         for _ in range(rows):
             stream = self.chat if self.rng.random() < self.chat_share else self.code
@@ -85,7 +85,7 @@ class Batches:
 
 
 def started(source: Path | None, layers: int | None) -> tuple[DemoModel, dict[str, float]]:
-    """The model to train and its counts so far: new, from a GGUF, or from a checkpoint."""
+    """Return the model to train and its counts so far: new, from a GGUF or from a checkpoint."""
     counts = {"steps": 0.0, "tokens": 0.0, "seconds": 0.0}
     if source is None:
         return DemoModel(Shape(layers=layers or Shape.layers)), counts
@@ -97,7 +97,7 @@ def started(source: Path | None, layers: int | None) -> tuple[DemoModel, dict[st
 
 
 def load(checkpoint: Path) -> tuple[DemoModel, dict[str, float]]:
-    """The model of a checkpoint and its counts of steps, tokens and seconds."""
+    """Return the model of a checkpoint and its counts of steps, tokens and seconds."""
     stored = torch.load(checkpoint, map_location="cpu", weights_only=True)
     model = DemoModel(Shape(**stored["shape"]))
     model.load_state_dict(stored["weights"])
@@ -108,7 +108,7 @@ def save(model: DemoModel, counts: dict[str, float], path: Path) -> None:
     stored = {"shape": asdict(model.shape), "weights": model.state_dict(), "counts": counts}
     partial = path.with_suffix(".partial")
     torch.save(stored, partial)
-    partial.replace(path)  # a reader never sees half a file
+    partial.replace(path)  # readers never get an incomplete file
 
 
 def train(model: DemoModel, batches: Batches, counts: dict[str, float], options: argparse.Namespace) -> None:
@@ -127,7 +127,7 @@ def train(model: DemoModel, batches: Batches, counts: dict[str, float], options:
         scale = min(1.0, (step + 1) / WARMUP_STEPS) * (1 - done)
         muon.param_groups[0]["lr"] = options.muon_lr * scale
         adamw.param_groups[0]["lr"] = options.adam_lr * scale
-        # Twice the length at half the rows: the tokens of a step stay the same.
+        # The number of tokens per step stays the same: twice the length with half the rows.
         longer = 2 if done >= 1 - options.long_share else 1
         tokens, targets = batches.draw(options.rows // longer, options.length * longer)
         with torch.autocast("cpu", torch.bfloat16):

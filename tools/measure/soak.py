@@ -79,7 +79,7 @@ async def counter(http: httpx.AsyncClient, name: str) -> float:
 async def client(
     http: httpx.AsyncClient, asked: list[Any], alone: list[str], seen: Seen, chance: random.Random
 ) -> None:
-    """Send one random request, and record its result."""
+    """Send one random request and record its result."""
     number = chance.randrange(len(asked))
     body = asked[number]
     if chance.random() < 0.25:

@@ -2,7 +2,7 @@
 
 Build llama-bench from the source that the installed llama-cpp-python was built from, with the same flags. Both use the
 same number of threads, llama.cpp's choice of flash attention, an F16 KV cache and a context of the same depth. The
-script checks the settings that llama-bench reports. All columns are measured in turn in each round, and every speed is
+script checks the settings that llama-bench reports. All columns are measured in turn in each round. Every speed is
 divided by llama-bench's speed in the same round, because the machine's speed drifts more between rounds than the
 columns differ.
 
