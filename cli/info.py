@@ -20,7 +20,7 @@ from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
 from ngramspec.drafting import uncompiled
 from ngramspec.exactness.decision import ANSWER, DEPTHS, ExactAuto
-from ngramspec.llama.devices import build
+from ngramspec.llama.devices import build, select_gpus
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import tuned_file
@@ -40,9 +40,10 @@ def info(
 ) -> None:
     """Show the build, the model, its cost curve and its bit-identical batch sizes.
 
-    The output contains the build and its devices; the model's architecture, size, context and vocabulary, and whether
-    its KV cache can be rolled back; the cost of a pass by batch size, and of a change of size; the batch sizes with
-    bit-identical logits; and the choice of --exact auto. A pass is one decode call of the model.
+    The output contains the build and its devices, and how many layers are on which device; the model's architecture,
+    size, context and vocabulary, and whether its KV cache can be rolled back; the cost of a pass by batch size, and of
+    a change of size; the batch sizes with bit-identical logits; and the choice of --exact auto. A pass is one decode
+    call of the model.
     """
     source = find(model, load)
     kept = recalled(tuned_file(source.path, load))
@@ -91,7 +92,6 @@ def info(
 def _facts(target: Target) -> dict[str, str]:
     loaded = target.present
     batches = "" if loaded.threads_batch == loaded.threads else f" ({loaded.threads_batch} for batches)"
-    devices = ", ".join(f"{d.name} ({d.description}, {d.total / 2**30:.1f} GiB)" for d in target.devices)
     return {
         "model": f"{target.name}, {target.path}",
         "architecture": f"{target.architecture}, {target.description}",
@@ -105,9 +105,29 @@ def _facts(target: Target) -> dict[str, str]:
         "threads now": _threads(target),
         "build": build() + ("; its AMX kernels are broken and not used" if target.amx_broken else ""),
         "drafting": _core(),
-        "devices": devices or "not reported by this build",
+        "devices": _devices(target) or "not reported by this build",
+        "layers": _layers(target) or "not reported by this build",
         "machine": machine.name(),
     }
+
+
+def _devices(target: Target) -> str:
+    """Return the devices of the build in words; a GPU that llama.cpp leaves out is marked."""
+    gpus = select_gpus(target.devices)
+    parts = []
+    for device in target.devices:
+        unused = ", not used" if device.is_gpu and device not in gpus else ""
+        parts.append(f"{device.name} ({device.description}, {device.total / 2**30:.1f} GiB{unused})")
+    return ", ".join(parts)
+
+
+def _layers(target: Target) -> str:
+    """Return how many layers are on which device in words; "" if llama.cpp does not report it."""
+    in_ram = [device.name for device in target.devices if not device.is_gpu]
+    parts = [f"{count} on {name}" for name, count in target.layers.items() if name not in in_ram]
+    if count := sum(target.layers[name] for name in in_ram):
+        parts.append(f"{count} in RAM")
+    return f"{', '.join(parts)} (including the output layer)" if parts else ""
 
 
 def _threads(target: Target) -> str:
@@ -162,7 +182,7 @@ def _advice(target: Target, classes: int) -> str:
     """What would make more batch sizes agree on this build."""
     if classes == 1:
         return "All batch sizes agree: drafts cannot change the output of this model here, with or without exact mode."
-    if any(d.is_gpu for d in target.devices):
+    if target.on_gpu:
         return "On a GPU, --exact on pads every pass to one class of sizes; the table shows their cost."
     if target.exact == "off":
         return "--exact on turns flash attention off, and more sizes agree; see ngramspec info --exact on."
@@ -211,7 +231,7 @@ def origin(target: Target, name: str) -> str:
 
 def _backend(target: Target) -> str:
     """What computes: CPU, or the kinds of GPU."""
-    gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in target.devices if device.is_gpu)
+    gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in select_gpus(target.devices))
     return ", ".join(gpus) if target.on_gpu else "CPU"
 
 
@@ -222,6 +242,7 @@ def provenance(target: Target) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.name(),
         "devices": [asdict(device) for device in target.devices],
+        "layers": target.layers,
         "build": build(),
         "drafting_core": "plain Python" if uncompiled() else "compiled",
         "model": {

@@ -21,7 +21,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,8 @@ def log_callback(api: Any) -> Any:
     return api.llama_log_callback if hasattr(api, "llama_log_callback") else api.ggml_log_callback
 
 
+_listeners: list[Callable[[str], object]] = []  # called with every line of the log
+
 _LOG_ERROR = 4  # ggml.h, enum ggml_log_level
 
 log_tail: deque[tuple[int, str]] = deque(maxlen=60)  # the last lines of the log, which is not printed: (level, text)
@@ -40,7 +42,10 @@ log_tail: deque[tuple[int, str]] = deque(maxlen=60)  # the last lines of the log
 
 @log_callback(llama)  # type: ignore[untyped-decorator]
 def _collect_log(level: int, text: bytes, _data: Any) -> None:
-    log_tail.append((level, text.decode("utf-8", "replace").strip()))
+    line = text.decode("utf-8", "replace").strip()
+    log_tail.append((level, line))
+    for on_line in _listeners:
+        on_line(line)
 
 
 def last_complaint() -> str:
@@ -59,6 +64,16 @@ def log_given_back() -> Iterator[None]:
     finally:
         name = "llama_log_callback" if hasattr(_logger, "llama_log_callback") else "ggml_log_callback"
         llama.llama_log_set(getattr(_logger, name), ctypes.c_void_p(0))
+
+
+@contextmanager
+def log_listener(on_line: Callable[[str], object]) -> Iterator[None]:
+    """Call `on_line` with every line of the log that llama.cpp writes in the block."""
+    _listeners.append(on_line)
+    try:
+        yield
+    finally:
+        _listeners.remove(on_line)
 
 
 def init_backend() -> None:

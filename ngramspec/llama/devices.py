@@ -1,4 +1,4 @@
-"""Properties of the llama.cpp build: its version, its devices and their memory, and huge pages (Linux)."""
+"""Properties of the llama.cpp build: its version, its devices, those that a model uses, and huge pages (Linux)."""
 
 from __future__ import annotations
 
@@ -51,38 +51,157 @@ class Device:
     is_gpu: bool
     free: int
     total: int
+    is_integrated: bool = False  # True if it is a GPU that shares the machine's memory
+    backend: str = ""  # ggml's name of the backend, such as CUDA
+    id: str | None = None  # bus address, equal for one device of two backends; `None` if unknown
 
 
-def total_bytes(devices: Sequence[Device], on_gpu: bool) -> int:
-    """All the memory of the kind that holds the KV cache."""
-    gpus = sum(d.total for d in devices if d.is_gpu)
-    return gpus if on_gpu and gpus else int(psutil.virtual_memory().total)
+class _Properties(ctypes.Structure):
+    """ggml-backend.h, struct ggml_backend_dev_props."""
 
-
-def free_bytes(devices: Sequence[Device], on_gpu: bool) -> int:
-    """Free memory of the kind that holds the KV cache."""
-    gpus = [d.free for d in devices if d.is_gpu and d.total > 0]
-    return sum(gpus) if on_gpu and gpus else int(psutil.virtual_memory().available)
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("free", ctypes.c_size_t),
+        ("total", ctypes.c_size_t),
+        ("kind", ctypes.c_int),
+        ("id", ctypes.c_char_p),
+        ("capabilities", ctypes.c_bool * 64),  # room for more than ggml has now
+    )
 
 
 def devices() -> list[Device]:
-    """The devices that the loaded ggml library has registered; empty if it does not export its registry."""
+    """Return the devices that the loaded ggml library has registered; empty if it does not export its registry."""
     function, pointer, text = partial(bindings.ggml_function, llama), ctypes.c_void_p, ctypes.c_char_p
     try:
         count = function("ggml_backend_dev_count", ctypes.c_size_t)
         get = function("ggml_backend_dev_get", pointer, ctypes.c_size_t)
-        name, about = (function(f"ggml_backend_dev_{part}", text, pointer) for part in ("name", "description"))
-        kind = function("ggml_backend_dev_type", ctypes.c_int, pointer)
-        memory = function("ggml_backend_dev_memory", None, pointer, *[ctypes.POINTER(ctypes.c_size_t)] * 2)
+        describe = function("ggml_backend_dev_get_props", None, pointer, ctypes.POINTER(_Properties))
+        registry = function("ggml_backend_dev_backend_reg", pointer, pointer)
+        backend = function("ggml_backend_reg_name", text, pointer)
     except AttributeError:
         return []
     found = []
     for handle in map(get, range(count())):
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        memory(handle, ctypes.byref(free), ctypes.byref(total))
-        said = name(handle).decode(), about(handle).decode(errors="replace")
-        found.append(Device(*said, kind(handle) in (GPU, INTEGRATED), free.value, total.value))
+        properties = _Properties()
+        describe(handle, ctypes.byref(properties))
+        found.append(
+            Device(
+                _decoded(properties.name),
+                _decoded(properties.description),
+                properties.kind in (GPU, INTEGRATED),
+                properties.free,
+                properties.total,
+                properties.kind == INTEGRATED,
+                _decoded(backend(registry(handle))),
+                _decoded(properties.id) or None,
+            )
+        )
     return found
+
+
+def _decoded(text: bytes | None) -> str:
+    return (text or b"").decode("utf-8", "replace")
+
+
+# --------------------------------------------------------------------------- the devices that a model uses
+
+
+def select_gpus(devices: Sequence[Device]) -> list[Device]:
+    """Return the GPUs that llama.cpp spreads a model over by default (`llama_prepare_model_devices`), in its order.
+
+    A discrete GPU that two backends offer counts once. Integrated GPUs are used only without a discrete one, and only
+    those of one backend. The devices of RPC workers come first.
+    """
+    remote: list[Device] = []
+    discrete: list[Device] = []
+    integrated: list[Device] = []
+    for device in devices:
+        if not device.is_gpu:
+            continue
+        if device.is_integrated:
+            if not integrated or device.backend == integrated[-1].backend:
+                integrated.append(device)
+        elif device.backend == "RPC":
+            remote.append(device)
+        elif device.id is None or device.id not in [other.id for other in discrete]:
+            discrete.append(device)
+    return remote + (discrete or integrated)
+
+
+def total_bytes(devices: Sequence[Device], on_gpu: bool) -> int:
+    """Return the total memory of the kind that holds the KV cache."""
+    gpus = sum(d.total for d in select_gpus(devices))
+    return gpus if on_gpu and gpus else int(psutil.virtual_memory().total)
+
+
+def free_bytes(devices: Sequence[Device], on_gpu: bool) -> int:
+    """Return the free memory of the kind that holds the KV cache."""
+    gpus = [d.free for d in select_gpus(devices) if d.total > 0]
+    return sum(gpus) if on_gpu and gpus else int(psutil.virtual_memory().available)
+
+
+def gpu_identity() -> str:
+    """Return the GPUs that models use, and the version of their kernels, as part of a key; "" without a GPU.
+
+    ggml does not report the version of a driver.
+    """
+    gpus = select_gpus(devices())
+    if not gpus:
+        return ""
+    versions = [_version(name) for name in ("ggml_version", "ggml_commit")]
+    return repr([[(d.name, d.description, d.total, d.backend) for d in gpus], versions])
+
+
+def _version(name: str) -> str:
+    try:
+        return _decoded(bindings.ggml_function(llama, name, ctypes.c_char_p)())
+    except AttributeError:
+        return ""
+
+
+# --------------------------------------------------------------------------- missing GPUs
+
+_GPU_BACKENDS = {
+    **{"cuda": "CUDA", "hip": "ROCm", "rocm": "ROCm", "musa": "MUSA", "metal": "Metal", "mtl": "Metal"},
+    **{"vulkan": "Vulkan", "sycl": "SYCL", "opencl": "OpenCL", "cann": "CANN", "webgpu": "WebGPU"},
+}
+"""Names of backends, by the names of their libraries and registries in lower case."""
+
+
+def gpu_backends() -> list[str]:
+    """Return the GPU backends that the build contains, with or without a device, sorted."""
+    # A backend whose driver is missing may not register itself, but its library is there.
+    names = [path.name.partition("ggml-")[2].partition(".")[0] for path in _library_folder().glob("*ggml-*")]
+    try:
+        count = bindings.ggml_function(llama, "ggml_backend_reg_count", ctypes.c_size_t)
+        get = bindings.ggml_function(llama, "ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
+        name = bindings.ggml_function(llama, "ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
+        names += [_decoded(name(get(i))).lower() for i in range(count())]
+    except AttributeError:
+        pass
+    return sorted({_GPU_BACKENDS[name] for name in names if name in _GPU_BACKENDS})
+
+
+def _library_folder() -> Path:
+    return Path(bindings.ggml(llama)._name).parent
+
+
+def missing_gpu(devices: Sequence[Device], n_gpu_layers: int) -> str | None:
+    """Return a warning if the user may expect a GPU and a model gets none; `None` if all is as expected.
+
+    Args:
+        devices: Devices of the build.
+        n_gpu_layers: Number of layers that should be on a GPU; negative means all.
+    """
+    if n_gpu_layers == 0 or select_gpus(devices):
+        return None
+    check = "ngramspec info shows the build and its devices; -ngl 0 hides this warning"
+    if backends := gpu_backends():
+        return f"warning: running on the CPU: {' and '.join(backends)} found no usable GPU; check the driver. {check}"
+    if n_gpu_layers > 0:
+        return f"warning: running on the CPU: -ngl needs a llama-cpp-python that was built with a GPU backend. {check}"
+    return None
 
 
 # --------------------------------------------------------------------------- huge pages

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ HAS_AMX = "AMX_INT8 = 1"  # how llama.cpp says that it has AMX kernels, and the 
 ARCHITECTURES = frozenset({"deepseek2", "deepseek32", "glm4moe", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"})
 """Values of general.architecture whose heads are tested here. llama.cpp has graphs for more, and ends the process in
 some of them where a tensor is not as it expects."""
+
+_LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device (.+?)(?:, is_swa|$)")  # from llama.cpp's log
 
 _HEAD = ".nextn.eh_proj.weight"  # how the name of a tensor ends that each such layer has once
 
@@ -111,7 +115,15 @@ class Weights(Vocabulary):
             return True
 
         params.progress_callback = loading
-        self._open_model(params)
+        placed: dict[int, str] = {}
+
+        def note_layer(line: str) -> None:
+            if match := _LAYER.match(line):
+                placed[int(match[1])] = match[2]
+
+        with bindings.log_listener(note_layer):
+            self._open_model(params)
+        self.layers = Counter(placed.values())  # number of layers by device, with the output layer; empty if unknown
         if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(self._model):
             raise ModelError(f"{self.path}: this model has an encoder; only decoder-only models are supported")
         if llama.llama_model_is_diffusion(self._model):
@@ -127,6 +139,8 @@ class Weights(Vocabulary):
         llama.llama_model_desc(self._model, buffer, 256)
         self.description = buffer.value.decode("utf-8", "replace")
         self.devices = devices.devices()
+        if warning := devices.missing_gpu(self.devices, n_gpu_layers):
+            self.notes.append(warning)
         self._recurrent = is_recurrent(self._model)
 
     @property
@@ -213,10 +227,10 @@ def machine_key(path: Path, settings: str) -> str:
 
 
 def model_key(path: Path) -> str:
-    """Return the prefix of the keys for a model file; it changes with file, build and machine. Raises OSError."""
+    """Return the prefix of the keys for a model file; it changes with file, build, machine and GPUs. Raises OSError."""
     bindings.init_backend()
     size = path.stat().st_size
-    named = f"{size} {build()} {machine.name()}".encode()
+    named = f"{size} {build()} {machine.name()}{devices.gpu_identity()}".encode()
     return hashlib.blake2b(crash_check.edges(path, size) + named, digest_size=12).hexdigest()
 
 

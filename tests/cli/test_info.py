@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import importlib.machinery
 import re
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from ngramspec_cli import info, view
-from support.cli_runner import run
-from support.tiny_models import write_model
+from support.cli_runner import DEMO, run
+from support.tiny_models import LAYERS, write_model
 
 from ngramspec import drafting
 from ngramspec.cost.measure import SIZES
 from ngramspec.drafting import uncompiled
+from ngramspec.llama import devices
+from ngramspec.llama.devices import Device
 from ngramspec.llama.target import Target
 
 INFO = ["info", "-t", "1", "-c", "512"]
@@ -86,6 +91,62 @@ def test_a_recurrent_model_says_how_drafts_are_taken_back(env: dict[str, str], m
     text = ["complete", "-t", "1", "-c", "512", "-n", "8", str(mamba)]
     for draft, said in ((["--exact", "on"], True), (["--policy", "fixed"], False), (["--no-draft"], False)):
         assert ("drafting is off with --exact" in run(env, *text, *draft, stdin=b"one two three").err) == said
+
+
+# ---------------------------------------------------------------------- layers and GPUs
+
+CPU = Device("CPU", "EPYC", False, 1, 16 * 2**30)
+GPU = Device("CUDA0", "RTX 3090", True, 1, 24 * 2**30)
+SHARED = Device("Vulkan0", "Iris", True, 1, 14 * 2**30, is_integrated=True)
+
+
+def warnings(err: str) -> list[str]:
+    return [line for line in err.splitlines() if "running on the CPU" in line]
+
+
+@pytest.fixture
+def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build without a GPU backend."""
+    monkeypatch.setattr(devices, "devices", lambda: [CPU])
+    monkeypatch.setattr(devices, "gpu_backends", list)
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_info_warns_once_about_layers_for_a_gpu_that_is_missing(
+    env: dict[str, str], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for options, warned in ((["-ngl", "99"], 1), (["-ngl", "0"], 0), (["-ngl", "all"], 0), ([], 0)):
+        done = run(env, *INFO, tiny, *options).ok()
+        assert len(warnings(done.err)) == warned
+        assert facts(done.out)["layers"] == f"{LAYERS + 1} in RAM (including the output layer)"
+    monkeypatch.setattr(devices, "gpu_backends", lambda: ["Vulkan"])
+    assert ["Vulkan found no usable GPU" in line for line in warnings(run(env, *INFO, tiny).err)] == [True]
+    assert warnings(run(env, *INFO, tiny, "-ngl", "0").err) == []
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_complete_with_a_draft_model_warns_once(env: dict[str, str]) -> None:
+    options = ["-t", "1", "-c", "512", "-n", "2", "--exact", "off", "-md", str(DEMO), "-ngl", "9", "-ngld", "9"]
+    assert len(warnings(run(env, "complete", DEMO, *options, stdin=b"one two").ok().err)) == 1
+
+
+@pytest.mark.parametrize(
+    ("layers", "line"),
+    [
+        ({"CPU": 9}, "9 in RAM (including the output layer)"),
+        ({"CPU": 4, "CUDA0": 5}, "5 on CUDA0, 4 in RAM (including the output layer)"),
+        ({"RPC0": 4, "CUDA0": 5}, "4 on RPC0, 5 on CUDA0 (including the output layer)"),
+        ({}, ""),
+    ],
+)
+def test_layers_are_listed_by_device(layers: dict[str, int], line: str) -> None:
+    assert info._layers(cast(Target, SimpleNamespace(devices=[SHARED, GPU, CPU], layers=Counter(layers)))) == line
+
+
+def test_a_gpu_that_llama_cpp_leaves_out_is_marked() -> None:
+    target = cast(Target, SimpleNamespace(devices=[SHARED, GPU, CPU]))
+    marked = "Vulkan0 (Iris, 14.0 GiB, not used), CUDA0 (RTX 3090, 24.0 GiB), CPU (EPYC, 16.0 GiB)"
+    assert info._devices(target) == marked
 
 
 # ---------------------------------------------------------------------- a core that was not compiled

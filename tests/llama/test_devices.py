@@ -1,0 +1,208 @@
+"""Devices: GPUs as llama.cpp selects them, their part in keys, and the warning about a missing GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from support.cli_runner import DEMO
+
+from ngramspec.llama import bindings, devices, weights
+from ngramspec.llama.devices import Device, free_bytes, gpu_backends, missing_gpu, select_gpus, total_bytes
+from ngramspec.llama.target import Target
+from ngramspec.llama.weights import tuning_key
+
+GIB = 2**30
+CPU = Device("CPU", "EPYC", False, 8 * GIB, 16 * GIB, backend="CPU")
+CARD = Device("CUDA0", "RTX 3090", True, 20 * GIB, 24 * GIB, backend="CUDA", id="0000:01:00.0")
+OTHER = Device("CUDA1", "RTX 4090", True, 21 * GIB, 24 * GIB, backend="CUDA", id="0000:02:00.0")
+AGAIN = replace(CARD, name="Vulkan0", backend="Vulkan")
+SHARED = Device("Vulkan1", "Iris", True, 12 * GIB, 14 * GIB, True, "Vulkan")
+SHARED_AGAIN = Device("SYCL0", "Iris", True, 12 * GIB, 14 * GIB, True, "SYCL")
+WORKER = Device("RPC0", "10.0.0.2:50052", True, 30 * GIB, 32 * GIB, backend="RPC")
+
+SetDevices = Callable[[Sequence[Device]], None]
+
+
+@pytest.fixture
+def set_devices(monkeypatch: pytest.MonkeyPatch) -> SetDevices:
+    return lambda made: monkeypatch.setattr(devices, "devices", lambda: list(made))
+
+
+# ---------------------------------------------------------------------- selection and memory
+
+
+@pytest.mark.parametrize(
+    ("registered", "selected"),
+    [
+        ([CPU], []),
+        ([CARD, OTHER, CPU], [CARD, OTHER]),
+        ([CARD, AGAIN, CPU], [CARD]),
+        ([replace(CARD, id=None), replace(AGAIN, id=None)], [replace(CARD, id=None), replace(AGAIN, id=None)]),
+        ([SHARED, CARD, CPU], [CARD]),
+        ([SHARED, SHARED_AGAIN, CPU], [SHARED]),
+        ([SHARED, replace(SHARED, name="Vulkan2")], [SHARED, replace(SHARED, name="Vulkan2")]),
+        ([SHARED, CPU, WORKER], [WORKER, SHARED]),
+        ([SHARED, CARD, WORKER], [WORKER, CARD]),
+    ],
+)
+def test_select_gpus_follows_the_rules_of_llama_cpp(registered: list[Device], selected: list[Device]) -> None:
+    assert select_gpus(registered) == selected
+    if selected:
+        assert free_bytes(registered, True) == sum(device.free for device in selected)
+        assert total_bytes(registered, True) == sum(device.total for device in selected)
+
+
+def test_memory_is_the_machine_s_without_layers_on_a_gpu() -> None:
+    machine = psutil.virtual_memory().total
+    assert total_bytes([CARD, CPU], False) == total_bytes([CPU], True) == machine
+    assert 0 < free_bytes([CPU], True) <= machine
+
+
+def test_devices_reads_what_ggml_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties(ctypes.Structure):
+        _fields_ = (
+            *(("name", ctypes.c_char_p), ("description", ctypes.c_char_p)),
+            *(("free", ctypes.c_size_t), ("total", ctypes.c_size_t)),
+            *(("kind", ctypes.c_int), ("id", ctypes.c_char_p), ("capabilities", ctypes.c_bool * 5)),
+        )
+
+    # Handles are numbers: a device 1 to 3, and the backend of a device 10 times that.
+    made = {
+        1: (b"CUDA0", b"RTX 3090", 20 * GIB, 24 * GIB, 1, b"0000:01:00.0"),
+        2: (b"Vulkan1", b"Iris", 12 * GIB, 14 * GIB, 2, None),
+        3: (b"CPU", b"EPYC", 8 * GIB, 16 * GIB, 0, None),
+    }
+
+    def describe(handle: int, out: Any) -> None:
+        ctypes.memmove(out, ctypes.byref(Properties(*made[handle])), ctypes.sizeof(Properties))
+
+    functions = {
+        "ggml_backend_dev_count": lambda: len(made),
+        "ggml_backend_dev_get": lambda number: number + 1,
+        "ggml_backend_dev_get_props": describe,
+        "ggml_backend_dev_backend_reg": lambda handle: handle * 10,
+        "ggml_backend_reg_name": {10: b"CUDA", 20: b"Vulkan", 30: b"CPU"}.get,
+    }
+    monkeypatch.setattr(bindings, "ggml_function", lambda _api, name, *_types: functions[name])
+    assert devices.devices() == [CARD, SHARED, CPU]
+
+
+# ---------------------------------------------------------------------- keys of measurements
+
+
+def keys() -> tuple[str, str, str]:
+    with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
+        return target.fingerprint, target.identity, tuning_key(DEMO, -1, ("f16", "f16"))
+
+
+def test_keys_change_with_the_gpus_that_a_model_uses(set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_devices(*made: Device) -> tuple[str, str, str]:
+        set_devices(made)
+        return keys()
+
+    first = with_devices(CARD, OTHER, CPU)
+    assert with_devices(replace(CARD, free=GIB), OTHER, CPU) == first
+    found = [
+        first,
+        with_devices(CPU),
+        with_devices(CARD, CPU),
+        with_devices(OTHER, CARD, CPU),
+        with_devices(replace(CARD, description="RTX 3080"), OTHER, CPU),
+        with_devices(replace(CARD, total=12 * GIB), OTHER, CPU),
+        with_devices(replace(CARD, backend="Vulkan"), OTHER, CPU),
+    ]
+    monkeypatch.setattr(devices, "_version", lambda name: f"another {name}")
+    found.append(with_devices(CARD, OTHER, CPU))
+    for of_one_kind in zip(*found, strict=True):
+        assert len(set(of_one_kind)) == len(found)
+
+
+def test_keys_ignore_gpus_that_llama_cpp_leaves_out(set_devices: SetDevices) -> None:
+    set_devices([CARD, CPU])
+    one = tuning_key(DEMO, -1, ("f16", "f16"))
+    set_devices([SHARED, CARD, AGAIN, CPU])
+    assert tuning_key(DEMO, -1, ("f16", "f16")) == one
+
+
+def test_keys_without_a_gpu_are_those_of_earlier_versions(
+    set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_devices([CPU])
+    before = keys()
+    set_devices([replace(CPU, description="Xeon", total=GIB)])
+    monkeypatch.setattr(devices, "_version", lambda name: f"another {name}")
+    assert keys() == before
+    assert devices.gpu_identity() == ""
+
+
+# ---------------------------------------------------------------------- missing GPUs
+
+
+def test_gpu_backends_finds_libraries_and_registered_backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("libggml-base.so", "libggml-cpu-haswell.so", "libggml-rpc.so", "libggml.so.0", "libggml-vulkan.so.0"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(bindings, "ggml", lambda _api: SimpleNamespace(_name=str(tmp_path / "libggml.so")))
+    assert gpu_backends() == ["Vulkan"]
+    functions = {
+        "ggml_backend_reg_count": lambda: 3,
+        "ggml_backend_reg_get": lambda number: number,
+        "ggml_backend_reg_name": [b"CUDA", b"RPC", b"CPU"].__getitem__,
+    }
+    monkeypatch.setattr(bindings, "ggml_function", lambda _api, name, *_types: functions[name])
+    assert gpu_backends() == ["CUDA", "Vulkan"]
+
+
+@pytest.mark.parametrize(
+    ("backends", "registered", "n_gpu_layers", "warning"),
+    [
+        ([], [CPU], -1, None),
+        ([], [CPU], 0, None),
+        ([], [CPU], 1, "built with a GPU backend"),
+        (["Vulkan"], [CPU], -1, "Vulkan found no usable GPU"),
+        (["CUDA", "Vulkan"], [CPU], 99, "CUDA and Vulkan found no usable GPU"),
+        (["Vulkan"], [CPU], 0, None),
+        (["CUDA"], [CARD, CPU], 99, None),
+        ([], [WORKER, CPU], 99, None),
+    ],
+)
+def test_missing_gpu_warns_only_if_a_gpu_was_expected(
+    backends: list[str],
+    registered: list[Device],
+    n_gpu_layers: int,
+    warning: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "gpu_backends", lambda: backends)
+    line = missing_gpu(registered, n_gpu_layers)
+    assert (line is None) == (warning is None)
+    assert line is None or (warning in line and line.startswith("warning: running on the CPU") and "\n" not in line)
+
+
+# ---------------------------------------------------------------------- layers
+
+
+def test_layers_are_counted_by_device_as_llama_cpp_logs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = weights.llama.llama_model_load_from_file
+
+    def logging(*arguments: Any) -> Any:
+        for layer, device in enumerate(["CPU", "CPU", "CUDA0", "CUDA0", "CUDA0"]):
+            bindings._collect_log(
+                1, f"load_tensors: layer {layer:3d} assigned to device {device}, is_swa = 0\n".encode(), None
+            )
+        with monkeypatch.context() as quiet:
+            quiet.setattr(bindings, "_listeners", [])
+            return load(*arguments)
+
+    with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
+        assert target.layers == {"CPU": 9}  # 8, and the output layer
+    monkeypatch.setattr(weights.llama, "llama_model_load_from_file", logging)
+    with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
+        assert target.layers == {"CPU": 2, "CUDA0": 3}
+    assert bindings._listeners == []
