@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -129,16 +130,34 @@ def select_gpus(devices: Sequence[Device]) -> list[Device]:
     return remote + (discrete or integrated)
 
 
-def total_bytes(devices: Sequence[Device], on_gpu: bool) -> int:
-    """Return the total memory of the kind that holds the KV cache."""
-    gpus = sum(d.total for d in select_gpus(devices))
-    return gpus if on_gpu and gpus else int(psutil.virtual_memory().total)
+def total_bytes(devices: Sequence[Device], layers: Counter[str]) -> int:
+    """Return the largest KV cache in bytes that empty memory holds, split over the devices like the layers.
+
+    Args:
+        devices: Devices of the build.
+        layers: Number of layers by the name of their device; layers on other devices than GPUs are in RAM.
+    """
+    gpus = {d.name: d.total for d in devices if d.is_gpu and d.total > 0}
+    return _fitting(gpus, psutil.virtual_memory().total, 0, layers)
 
 
-def free_bytes(devices: Sequence[Device], on_gpu: bool) -> int:
-    """Return the free memory of the kind that holds the KV cache."""
-    gpus = [d.free for d in select_gpus(devices) if d.total > 0]
-    return sum(gpus) if on_gpu and gpus else int(psutil.virtual_memory().available)
+def free_bytes(devices: Sequence[Device], layers: Counter[str], mapped: int = 0) -> int:
+    """Return the largest KV cache in bytes that free memory holds, split over the devices like the layers.
+
+    Args:
+        devices: Devices of the build.
+        layers: Number of layers by the name of their device; layers on other devices than GPUs are in RAM.
+        mapped: Size of the weights if they are mapped; those in RAM still count as free there.
+    """
+    gpus = {d.name: d.free for d in devices if d.is_gpu and d.total > 0}
+    return _fitting(gpus, psutil.virtual_memory().available, mapped, layers)
+
+
+def _fitting(gpus: Mapping[str, int], ram: int, weights: int, layers: Counter[str]) -> int:
+    n_layers = layers.total()
+    in_ram = n_layers - sum(layers[name] for name in gpus)
+    rooms = [(gpus[name], layers[name]) for name in gpus] + [(max(0, ram - weights * in_ram // n_layers), in_ram)]
+    return min(room * n_layers // count for room, count in rooms if count)
 
 
 def gpu_identity() -> str:

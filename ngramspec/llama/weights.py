@@ -123,7 +123,7 @@ class Weights(Vocabulary):
 
         with bindings.log_listener(note_layer):
             self._open_model(params)
-        self.layers = Counter(placed.values())  # number of layers by device, with the output layer; empty if unknown
+        self._placed = [placed[layer] for layer in sorted(placed)]
         if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(self._model):
             raise ModelError(f"{self.path}: this model has an encoder; only decoder-only models are supported")
         if llama.llama_model_is_diffusion(self._model):
@@ -142,6 +142,17 @@ class Weights(Vocabulary):
         if warning := devices.missing_gpu(self.devices, n_gpu_layers):
             self.notes.append(warning)
         self._recurrent = is_recurrent(self._model)
+
+    @property
+    def layers(self) -> Counter[str]:
+        """Number of layers by the name of their device, with the output layer; empty if llama.cpp does not log it."""
+        return Counter(self._placed)
+
+    @property
+    def _cached_layers(self) -> Counter[str]:
+        """Number of layers by the name of their device, without the output layer, which has no KV cache."""
+        gpus = [device.name for device in devices.select_gpus(self.devices)] if self.on_gpu else []
+        return Counter(self._placed[:-1] or gpus or ["CPU"])
 
     @property
     def uses_amx(self) -> bool:
@@ -182,9 +193,7 @@ class Weights(Vocabulary):
         layers, kv_heads = llama.llama_model_n_layer(self._model), llama.llama_model_n_head_kv(self._model)
         per_token = bytes_per_token(self.present.cache_types, layers, kv_heads or heads, widths)
         if asked is None:
-            # Mapped weights still count as free memory, and will not stay so.
-            mapped = self.size_bytes if self.present.mmap and not self.on_gpu else 0
-            free = max(0, devices.free_bytes(self.devices, self.on_gpu) - mapped)
+            free = devices.free_bytes(self.devices, self._cached_layers, self.size_bytes if self.present.mmap else 0)
             trained = self.n_ctx_train or 4096
             fits = int(free / 2 / max(1.0, texts * per_token)) // GRAIN * GRAIN
             if fits >= trained:
@@ -194,7 +203,7 @@ class Weights(Vocabulary):
                 f"context limited to {size} of the model's {trained} tokens to fit{each} in memory (set -c to override)"
             )
             return size
-        total = devices.total_bytes(self.devices, self.on_gpu)
+        total = devices.total_bytes(self.devices, self._cached_layers)
         # The estimate is exact for plain attention only. Without this check the system ends the process.
         needed = texts * asked * per_token
         if needed > total and not self._recurrent and not self.window:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,23 @@ def set_devices(monkeypatch: pytest.MonkeyPatch) -> SetDevices:
     return lambda made: monkeypatch.setattr(devices, "devices", lambda: list(made))
 
 
+LOAD = weights.llama.llama_model_load_from_file
+
+
+def log_layers(monkeypatch: pytest.MonkeyPatch, names: Sequence[str]) -> None:
+    """Let llama.cpp log these devices for the layers of a model, instead of the real ones."""
+
+    def load(*arguments: Any) -> Any:
+        for layer, name in enumerate(names):
+            line = f"load_tensors: layer {layer:3d} assigned to device {name}, is_swa = 0\n"
+            bindings._collect_log(1, line.encode(), None)
+        with monkeypatch.context() as quiet:
+            quiet.setattr(bindings, "_listeners", [])
+            return LOAD(*arguments)
+
+    monkeypatch.setattr(weights.llama, "llama_model_load_from_file", load)
+
+
 # ---------------------------------------------------------------------- selection and memory
 
 
@@ -54,15 +72,52 @@ def set_devices(monkeypatch: pytest.MonkeyPatch) -> SetDevices:
 )
 def test_select_gpus_follows_the_rules_of_llama_cpp(registered: list[Device], selected: list[Device]) -> None:
     assert select_gpus(registered) == selected
-    if selected:
-        assert free_bytes(registered, True) == sum(device.free for device in selected)
-        assert total_bytes(registered, True) == sum(device.total for device in selected)
 
 
-def test_memory_is_the_machine_s_without_layers_on_a_gpu() -> None:
-    machine = psutil.virtual_memory().total
-    assert total_bytes([CARD, CPU], False) == total_bytes([CPU], True) == machine
-    assert 0 < free_bytes([CPU], True) <= machine
+@pytest.mark.parametrize(
+    ("layers", "free", "total"),
+    [
+        ({"CPU": 8}, 8, 16),
+        ({"CUDA0": 8}, 20, 24),
+        ({"CUDA0": 4, "CUDA1": 4}, 40, 48),
+        ({"CUDA0": 6, "CPU": 2}, 20 * 8 / 6, 32),
+        ({"CUDA0": 2, "CPU": 6}, 8 * 8 / 6, 16 * 8 / 6),
+        ({"CUDA0": 4, "BLAS": 2, "CPU": 2}, 16, 32),
+        ({"ET0": 8}, 8, 16),  # a GPU whose memory is unknown
+    ],
+)
+def test_memory_is_that_of_the_devices_with_layers(
+    layers: dict[str, int], free: float, total: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = SimpleNamespace(available=8 * GIB, total=16 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    registered = [SHARED, CARD, OTHER, Device("ET0", "ET", True, 0, 0), CPU]
+    assert free_bytes(registered, Counter(layers)) == int(free * GIB)
+    assert total_bytes(registered, Counter(layers)) == int(total * GIB)
+
+
+def test_mapped_weights_in_ram_are_taken_off_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
+    found = [free_bytes([CARD, CPU], Counter(CPU=8 - n, CUDA0=n), 6 * GIB) for n in (0, 4, 8)]
+    assert found == [2 * GIB, 10 * GIB, 20 * GIB]
+    assert free_bytes([CPU], Counter(CPU=8), 9 * GIB) == 0
+
+
+def test_target_splits_its_cache_like_the_layers(set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Counter[str], int]] = []
+
+    def free(_devices: object, layers: Counter[str], mapped: int = 0) -> int:
+        asked.append((layers, mapped))
+        return 0
+
+    monkeypatch.setattr(devices, "free_bytes", free)
+    set_devices([SHARED, CARD, CPU])
+    for lines, layers in ((["CPU", "CUDA0", "CUDA0", "CUDA0"], {"CPU": 1, "CUDA0": 2}), ([], {"CUDA0": 1})):
+        log_layers(monkeypatch, lines)
+        for mmap in (True, False):
+            with Target(DEMO, threads=1, exact="off", mmap=mmap) as target:
+                assert asked == [(layers, target.size_bytes if mmap else 0)]
+                asked.clear()
 
 
 def test_devices_reads_what_ggml_reports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,20 +244,9 @@ def test_missing_gpu_warns_only_if_a_gpu_was_expected(
 
 
 def test_layers_are_counted_by_device_as_llama_cpp_logs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = weights.llama.llama_model_load_from_file
-
-    def logging(*arguments: Any) -> Any:
-        for layer, device in enumerate(["CPU", "CPU", "CUDA0", "CUDA0", "CUDA0"]):
-            bindings._collect_log(
-                1, f"load_tensors: layer {layer:3d} assigned to device {device}, is_swa = 0\n".encode(), None
-            )
-        with monkeypatch.context() as quiet:
-            quiet.setattr(bindings, "_listeners", [])
-            return load(*arguments)
-
     with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
         assert target.layers == {"CPU": 9}  # 8, and the output layer
-    monkeypatch.setattr(weights.llama, "llama_model_load_from_file", logging)
+    log_layers(monkeypatch, ["CPU", "CPU", "CUDA0", "CUDA0", "CUDA0"])
     with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
         assert target.layers == {"CPU": 2, "CUDA0": 3}
     assert bindings._listeners == []
