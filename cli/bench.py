@@ -20,7 +20,7 @@ from ngramspec.instruments.benchmark.report import benchmark_report, text_sectio
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.prompts import Case, Prompt, load_prompts, prepare
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import LoadedModel, tuned_file
+from ngramspec.loading.load import LoadedModel, open_target, tuned_file
 from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
 from ngramspec.machine import recalled
 from ngramspec.memory.memory import DEFAULT
@@ -32,9 +32,9 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.user_class import FORM, is_user_class
 
 from .bench_view import document, show, show_against
-from .console import Outcome, leave, note, usage_error
+from .console import Outcome, leave, note, signals_deferred, usage_error
 from .info import columns, exact_mode, model_lines, origin, provenance
-from .options import PROMPTS, Model, find, flags_in_errors, open_found, open_target
+from .options import PROMPTS, Model, find, flags_in_errors, open_found
 from .output import Output, PostOptions, command_line, json_option
 from .sampling_options import SamplingOptions, check_sampling
 from .view import run_counted, slow_core, tuned_line
@@ -148,7 +148,9 @@ def bench(
     ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
     default = None
     if target.exact == "on":
-        default = SpeculativeDecoder(open_target(found, ordinary), drafter=None, exact="off")
+        with signals_deferred():
+            second = open_target(found.path, ordinary)  # its notes are those of the first
+        default = SpeculativeDecoder(second, drafter=None, exact="off")
     settings = predict, repeat or REPEATS, chosen, acceptance, default, more_policies
     benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(_unlearnt, opened))
     heading = _heading(target, benchmark, chosen)

@@ -125,9 +125,12 @@ def test_info_warns_once_about_layers_for_a_gpu_that_is_missing(
 
 
 @pytest.mark.usefixtures("cpu_only")
-def test_complete_with_a_draft_model_warns_once(env: dict[str, str]) -> None:
-    options = ["-t", "1", "-c", "512", "-n", "2", "--exact", "off", "-md", str(DEMO), "-ngl", "9", "-ngld", "9"]
-    assert len(warnings(run(env, "complete", DEMO, *options, stdin=b"one two").ok().err)) == 1
+def test_commands_that_load_two_models_warn_once(env: dict[str, str], tiny: Path, prompts: Path) -> None:
+    small = ["-t", "1", "-c", "512", "-n", "2", "-ngl", "9"]
+    drafted = run(env, "complete", DEMO, *small, "--exact", "off", "-md", DEMO, "-ngld", "9", stdin=b"one two").ok()
+    assert len(warnings(drafted.err)) == 1
+    exact = run(env, "bench", tiny, *small, "--exact", "on", "--prompts", prompts, "--limit", "1", "--repeat", "1").ok()
+    assert len(warnings(exact.err)) == 1
 
 
 @pytest.mark.parametrize(
