@@ -1,18 +1,28 @@
-"""Whether a text can be the same bit for bit with and without drafts, and what that costs: how `exact="auto"` chooses.
+"""The decision of `exact="auto"`: the way to decode, by its measured time and by the batch sizes that agree bit for bit.
 
-Three ways to decode are compared, by what was measured of each (`ngramspec.llama.trial_context`):
+llama.cpp picks its kernels by batch size, so the logits after one token may differ in the last bits between a batch of
+one token and a batch of five. Drafts change the batch sizes, and so they may change the text. Three ways to decode are
+measured (`ngramspec.llama.trial_context`):
 
     fast     the fastest settings; batches of different sizes may differ in the last bits
-    padded   the same settings, single tokens padded to two, where all sizes from two on agree
+    padded   the same settings, but single tokens are padded to two; requires that all sizes from two on agree
     exact    settings under which single tokens agree with the other sizes: on a CPU no flash attention, whose
              kernel splits a single token's context over the threads
 
-A usual request is decoded with drafts, so its time follows from passes over one token and over more, and from how
-often drafts of a typical text are accepted. The first way is taken that agrees and takes at most `TOLERANCE` times as
-long as the fastest: a tie goes to the same text. Measurements are kept and never repeated: a choice that changed with
-their noise would change the text. They are made while a model is loaded, in steps. A step that does not fit into the
-time, or times that were taken while other programs ran, are left to the next load or to `ngramspec info`; until then
-the fastest way is chosen.
+Two questions decide: is the text the same with and without drafts, and how long does a usual request take? The time
+follows from decode calls over one token and over more, and from the acceptance rate of drafts in a typical text. The
+first way is chosen whose sizes agree and whose time is at most `TOLERANCE` times the fastest time. Example with a
+tolerance of 1.05, in seconds for a usual request:
+
+    fast 10.0, padded 10.3, exact 10.2    padded is chosen: it takes 1.03 times as long
+    fast 10.0, padded 13.0, exact 10.2    exact is chosen: it takes 1.02 times as long
+    fast 10.0, padded 13.0, exact 12.0    fast is chosen: drafts may change the text
+
+If single tokens agree with the other sizes under the fastest settings, "fast" is chosen without timing.
+
+Measurements are stored and never repeated: if the choice changed with their noise, the text would change too. They are
+made in steps while a model is loaded. A step that does not fit into the time is postponed to the next load or to
+`ngramspec info`, and so are times that were taken while other programs ran. Until then the fastest way is used.
 """
 
 from __future__ import annotations
@@ -40,42 +50,43 @@ WAYS: tuple[Way, ...] = ("fast", "padded", "exact")
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)  # batch sizes that are compared
 DEPTHS = (0, 1024)
-"""Tokens of context after which sizes are compared; CPU kernels were seen to change at 256 and 512. Passes are timed
-after the last one."""
+"""Tokens of context after which sizes are compared; CPU kernels were seen to change at 256 and 512. Decode calls are
+timed after the last depth."""
 
-MOST = 7  # all sizes up to this one must agree, and only sizes that do are used: K-quants change their kernel at 8
+MOST = 7  # largest size that must agree; larger ones are used only if they agree: K-quants change their kernel at 8
 
 NEW, ANSWER = 128, 256
-"""Tokens of the usual request: those of its prompt that are not in the KV cache from earlier turns, and the answer."""
+"""Tokens of the usual request: new prompt tokens, which are not in the KV cache from earlier turns, and the answer."""
 
-TOLERANCE = 1.05  # the most that bit-identical text may cost: time of the request / its time under the fastest settings
+TOLERANCE = 1.05  # maximum relative time of bit-identical text: time of the request / its time with the fastest settings
 
-PASSES = (1, 4, 8)  # sizes of passes that are timed
+PASSES = (1, 4, 8)  # batch sizes that are timed
 
 TYPICAL = ((0.5, 0.0), (0.3, 0.7), (0.2, 0.95))
-"""A typical text: shares of its tokens, and the probability that a draft token is accepted there if all before it are.
-On the batch costs of a 1.5B Q4_0 model on 2 CPU cores it gains 1.27, and 1,047 recorded conversations gain 1.24."""
+"""A typical text: shares of its tokens, each with the probability that a draft token is accepted if all before it are.
+With the batch costs of a 1.5B Q4_0 model on 2 CPU cores, it is decoded 1.27 times as fast as without drafts. The
+speedup of 1,047 recorded conversations is 1.24."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which batch sizes agree under one setting."""
+    """Batch sizes that agree bit for bit under one setting."""
 
-    agreeing: tuple[int, ...]  # the compared sizes that agree bit for bit with single tokens, 1 among them, ascending
-    padded: tuple[int, ...]  # those, from two on, that agree with the largest that drafts would use
+    agreeing: tuple[int, ...]  # compared sizes that agree with single tokens, including 1, ascending
+    padded: tuple[int, ...]  # compared sizes from 2 on that agree with the largest size that drafts would use
 
     @property
     def whole(self) -> bool:
-        """Whether single tokens agree with every size that drafts would use."""
+        """True if single tokens agree with every size that drafts would use."""
         return set(self.agreeing) >= {n for n in SIZES if n <= MOST}
 
     @property
     def pads(self) -> bool:
-        """Whether all sizes from two on agree with each other."""
+        """True if all sizes from two on that drafts would use agree with each other."""
         return set(self.padded) >= {n for n in SIZES if 2 <= n <= MOST}
 
     def merge(self, other: Identity) -> Identity:
-        """What holds at both of two depths."""
+        """Return the sizes that agree in both, such as at two depths."""
         return Identity(
             tuple(n for n in self.agreeing if n in other.agreeing),
             tuple(n for n in self.padded if n in other.padded),
@@ -83,14 +94,14 @@ class Identity:
 
 
 class Times(NamedTuple):
-    """Seconds of one way to decode, after a context of one depth."""
+    """Seconds of one way to decode, measured at one context depth."""
 
-    passes: tuple[float, ...]  # of a pass by the sizes of `PASSES`, the first without a draft
-    reading: float  # per token of a prompt
+    passes: tuple[float, ...]  # seconds of a decode call for each size in `PASSES`; the first is without a draft
+    reading: float  # seconds per prompt token
 
     @property
     def per_token(self) -> float:
-        """Expected seconds per token of a typical text, with drafts of the length that pays.
+        """Expected seconds per token of a typical text, with the draft length that is fastest.
 
         Leviathan et al. 2023, section 3.1: `size` - 1 draft tokens yield 1 + p + ... + p^(size - 1) tokens.
         """
@@ -103,11 +114,13 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class Measured:
-    """What was found at each of `DEPTHS`, as far as it was measured, of one model, build, machine and settings."""
+    """Measurements so far for one model, build, machine and settings."""
 
-    identities: Mapping[str, tuple[Identity, ...]] = field(default_factory=dict)  # by setting, "fast" or "exact"
-    times: Mapping[str, Times] = field(default_factory=dict)  # of every way, after DEPTHS[-1] tokens; empty: unmeasured
-    # largest difference of one logit between batches and single tokens under the fastest settings; None: not measured
+    # Identities at the first of `DEPTHS`, as far as they were measured, by setting ("fast" or "exact").
+    identities: Mapping[str, tuple[Identity, ...]] = field(default_factory=dict)
+    times: Mapping[str, Times] = field(default_factory=dict)  # times of every way at DEPTHS[-1]; empty if not measured
+    # Largest difference of one logit between batches and single tokens under the fastest settings. `None` means not
+    # measured.
     rounding: float | None = None
 
     def __post_init__(self) -> None:
@@ -115,7 +128,7 @@ class Measured:
             raise ValueError(f"more sizes than were measured at the depths {DEPTHS}")
 
     def join(self, other: Measured) -> None:
-        """Take over what another one knows: as to what both know, it is right."""
+        """Add the measurements of another instance; they replace those that both have."""
         mine = self.identities
         self.identities = {
             **mine,
@@ -125,17 +138,17 @@ class Measured:
         self.rounding = self.rounding if other.rounding is None else other.rounding
 
     def identity(self, setting: str) -> Identity | None:
-        """Which sizes agree at all depths; None where that is not known of each."""
+        """Return the sizes that agree at all depths; `None` if a depth was not measured yet."""
         found = self.identities.get(setting, ())
         return found[0].merge(found[1]) if len(found) == len(DEPTHS) else None
 
     def seconds(self, way: Way) -> float | None:
-        """Expected time of a usual request; `None` if unmeasured."""
+        """Return the expected seconds of a usual request; `None` if not measured."""
         times = self.times.get(way)
         return None if times is None else NEW * times.reading + ANSWER * times.per_token
 
     def relative_time(self, way: Way) -> float | None:
-        """Expected time of a usual request decoded that way / that of the fastest way; None if unmeasured."""
+        """Return the expected time of a usual request over its time with the fastest way; `None` if not measured."""
         known = [seconds for other in WAYS if (seconds := self.seconds(other)) is not None]
         mine = self.seconds(way)
         return None if mine is None else mine / min(known)
@@ -145,7 +158,15 @@ class Measured:
         return relative is not None and relative <= TOLERANCE
 
     def missing(self, ways: Sequence[Way]) -> str | None:
-        """What is to be measured next to choose: "times", or how sizes agree under a setting; None: nothing."""
+        """Return the next measurement that the choice requires.
+
+        Args:
+            ways: Ways that may be chosen.
+
+        Returns:
+            "times", or the setting ("fast" or "exact") whose batch sizes must be compared; `None` if the choice requires
+            no further measurement.
+        """
         fast = self.identity("fast")
         if fast is None:
             return "fast"
@@ -158,7 +179,7 @@ class Measured:
         return None if decided or self.identity("exact") is not None else "exact"
 
     def choose(self, ways: Sequence[Way]) -> Way:
-        """How requests are decoded, of the ways that may be chosen; "fast" also where nothing better is known."""
+        """Return the way to decode requests, one of `ways`; "fast" if no better way is known."""
         fast, exact = self.identity("fast"), self.identity("exact")
         if fast is None or fast.whole:
             return "fast"
@@ -171,35 +192,36 @@ class Measured:
 
 # --------------------------------------------------------------------------- measuring
 
-BUDGET = 7.0  # seconds to measure in while a model is loaded
-GRACE = 2.0  # seconds after which a step is abandoned that takes longer than expected, as when other programs start
-COST, ROUNDING_COST = 150, 170  # passes over one token, roughly, that a step takes at most, and that of rounding
+BUDGET = 7.0  # seconds for measuring while a model is loaded
+GRACE = 2.0  # seconds beyond the budget after which a step is aborted, for example because other programs started
+COST, ROUNDING_COST = 150, 170  # approximate maximum time of a step, and of rounding, in decode calls of one token
 ROUNDS = 2
-UNMEASURED = 1.0  # how far batch sizes are taken to move a logit where there was no time to measure it
+UNMEASURED = 1.0  # assumed change of a logit by batch size if there was no time to measure it
 
 
 @dataclass(frozen=True, slots=True)
 class ExactnessMode:
-    """Which batch sizes a request may use, and whether its text is bit-identical to plain decoding."""
+    """Allowed batch sizes of a request, and the guarantee for its text."""
 
-    sizes: tuple[int, ...] | None = None  # that may be used; None: all of them
-    aligned: bool = False  # see `Target.prefill`
-    same: bool = False  # whether the text is the same bit for bit with and without drafts
-    bound: float = 0.0  # how far batch sizes move a logit; 0 if `same`, or where nobody asks
-    agreeing: tuple[int, ...] = (1,)  # batch sizes that agree with a pass without a draft
+    sizes: tuple[int, ...] | None = None  # allowed batch sizes; `None` means all
+    aligned: bool = False  # alignment of the prefill; see `Target.prefill`
+    same: bool = False  # True if the text is the same bit for bit with and without drafts
+    bound: float = 0.0  # maximum change of a logit by batch size; 0 if `same` is set or the bound is not needed
+    agreeing: tuple[int, ...] = (1,)  # batch sizes that agree with a decode call without a draft
 
 
 class ExactAuto:
-    """What is known of a model, and what that decides.
+    """The stored measurements of a model, and the choice that follows from them.
 
     Args:
-        model: a `Target`, or what has the names of its `settings` ("fast" first), an `identity`, the key of all that
-            measurements depend on ("": do not keep them), and opens a context to measure in by `trial(setting)`, as
-            `ngramspec.llama.trial_context.TrialContext` is.
-        ways: to decode that may be chosen, "fast" among them.
-        text: what rounding is measured on, where drafts may move last bits; empty: it is not.
-        folder: where measurements are kept; None for the user's cache folder.
-        load: What other programs use of the machine; times are taken only while that is little.
+        model: A `Target`, or an object with these members: `settings`, the names of the settings, "fast" first;
+            `identity`, the key of all that measurements depend on ("" means that they are not stored); and
+            `trial(setting)`, which opens a context for measuring, see `ngramspec.llama.trial_context.TrialContext`.
+        ways: Ways to decode that may be chosen, including "fast".
+        text: Token ids on which rounding is measured if drafts may change the last bits; empty means that rounding is
+            not measured.
+        folder: Folder of the stored measurements; `None` means the user's cache folder.
+        load: CPU load of other programs; times are measured only while it is low.
     """
 
     def __init__(
@@ -219,14 +241,14 @@ class ExactAuto:
 
     @property
     def way(self) -> Way:
-        """How requests are decoded."""
+        """The way to decode requests, by the measurements so far."""
         return self.known.choose(self._ways)
 
     @property
     def price(self) -> float | None:
-        """Time of a usual request with the same text with and without drafts, over its time under the fastest settings.
+        """Relative time of bit-identical text: time of a usual request over its time with the fastest settings.
 
-        `None` if that is unknown, or if it is the same text anyway.
+        `None` if that is unknown, or if the text is bit-identical already.
         """
         if self.exactness.same:
             return None
@@ -235,7 +257,7 @@ class ExactAuto:
 
     @property
     def exactness(self) -> ExactnessMode:
-        """What that means for requests."""
+        """The batch sizes and the guarantee for requests that follow from `way`."""
         way = self.way
         found = self.known.identity("exact" if way == "exact" else "fast")
         if found is not None and (way == "padded" or found.whole):
@@ -244,7 +266,11 @@ class ExactAuto:
         return ExactnessMode(bound=bound, agreeing=(1,) if found is None else found.agreeing)
 
     def measure(self, budget: float | None = None) -> None:
-        """Measure what still decides, as far as so many seconds allow; None: BUDGET."""
+        """Run the measurements that are still missing, as far as the time allows.
+
+        Args:
+            budget: Maximum seconds; `None` means `BUDGET`.
+        """
         ends = time.perf_counter() + (BUDGET if budget is None else budget)
         with suppress(TargetError):
             while (missing := self._missing()) is not None and self._measure(missing, ends):
@@ -253,12 +279,16 @@ class ExactAuto:
                     keep_json(self._path, encode(self.known))
 
     def _missing(self) -> str | None:
-        """What is to be measured next; None if nothing is."""
+        """Return the name of the next measurement; `None` if nothing is missing."""
         wanted = self._text and self.known.rounding is None and not self.exactness.same
         return self.known.missing(self._ways) or ("rounding" if wanted else None)
 
     def _measure(self, what: str, ends: float) -> bool:
-        """Measure it at the next depth if a first pass shows that there is time; returns whether it was measured."""
+        """Run one measurement, at the next depth, if a first decode call shows that there is enough time.
+
+        Returns:
+            True if the measurement was made.
+        """
         known = self.known
         if time.perf_counter() >= ends:
             return False
@@ -275,7 +305,7 @@ class ExactAuto:
                 if not self._load.is_quiet:
                     return False
                 measured = times(trials)
-                self._load.call_ended = self._load.clock()  # so that the sample is the average over these calls
+                self._load.call_ended = self._load.clock()  # the sample is then the average over these calls
                 self._load.sample()
                 if not self._load.is_quiet:
                     return False
@@ -289,22 +319,22 @@ class ExactAuto:
         return True
 
     def _read(self) -> None:
-        """Take over what the file says: what was settled first, by whatever process, counts."""
+        """Load the stored measurements; the first ones count, whichever process made them."""
         if self._model.identity:
             with suppress(OSError, ValueError):
                 self.known.join(decode(Measured, json.loads(recall(self._path) or "")))
 
     def forget(self) -> None:
-        """Drop what is known, in the file too; other texts may then be decoded another way."""
+        """Delete the measurements, including the file; the next measurements may lead to another way."""
         self.known = Measured()
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
 
 def times(trials: Mapping[str, Any]) -> dict[str, Times]:
-    """Seconds of each way to decode a usual request, by setting; of "fast" also padded to two tokens.
+    """Return the times of each way to decode; "padded" is measured in the context of "fast".
 
-    The settings take turns, and the fastest of some rounds counts: whatever else the machine does only adds time.
+    The settings take turns, and the fastest of all rounds counts, because other load of the machine only adds time.
     """
     best: dict[tuple[str, int], float] = {}
 

@@ -1,6 +1,6 @@
 """Drafters that learn from the target's own logits: `RecycleDrafter`, `LookaheadDrafter`, `NasdDrafter`.
 
-What a model holds likely after a context outlasts the request, but not the model.
+The likely successors of a context are kept between requests, until the model changes.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.sampling.distribution import largest
 
-STEADY = 7  # runs are counted up to this length
+STEADY = 7  # maximum length of a run that is counted
 
 
 Successors = tuple[Mapping[int, float], int]
-"""Recent predictions of the target after a context: the probabilities of the best two, as if there were no others,
-the best first; and how often in a row that was the best."""
+"""Recent predictions of the target after a context: the probabilities of the best two tokens, normalised to a sum of 1,
+the best first; and how often in a row that token was the best."""
 
 
 class SuccessorDrafter(Drafter):
-    """Drafts a chain of most likely successors, and learns from every proposal, sent or not."""
+    """Drafts a chain of most likely successors, and learns from every proposal, whether it was verified or not."""
 
     wants_logits = True
-    longest: float = math.inf  # most tokens in a draft, whatever is asked for
-    hopeless = HOPELESS  # a draft ends when the probability that all of it is accepted has fallen below this
+    longest: float = math.inf  # maximum draft length, even if `propose` allows more
+    hopeless = HOPELESS  # minimum probability that all of a draft is accepted; a draft ends when it falls below
 
     def __init__(self) -> None:
         self._pool: OrderedDict[tuple[int, ...], Successors] = OrderedDict()
@@ -41,21 +41,26 @@ class SuccessorDrafter(Drafter):
 
     def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         if rows.shape[1] != self._n_vocab:
-            # Another model: its tokens have other meanings, and some of these may not be among them.
+            # The model changed: its tokens have other meanings, and some of the pooled ids may not exist in it.
             self._pool.clear()
             self._n_vocab = rows.shape[1]
 
     def _learn(self, context: tuple[int, ...], likely: Mapping[int, float]) -> None:
-        """Note what is most likely after a context now."""
+        """Store the most likely tokens after a context."""
         before, run = self._pool.pop(context, ({}, 0))
         same = next(iter(before), None) == next(iter(likely))
         self._pool[context] = likely, min(STEADY, run + 1) if same else 1
 
     @abstractmethod
     def _guess(self, tokens: Sequence[int]) -> tuple[Successors, int, int] | None:
-        """What comes after these tokens, which follow the text; None: nobody knows.
+        """Return the successors of the draft so far.
 
-        The successors, the tokens of context that they rest on, and what tells the estimator how sure that is.
+        Args:
+            tokens: Tokens of the draft so far, which follow the context.
+
+        Returns:
+            The successors, the length of the context that they rest on, and the match length for the estimator; `None`
+            if no successors are known.
         """
 
     def propose(
@@ -89,9 +94,9 @@ class SuccessorDrafter(Drafter):
 
 
 def top_two(row: NDArray[np.float32]) -> dict[int, float]:
-    """The softmax over the largest two logits, the largest first; empty if that is no number.
+    """Return the softmax over the largest two logits, the largest first; empty if the largest is not finite.
 
-    For two tokens, two passes of argmax are much faster than a partition.
+    For two tokens, argmax over the row and over its rest is much faster than a partition.
     """
     best = int(row.argmax())
     largest = float(row[best])
@@ -101,17 +106,17 @@ def top_two(row: NDArray[np.float32]) -> dict[int, float]:
     others = [start + int(side.argmax()) for start, side in sides if side.size]
     second = max(others, key=lambda token: float(row[token]), default=best)
     weight = math.exp(float(row[second]) - largest) if second != best else 0.0
-    # A logit of -inf is an impossible token, and q must hold none.
+    # A logit of -inf means an impossible token, which q must not contain.
     return {best: 1 / (1 + weight), second: weight / (1 + weight)} if weight > 0 else {best: 1.0}
 
 
 class RecycleDrafter(SuccessorDrafter):
-    """Drafts the chain of best successors of single tokens, by the last logits computed after each.
+    """Drafts a chain of best successors of single tokens, by the logits last computed after each token.
 
     Token Recycling (Luo et al. 2024, "Turning trash into treasure", arXiv 2408.08696). The paper keeps the 8 best
-    successors and drafts a tree of 80 tokens; here it is a chain.
+    successors and drafts a tree of 80 tokens; this drafter makes a chain.
 
-    Complexity: O(n_vocab) per position verified, O(1) per token drafted. Memory: one entry per token evaluated.
+    Complexity: O(n_vocab) per verified position, O(1) per draft token. Memory: one entry per distinct evaluated token.
     """
 
     name = "recycle"
@@ -136,37 +141,42 @@ class RecycleDrafter(SuccessorDrafter):
         return self._estimator.settle(tokens)
 
 
-WINDOW = 15  # most tokens in a draft: W, the window's length, in llama.cpp's example of lookahead decoding
-LONGEST = 3  # tokens in the longest context of the pool
-POOLED = 65_536  # most contexts in the pool; the one that was not evaluated for longest goes first
+WINDOW = 15  # maximum draft length: W, the length of the window, in llama.cpp's example of lookahead decoding
+LONGEST = 3  # number of tokens in the longest context of the pool
+POOLED = 65_536  # maximum number of contexts in the pool; the least recently evaluated one is removed first
 
 
 class LookaheadDrafter(SuccessorDrafter):
-    """Drafts whole windows of guesses, and learns from the logits computed behind each of them.
+    """Drafts whole windows of guesses, and learns from the logits computed after each of them.
 
     Lookahead decoding (Fu et al. 2024, "Break the sequential dependency of LLM inference using lookahead decoding",
-    arXiv 2402.02057): each pass also evaluates a window of guesses at the positions to come, whose logits replace them
-    (Jacobi iteration). The n-grams that come of it are pooled, and those that begin as the text ends are verified. It
-    pays where a pass over a dozen tokens costs little more than one over one.
+    arXiv 2402.02057): each decode call also evaluates a window of guesses at the next positions. The resulting logits
+    replace the guesses (Jacobi iteration). The resulting n-grams are pooled, and those that begin with the last tokens
+    of the text are verified. The method pays if a decode call over a dozen tokens costs little more than one over one.
 
-    In the paper the window is a branch of its own behind an attention mask, and up to G pooled n-grams are verified
-    beside it. Here all is one chain: its beginning is the n-gram to verify, its end the window. The prompt's n-grams
-    are pooled too, an option of the authors' code (POOL_FROM_PROMPT).
+    In the paper the window is a separate branch with an attention mask, and up to G pooled n-grams are verified in
+    addition to it. Here everything is one chain: its beginning is the n-gram to verify, its end the window. The n-grams
+    of the prompt are pooled too, an option of the authors' code (POOL_FROM_PROMPT).
 
-    A guess is the first of these that exists: what followed the last 3, 2 or 1 tokens in the prompt, or was most likely
-    when the target last evaluated them (the pool); what it held most likely at this position in the pass before, given
-    that pass's draft (the trajectory); the token before once more. Only a price ends a draft before the window does.
+    A guess is the first of these that exists:
 
-    Complexity: O(n_vocab) per position verified, O(1) per token drafted or of the prompt.
+    - from the pool: the token that followed the last 3, 2 or 1 tokens in the prompt, or that was most likely when the
+      target last evaluated these tokens;
+    - from the trajectory: the token that was most likely at this position in the previous decode call, given its draft;
+    - a repetition of the previous token.
+
+    Only `price` ends a draft before the window ends.
+
+    Complexity: O(n_vocab) per verified position, O(1) per draft token and per prompt token.
     """
 
     name = "lookahead"
     longest = WINDOW
-    # Where rows cost nothing, those of hopeless guesses are worth evaluating too.
+    # If rows cost nothing, the rows of unlikely guesses are worth evaluating too.
     hopeless = 0.0
 
     def begin(self, prompt: Sequence[int]) -> None:
-        # Pooled when the first logits are seen, which tell whether the pool is this model's.
+        # The prompt is pooled with the first logits: they show whether the pool belongs to this model.
         self._unread = list(prompt[-POOLED:])
         self._tail = self._unread[-LONGEST:]
         self._rows: list[Successors | None] = []
@@ -187,7 +197,7 @@ class LookaheadDrafter(SuccessorDrafter):
             self._rows.append((likely, 1) if likely else None)
 
     def _pool_in(self, context: Sequence[int], likely: Mapping[int, float]) -> None:
-        """Note what follows a context of at most `LONGEST` tokens, and the shorter ones within it."""
+        """Store the likely tokens after a context of at most `LONGEST` tokens, and after each of its suffixes."""
         for start in range(len(context)):
             self._learn(tuple(context[start:]), likely)
         while len(self._pool) > POOLED:
@@ -210,16 +220,16 @@ class LookaheadDrafter(SuccessorDrafter):
         return self._estimator.settle(tokens)
 
 
-FILLER = 3  # most likely tokens that are counted at each position
+FILLER = 3  # number of most likely tokens that are counted at each position
 
 
 class NasdDrafter(NGramDrafter):
-    """An `NGramDrafter` that also counts what the target would have said instead.
+    """An `NGramDrafter` that also counts the most likely alternatives of the target.
 
-    NASD, "n-gram assisted speculative decoding" (romsto/Speculative-Decoding on GitHub): the counts behind a context
-    are those of the tokens that followed, and, as filler, those of the three most likely tokens of the target at each
-    position. Acceptance here is this package's, so sampling stays exact; there a refused position is sampled twice.
-    Without logits it is an `NGramDrafter`. Complexity: O(n_vocab) per position emitted.
+    NASD, "n-gram assisted speculative decoding" (romsto/Speculative-Decoding on GitHub): after a context, the tokens
+    that followed are counted. As filler, the three most likely tokens of the target at each position are counted too.
+    Acceptance is done by this package, so sampling stays exact; NASD's code samples a rejected position twice. Without
+    logits this drafter equals `NGramDrafter`. Complexity: O(n_vocab) per emitted position.
     """
 
     name = "nasd"

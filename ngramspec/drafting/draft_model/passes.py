@@ -1,13 +1,16 @@
-"""Passes of a draft model: the drafters that request them (`StepwiseDrafter`), the requests (`PassRequest`), their
-execution and times (`ModelPasses`), and the gain of the resulting guesses (`Payoff`).
+"""Decode calls of a draft model, called passes.
+
+`StepwiseDrafter` is a drafter that requests them, `PassRequest` a request, `ModelPasses` executes and times them, and
+`Payoff` estimates the gain of the resulting guesses.
 
 A stepwise drafter requests a pass by yielding a `PassRequest`, and continues when it gets the logits. Requests of
-several sequences go through the model together, if that pays:
+several sequences are evaluated together if that pays:
 
     draft = draft_alone(drafter.propose_stepwise(8, price=price))
     drafts = draft_together([draft_stepwise(drafter, 8, price=price) for drafter in drafters], price)
 
-Nothing here is used without a draft model: `Drafter.drafts_stepwise` is then False, and `propose` returns the draft.
+This module is used only with a draft model. For other drafters `Drafter.drafts_stepwise` is False, and `propose`
+returns the draft.
 """
 
 from __future__ import annotations
@@ -28,37 +31,38 @@ from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Marginal
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
 
 RECENT = 15
-"""Passes that the median is of: one that the system interrupted, or the first, which sets things up, is not
-seen in it."""
+"""Number of latest passes whose median is used. A median ignores a pass that the system interrupted, and the first one,
+which includes the setup."""
 
 FEW = 8
-"""Tokens in the largest pass of those that are timed apart: kernels for a few tokens may take longer for each of them
-than those for many do."""
+"""Maximum tokens of a small pass. Small passes are timed separately, because kernels for a few tokens may take longer
+per token than kernels for many."""
 
-POSITIONS = 8  # positions of a draft whose acceptance is counted apart; those behind them are counted with the last
+POSITIONS = 8  # draft positions with a separate acceptance rate; the last one includes all later positions
 
 PRIOR, PRIOR_WEIGHT, FADE = 0.8, 4.0, 0.98
-"""Acceptance of a guess before any was judged, as so many outcomes, and the weight of the past at each new one: a draft
-model that was chosen for its target is right at 50 to 90 % of the positions (Leviathan et al. 2023, section 4.2)."""
+"""Assumed acceptance rate before the first outcome, its weight in outcomes, and the factor for older outcomes at each
+new one. A draft model that was chosen for its target is right at 50 to 90 % of the positions (Leviathan et al. 2023,
+section 4.2)."""
 
 
 class Payoff:
-    """Expected gain of a draft model's guesses beyond their time, by the outcome of earlier ones at the same place."""
+    """Expected gain of a draft model's guesses minus their time, by earlier outcomes at the same draft position."""
 
     def __init__(self, passes: ModelPasses) -> None:
         self._passes = passes
         self._rates = [FadingRate(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT, fade=FADE) for _ in range(POSITIONS)]
 
     def learn(self, at: int, right: bool) -> None:
-        """Learn what came of a guess at a position; the first is 0."""
+        """Count the outcome of a guess at a draft position; the first position is 0."""
         self._rates[min(at, POSITIONS - 1)].add(right)
 
     def rate(self, at: int) -> float:
-        """How often guesses at a position recently were right, where all before them were."""
+        """Return the share of recent guesses at a position that were right, given that all before them were."""
         return self._rates[min(at, POSITIONS - 1)].value
 
     def gain(self, limit: int, price: MarginalCost) -> float:
-        """Return the expected gain of a draft in tokens, with a price in seconds.
+        """Return the expected gain of a draft in tokens; requires a `price` whose unit of time is known in seconds.
 
         With p_j the share of recent guesses at position j that were right, s_j the lowest cost of a draft token for the
         target, t the time of the draft model for a token and r the tokens per second (`price.rate`), it is
@@ -75,9 +79,10 @@ class Payoff:
         return gain
 
     def goes_on(self, reach: float, length: int, price: MarginalCost | None) -> bool:
-        """Whether to make one more guess, after `length` that are all accepted with probability `reach`.
+        """Return True if one more guess pays after `length` guesses that are all accepted with probability `reach`.
 
-        It must pay for its time and for its place in the target's pass, and all may not take more than may be lost.
+        The guess must pay for its own time and for its token in the target's decode call. The draft model's time for
+        all guesses must not exceed the loss budget.
         """
         if reach < HOPELESS or price is None:
             return reach >= HOPELESS
@@ -91,25 +96,28 @@ class Payoff:
 
 
 class PassRequest(NamedTuple):
-    """A pass of the draft model that one text asks for."""
+    """A pass of the draft model, requested for one sequence."""
 
-    passes: ModelPasses  # makes it
-    model: Model  # whose cache holds the text: a sequence, where several texts share the model
-    keep: int  # so many tokens of the cache stay
-    tokens: Sequence[int]  # are appended to them; none: it asks to read a longer text by itself, answered GRANTED
-    rows: int  # for how many of the last of them logits are wanted
-    # what it should bring, in tokens, before its time is counted; where too little, one of several is answered None
+    passes: ModelPasses  # instance that executes the pass
+    model: Model  # model whose cache contains the sequence; a `SequenceModel` if several sequences share the model
+    keep: int  # number of cached tokens to keep
+    # Tokens to append to the cache. Empty means that the drafter asks to prefill a longer text itself; the answer is
+    # then `GRANTED`.
+    tokens: Sequence[int]
+    rows: int  # number of last tokens whose logits are requested
+    # Expected gain in tokens, before the time of the pass is subtracted. If it is too small, a request that competes
+    # with others is answered with `None`.
     gain: float = math.inf
 
 
 GRANTED: Logits = np.empty((0, 0), np.float32)
 
 Drafting: TypeAlias = Generator[PassRequest, Logits | None, Draft]
-"""A draft in the making."""
+"""A generator that makes a draft: it yields requests, receives logits and returns the draft."""
 
 
 class StepwiseDrafter(Drafter):
-    """A drafter that asks a draft model, so that drafts of several sequences can share its passes."""
+    """A drafter with a draft model, written so that drafts of several sequences can share the model's passes."""
 
     drafts_stepwise = True
 
@@ -122,7 +130,7 @@ class StepwiseDrafter(Drafter):
         fixed_length: bool = False,
         price: MarginalCost | None = None,
     ) -> Drafting:
-        """`propose` as a generator, which yields the passes that it needs and is sent their logits."""
+        """Make a draft as `propose` does, but yield a request for each pass and receive its logits."""
 
     def propose(
         self,
@@ -143,7 +151,7 @@ def draft_stepwise(
     fixed_length: bool = False,
     price: MarginalCost | None = None,
 ) -> Drafting:
-    """Draft as a generator with any drafter; without a draft model it yields nothing. Arguments as in `propose`."""
+    """Make a draft with any drafter as a generator; see `Drafter.propose`. Without a draft model it yields nothing."""
     if drafter.drafts_stepwise:
         stepwise = cast(StepwiseDrafter, drafter)
         return (yield from stepwise.propose_stepwise(limit, choose, fixed_length=fixed_length, price=price))
@@ -151,9 +159,14 @@ def draft_stepwise(
 
 
 class ModelPasses:
-    """Makes the passes of a draft model, and times them; `shared`: the model, where several texts share it.
+    """Executes and times the passes of a draft model.
 
-    What a pass takes is told by medians of the latest: of those over one token, and of what each token more took.
+    The time of a pass is estimated from medians of the latest ones: of passes over one token, and of the additional
+    time per further token.
+
+    Args:
+        clock: Function that returns the time in seconds; `None` means `time.perf_counter`.
+        shared: The model, if several sequences share it.
 
     >>> passes = ModelPasses()
     >>> for seconds in (0.9, 0.02, 0.02):
@@ -168,14 +181,14 @@ class ModelPasses:
 
     def __init__(self, clock: Callable[[], float] | None = None, shared: SharedModel | None = None) -> None:
         self.clock = clock or time.perf_counter
-        self.texts = 1  # over how many the last one was
+        self.texts = 1  # number of sequences in the last pass
         self._ones: deque[float] = deque(maxlen=RECENT)
         self._few: deque[float] = deque(maxlen=RECENT)
         self._more: deque[float] = deque(maxlen=RECENT)
         self._shared = shared
         sequences = shared.sequences if shared is not None else ()
-        # Whether a pass may be over several texts: where each has a cache of its own, those that append more than
-        # others continue in batches of their own.
+        # True if one pass may evaluate several sequences. If each has a separate cache, sequences that append more
+        # tokens than others continue in separate batches, so a joint pass saves nothing.
         self.joint = (
             shared is not None
             and len(sequences) > 1
@@ -192,22 +205,22 @@ class ModelPasses:
 
     @property
     def token(self) -> float:
-        """Seconds of a pass over one token; 0 while none was timed."""
+        """Median seconds of a pass over one token; 0 before the first one was timed."""
         return median_low(self._ones) if self._ones else 0.0
 
     def reading(self, tokens: int) -> float:
-        """Seconds to read so many tokens, at least one; no longer than one by one."""
+        """Return the expected seconds of a pass over `tokens` tokens, at least 1; at most their time one by one."""
         one = self.token
         times = (self._few if tokens <= FEW else self._more) or self._more or self._few
         each = min(one, median_low(times)) if times else one
         return one + each * (tokens - 1)
 
     def share(self, tokens: int, texts: int) -> float:
-        """Seconds of a pass over so many tokens of each of several texts, divided among these."""
+        """Return the seconds per sequence of a joint pass over `tokens` tokens of each of `texts` sequences."""
         return self.reading(tokens * texts) / texts
 
     def evaluate(self, requests: Sequence[PassRequest]) -> list[Logits]:
-        """One pass for the requests; the rows of each, valid until the next pass."""
+        """Execute one pass for the requests; return the logits of each, which are valid until the next pass."""
         for request in requests:
             request.model.rollback(request.keep)
         passed = sum(request.model.owed + len(request.tokens) for request in requests)
@@ -223,9 +236,10 @@ class ModelPasses:
         return rows
 
     def worthwhile(self, requests: Mapping[int, PassRequest], price: MarginalCost | None) -> list[int]:
-        """Whose requests are worth a pass together: those that bring most beyond its time, about a + b n for n tokens.
+        """Return the sequences whose requests are worth a joint pass.
 
-        They compete by what they bring beyond b for each of their tokens, and enough of them have to share a.
+        A pass over n tokens takes about a + b n. The requests are sorted by their gain minus b for each of their
+        tokens, and the number of first requests with the largest total gain is chosen, if it exceeds a.
         """
         if not self.joint or price is None or not price.seconds:
             return list(requests)
@@ -242,7 +256,7 @@ class ModelPasses:
         return order[:count]
 
     def groups(self, texts: Sequence[int], requests: Mapping[int, PassRequest]) -> Iterator[list[int]]:
-        """The texts of each pass, as many as it has room for."""
+        """Yield the sequences of each pass, as many as fit into it."""
         shared = self._shared if self.joint else None
         group: list[int] = []
         tokens = rows = 0
@@ -258,7 +272,7 @@ class ModelPasses:
 
 
 def draft_alone(drafting: Drafting) -> Draft:
-    """The draft of one text, all of whose requests are granted."""
+    """Make the draft of one sequence; all its requests are granted."""
     rows: Logits | None = None
     while True:
         try:
@@ -269,7 +283,12 @@ def draft_alone(drafting: Drafting) -> Draft:
 
 
 def draft_together(draftings: Sequence[Drafting], price: MarginalCost | None) -> list[Draft]:
-    """The drafts of several texts, all at the same price, none of them begun."""
+    """Make the drafts of several sequences together.
+
+    Args:
+        draftings: Generators that were not started yet.
+        price: Cost of one more token, the same for all.
+    """
     if len(draftings) == 1:
         return [draft_alone(draftings[0])]
     drafts = [NO_DRAFT] * len(draftings)

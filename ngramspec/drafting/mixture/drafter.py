@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MOST = 1 << 22  # tokens of answers to remember, at about 12 bytes each; beyond that, the older half is dropped
+MOST = 1 << 22  # maximum number of remembered tokens, about 12 bytes each; beyond it the older half is dropped
 
 
 class Recall:
-    """Texts to draft from. `ngramspec.memory.Memory` adds those that are kept on disk.
+    """Texts to draft from in addition to the context. `ngramspec.memory.Memory` adds those that are stored on disk.
 
     Args:
-        stored: indexes of texts that were there before, which never change.
+        stored: Indexes of earlier texts, which never change.
 
     Attributes:
-        indexes: what to look up, the oldest first; all but the last never change. A negative token in one is a
-            seam between two texts. Always the same list.
-        answers: the answers to earlier requests of this process; `None` if repeated requests are no special case.
+        indexes: Token indexes for lookups, the oldest first; only the last one changes. A negative token marks the seam
+            between two texts. The list object stays the same.
+        answers: Answers to earlier requests of this process; `None` if repeated requests are not treated specially.
     """
 
     def __init__(self, stored: Sequence[TokenIndex] = ()) -> None:
@@ -43,10 +43,12 @@ class Recall:
         self.answers: AnswerStore | None = AnswerStore()
 
     def hear(self, tokens: Sequence[int]) -> None:
-        """Remember an answer in this process. One that stays in the context need not be heard: it is there already.
+        """Add an answer to the memory of this process.
+
+        An answer that stays in the context need not be added, because the context is looked up anyway.
 
         Args:
-            tokens: token ids, none of them negative.
+            tokens: Token ids, none of them negative.
         """
         if self._heard[-1].size > MOST // 2:
             del self.indexes[-len(self._heard) :]
@@ -57,37 +59,37 @@ class Recall:
             self._heard[-1].append(SEAM)
 
     def refresh(self) -> None:
-        """Take up what other processes added; for texts that none does, nothing."""
+        """Load the texts that other processes added; by default there are no such texts."""
 
 
-_LEADS_TO = 8  # tokens of a prompt by which a predicted answer to it is found
+_LEADS_TO = 8  # tokens at the end of a prompt that are put before a predicted answer, so that a lookup finds it
 
-LONGEST = 63  # most tokens in a draft
+LONGEST = 63  # maximum number of tokens in a draft
 
-ROWS = 8  # rows after refused tokens that are read of a pass: those behind them are seldom of use
+ROWS = 8  # maximum number of logits rows read after rejected tokens; later rows are rarely useful
 
 CHEAP = 0.05
-"""Cost of a drafted token, in one-token passes, up to which rows beside those of an accepted draft are read."""
+"""Maximum cost of a draft token, in decode calls of one token, at which rows after rejected tokens are read."""
 
-SHARE = 0.005  # part of the time of a one-token pass that reading may take
+SHARE = 0.005  # maximum time for reading rows, as a part of a one-token decode call
 
 SLOWER = 1.1
-"""How much longer a row is taken to need each time than the quickest one so far, so that a hiccup is soon forgotten."""
+"""Maximum factor by which one measurement raises the estimated time per row, so that a slow one has little effect."""
 
 HOPELESS = 0.004
-"""A draft ends when the probability that all of it is accepted has fallen below this, however cheap a token is."""
+"""A draft ends when the probability that all of it is accepted falls below this value, however cheap a token is."""
 
-FREE = MarginalCost(0.0, [0.0] * (LONGEST + 1))  # the price for callers that did not say what a token costs
+FREE = MarginalCost(0.0, [0.0] * (LONGEST + 1))  # the cost that is used if the caller passes no `price`
 
 
 class MixtureDrafter(Drafter):
-    """Drafts from the context, from what it remembers, and from how well each of them recently did.
+    """Drafts from the context and from remembered texts, weighted by how often each source was right recently.
 
     Args:
-        memory: texts to look up beside the context, kept up by its owner; True remembers earlier requests and
-            what was emitted, in this drafter alone.
-        kept: the file in which what it learns about tokens goes from one process to the next; None: nowhere.
-        context: whether to draft from the context too, which else only says where to look.
+        memory: Texts to look up in addition to the context, maintained by their owner. True means that this drafter
+            remembers its own earlier requests and their answers.
+        kept: File that stores the statistics about tokens for later processes; `None` means that they are not stored.
+        context: True to draft from the context too; otherwise the context only selects the places in memory.
     """
 
     name = "mixture"
@@ -97,7 +99,7 @@ class MixtureDrafter(Drafter):
         self.guesser = Guesser()
         if not context:
             self.name, self.guesser.local = "memory", False
-        # what nearly surely comes next, which the next draft begins with, and how likely each of these tokens is right
+        # The next draft begins with the tokens of `known`, each of which is right with probability `trust`.
         self.known: Sequence[int] = ()
         self.trust = 1.0
         self._own: Recall | None = None
@@ -107,11 +109,11 @@ class MixtureDrafter(Drafter):
         if self._memory is not None:
             self.guesser.memory = self._memory.indexes
         self._remembered = 0
-        self._sampling: Sampling | None = None  # settings of the next request, if they are known
+        self._sampling: Sampling | None = None  # sampling of the next request, if it is known
         self._answer: CurrentAnswer | None = None
         self._given = 0  # tokens at the start of the last draft that the guesser did not choose
-        # The chance that a token comes next is not the chance that it is accepted once it was drawn, nor the chance
-        # that a token yet to be drawn is accepted: each needs an estimate of its own.
+        # Three probabilities differ: that a token comes next, that a drawn token is accepted, and that a token not yet
+        # drawn is accepted. The last two therefore have separate calibrations.
         self._drawn, self._blind = OutcomeMap(), OutcomeMap()
         self._asked: tuple[OutcomeMap, Sequence[float]] | None = None
         self._to_read, self._row_seconds = 0, 0.0
@@ -120,15 +122,15 @@ class MixtureDrafter(Drafter):
             learnt.take_up(self.guesser.about_tokens(), learnt.read(kept))
 
     def save_state(self) -> None:
-        """Write down what its judge has learnt about tokens; of several processes that do, the last one counts."""
+        """Store the statistics about tokens; if several processes do so, the last one overwrites the others."""
         if self._kept is not None:
             learnt.keep(self._kept, self.guesser.about_tokens())
 
     def beside(self) -> Self:
-        """A drafter for another text at the same time: it shares memory, and what is learnt about tokens.
+        """Return a drafter for another sequence at the same time; both share memory and statistics about tokens.
 
         Raises:
-            ValueError: this one remembers requests by itself, which come one after the other.
+            ValueError: This drafter stores its own earlier requests, which must come one after the other.
         """
         if self._own is not None:
             raise ValueError("a drafter that stores earlier requests itself can draft for only one sequence at a time")
@@ -152,7 +154,8 @@ class MixtureDrafter(Drafter):
             self._memory.refresh()
             if sampling is not None and self._memory.answers is not None:
                 self._answer = self._memory.answers.begin(prompt, sampling)
-        # A predicted answer stands in the text that is looked up as it would have been given to this prompt before.
+        # The predicted answer is put before the prompt, after a copy of the prompt's end. It then looks like an earlier
+        # answer to the same prompt, and lookups in the context find it.
         before = [*prompt[-_LEADS_TO:], *self.prediction] if self.prediction else []
         self.guesser.begin([*before, *prompt] if before else prompt)
 
@@ -183,7 +186,7 @@ class MixtureDrafter(Drafter):
             self._asked = None
             return Draft(tokens, (), match, (), (*sure, *chances[start:]), self.name, repeats=repeats)
         if fixed_length:
-            # The most likely chain is not drawn, so its chances may decide on the length of the one that is.
+            # The most likely chain is not drawn, so its probabilities may decide the length of the drawn chain.
             limit = guesser.guess(limit, HOPELESS, price, start, reach)
             likeliest = guesser.chain()[2]
             self._stand(known)
@@ -195,14 +198,14 @@ class MixtureDrafter(Drafter):
         return Draft(tokens, q, match, (), estimated, self.name, repeats=repeats)
 
     def _want_rows(self, price: MarginalCost) -> None:
-        """Ask for the rows after refused tokens that are worth reading; for ROWS where nobody knows what that takes."""
+        """Request the rows after rejected tokens that are worth reading; up to `ROWS` if their time is unknown."""
         self._to_read = ROWS if self.guesser.local and price.slopes[0] <= CHEAP else 0
         if price.seconds and self._row_seconds:
             self._to_read = min(self._to_read, int(SHARE * price.seconds / self._row_seconds))
         self.wants_logits = self._to_read > 0
 
     def _stand(self, tokens: Sequence[int]) -> None:
-        """Make tokens the chain, and context, whoever guessed them."""
+        """Replace the guesser's chain with these tokens, which become context, whatever their source."""
         self.guesser.pending = 0
         for at, token in enumerate(tokens):
             self.guesser.look(at)
@@ -211,9 +214,14 @@ class MixtureDrafter(Drafter):
     def _draw(
         self, limit: int, choose: Chooser, price: MarginalCost | None, start: int, reach: float
     ) -> tuple[dict[int, float], ...]:
-        """Make a chain of tokens picked by `choose`, after the `start` that stand already; returns their q.
+        """Extend the chain with tokens picked by `choose` and return q, the distributions of all its tokens.
 
-        Those are right with the chance `reach`. Without a price, no look at the tokens decides on their number.
+        Args:
+            limit: Maximum length of the chain.
+            choose: See `Chooser`.
+            price: Cost of one more token. `None` means that the drawn tokens must not decide the length.
+            start: Number of tokens that the chain already has.
+            reach: Probability that all of these are right.
         """
         guesser = self.guesser
         q = [{guesser.guesses[at]: 1.0} for at in range(start)]
@@ -243,7 +251,7 @@ class MixtureDrafter(Drafter):
         given, self._given, self.known = self._given, 0, ()
         if self._answer is not None:
             self._answer.accept(tokens)
-        # Rows are wanted of a pass that was drafted for at a price that says so, and of no other.
+        # `_want_rows` requests rows for each draft whose cost allows it, so a request ends with its decode call.
         self.wants_logits = False
         proposed = self.guesser.pending
         hits = self.guesser.accept(tokens)

@@ -1,12 +1,29 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""`Guesser`: what may come next, from every source at once, with the probability of each guess.
+"""`Guesser`: a chain of likely next tokens, combined from all sources, with the probability of each guess.
 
-At each position `ContextCounts` gathers the tokens that followed the same context before, in this request and in
-memory; a copy in progress (`History.near`), `Answers` and `Pointers` add theirs. `ChanceMixer` gives each a chance by
-what the sources say. The most likely is the guess, its chance is corrected by what such guesses turned out to be
-(`Correction`), it becomes context, and the next position follows: a chain.
+For each position of the chain:
 
-Constant time per position and per token; nothing depends on the length of the context.
+1. `ContextCounts` gathers candidates: the tokens that followed the same context before, in this request and in memory.
+   A copy in progress (`History.near`), `Answers` and `Pointers` add their candidates.
+2. `ChanceMixer` estimates the probability of each candidate from the states of the sources. If `Pointers` or `Answers`
+   have a candidate at this position, they correct all estimates.
+3. The most likely candidate is the guess. `Correction` calibrates its probability by how often such guesses were right.
+4. The guess becomes context, and the next position follows.
+
+Example: the last two tokens occurred four times before; A followed three times and B once. The mixer estimates 0.70 for
+A and 0.20 for B. The guess is A. Being the maximum of two noisy estimates, its 0.70 is too high on average, and the
+correction returns 0.65. At the next position, after A, the candidate C has 0.90, and then D has 0.50:
+
+    guess    probability    probability that the chain is right up to here
+    A        0.65           0.65
+    C        0.90           0.585
+    D        0.50           0.29
+
+If one more token must be accepted with a probability of at least 0.3 to pay for its time, the chain ends after D: the
+next token cannot exceed 0.29. When the target emits A and C and then E, the sources, the mixer and the correction learn
+that A and C were right and D was wrong.
+
+Each position and each token takes constant time, which does not depend on the length of the context.
 """
 
 from __future__ import annotations
@@ -36,7 +53,7 @@ if TYPE_CHECKING:
 CANDIDATES = cython.declare(cython.int, 10)
 POSITIONS = cython.declare(cython.int, 64)
 
-# Sources, as `ChanceMixer` numbers them: those of `ContextCounts`, then these.
+# `ChanceMixer` numbers the sources: first the `SIGHTED` sources of `ContextCounts`, then `MATCH` and `NEAR`.
 SIGHTED = cython.declare(cython.int, 6)
 MATCH = cython.declare(cython.int, 6)
 NEAR = cython.declare(cython.int, 7)
@@ -55,7 +72,7 @@ ABSENT = cython.declare(cython.int, -1)
 
 
 def _share(count: cython.int, seen: cython.int, latest: cython.int) -> cython.int:
-    """The state of a source that saw the context `seen` times, `count` of them before this guess."""
+    """Return the state of a source that saw the context `seen` times, and then this guess `count` times."""
     q: cython.int = 1 + (4 * count > seen) + (2 * count > seen) + (4 * count > 3 * seen)
     if count == 0:
         q = 0
@@ -65,29 +82,29 @@ def _share(count: cython.int, seen: cython.int, latest: cython.int) -> cython.in
 
 
 def _length(match: cython.int) -> cython.int:
-    """Match lengths in 12 classes."""
+    """Return the class of a match length, one of 12."""
     if match < 8:
         return match
     return 8 if match < 12 else 9 if match < 16 else 10 if match < 32 else 11
 
 
 def _free(state: cython.ulonglong) -> cython.int:
-    """The number of a fact in which no token is hashed."""
+    """Return the number of a fact whose hash contains no token."""
     return cython.cast(cython.int, (state >> 20) & (FREE_ROOM - 1))
 
 
 def _token(state: cython.ulonglong) -> cython.int:
-    """The number of a fact in which one token is hashed."""
+    """Return the number of a fact whose hash contains one token."""
     return FREE_ROOM + cython.cast(cython.int, (state >> 20) & (TOKEN_ROOM - 1))
 
 
 def _pair(state: cython.ulonglong) -> cython.int:
-    """The number of a fact in which two tokens are hashed."""
+    """Return the number of a fact whose hash contains two tokens."""
     return FREE_ROOM + TOKEN_ROOM + cython.cast(cython.int, (state >> 20) & (PAIR_ROOM - 1))
 
 
 def _rarity(p: cython.double) -> cython.int:
-    """Probabilities in 8 classes."""
+    """Return the class of a probability, one of 8."""
     if p < 0.15:
         return 0 if p < 0.01 else 1 if p < 0.03 else 2 if p < 0.07 else 3
     return 4 if p < 0.3 else 5 if p < 0.5 else 6 if p < 0.8 else 7
@@ -98,48 +115,49 @@ def _named(mixer: dict[str, memoryview], **others: dict[str, memoryview]) -> dic
 
 
 class Guesser:
-    """Guesses a chain of tokens, and learns from what came instead.
+    """Guesses a chain of tokens, and learns from the tokens that the target emits.
 
     Args:
-        beside: a guesser for another text at the same time: it has the same memory, and what either learns about tokens
-            both know. All else that they learn holds for a text of its own.
+        beside: Guesser of another sequence at the same time. Both share the memory and the statistics about tokens;
+            all other statistics are separate for each sequence.
     """
 
     def __init__(self, beside: Guesser | None = None) -> None:
         self.history = History()
-        sets = 12 * 6 * 2, 64, 1024, 4 * 14 * 2, 8  # as many as each of `mixer.views` can tell apart
+        sets = 12 * 6 * 2, 64, 1024, 4 * 14 * 2, 8  # number of weight sets for each of `mixer.views`
         mixer, correction = (None, None) if beside is None else (beside.mixer, beside.correction)
         self.mixer: ChanceMixer = ChanceMixer(POSITIONS * CANDIDATES, sets, mixer)
         self.correction: Correction = Correction(POSITIONS, correction)
-        # `TokenIndex`es to look up beside the request's own tokens.
+        # Each `TokenIndex` of the memory is looked up in addition to the request's own tokens.
         self.memory: list[TokenIndex] = [] if beside is None else beside.memory
-        self.local: bool = beside is None or beside.local  # whether the request's own tokens are looked up
+        self.local: bool = beside is None or beside.local  # True if the request's own tokens are looked up
         self.counts = ContextCounts(POSITIONS)
         self.answers = Answers(POSITIONS * CANDIDATES)
         self.pointers = Pointers(POSITIONS * CANDIDATES)
         self._answered = array("i", bytes(4 * POSITIONS))
         self._pointed = array("i", bytes(4 * POSITIONS))
         self.guesses = array("i", bytes(4 * POSITIONS))  # token ids of the chain
-        # For each guess, the probability that it is right if all before it are.
+        # Entry i is the probability that guess i is right if all before it are.
         self.acceptance_probs = array("d", bytes(8 * POSITIONS))
-        self.lengths = array("i", bytes(4 * POSITIONS))  # for each guess, the length of the match behind it
+        self.lengths = array("i", bytes(4 * POSITIONS))  # match length that each guess rests on
         self._best = array("i", bytes(4 * POSITIONS))
         self.pending = 0  # length of the chain that waits for its outcome, at most 64
-        # Of a position beside the chain: its number less the guesses before it, and how many of these are the chain's.
+        # For a position on a side branch, `_aside` is its number minus the number of guesses before it, and `_fork` is
+        # the number of these guesses that belong to the chain.
         self._aside = self._fork = 0
         self.begin(())
 
     def shared(self) -> dict[str, memoryview]:
-        """Weights that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
+        """Return the weights that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
         pointers = self.pointers.correction.shared()
         return _named(self.mixer.shared(), correction=self.correction.shared(), pointers=pointers)
 
     def about_tokens(self) -> dict[str, memoryview]:
-        """The same of what was learnt about single tokens."""
+        """Return the weights for single tokens, by name: the arrays themselves, for reading and writing."""
         return _named(self.mixer.about_tokens(), correction=self.correction.about_tokens())
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start a text. What was learnt about tokens stays; all else is taken up again."""
+        """Start a request. Statistics about tokens are kept; all other weights are reset to those of the package."""
         token: cython.int
         learnt.take_up(self.shared(), learnt.shipped(learnt.START))
         self.history.clear()
@@ -156,12 +174,12 @@ class Guesser:
         self._copied = 0
 
     def text(self) -> list[int]:
-        """The tokens of the request so far."""
+        """Return the tokens of the request so far."""
         i: cython.Py_ssize_t
         return [self.history.tokens[i] for i in range(self.history.size)]
 
     def look(self, at: cython.Py_ssize_t) -> cython.int:
-        """Gather the candidates for position `at` of the chain; returns the most likely's number, or -1."""
+        """Gather the candidates for position `at` of the chain; return the number of the most likely one, or -1."""
         t = self.history.tokens
         depth: cython.Py_ssize_t = at - self._aside
         end: cython.Py_ssize_t = self.history.size + depth
@@ -210,7 +228,8 @@ class Guesser:
         recent: cython.int = cython.cast(cython.int, self._recent * 6)
         recent = min(recent, 5)
         length: cython.int = _length(longest if longest > recalled else recalled)
-        # Source of the longest match (the prompt, the answer so far, neither, memory) and its distance.
+        # The source of the longest match is 0 (prompt), 1 (answer so far), 2 (none) or 3 (memory). `back` is the class
+        # of its distance.
         whence: cython.int = 2
         if recalled > longest:
             whence = 3
@@ -284,7 +303,13 @@ class Guesser:
         return best
 
     def look_aside(self, at: cython.Py_ssize_t, depth: cython.Py_ssize_t, fork: cython.int) -> cython.int:
-        """The same for a position beside the chain, after `depth` guesses in `history`, `fork` of them the chain's."""
+        """Gather the candidates for a position on a side branch; return the number of the most likely one, or -1.
+
+        Args:
+            at: Number of the position.
+            depth: Number of guesses before it, which the caller wrote into `history`.
+            fork: Number of these guesses that belong to the chain.
+        """
         self._aside, self._fork = at - depth, fork
         self._at_place, self._at_copied = NOWHERE, 0
         self.counts._kept = 0
@@ -293,7 +318,7 @@ class Guesser:
         return best
 
     def _correct(self, at: cython.Py_ssize_t, whence: cython.int, n: cython.int) -> None:
-        """Correct the chance of the most likely of the `n` candidates of a position."""
+        """Calibrate the probability of the most likely of the `n` candidates of a position."""
         p = self.mixer.p
         states = self.mixer.states
         facts = self.correction.facts
@@ -316,7 +341,7 @@ class Guesser:
         self.correction.estimate(at, p[at * CANDIDATES + best])
 
     def take(self, at: cython.Py_ssize_t, c: cython.int) -> None:
-        """Guess candidate `c` at position `at`; it is context from here on."""
+        """Guess candidate `c` at position `at`; it becomes context for the next positions."""
         cell: cython.Py_ssize_t = at * CANDIDATES + c
         chance: cython.double = self.correction.p[at] if c == self._best[at] else self.mixer.p[cell]
         self._go_on(at, self.counts.tokens[cell], chance)
@@ -335,7 +360,7 @@ class Guesser:
             self._at_copied = 0
 
     def put(self, at: cython.Py_ssize_t, token: cython.int) -> None:
-        """Make a token context at position `at`, which was looked at; one that is no candidate counts as a miss."""
+        """Set the guess at position `at`, after `look`; a token that is not a candidate gets the probability 0."""
         for c in range(self.counts.found[at]):
             if self.counts.tokens[at * CANDIDATES + c] == token:
                 self.take(at, c)
@@ -352,11 +377,16 @@ class Guesser:
         start: cython.int = 0,
         reach: cython.double = 1.0,
     ) -> int:
-        """A chain of the most likely tokens, in `guesses`, with their chances in `chances`; returns its length.
+        """Extend the chain with the most likely tokens, in `guesses` and `acceptance_probs`; return its length.
 
-        It has at most `limit` tokens, at most `POSITIONS`, and fewer than the price has slopes. It ends where the
-        chance that all of it is right falls below `least`, or where one more token cannot pay. `start` tokens stand
-        already, and are right with the chance `reach`.
+        The chain ends when all of it is right with a probability below `least`, or when one more token cannot pay.
+
+        Args:
+            limit: Maximum length. The chain is also shorter than `price.slopes`, and at most `POSITIONS` long.
+            least: Minimum probability that the whole chain is right.
+            price: Cost of one more token.
+            start: Number of tokens that the chain already has.
+            reach: Probability that all of these are right.
         """
         at: cython.int
         c: cython.int
@@ -373,7 +403,7 @@ class Guesser:
         return self.pending
 
     def chain(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
-        """The tokens of the chain, the lengths of the matches behind them, and their chances."""
+        """Return the tokens of the chain, the match lengths they rest on, and their acceptance probabilities."""
         i: cython.Py_ssize_t
         n: cython.Py_ssize_t = self.pending
         return (
@@ -383,7 +413,7 @@ class Guesser:
         )
 
     def distribution(self, at: cython.int) -> dict[int, float]:
-        """The candidates at a position that was looked at, in order, with probabilities that sum to 1."""
+        """Return the candidates at a position after `look`, in order, with probabilities that sum to 1."""
         c: cython.int
         whole: cython.double = 0.0
         n: cython.int = self.counts.found[at]
@@ -393,11 +423,12 @@ class Guesser:
         return {tokens[at * CANDIDATES + c]: self.mixer.p[at * CANDIDATES + c] / whole for c in range(n)}
 
     def hear(self, sent: Sequence[int], accepted: int, answers: Sequence[int]) -> None:
-        """Keep what the target said after refused tokens, as candidates for what follows; called before `accept`.
+        """Store the target's predictions after rejected tokens as later candidates; called before `accept`.
 
         Args:
-            sent: the draft, fewer than `POSITIONS` tokens, `accepted` of which were accepted.
-            answers: what it held most likely after the first refused token, after the next, and so on.
+            sent: The draft, fewer than `POSITIONS` tokens.
+            accepted: Number of accepted draft tokens.
+            answers: Most likely token after the first rejected token, after the next one, and so on.
         """
         at: cython.Py_ssize_t
         for at in range(len(sent)):
@@ -405,7 +436,7 @@ class Guesser:
         self.answers.hear(self.history, self.history.size + accepted, answers)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        """Learn from emitted tokens; how many of the chain's guesses were right."""
+        """Learn from emitted tokens; return the number of right guesses in the chain."""
         n: cython.Py_ssize_t = len(tokens)
         hits: cython.int = 0
         for at in range(min(self.pending, n)):
