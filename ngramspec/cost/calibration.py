@@ -1,7 +1,8 @@
-"""`Calibration`: what was measured of a target on this machine.
+"""`Calibration`: the measurements of a target on this machine.
 
-It is kept in one small JSON file per model, build, machine and settings. The batch sizes that exact mode uses must not
-change from one run to the next. The file's name begins with that of its model file, so that `kept_steepness` finds it.
+They are stored in one small JSON file per model, build, machine and settings, because the batch sizes of exact mode
+must not change from one run to the next. The name of the file begins with the name of the model file, so that
+`kept_steepness` finds it.
 """
 
 from __future__ import annotations
@@ -19,32 +20,30 @@ from ngramspec.cost.measure import MEASURE_ORDER, ProbeReport, RestoreCost
 from ngramspec.json_data import decode, encode
 from ngramspec.storage import cache_folder, keep_json, recall
 
-VERSION = 3  # of a curve in a file; one of another version is measured again. 3: with the number of threads.
+VERSION = 3  # version of curves in files, 3 since they contain the threads; a curve of another version is not used
 
 EXACT_TOLERANCE = 1.25
-"""Exact mode takes the largest kernel class whose cheapest pass costs at most this many one-token passes."""
+"""Maximum cost of the cheapest pass of a kernel class, in one-token passes; exact mode uses the largest such class."""
 
 
 @dataclass(slots=True)
 class Calibration:
-    """Measurements of one target; each is None until it was made."""
+    """Measurements of one target; each is `None` until it is made."""
 
-    path: Path | None = None  # the file they are kept in; None keeps them in memory only
+    path: Path | None = None  # file of the measurements; `None` means that they stay in memory
     curve: CostCurve | None = None  # seconds per pass by batch size
     probe: ProbeReport | None = None  # kernel classes of batch sizes
-    exact_sizes: tuple[int, ...] | None = None  # the kernel class that exact mode uses
-    # Whether a text leaves the same bits behind however it came into the cache; see `measure`.
-    reads_alike: bool | None = None
-    uses: int = 0  # how often the curve was taken up again by a new process
-    # What taking tokens back costs, where that means recomputing some; never kept on disk.
-    restore: RestoreCost | None = None
-    # Whether other programs ran while the curve was measured, so that it is measured again on an idle machine.
+    exact_sizes: tuple[int, ...] | None = None  # kernel class that exact mode uses
+    reads_alike: bool | None = None  # result of `measure.reads_alike`
+    uses: int = 0  # number of new processes that measured one size of the curve again
+    restore: RestoreCost | None = None  # cost of a rollback that recomputes tokens; never stored on disk
+    # True if other programs ran while the curve was measured; it is then measured again on an idle machine.
     is_provisional: bool = False
     _fresh: bool = False
 
     @classmethod
     def load(cls, target: Model, folder: Path | None = None) -> Calibration:
-        """What is known about `target`; a missing or damaged file, or no fingerprint, counts as nothing known."""
+        """Load the measurements of `target`; they are empty without a fingerprint or a readable file."""
         if not target.fingerprint:
             return cls()
         known = cls((folder or cache_folder("calibration")) / f"{target.fingerprint}.json")
@@ -53,11 +52,11 @@ class Calibration:
 
     @classmethod
     def given(cls, curve: CostCurve) -> Calibration:
-        """A calibration with a known curve, which is not measured again; nothing is kept on disk."""
+        """Return a calibration with a known curve, which is neither measured again nor stored on disk."""
         return cls(curve=curve, _fresh=True)
 
     def _read(self) -> None:
-        """Fill gaps from the file. Its exact-mode sizes replace ours, so that all processes agree."""
+        """Load missing measurements from the file; its exact-mode sizes always count, so that all processes agree."""
         if self.path is None:
             return
         try:
@@ -81,10 +80,10 @@ class Calibration:
             self.reads_alike = reads_alike
 
     def save(self) -> None:
-        """Keep what is known; see `storage.keep`."""
+        """Store the measurements; see `storage.keep`."""
         if self.path is None:
             return
-        # Another process may have settled on the sizes of exact mode in the meantime.
+        # Another process may have chosen the sizes of exact mode in the meantime.
         self._read()
         data = {
             "version": VERSION,
@@ -98,7 +97,7 @@ class Calibration:
         keep_json(self.path, data)
 
     def forget(self) -> None:
-        """Drop what is known, in the file too; what exact mode then settles on may be another class of sizes."""
+        """Delete the measurements, including the file; exact mode may then choose another class of sizes."""
         self.curve = self.probe = self.exact_sizes = self.reads_alike = None
         self.uses = 0
         if self.path is not None:
@@ -106,10 +105,15 @@ class Calibration:
                 self.path.unlink(missing_ok=True)
 
     def ensure_curve(self, target: Model, tokens: int = 0, sizes: Sequence[int] = MEASURE_ORDER) -> CostCurve:
-        """The cost curve, measured if nothing is known; the cache stays as it is.
+        """Return the cost curve, measured if it is missing; the cache is not changed.
 
-        A curve from an earlier process gets one size in turn timed again: the machine may have been busy when it was
+        Each process times one size of a stored curve again, in turn: the machine may have been busy when the curve was
         measured, or the model too slow for all sizes.
+
+        Args:
+            target: Model to measure.
+            tokens: Number of tokens to be generated, which limits the time of measuring.
+            sizes: Batch sizes to measure.
         """
         if target.replays and self.restore is None:
             self.restore = measure.time_restore(target)
@@ -122,7 +126,7 @@ class Calibration:
         return self.curve
 
     def _measure(self, target: Model, tokens: int, sizes: Sequence[int]) -> None:
-        """Measure the curve. It is provisional if other programs ran meanwhile."""
+        """Measure the curve; it is provisional if other programs ran at the same time."""
         before = target.conditions
         curve = measure.measure(target, tokens, sizes=sizes)
         after = target.conditions
@@ -145,9 +149,11 @@ class Calibration:
         self.uses += 1
 
     def ensure_exact(self, target: Model, *, together: bool = False) -> tuple[int, ...]:
-        """The batch sizes of exact mode, probed and chosen if nothing is known. Clears the cache then.
+        """Return the batch sizes of exact mode; if they are missing, probe and choose them, which clears the cache.
 
-        `together`: texts share passes, any number of them, so that `choose_from_one` is asked first.
+        Args:
+            target: Model to probe.
+            together: True if any number of sequences shares passes; `choose_from_one` is then preferred.
         """
         if self.exact_sizes is None:
             self._read()
@@ -162,7 +168,7 @@ class Calibration:
         return self.exact_sizes
 
     def ensure_reading(self, target: Model) -> bool:
-        """Whether a text leaves the same bits behind however it came into the cache, which a probe clears."""
+        """Return the result of `measure.reads_alike`; if it is missing, measure it, which clears the cache."""
         if self.reads_alike is None:
             self._read()
         if self.reads_alike is None:
@@ -172,7 +178,12 @@ class Calibration:
 
 
 def kept_steepness(model: str, folder: Path | None = None) -> float | None:
-    """T(4) / T(1) as kept last on this machine for a model, with which fingerprints begin; None where nothing is."""
+    """Return the last stored T(4) / T(1) of a model on this machine; `None` if no curve is stored.
+
+    Args:
+        model: Beginning of the model's fingerprints, and so of the names of its files.
+        folder: Folder of the files; `None` means the user's cache folder.
+    """
     found: list[tuple[float, float]] = []
     for path in (folder or cache_folder("calibration")).glob(f"{model}*.json"):
         kept = Calibration(path)
@@ -184,17 +195,17 @@ def kept_steepness(model: str, folder: Path | None = None) -> float | None:
 
 
 def choose_from_one(report: ProbeReport) -> tuple[int, ...]:
-    """The sizes 1, 2, 3, ... as far as they agree; none if 1 and 2 do not."""
+    """Return the sizes 1, 2, 3, ... up to the last that agrees with all before it; empty if 1 and 2 disagree."""
     agreeing = report.class_of(1)
     sizes = tuple(size for i, size in enumerate(agreeing, 1) if size == i)
     return sizes if len(sizes) > 1 else ()
 
 
 def choose_class(report: ProbeReport, curve: CostCurve) -> tuple[int, ...]:
-    """The kernel class for exact mode: the largest among those that cost next to nothing without a draft.
+    """Return the kernel class for exact mode: the largest of those that cost little without a draft.
 
-    Without drafts every pass is padded to the cheapest size of the class, so that size's cost is the price of
-    exactness on text where nothing can be guessed. The class of size 1 costs nothing and is always a choice.
+    Without a draft, every pass is padded to the cheapest size of the class. The cost of that size is thus the cost of
+    exactness on text that cannot be predicted. The class of size 1 has no such cost, so there is always a choice.
     """
     affordable = [c for c in report.classes if min(map(curve.ratio, c)) <= EXACT_TOLERANCE]
     return max(affordable, key=lambda c: (len(c), -c[0]))

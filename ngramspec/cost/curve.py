@@ -1,7 +1,8 @@
 # cython: language_level=3
-"""`CostCurve`: seconds of one target pass by batch size, measured on this machine and refreshed as passes run.
+"""`CostCurve`: seconds of a decode call (a pass) by batch size, measured on this machine and updated during decoding.
 
-CPUs multiply, GPUs change kernels, and the curve is not even monotonic.
+On a CPU the time grows with the number of tokens. On a GPU it changes in steps when other kernels are used. The curve
+is not even monotonic.
 """
 
 from __future__ import annotations
@@ -14,47 +15,50 @@ from typing import Any
 
 import cython
 
-REFRESH = 0.05  # weight of one real pass in the running averages: about the last twenty passes of a size count
-PADDING_GAIN = 0.97  # a batch is padded to a larger size only if that costs less than this part of the fitting one
+REFRESH = 0.05  # weight of one real pass in the running averages, so that about the last twenty passes of a size count
+PADDING_GAIN = 0.97  # maximum cost of a padded batch, as a part of the cost of the size that fits
 
 BEYOND = 0.5
-"""Weight of the first pass that is larger than all before it: what was expected of it is no more than a slope drawn
-out, which rises with the context where attention is not shared by the tokens of a batch."""
+"""Weight of the first pass that is larger than all measured sizes. Its expected time was only extrapolated, and the
+slope rises with the context if the tokens of a batch do not share attention."""
 
-WORST = 1.5  # no batch costs more than this many times its tokens one by one; a curve that says so was disturbed
+WORST = 1.5  # maximum cost of a batch over that of its tokens one by one; a higher measurement was disturbed
 
 LEAST = 0.8
-"""No batch costs less than this part of a pass over one token, which does less; where one seems to, that pass was
-disturbed. Believed, it would be padded to from then on, and no pass over one token would ever tell."""
+"""Minimum T(n) / T(1). A batch does more work than a pass over one token; if it seems to cost less than this, the
+one-token pass was disturbed. If the curve accepted such a ratio, all later one-token passes would be padded to that
+size, and no real one would correct the curve."""
 
 NOISY = 0.25
-"""Factor for the weight of a pass in the ratio of its size while other programs run, because its time varies more."""
+"""Factor for the weight of a pass in the ratio of its size while other programs run, because times then vary more."""
 
-RARE = 0.3  # maximum weight of a pass for the level
-RESTART = 3  # passes after a restart, of which the fastest shows the level
-SPIKE = 1.1  # a pass looks interrupted when it takes more than this many times what is expected
+RARE = 0.3  # maximum weight of a pass in the level
+RESTART = 3  # number of passes after a restart, of which the fastest sets the level
+SPIKE = 1.1  # a pass counts as interrupted if it takes more than this many times the expected time
 
 REBUILD_EVERY = 16
-"""Passes between two rebuilds of the tables from the refreshed ratios; a rebuild costs some 30 microseconds."""
+"""Passes between two rebuilds of the tables from the updated ratios; a rebuild takes about 30 microseconds."""
 
 
 class CostCurve:
-    """Seconds per pass at measured sizes; between them linear, past the last one linear with the mean slope.
+    """Seconds per pass by batch size: interpolated between the measured sizes, and extrapolated with the mean slope.
 
-    A pass of another size than the one before costs `switch` seconds more: llama.cpp then builds its graph anew (a GPU
-    captures it anew). On small models that is as much as half a pass.
+    A pass of another size than the previous one costs `switch` seconds more, because llama.cpp then rebuilds its graph,
+    and a GPU captures it again. On small models that is as much as half a pass.
 
-    Real passes refresh it in three parts. The *level* is the time of a one-token pass in sustained plain decoding. It
-    follows one-token passes that come after another one, and slowly all others, because a longer context or a
-    throttled processor slows all sizes together. A one-token pass after a larger one shows the cost of a *change* of
-    size. The *ratio* T(n) / T(1) of a size follows passes of that size.
+    Real passes update three parts of the curve:
+
+    - The *level* is the time of a one-token pass in sustained plain decoding. It follows one-token passes that come
+      after another one-token pass. It slowly follows all other passes too, because a longer context or a throttled
+      processor slows all sizes together.
+    - The cost of a *change* of size follows one-token passes that come after a larger pass.
+    - The *ratio* T(n) / T(1) of a size follows passes of that size.
 
     Args:
-        seconds: Seconds of a pass by batch size, in a run of that size; must contain size 1; all positive.
+        seconds: Seconds of a pass by batch size, after a pass of that size; must contain size 1; all positive.
         switch: Seconds that a change of size adds, at least 0.
-        threads: CPU threads of a pass over one token, and over more, that the times were measured with; `None` means
-            unknown.
-        measured: Whether the times came from a clock, and so may be wrong; otherwise they stay as they are.
+        threads: CPU threads of the measured passes: over one token, and over more; `None` means unknown.
+        measured: True if the times came from a clock, and so may be wrong; otherwise they are never changed.
 
     Raises:
         ValueError: A time is missing or out of range.
@@ -72,16 +76,16 @@ class CostCurve:
             raise ValueError("a cost curve requires positive seconds, including those of batch size 1")
         if not 0 <= switch < math.inf:
             raise ValueError(f"switch must be at least 0, got {switch}")
-        self.level = float(seconds[1])  # seconds of a one-token pass now
+        self.level = float(seconds[1])  # current seconds of a one-token pass
         self.switch = switch
         self.threads = threads
         self.measured = measured
-        # Most that a batch may cost, as a multiple of its tokens one by one.
+        # Maximum cost of a batch, as a multiple of the cost of its tokens one by one.
         self.worst = WORST if measured else math.inf
         self.last = 1  # size of the last pass observed
-        self._since_plain = 0  # passes since the last one that showed the level
-        self._restarting = 0  # passes until the level is known again after a restart
-        # What the last pass took / what was expected: of one token, and of more.
+        self._since_plain = 0  # number of passes since the last one that showed the level
+        self._restarting = 0  # number of passes until the level is known again after a restart
+        # Time of the last pass / its expected time, separately for passes over one token and over more.
         self._excess_single = self._excess_more = 1.0
         self._ratios = {n: min(s / self.level, self.worst * n) for n, s in sorted(seconds.items())}
         self._rebuild()
@@ -93,11 +97,11 @@ class CostCurve:
         self._unseen = 0
 
     def seconds(self, size: cython.Py_ssize_t) -> float:
-        """Expected seconds of a pass over `size` tokens."""
+        """Return the expected seconds of a pass over `size` tokens."""
         return self.level * self.ratio(size)
 
     def ratio(self, size: cython.Py_ssize_t) -> float:
-        """T(size) / T(1)."""
+        """Return T(size) / T(1)."""
         if size >= len(self._table):
             self._extend(size)
         return self._table[size]
@@ -117,14 +121,17 @@ class CostCurve:
                 share = (n - below) / (above - below)
                 table.append(low + (known[above] - low) * share)
             else:
-                # One point says nothing about a slope: take a batch to cost what its tokens cost.
+                # One point does not determine a slope, so a batch is assumed to cost as much as its tokens one by one.
                 slope = max(0.0, (low - 1.0) / (below - 1)) if below > 1 else 1.0
                 table.append(low + slope * (n - below))
 
     def padded(self, sizes: Sequence[int]) -> Sequence[tuple[int, float]]:
-        """Entry n: (size, T(size) / T(1)) of the cheapest of `sizes`, which ascend, that holds n tokens.
+        """Return a table whose entry n is (size, T(size) / T(1)) of the cheapest batch for n tokens.
 
-        A batch is padded further than it must be only to a measured size, and only for a saving that is no noise.
+        A batch is padded beyond the next allowed size only to a measured size, and only if the saving exceeds noise.
+
+        Args:
+            sizes: Allowed batch sizes, ascending.
         """
         known = self._plans.get(sizes)
         if known is not None:
@@ -144,10 +151,10 @@ class CostCurve:
         return plan
 
     def slopes(self, sizes: Sequence[int]) -> Sequence[float]:
-        """Entry k: the least that one more token costs a draft of k tokens, in units of T(1).
+        """Return a table whose entry k is the minimum cost of one more token in a draft of k tokens, in units of T(1).
 
-        That is the lowest of (T(1 + m) - T(1 + k)) / (m - k) over all longer drafts m, batches padded as they
-        best are; infinite for the longest. O(largest size), from the lower convex hull, read from its end.
+        It is the lowest (T(1 + m) - T(1 + k)) / (m - k) over all longer drafts m, with each batch padded to its
+        cheapest size; infinite for the longest draft. O(largest size): the lower convex hull, built from its end.
         """
         slopes = self._slopes.get(sizes)
         if slopes is None:
@@ -155,9 +162,9 @@ class CostCurve:
         return slopes
 
     def switching(self, size: cython.Py_ssize_t, plain: cython.Py_ssize_t) -> float:
-        """What a batch of `size` costs now beyond T(size), in units of T(1).
+        """Return the cost that a batch of `size` now adds to T(size) by a change of size, in units of T(1).
 
-        Each change of size is paid for. A pass that leaves the size `plain` also pays for the way back, which is
+        Each change of size is charged. A pass that leaves the size `plain` is charged for the change back too, which is
         then free.
         """
         if size == self.last or size == plain:  # noqa: PLR1714 - compiled, a tuple is made
@@ -165,10 +172,10 @@ class CostCurve:
         return self.switch * (2 if self.last == plain else 1) / self.level
 
     def undisturbed(self, size: cython.Py_ssize_t, seconds: cython.double) -> float:
-        """Seconds that a pass would have taken uninterrupted, as far as can be told; never more than it took.
+        """Return the estimated seconds of a pass without interruptions, at most `seconds`; call it before `observe`.
 
-        A pass that takes far longer than expected was interrupted, or the curve is wrong. The pass of its kind before
-        it tells which: twice in a row is no accident. To be asked before `observe`. O(1).
+        A pass that takes far longer than expected was interrupted, or the curve is wrong. If the previous pass of its
+        kind (one token, or more) took longer by the same factor, the curve is wrong, and the time is kept. O(1).
         """
         if not self.measured:
             return seconds
@@ -185,7 +192,7 @@ class CostCurve:
         Args:
             size: Tokens of the pass.
             seconds: Time of the pass.
-            is_quiet: Whether other programs were idle. If not, the cost of a change is kept: noise could raise it so
+            is_quiet: True if other programs were idle. If not, the cost of a change is kept: noise could raise it so
                 far that no draft pays, and without drafts no later pass would correct it.
         """
         if not self.measured:
@@ -202,7 +209,7 @@ class CostCurve:
                 self.switch *= scale
             self._restarting -= 1
             return
-        # A pass that the system interrupted says nothing about the machine's speed.
+        # A pass that the system interrupted does not show the machine's speed.
         seconds = min(seconds, 3.0 * (self.level * ratio + switch))
         if size == 1 and not is_change:
             # The rarer such passes are, the more each counts.
@@ -213,7 +220,7 @@ class CostCurve:
         if size == 1:
             error = seconds - self.level - switch
             if switch:
-                # Half of the difference is put down to the change, and half to the level.
+                # Half of the difference is attributed to the change, and half to the level.
                 self.level += REFRESH / 2 * error
                 if is_quiet:
                     self.switch = max(0.0, switch + REFRESH / 2 * error)
@@ -243,17 +250,22 @@ class CostCurve:
         return curve
 
     def replace(self, other: CostCurve) -> None:
-        """Take over the times of a new measurement."""
+        """Replace the times with those of a new measurement."""
         self.level, self.switch, self.threads = other.level, other.switch, other.threads
         self._ratios, self._restarting = dict(other._ratios), 0
         self._rebuild()
 
     def retime(self, size: int, single: float, seconds: float) -> None:
-        """Take in a fresh measurement: `seconds` of a pass over `size` tokens, `single` of one over one.
+        """Correct the curve by a new measurement.
 
-        A cached ratio that is too low is corrected by `observe` as soon as it is used. One that is too high
-        never is, since nothing of that size is then sent; so a fresh measurement may only lower it. One that cannot be
-        (see LEAST) is left aside.
+        A cached ratio that is too low is corrected by `observe` as soon as it is used. A ratio that is too high is not
+        corrected there, because no pass of that size is then made. So a new measurement may only lower the ratio. An
+        impossible measurement (see `LEAST`) is ignored.
+
+        Args:
+            size: Tokens of the measured pass.
+            single: Seconds of a pass over one token.
+            seconds: Seconds of a pass over `size` tokens.
         """
         if seconds < LEAST * single:
             return
@@ -264,24 +276,28 @@ class CostCurve:
 
     @property
     def plausible(self) -> bool:
-        """Whether the curve can be: no batch costs much less than a single token (see LEAST)."""
+        """True if the curve is possible: no batch costs much less than a single token (see `LEAST`)."""
         return min(self._ratios.values()) >= LEAST
 
     def to_json(self) -> dict[str, Any]:
-        """Return seconds by batch size (as text) and of a change of size, and the numbers of threads."""
+        """Return the seconds by batch size (a string), the seconds of a change, and the numbers of threads."""
         seconds = {str(n): self.level * r for n, r in sorted(self._ratios.items())}
         return {"seconds": seconds, "switch": self.switch, "threads": self.threads}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CostCurve:
-        """The inverse of `to_json`; raises ValueError, TypeError, KeyError or AttributeError on anything else."""
+        """Return the curve that `to_json` saved.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: The data has another format.
+        """
         threads = None if data["threads"] is None else (int(data["threads"][0]), int(data["threads"][1]))
         seconds = {int(n): float(s) for n, s in data["seconds"].items()}
         return cls(seconds, float(data["switch"]), threads=threads)
 
 
 def _slopes(costs: list[float]) -> array[float]:
-    """For every entry the lowest slope of a straight line from it to a later one; infinite for the last."""
+    """Return for every entry the lowest slope of a straight line to a later entry; infinite for the last one."""
     k: cython.Py_ssize_t
     best: cython.double
     slope: cython.double

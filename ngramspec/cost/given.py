@@ -1,4 +1,4 @@
-"""Cost curves that are given, not measured: those of other machines, by name, and those in JSON files."""
+"""Cost curves that are not measured: named curves of other machines, and curves in JSON files."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.errors import NGramSpecError
 from ngramspec.storage import utf8
 
-LARGEST = 64  # tokens in the largest batch: what `Target.evaluate` takes
-Points = Mapping[int, float]  # size of a batch -> what it costs
-SWITCH = "switch"  # what a curve in JSON calls the cost of a change of size
+LARGEST = 64  # number of tokens in the largest batch of `Target.evaluate`
+Points = Mapping[int, float]  # cost of a batch by its size
+SWITCH = "switch"  # key of the cost of a change of size in JSON
 
 CURVES: dict[str, tuple[dict[int, float], str]] = {
     name: ({int(size): cost for size, cost in curve["points"].items()}, curve["source"])
     for name, curve in json.loads(Path(__file__).with_name("curves.json").read_bytes()).items()
 }
-"""By name: the points, and where they come from."""
+"""Points and source of each curve, by name."""
 
 
 def given_curve(points: Points, switch: float = 0.0) -> CostCurve:
-    """A fixed curve, in units of T(1): linear between its points, and past the last one as between the last two.
+    """Return a fixed curve in units of T(1), linear between its points and after the last two.
 
     Args:
-        points: what a batch costs by its size; size 1 must be there.
-        switch: what a change of size costs beyond that, in the same unit.
+        points: Cost of a batch by its size; must contain size 1.
+        switch: Additional cost of a change of size, in the same unit.
 
     Raises:
-        ValueError: size 1 is missing, or a batch of 1 to LARGEST tokens would cost nothing, or infinitely much.
+        ValueError: Size 1 is missing, or the cost of a batch of 1 to `LARGEST` tokens is not positive and finite.
     """
     if any(not 0 < cost < math.inf for cost in points.values()) or any(size < 1 for size in points):
         raise ValueError("sizes and costs must be positive numbers")
@@ -51,20 +51,25 @@ def given_curve(points: Points, switch: float = 0.0) -> CostCurve:
 
 
 def stated(curve: CostCurve) -> dict[str, float]:
-    """A curve in JSON, as `parse_curve` takes it."""
+    """Return a curve as a JSON object for `parse_curve`."""
     found: dict[str, Any] = curve.to_json()
     return {**found["seconds"], **({SWITCH: curve.switch} if curve.switch else {})}
 
 
 def frozen(curve: CostCurve) -> CostCurve:
-    """A measured curve as it is now, held fixed."""
+    """Return a fixed copy of a measured curve."""
     return given_curve({size: curve.seconds(size) for size in range(1, LARGEST + 1)}, curve.switch)
 
 
 def find_curves(name: str) -> dict[str, CostCurve]:
-    """The curves that a user means by the name of one in CURVES, or of a JSON file; NGramSpecError for any other.
+    """Return the curves that a user selected, by name.
 
-    A file holds one curve, {"1": 1.0, "8": 2.5}, which takes its name, or several, {"name": {"1": 1.0, ...}, ...}.
+    Args:
+        name: Name of a curve in `CURVES`, or path of a JSON file. The file contains one curve, {"1": 1.0, "8": 2.5},
+            which gets the name of the file, or several, {"name": {"1": 1.0, ...}, ...}.
+
+    Raises:
+        NGramSpecError: The name is unknown, or the file is invalid.
     """
     if name in CURVES:
         return {name: given_curve(CURVES[name][0])}
@@ -73,7 +78,7 @@ def find_curves(name: str) -> dict[str, CostCurve]:
         text = utf8(path.read_bytes())
     except FileNotFoundError as error:
         raise NGramSpecError(f"unknown curve {name!r}; pass a file or one of {', '.join(CURVES)}") from error
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a null character
+    except (OSError, ValueError) as error:  # a ValueError means not UTF-8, or a null character in the name
         raise NGramSpecError(f"cannot read the curve {name}: {getattr(error, 'strerror', error)}") from error
     try:
         data = json.loads(text)
@@ -89,9 +94,14 @@ def find_curves(name: str) -> dict[str, CostCurve]:
 
 
 def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> CostCurve:
-    """A curve from JSON's {"1": 1.0, ...}, where "switch" may say what a change of size costs.
+    """Return the curve of a JSON object {"1": 1.0, ...}.
 
-    Raises NGramSpecError where it makes no sense; the message begins with `where`.
+    Args:
+        points: Cost by batch size; may contain the key "switch" with the cost of a change of size.
+        where: Beginning of error messages.
+
+    Raises:
+        NGramSpecError: A size or a cost is invalid.
     """
     parsed: dict[int, float] = {}
     switch = points.get(SWITCH, 0.0)

@@ -1,8 +1,8 @@
-"""Measuring a target's passes: what they cost by their size, and which sizes give bit-identical logits.
+"""Measurements of a target's decode calls, called passes: their time by size, and the sizes with bit-identical logits.
 
 `probe` finds kernel classes: llama.cpp picks its kernels by batch size, so the logits of one position may differ in the
-last bits between a batch of one token and a batch of five. Sizes that agree to the last bit form a *kernel class*; a
-generation whose every pass uses sizes of one class gives a text that cannot depend on what was drafted (exact mode).
+last bits between a batch of one token and a batch of five. Sizes that agree to the last bit form a *kernel class*. If
+all passes of a generation use sizes of one class, its text cannot depend on the drafts (exact mode).
 """
 
 from __future__ import annotations
@@ -18,64 +18,67 @@ from typing import NamedTuple
 
 import numpy as np
 
-# numpy imports it when it is first used, which is in the middle of an answer, and a signal in that import can be lost.
+# By default numpy imports this module at its first use, which is during an answer; that import can lose a signal.
 from numpy.random import default_rng
 
 from ngramspec.backend import Logits, Model
 from ngramspec.cost.curve import LEAST, CostCurve
 
 MEASURE_ORDER = (1, 2, 4, 3, 8, 5, 6, 16, 12, 9)
-"""Batch sizes that are measured, most telling first, in case the time budget ends before the list does: small ones,
-powers of two, and 9, where CUDA changes its kernel."""
+"""Measured batch sizes, the most informative first, because the time budget may end before the list. They are small
+sizes, powers of two, and 9, at which CUDA changes its kernel."""
 
-SIZES = tuple(sorted(MEASURE_ORDER))  # those that are probed
-SHARED_SIZES = tuple(range(1, 17))  # those where texts share passes: any number of them may be in one
+SIZES = tuple(sorted(MEASURE_ORDER))  # sizes that are probed
+SHARED_SIZES = tuple(range(1, 17))  # sizes that are probed if sequences share passes: a pass may contain any number
 
 LONG_ORDER = (32, 64, 24, 48)
-"""Sizes of long drafts. A slope drawn out from 16 hides where a GPU's kernels step, and what they have room for."""
+"""Sizes of long drafts. An extrapolation from 16 misses the steps of a GPU's kernels and their unused capacity."""
 
-CHEAP = 0.25  # a pass over 16 tokens is cheap if it costs at most this part of 16 passes: then longer drafts may pay
-SHARED_ORDER = (*MEASURE_ORDER, *LONG_ORDER)  # the sizes where texts share passes, which are larger then
+CHEAP = 0.25  # maximum cost of a 16-token pass, as a part of 16 one-token passes, at which longer drafts may pay
+SHARED_ORDER = (*MEASURE_ORDER, *LONG_ORDER)  # sizes that are measured if sequences share passes, which are then larger
 
 RUN = 3
-"""Passes of one size in a row: the first pays for the change of size, and the last, in which CUDA replays the graph
-that it captured in the one before, does not."""
+"""Number of passes of one size in a row. The first includes the change of size. The last does not: in it, CUDA replays
+the graph that it captured in the pass before."""
 
 FIRST = 0.8
-"""A size's first pass pays for more than itself, as over RPC, if the next one takes at most this part of it. Slow
-passes, of which each size has one alone, are then made twice."""
+"""Maximum time of a size's second pass, as a part of its first, if the first includes a one-time cost, as over RPC.
+Slow passes, which are normally made once per size, are then made twice."""
 
 CHANGE = 4  # size of the passes whose change from and to one token is timed
-CHANGE_ROUNDS = 8  # each with two changes of size
-FEWEST_ROUNDS = 4  # with fewer, the cost of a change cannot be told from noise
+CHANGE_ROUNDS = 8  # number of rounds, each with two changes of size
+FEWEST_ROUNDS = 4  # minimum number of rounds that separate the cost of a change from noise
 CHANGE_SHARE = 0.3  # maximum share of the budget for timing changes
 
 
-BUDGET = 2.0  # seconds that measuring may take, or 5 % of the generation if that is more
-LONGEST = 8.0  # seconds that measuring may take in any case
-ROUNDS = 4  # most runs per size
+BUDGET = 2.0  # maximum seconds of measuring, or 5 % of the generation if that is more
+LONGEST = 8.0  # maximum seconds of measuring in any case
+ROUNDS = 4  # maximum number of rounds, each with one run per size
 
 
 def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) -> CostCurve:
-    """Time passes of each size on top of what the cache holds, and take everything back.
+    """Time passes of each size after the cached tokens, and roll back each of them.
 
-    Each size is timed in a run of its own, and the fastest pass of all rounds counts: whatever else the machine does
-    only adds time. A slow model has fewer points. What a change of size costs is timed afterwards.
+    Each size is timed in a separate run, and the fastest pass of all rounds counts, because other load only adds time.
+    A slow model has fewer points. The cost of a change of size is timed after the first round.
 
     Args:
-        target: with room for at least one token; else ValueError.
-        tokens: how many are about to be generated.
-        sizes: the most telling ones first; those of `telling` are added.
+        target: Model whose context has room for at least one token.
+        tokens: Number of tokens to be generated.
+        sizes: Batch sizes, the most informative first; `telling` adds those of long drafts.
+
+    Raises:
+        ValueError: The context has no room for a token.
     """
     began = time.perf_counter()
     single = time_pass(target, 1)
-    # The first pass of a process pays for allocations; on a slow model that is no matter, and neither is a switch.
+    # The first pass of a process includes allocations. On a slow model these do not matter, nor do changes of size.
     fast = single < BUDGET / 10
     best = {1: time_pass(target, 1) if fast else single}
     run, tried = RUN if fast else 1, fast
     deadline = began + min(max(BUDGET, 0.05 * tokens * best[1]), LONGEST)
     switch = 0.0
-    # Round by round, so that a disturbance of some milliseconds does not hit all passes of one size.
+    # Each round covers all sizes, so that a disturbance of some milliseconds does not affect all passes of one size.
     for number in range(ROUNDS):
         if number == 1 and CHANGE in best:
             rounds = int(CHANGE_SHARE * BUDGET / (3 * (best[1] + best[CHANGE])))
@@ -97,10 +100,10 @@ def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) ->
 
 
 def time_change(target: Model, rounds: int) -> float:
-    """Return the seconds that a change of batch size adds to a pass; 0 if it cannot be told from noise.
+    """Return the seconds that a change of batch size adds to a pass; 0 if they cannot be separated from noise.
 
-    Passes after another size are compared with passes after the same size, taking turns. The median counts if three
-    differences of four are positive: 16 differences show that by chance once in 90 times.
+    Passes after another size alternate with passes after the same size, and the differences are compared. The median
+    counts if three quarters of the differences are positive. With 16 differences that happens by chance 1 time in 90.
     """
     differences = []
     for _ in range(rounds):
@@ -112,22 +115,22 @@ def time_change(target: Model, rounds: int) -> float:
 
 
 def telling(curve: CostCurve, sizes: Sequence[int], most: int) -> Sequence[int]:
-    """These sizes, and those of long drafts up to `most` tokens where 16 are cheap."""
+    """Return `sizes`, and if 16 tokens are cheap (see `CHEAP`) also the sizes of long drafts up to `most` tokens."""
     if 16 not in sizes or curve.ratio(16) > CHEAP * 16:
         return sizes
     return (*sizes, *(n for n in LONG_ORDER if n not in sizes and n <= most))
 
 
 class RestoreCost(NamedTuple):
-    """What a refused draft costs in addition to its pass, where it cannot be cut off the cache."""
+    """Additional cost of a rejected draft if its tokens cannot simply be removed from the cache."""
 
-    save: float  # seconds of the checkpoint that a draft needs; 0 where there is one already
-    load: float  # seconds of going back to it
-    recompute: int = 0  # tokens that the next pass evaluates again, whether it holds a draft or not
+    save: float  # seconds of the checkpoint that a draft requires; 0 if one exists already
+    load: float  # seconds of restoring the checkpoint
+    recompute: int = 0  # number of tokens that the next pass evaluates again, with or without a draft
 
 
 def time_restore(target: Model) -> RestoreCost:
-    """Time a checkpoint of what the cache holds, and going back to it."""
+    """Time a checkpoint of the cache, and a rollback to it."""
     start = len(target.tokens)
     began = time.perf_counter()
     target.checkpoint()
@@ -139,10 +142,10 @@ def time_restore(target: Model) -> RestoreCost:
 
 
 def time_pass(target: Model, size: int) -> float:
-    """Seconds of one pass over `size` tokens, which are taken back afterwards."""
+    """Return the seconds of one pass over `size` tokens, which is then rolled back."""
     if len(target.tokens) + size > target.n_ctx:
         raise ValueError(f"the context to measure in has no room for {size} tokens")
-    # Different tokens: a mixture of experts pays for the experts that a batch touches.
+    # The tokens differ, because the time of a mixture of experts depends on the number of experts that a batch uses.
     tokens = [int(t) for t in default_rng(size).integers(0, target.n_vocab, size)]
     start = len(target.tokens)
     target.checkpoint()
@@ -163,31 +166,31 @@ SHORT, LONG = 96, 640  # default depths in tokens; CPU kernels were seen to chan
 class ProbeReport:
     """Result of a probe."""
 
-    depths: tuple[int, ...]  # tokens of context at which it was made
+    depths: tuple[int, ...]  # context lengths of the probe, in tokens
     # Partition of the probed sizes; the sizes of one class agreed bit for bit at every position and every depth.
     classes: tuple[tuple[int, ...], ...]
     max_difference: float  # largest absolute difference of one logit between any size and single tokens
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The probed sizes, ascending."""
+        """Probed sizes, ascending."""
         return tuple(sorted(n for c in self.classes for n in c))
 
     def class_of(self, size: int) -> tuple[int, ...]:
-        """The class that holds `size`."""
+        """Return the class that contains `size`."""
         return next(c for c in self.classes if size in c)
 
 
 READ = 300
-"""Tokens that are read to see whether prompts may be read in any pieces: more than two chunks of a CPU's prefill."""
+"""Number of tokens in the test of reading a prompt in pieces: more than two chunks of a CPU's prefill."""
 
-PIECES = 50  # a size of such pieces, between those of passes and those of chunks
+PIECES = 50  # size of these pieces, between the sizes of passes and of chunks
 
 
 def reads_alike(target: Model, sizes: Sequence[int]) -> bool:
-    """Whether a text leaves the same bits behind however it came into the cache: in chunks, in pieces, or in passes.
+    """Return True if a text gives the same bits when it is read in chunks, in pieces, or in passes.
 
-    Then what the cache holds of a prompt may be reused to the last token in exact mode. The cache is empty afterwards.
+    If so, exact mode may reuse a cached prompt to its last token. The function leaves the cache empty.
     """
     rng = default_rng(1)
     tail = max(sizes)
@@ -210,8 +213,8 @@ def reads_alike(target: Model, sizes: Sequence[int]) -> bool:
 def probe(target: Model, depths: Sequence[int] = (SHORT, LONG), sizes: Sequence[int] = SIZES) -> ProbeReport:
     """Find the kernel classes at each of `depths` tokens of context.
 
-    Costs about len(sizes) * POSITIONS tokens of decoding per depth besides the prefill; the cache is empty
-    afterwards. The tokens are random ids: kernels are chosen by shape, not by content.
+    In addition to the prefill, the probe decodes about len(sizes) * POSITIONS tokens per depth. It leaves the cache
+    empty. The tokens are random ids, because kernels are chosen by shape, not by content.
     """
     tail_length = max(-(-POSITIONS // size) * size for size in sizes)
     room = max(1, target.n_ctx - tail_length)
@@ -227,7 +230,7 @@ def probe(target: Model, depths: Sequence[int] = (SHORT, LONG), sizes: Sequence[
         tail = text[depth:]
         single: Logits | None = None
         for size in sizes:
-            # Full batches only, so that every compared position was computed at exactly this size.
+            # Only full batches are used, so that every compared position was computed at exactly this size.
             starts = range(0, POSITIONS, size)
             logits = np.concatenate([target.evaluate(tail[i : i + size]).copy() for i in starts])
             target.rollback(depth)

@@ -1,4 +1,4 @@
-"""The decision of `exact="auto"`: the way to decode, by its measured time and by the batch sizes that agree bit for bit.
+"""The choice made by `exact="auto"`: the way to decode, by measured times and by batch sizes that agree bit for bit.
 
 llama.cpp picks its kernels by batch size, so the logits after one token may differ in the last bits between a batch of
 one token and a batch of five. Drafts change the batch sizes, and so they may change the text. Three ways to decode are
@@ -58,7 +58,7 @@ MOST = 7  # largest size that must agree; larger ones are used only if they agre
 NEW, ANSWER = 128, 256
 """Tokens of the usual request: new prompt tokens, which are not in the KV cache from earlier turns, and the answer."""
 
-TOLERANCE = 1.05  # maximum relative time of bit-identical text: time of the request / its time with the fastest settings
+TOLERANCE = 1.05  # maximum relative time of bit-identical text: time of a request / its time with the fastest settings
 
 PASSES = (1, 4, 8)  # batch sizes that are timed
 
@@ -164,7 +164,7 @@ class Measured:
             ways: Ways that may be chosen.
 
         Returns:
-            "times", or the setting ("fast" or "exact") whose batch sizes must be compared; `None` if the choice requires
+            "times", or the setting ("fast" or "exact") whose batch sizes must be compared; `None` if the choice needs
             no further measurement.
         """
         fast = self.identity("fast")

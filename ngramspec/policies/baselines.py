@@ -1,4 +1,4 @@
-"""The policies of others, to compare with: `heuristic`, `entropy` and `threshold`. None knows what a pass costs."""
+"""Published policies for comparison: `heuristic`, `entropy` and `threshold`. They ignore the cost of a decode call."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from ngramspec.steps import Step
 
 
 class HeuristicPolicy(FixedPolicy):
-    """Two more after a draft that was accepted whole, one fewer after any other, between 1 and `draft_max`.
+    """Drafts two tokens more after a draft that was accepted entirely, and one fewer after any other.
 
-    The schedule of Hugging Face's assisted generation (`num_assistant_tokens_schedule="heuristic"`).
+    The length stays between 1 and `draft_max`. This is the schedule of Hugging Face's assisted generation
+    (`num_assistant_tokens_schedule="heuristic"`).
     """
 
     name = "heuristic"
@@ -40,18 +41,18 @@ class HeuristicPolicy(FixedPolicy):
 
 
 class EntropyPolicy(FixedPolicy):
-    """The surer the models lately were, the more is drafted: gamma from the entropy of their last distributions.
+    """Drafts more tokens when the entropy of the models' recent distributions is low.
 
-    Per pass, with z the logits that decided the token emitted last and n_vocab their number:
+    For each decode call, with z the logits that decided the last emitted token and n_vocab their number:
 
-        h      = H(softmax(z)) / ln(n_vocab)                                0: certain, 1: all tokens alike
-        h_mean = WEIGHT h + (1 - WEIGHT) h_mean                             an EMA; the first h as it is
+        h      = H(softmax(z)) / ln(n_vocab)                                0: certain, 1: all tokens equally likely
+        h_mean = WEIGHT h + (1 - WEIGHT) h_mean                             an EMA, which starts with the first h
         gamma  = 1 + (draft_max - 1) / n_vocab^h_mean                       rounded to the nearest, half to even
 
-    n_vocab^h = exp(H) is the perplexity: certainty gives draft_max, two even choices half of what lies between the
-    bounds, ten a tenth. A draft model's entropy counts in the same way, once a draft: that of its first token, known
-    before any is drawn, so that rejection sampling stays exact. What the draft has beyond the gamma that follows is not
-    sent. The logits are taken at temperature 1 and unfiltered, whatever the sampling.
+    n_vocab^h = exp(H) is the perplexity. Certainty gives gamma = draft_max. Two equally likely tokens give half of the
+    range above 1, ten give a tenth. The entropy of a draft model is included in the same way, once per draft. It is the
+    entropy of the first token, known before any token is drawn, so that rejection sampling stays exact. Draft tokens
+    beyond the resulting gamma are not verified. The logits are used unfiltered and at temperature 1 for any sampling.
     """
 
     name = "entropy"
@@ -63,7 +64,7 @@ class EntropyPolicy(FixedPolicy):
         super().__init__(draft_max)
         self._gamma = 1
         self._entropy: float | None = None
-        self._details: Mapping[str, float] = {}  # the numbers that determined the last `limit`
+        self._details: Mapping[str, float] = {}  # numbers that determined the last `limit`
 
     def observe_logits(self, row: NDArray[np.float32]) -> None:
         self._n_vocab = row.size
@@ -72,7 +73,7 @@ class EntropyPolicy(FixedPolicy):
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
-        entropy: Callable[[], float] | None = getattr(draft, "entropy", None)  # of a `ModelDraft`
+        entropy: Callable[[], float] | None = getattr(draft, "entropy", None)  # attribute of a `ModelDraft`
         if entropy is not None and self._entropy is not None:
             self._learn(entropy())
         return verify_up_to(self._gamma, draft, sizes)
@@ -95,20 +96,20 @@ class EntropyPolicy(FixedPolicy):
 
 
 class ThresholdPolicy(FixedPolicy):
-    """Draft while the drafter is sure enough, by a threshold that adapts.
+    """Drafts while the drafter's confidence is above an adaptive threshold.
 
     The confidence in a position is the estimated probability that it is accepted: the product of
-    `Draft.acceptance_probs` up to it. The draft ends before the first position with less confidence than the
-    threshold, or after `draft_max`. After each pass the threshold
+    `Draft.acceptance_probs` up to it. The draft ends before the first position whose confidence is below the threshold,
+    or after `draft_max`. After each decode call the threshold
 
-        rises   by the factor e^(STEP EDGE)            if a token that was sent was refused,
-        falls   by the factor e^(-STEP (1 - EDGE))     if all were accepted, and the next that was proposed, but not
-                                                       sent, would have been right,
-        stays                                          else: nothing says that the draft had a wrong length.
+        rises   by the factor e^(STEP EDGE)            if a verified token was rejected,
+        falls   by the factor e^(-STEP (1 - EDGE))     if all were accepted, and the next proposed token, which was
+                                                       not verified, would have been right,
+        stays                                          otherwise, because no outcome shows a wrong length.
 
-    Rises and falls balance where the last token that is sent and the first that is not are right with probability
-    EDGE, however good the drafter's estimates are: one that is too sure of itself gets a higher threshold. Since a
-    right guess that was not sent counts, the threshold falls even while nothing is sent. It stays between LOW and HIGH.
+    Rises and falls balance when the last verified token and the first one after it are right with probability EDGE.
+    This holds for good and bad estimates: a drafter that is too confident gets a higher threshold. Right guesses that
+    were not verified count too, so the threshold falls even while no draft is verified. It stays between LOW and HIGH.
 
     Draft & Verify (Zhang et al. 2023, arXiv 2309.08168) and AdaEDL (Agrawal et al. 2024, arXiv 2410.18351) adapt such
     a threshold towards an acceptance rate.
@@ -127,7 +128,7 @@ class ThresholdPolicy(FixedPolicy):
         self._slopes = array("d", [1.0]) * (draft_max + 1)
 
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
-        # The drafter goes on to the first token below the threshold: whether that one was right is learnt from.
+        # The drafter continues to the first token below the threshold, because `record` learns from its outcome.
         return MarginalCost(self.threshold, self._slopes)
 
     def plan(

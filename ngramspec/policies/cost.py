@@ -1,5 +1,24 @@
 # cython: language_level=3
-"""`CostPolicy`, the default: draft the length that pays on this machine, by what a pass costs."""
+"""`CostPolicy`, the default policy: choose the draft length by the cost of a decode call (a pass) on this machine.
+
+A longer draft may emit more tokens, but its decode call takes longer. Both are known approximately: the drafter
+estimates the acceptance of each token, and a `CostCurve` gives the time T(n) of a call over n tokens. Time is valued
+at lambda, the recent throughput: a call is worth its expected tokens minus those that its time would have bought.
+
+Example with an acceptance of 0.8 for each token, times in units of T(1), and without the value of later calls:
+
+    draft tokens                 0      1      2      3      4
+    expected tokens           1.00   1.80   2.44   2.95   3.36
+    time                      1.00   1.10   1.20   1.60   2.10
+    value with lambda = 1     0.00   0.70   1.24   1.35   1.26
+    value with lambda = 2    -1.00  -0.40   0.04  -0.25  -0.84
+
+At first the throughput is that of plain decoding, lambda = 1, and three tokens are drafted. If text is then decoded at
+two tokens per T(1), time is worth more, and two tokens are the best draft. The ratio of tokens to time is highest at
+the same length: 2.44 / 1.20 = 2.0, against 2.95 / 1.60 = 1.8.
+
+The estimates may be wrong. So the losses of drafting are limited by a `LossBudget`, and single stakes by a part of it.
+"""
 
 from __future__ import annotations
 
@@ -24,33 +43,35 @@ from ngramspec.policies.policy import Policy, smallest
 from ngramspec.policies.recurring_sizes import Candidate, RecurringSizes
 from ngramspec.steps import Step
 
-Batches = Callable[[Sequence[int]], Sequence[int]]  # see `ngramspec.shared_model.SharedModel.batches`
+# Function from the number of tokens of each sequence to the batch sizes; see `SharedModel.batches`.
+Batches = Callable[[Sequence[int]], Sequence[int]]
 
 
 class CostPolicy(Policy):
-    """Draft the length that pays on this machine, and nothing when nothing does.
+    """Chooses the draft length that is expected to be fastest on this machine, or no draft if none pays.
 
     With p_i the estimated acceptance of position i, a draft of k tokens yields
 
         E[tokens(k)] = 1 + sum over j <= k of p_1 * ... * p_j        (Leviathan et al. 2023, section 3.1)
 
-    tokens in T(1 + k) seconds. The length maximises E[tokens(k)] - lambda * T(1 + k), and what the passes after it can
-    make of the rest (`DraftValue`); lambda is the recent throughput in tokens per second, and T the cost of the
-    cheapest allowed batch that holds the draft. Where a change of batch size costs something, it is charged, and a size
-    that recurs is credited (`RecurringSizes`).
+    tokens in T(1 + k) seconds. The chosen length maximises E[tokens(k)] - lambda * T(1 + k), plus the value of later
+    passes that continue the chain (`DraftValue`). Here lambda is the recent throughput in tokens per second, and T the
+    cost of the cheapest allowed batch that fits the draft. If a change of batch size has a cost, it is charged, and a
+    size that recurs is credited (`RecurringSizes`).
 
-    Never slower, by construction:
+    Three rules prevent drafting from being slower than plain decoding:
 
     - Gains and losses are booked in a `LossBudget`. When it is used up, drafting stops until time has diluted the loss.
-    - The pass of a draft may cost at most STAKE of what is left more than a plain one (fractional Kelly betting; Thorp
-      2006, "The Kelly criterion in blackjack, sports betting, and the stock market"). The cheapest draft that takes at
-      most SURE of the time of its tokens one by one is always allowed; otherwise nothing would ever be won.
-    - After PLAIN_EVERY passes none of which showed how fast plain decoding is, PLAIN_RUN passes go without a draft.
-      They show when a curve is wrong, and what the context's length costs.
+    - The pass of a draft may cost at most `STAKE` of the remaining budget more than a plain pass (fractional Kelly
+      betting; Thorp 2006, "The Kelly criterion in blackjack, sports betting, and the stock market"). The cheapest draft
+      that takes at most `SURE` of the time of its tokens one by one is always allowed; otherwise drafting could never
+      gain anything.
+    - If none of `PLAIN_EVERY` passes showed the speed of plain decoding, the next `PLAIN_RUN` passes have no draft.
+      They show if the curve is wrong, and how the length of the context changes the time.
 
     Args:
-        draft_max: most tokens in a draft.
-        texts: how many texts share a pass. Plain decoding is then `texts` tokens in T(texts) seconds.
+        draft_max: Maximum number of tokens in a draft.
+        texts: Number of sequences that share a pass. Plain decoding then emits `texts` tokens in T(texts) seconds.
     """
 
     name = "cost"
@@ -78,7 +99,7 @@ class CostPolicy(Policy):
             policy.begin()
 
     def shared(self, texts: int) -> CostPolicy:
-        """A policy with a loss budget of its own: drafting must pay against what *that* many texts take without."""
+        """Return the policy for `texts` sequences; its separate loss budget compares with plain decoding of so many."""
         if texts == self._texts:
             return self
         if texts not in self._shared:
@@ -93,7 +114,7 @@ class CostPolicy(Policy):
             return None
         costs = curve.padded(sizes)
         plain, level = costs[self._texts][1], curve.level
-        # Every text has a drafter of its own, and what all of them take may be lost.
+        # Each sequence has a separate drafter, and the time of all drafters may be lost, so they divide the stake.
         stake = self.STAKE * max(0.0, self._budget.left(plain, level)) / self._texts
         rate, slopes = self._rate(curve, sizes), curve.slopes(sizes)[self._texts - 1 :]
         return MarginalCost(
@@ -101,7 +122,7 @@ class CostPolicy(Policy):
         )
 
     def _rate(self, curve: CostCurve, sizes: Sequence[int]) -> float:
-        """Recent throughput, in tokens per time of a one-token pass; never less than that of plain decoding."""
+        """Return the recent throughput in tokens per T(1), at least that of plain decoding."""
         return max(self._texts / curve.padded(sizes)[self._texts][1], self._recent * curve.level)
 
     @property
@@ -150,7 +171,7 @@ class CostPolicy(Policy):
             if candidates is not None:
                 candidates.append(Candidate(k, ahead.tokens[k], size, cost))
                 continue
-            # What was padded to before may have become a little cheaper.
+            # The size of the last pass, if it was padded, may have become slightly cheaper since the plan was made.
             if pads and last > k + 1 and curve.ratio(last) < cost:
                 size, cost = last, curve.ratio(last)
             value = ahead.tokens[k] - rate * cost
@@ -158,14 +179,14 @@ class CostPolicy(Policy):
                 best, best_size, best_value = k, size, value
         if candidates is not None:
             best, _, best_size, _ = self._recurring.choose(candidates, curve, sizes, rate, dearest)
-        # `acceptance_probs` may be longer than the draft: see `fixed_length` in `Drafter.propose`.
+        # `acceptance_probs` may be longer than the draft; see `fixed_length` in `Drafter.propose`.
         if best > len(draft.tokens):
             best = len(draft.tokens)
             best_size = costs[1 + best][0]
         return best, best_size
 
     def _least(self, draft: Draft, costs: Sequence[tuple[int, float]]) -> float:
-        """Cost of the cheapest draft that takes at most SURE of the time of its tokens one by one; 0: there is none."""
+        """Return the lowest cost of a draft that takes at most `SURE` of its tokens' time one by one; 0 without one."""
         most = min(len(draft.acceptance_probs), len(costs) - 2)
         return min((costs[n][1] for n in range(2, most + 2) if costs[n][1] <= self.SURE * n), default=0.0)
 
@@ -173,10 +194,10 @@ class CostPolicy(Policy):
         self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
     ) -> list[tuple[int, int]]:
         """Return the plan of each sequence, (draft tokens, batch size), if all share a decode call."""
-        # A token that is accepted with probability r (it and all before it in its draft) adds r tokens, whichever text
-        # it is of. So the best K of all drafts are the K with the largest r, and K maximises
-        # sum of r - lambda * T(texts + K). Where the pass falls into batches of its own for texts with longer drafts,
-        # drafts padded to one length are looked at too.
+        # A draft token that is accepted with probability r (together with all before it) adds r tokens, whichever
+        # sequence it belongs to. So the best K tokens of all drafts are the K with the largest r, and K maximises
+        # sum of r - lambda * T(texts + K). If sequences with longer drafts continue in separate batches, drafts padded
+        # to one length are considered too.
         n = self._texts
         self._measured = curve.measured
         plain_cost = sum([curve.ratio(size) for size in batches([1] * n)])
@@ -219,15 +240,16 @@ class CostPolicy(Policy):
     def _plan_with_restore(
         self, draft: Draft, curve: CostCurve, sizes: Sequence[int], rate: float, restore: RestoreCost, stake: float
     ) -> tuple[int, int]:
-        """The length that pays where a refusal means going back to the state before the pass.
+        """Return the best plan if a rejection requires restoring the state before the pass.
 
-        The pass and all it kept are then evaluated again, in front of the next pass: with `again` tokens to recompute
-        and j accepted, that pass is again + 1 + j tokens longer than a plain one. So the value of k draft tokens is
+        The accepted tokens of the pass are then evaluated again at the start of the next pass. With `again` tokens to
+        recompute and j accepted tokens, that pass is again + 1 + j tokens longer than a plain one. So the value of k
+        draft tokens is
 
             E[tokens(k)] - lambda (T(again + 1 + k) + save + sum over j < k of P(j) (load + T(again + 2 + j) - T(1)))
 
-        with P(j) = p_1 * ... * p_j * (1 - p_{j+1}), the probability that exactly j are accepted. At stake is what a
-        draft costs that is refused at its first token: the longer pass, going back, and the longer pass after it.
+        with P(j) = p_1 * ... * p_j * (1 - p_{j+1}), the probability that exactly j are accepted. The stake is the cost
+        of a draft that is rejected at its first token: the longer pass, the restore, and the longer pass after it.
         """
         again = restore.recompute
         save, load = restore.save / curve.level, restore.load / curve.level
@@ -253,19 +275,21 @@ class CostPolicy(Policy):
 
 
 def _by_reach(reaches: Sequence[Sequence[float]], room: int) -> Iterator[tuple[list[int], list[int]]]:
-    """(draft tokens, batch size) of each text: the best K tokens of all, for every K up to `room`.
+    """Yield the draft tokens and the batch size of each sequence: the best K tokens of all, for every K up to `room`.
 
-    `reaches`: for each text and draft token, the probability that it and all before it are accepted.
+    Args:
+        reaches: For each sequence and draft token, the probability that it and all before it are accepted.
+        room: Maximum number of draft tokens in total.
     """
     lengths = [0] * len(reaches)
-    # Sorting is stable, so that no token comes before one that it follows.
+    # Sorting is stable, so a token never comes before an earlier token of its draft.
     for _, text in sorted(((r, i) for i, of in enumerate(reaches) for r in of), key=lambda x: -x[0])[:room]:
         lengths[text] += 1
         yield lengths[:], [1 + length for length in lengths]
 
 
 def _by_depth(reaches: Sequence[Sequence[float]], room: int) -> Iterator[tuple[list[int], list[int]]]:
-    """The same with all texts padded to one size, for every size: in caches of their own they then share a batch."""
+    """Yield the same with all sequences padded to one size, for every size; separate caches then share a batch."""
     n = len(reaches)
     for depth in range(1, min(room // n, max(map(len, reaches))) + 1):
         yield [min(depth, len(of)) for of in reaches], [1 + depth] * n

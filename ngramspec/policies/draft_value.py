@@ -1,19 +1,26 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""`DraftValue`: what a draft is worth together with the passes after it, as far as its chain of guesses reaches.
+"""`DraftValue`: the value of each draft length, including the decode calls that continue its chain of guesses.
 
-A pass whose draft was right throughout leaves the rest of the chain to the next pass, which then knows that the chain
-was right so far. So where batches are dear, an unsure guess with sure ones behind it is best left to a plain pass: the
-long draft follows once its beginning is no bet any more.
+If a draft was accepted entirely, the next decode call can send the rest of the chain, and then knows that the chain was
+right so far. So if batches are expensive, an uncertain guess before certain ones is best left to a plain decode call.
+The long draft follows when its first token is known to be right.
 
-With P(i, k) = p_(i+1) * ... * p_(i+k), the value of standing behind i right tokens of the chain is
+With P(i, k) = p_(i+1) * ... * p_(i+k), the value after i right tokens of the chain is
 
     W(i) = max over k of 1 + sum over j <= k of P(i, j) - lambda T(1 + k) + P(i, k) p_(i+k+1) W(i + k + 1)
 
-where lambda is what time is worth, in tokens. The last term is that of the token which the target adds: if it is the
-chain's next one too, the chain goes on behind it. Where the chain is left, or ends, W is 0: that happens once, however
-its tokens are cut into passes. It is the optimality equation for the average reward of a semi-Markov decision process
-(Puterman 1994, "Markov Decision Processes", section 11.4) on a chain, solved from its end; without the last term, the
-length that is best for one pass (Leviathan et al. 2023, section 3.1).
+where lambda is the value of time, in tokens. The last term stands for the token that the target adds: if it equals the
+next token of the chain, the chain continues after it. When the text leaves the chain, or the chain ends, W is 0. This
+happens once, however the tokens are divided among decode calls.
+
+Example: p = (0.3, 0.99, 0.99, 0.99), lambda = 1, T(1) = 1, T(4) = 2.2 and T(5) = 2.5. A draft of all four tokens is
+expected to emit 1 + 0.3 + 0.297 + 0.294 + 0.291 = 2.18 tokens in 2.5, a value of -0.32. A plain decode call emits one
+token in 1, a value of 0. With probability 0.3 this token is the first of the chain. A draft of the other three tokens
+follows, whose value is 1 + 0.99 + 0.98 + 0.97 - 2.2 = 1.74. So the plain call is worth 0.3 * 1.74 = 0.52.
+
+The formula is the optimality equation for the average reward of a semi-Markov decision process (Puterman 1994, "Markov
+Decision Processes", section 11.4) on a chain, solved from its end. Without the last term, it gives the best length for
+a single decode call (Leviathan et al. 2023, section 3.1).
 """
 
 from __future__ import annotations
@@ -24,15 +31,15 @@ from collections.abc import Sequence
 
 import cython
 
-MOST = cython.declare(cython.int, 64)  # tokens of a chain that count, at most
+MOST = cython.declare(cython.int, 64)  # maximum number of tokens in a chain; later ones are ignored
 
 
 class DraftValue:
-    """Values of the lengths of one draft at a time."""
+    """Values of all lengths of a draft, for one draft at a time."""
 
     def __init__(self) -> None:
-        # float64 of shape (MOST + 1,): entry k, what a pass with a draft of k tokens is expected to emit, and what the
-        # passes behind it are worth, in tokens.
+        # float64 of shape (MOST + 1,): entry k is the number of tokens that a decode call with a draft of k tokens is
+        # expected to emit, plus the value of the later calls that continue the chain, in tokens.
         self.tokens = array("d", bytes(8 * (MOST + 1)))
         self._p = array("d", bytes(8 * (MOST + 1)))
         self._cost = array("d", bytes(8 * (MOST + 1)))
@@ -45,13 +52,11 @@ class DraftValue:
         rate: cython.double,
         dearest: cython.double,
     ) -> cython.int:
-        """Value the lengths of a draft, up to that which is returned; longer ones fit into no batch.
+        """Compute `tokens` for each length of a draft, up to the length that is returned; no batch fits longer ones.
 
-        Args:
-            chances: of each guess, that it is right if all before it are.
-            costs: entry n, the size and the time of the cheapest batch that holds n tokens.
-            rate: tokens that a unit of that time is worth.
-            dearest: what a pass with a draft may cost. No pass looked ahead to costs more.
+        The first argument contains the probability of each guess that it is right if all before it are. Entry n of the
+        second is (size, time) of the cheapest batch for n tokens. The third is the number of tokens that a unit of this
+        time is worth, and the last one the maximum time of a later decode call with a draft.
         """
         n: cython.Py_ssize_t = min(len(chances), len(costs) - 2, MOST)
         p, cost, tokens, behind = self._p, self._cost, self.tokens, self._behind

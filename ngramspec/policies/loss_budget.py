@@ -1,4 +1,4 @@
-"""`LossBudget`: the time that drafting saved, and how much of it may still be lost."""
+"""`LossBudget`: the time that drafting saved, and the time that it may still lose."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from ngramspec.steps import Step
 
 
 class LossBudget:
-    """What drafting gained and lost, in seconds; what may still be lost follows from it.
+    """Gains and losses of drafting in seconds, and the budget for further losses.
 
-    - Saved are the seconds that the tokens of drafted passes would have taken one by one, less those they took. The
-      past fades. What is left to lose is this, plus ALLOWANCE of the time spent, plus CREDIT plain passes.
-    - A new text may lose at most START plain passes of what earlier texts left, and takes over at most DEBT plain
-      passes of what they lost; nothing of it if the text repeats an earlier answer.
-    - Asking the drafter without sending its draft takes less than OVERHEAD of the time, a credit of ASKING_CREDIT plain
-      passes, and what drafts saved: asking continues as long as drafting as a whole pays.
-    - What asking takes beyond CHEAP plain passes, as a draft model does, is booked too, and once nothing is left to
-      lose such a drafter is not asked.
+    A pass is a decode call of the target, and a plain pass one without a draft.
+
+    - The saved time is the time that the tokens of drafted passes would have taken one by one, minus the time that the
+      passes took. Old values fade. The budget is the saved time, plus `ALLOWANCE` of the time spent, plus `CREDIT`
+      plain passes.
+    - A new text inherits at most `START` plain passes of budget from earlier texts, and at most `DEBT` plain passes of
+      loss. It inherits no loss if it repeats an earlier answer.
+    - The time of drafts that are not verified is limited to `OVERHEAD` of the time, plus `ASKING_CREDIT` plain passes,
+      plus the time that drafts saved. So the drafter is called as long as drafting as a whole pays.
+    - Drafting time beyond `CHEAP` plain passes, as with a draft model, is booked as a loss. When the budget is used up,
+      such a drafter is not called.
     """
 
     ALLOWANCE = 0.004
@@ -25,14 +28,14 @@ class LossBudget:
     OVERHEAD = 0.004
     FADE = 0.995
     ASKING_CREDIT = 0.25
-    RESERVE = 2.0  # plain passes' time of savings that asking may use up later
+    RESERVE = 2.0  # maximum saved time that later drafts without verification may use, in plain passes
     CHEAP = 0.05
 
     def __init__(self, texts: int = 1) -> None:
         self._texts = texts
         self._saved = self._spent = self._asked = 0.0
         self._plain_seconds = 0.0
-        self._inherited = 0.0  # what is left of the loss that the text took over, as a negative number
+        self._inherited = 0.0  # remaining loss inherited from earlier texts, as a negative number
         self._dear = self._drafting = False
 
     def begin(self) -> None:
@@ -48,17 +51,22 @@ class LossBudget:
         self._inherited = 0.0
 
     def left(self, plain: float, level: float) -> float:
-        """What may still be lost, in units of `level` seconds; a plain pass takes `plain` of them."""
+        """Return the remaining budget, in units of `level` seconds; a plain pass takes `plain` units."""
         return (self._saved + self.ALLOWANCE * self._spent + self.CREDIT * (plain * level)) / level
 
     def can_ask(self) -> bool:
-        """Whether asking the drafter can be afforded now."""
+        """Return True if the budget allows calling the drafter now."""
         if self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds:
             return False
         return not self._dear or self.left(self._plain_seconds, 1.0) >= 0
 
     def book(self, done: Step, drafting: bool) -> None:
-        """Book a pass; `drafting`: it has a draft, or keeps to a size for the sake of drafts (see `RecurringSizes`)."""
+        """Book a pass.
+
+        Args:
+            done: Record of the pass.
+            drafting: True if it has a draft, or keeps a batch size that drafts will use; see `RecurringSizes`.
+        """
         passed = done.seconds - done.interruption_seconds
         seconds = passed + done.draft_seconds
         self._spent = self._spent * self.FADE + seconds
@@ -74,7 +82,7 @@ class LossBudget:
             self._asked = max(-self.RESERVE * self._plain_seconds, self._asked - max(0.0, saved))
         else:
             if self._drafting:
-                # The first pass of another size builds its graph anew, for which the drafts before it are to blame.
+                # The first pass of another size rebuilds its graph. The drafts before it cause this cost.
                 self._saved -= max(0.0, passed - self._plain_seconds)
             self._saved -= dear
             self._asked += done.draft_seconds - dear

@@ -1,6 +1,6 @@
 """The interface of policies, which choose the draft length, and `FixedPolicy`, the simplest one.
 
-The loop calls `begin()` once per request, and three methods per decode call: `limit()` before it asks the drafter,
+The loop calls `begin()` once per request, and three methods per decode call: `limit()` before it calls the drafter,
 `plan(draft, curve, sizes)` for the number of draft tokens to verify, and `record(done)` with the resulting `Step`.
 """
 
@@ -24,7 +24,7 @@ class Policy(ABC):
     Only `limit` is required; the other methods have defaults.
     """
 
-    name: str = ""  # on the command line
+    name: str = ""  # name on the command line
     wants_logits: bool = False  # True to receive logits in `observe_logits`
 
     def begin(self) -> None:
@@ -33,10 +33,10 @@ class Policy(ABC):
 
     @abstractmethod
     def limit(self) -> int:
-        """Return the maximum number of tokens to ask the drafter for; with 0 it is not asked."""
+        """Return the maximum number of tokens to request from the drafter; 0 means not to call it."""
 
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
-        """Return the price of a draft token for the drafter; None means that a draft may be as long as `limit`."""
+        """Return the price of a draft token for the drafter; `None` means that a draft may be as long as `limit`."""
         return None
 
     def plan(
@@ -48,14 +48,14 @@ class Policy(ABC):
 
         Args:
             draft: The drafter's proposal.
-            curve: Cost of a decode call by its size; None if it was not measured.
+            curve: Cost of a decode call by its size; `None` if it was not measured.
             sizes: Allowed batch sizes, ascending.
-            restore: Cost of a rollback; None if it is free.
+            restore: Cost of a rollback; `None` if it is free.
         """
         return verify_up_to(self.limit(), draft, sizes)
 
     def record(self, done: Step) -> None:
-        """Learn from a decode call. It may store the numbers it decided by in `done.policy_details`."""
+        """Learn from a decode call; may store the numbers that decided its length in `done.policy_details`."""
         return
 
     def observe_logits(self, row: NDArray[np.float32]) -> None:

@@ -1,7 +1,7 @@
-"""`RecurringSizes`: which size of batch to choose where a change of size costs something (see `CostCurve.switch`).
+"""`RecurringSizes`: the choice of the batch size if a change of size has a cost (see `CostCurve.switch`).
 
-The size of a pass then has a cost for the next one too, and one that will be wanted again saves more than one that will
-not. Of sizes that are nearly as good as each other a few therefore recur.
+The size of a decode call (a pass) then affects the cost of the next one. A size that will be used again saves more than
+one that will not. So among sizes of similar value, a few recur.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from ngramspec.cost.curve import CostCurve
 
 
 class Candidate(NamedTuple):
-    """A pass that may be made."""
+    """A possible pass."""
 
-    length: int  # draft tokens in it
-    expected: float  # tokens that it is expected to emit
-    size: int  # of its batch
-    cost: float  # its time, in units of T(1), the change of size aside
+    length: int  # number of draft tokens
+    expected: float  # expected number of emitted tokens
+    size: int  # size of the batch
+    cost: float  # time in units of T(1), without the change of size
 
 
 class RecurringSizes:
-    """Chooses among passes by their value, and by what their sizes save the passes after them.
+    """Chooses among passes by their value, and by the time that their sizes save in later passes.
 
-    Let w(n) be the value of the best pass over n tokens, and w* that of the best of all, in time. Had the pass before
-    been over n tokens too, that would save max(0, switch - (w* - w(n))) now: the change of size, unless a change is the
-    lesser evil. Every size is credited with the mean of this over recent passes, which is part of its w(n).
+    Let w(n) be the value of the best pass over n tokens, and w* the value of the best pass of any size, both in time.
+    If the previous pass had also had n tokens, this would now save max(0, switch - (w* - w(n))): the change of size,
+    minus the loss from choosing n. Every size is credited with the mean of this saving over recent passes, which is
+    part of w(n).
 
     This is relative value iteration for the average reward of a Markov decision process whose state is the size of the
-    last pass (Puterman 1994, "Markov Decision Processes", section 8.5), learnt from the drafts as they come. At first
-    nothing but the size of plain passes is taken to recur: a draft is charged for the change there and for that back.
+    last pass (Puterman 1994, "Markov Decision Processes", section 8.5), learnt online from the drafts. At first only
+    the size of plain passes is assumed to recur: a draft is charged for the change to its size and for the change back.
 
-    A pass without a draft may keep the last size too, padded, until such passes in a row have cost as much more than
-    plain ones as a change costs. Going back then has cost twice the best that hindsight knows, at most (ski rental:
-    Karlin, Manasse, Rudolph, Sleator 1988, "Competitive snoopy caching").
+    A pass without a draft may keep the last size too, by padding. This ends when such passes in a row have cost as much
+    more than plain ones as a change of size costs. The total is then at most twice the optimum in hindsight (ski
+    rental: Karlin, Manasse, Rudolph, Sleator 1988, "Competitive snoopy caching").
     """
 
     RATE = 0.02
@@ -44,21 +45,19 @@ class RecurringSizes:
     FEW = 3
 
     def __init__(self) -> None:
-        self._plain = 0  # the size of a pass without a draft
-        self._shares: dict[int, float] = {}  # credit of a size, as a part of what a change costs
-        self._overpaid = 0.0  # for padded passes without drafts in a row, in units of T(1)
+        self._plain = 0  # size of a pass without a draft
+        self._shares: dict[int, float] = {}  # credit of each size, as a part of the cost of a change
+        self._overpaid = 0.0  # additional cost of the latest padded passes without drafts, in units of T(1)
         self._chosen = self._stayed = False
 
     def choose(
         self, candidates: Sequence[Candidate], curve: CostCurve, sizes: Sequence[int], rate: float, dearest: float
     ) -> Candidate:
-        """The best pass.
+        """Return the best of the candidates, which may be padded to a recurring size.
 
-        Args:
-            candidates: what may be chosen, by length, the first without a draft; each in its cheapest batch.
-            curve, sizes: a curve whose `switch` is positive, and the sizes that may be used.
-            rate: tokens that the time T(1) bought lately.
-            dearest: what a draft may cost that is padded to a recurring size, in units of T(1).
+        The candidates are sorted by length, the first without a draft, and each has its cheapest batch. The curve has a
+        positive `switch`, and `rate` is the recent number of tokens per T(1). The last argument is the maximum cost of
+        a draft that is padded to a recurring size, in units of T(1).
         """
         switch, last = curve.switch / curve.level, curve.last
         self._plain = plain = candidates[0].size
@@ -81,7 +80,7 @@ class RecurringSizes:
     def _padded(
         self, candidates: Sequence[Candidate], curve: CostCurve, sizes: Sequence[int], dearest: float
     ) -> Iterator[Candidate]:
-        """The longest draft that fits into a batch of the last size, and of the few that recur most."""
+        """Yield the longest draft that fits into a batch of the last size, and of each of the most recurring sizes."""
         rent = candidates[0].cost + curve.switch / curve.level - self._overpaid
         for size in {curve.last, *nlargest(self.FEW, self._shares, key=self._shares.__getitem__)} - {self._plain}:
             if size not in sizes:
@@ -92,7 +91,11 @@ class RecurringSizes:
                 yield longest._replace(size=size, cost=cost)
 
     def passed(self) -> bool:
-        """Take note of a pass, a plain one where nothing was chosen; whether it kept the last size without a draft."""
+        """Record a pass; without a choice before, it counts as plain.
+
+        Returns:
+            True if the pass kept the last size without having a draft.
+        """
         if self._shares and not self._chosen:
             self._learn({self._plain: 1.0})
             self._overpaid = 0.0
@@ -100,7 +103,7 @@ class RecurringSizes:
         return stayed
 
     def _learn(self, saved: Mapping[int, float]) -> None:
-        """Take in which part of a change each size would have saved; those that are not named, none."""
+        """Update the credits by the part of a change that each size would have saved; missing sizes saved nothing."""
         shares = self._shares
         for size in {*shares, *saved}:
             share = shares.get(size, 0.0)

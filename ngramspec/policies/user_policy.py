@@ -18,11 +18,11 @@ from ngramspec.user_class import UserCodeError, construct, load_class, user_code
 
 
 class UserPolicy(Policy):
-    """Calls a user's policy, and limits its plans to what can be evaluated.
+    """Calls a user's policy, and limits its plans to possible ones.
 
     Args:
         name: Class as FILE.py:Class.
-        draft_max: Maximum draft length, passed to the constructor; None means no argument.
+        draft_max: Maximum draft length, passed to the constructor; `None` means no argument.
 
     Raises:
         UserCodeError: The class cannot be loaded or constructed, or one of its methods fails.
@@ -64,7 +64,7 @@ class UserPolicy(Policy):
 
     def record(self, done: Step) -> None:
         with user_code(self.name):
-            copy = replace(done)  # so that the user's code cannot change the record
+            copy = replace(done)  # the copy prevents user code from changing the record
             self._user.record(copy)
             done.policy_details = {str(name): float(number) for name, number in copy.policy_details.items()}
 

@@ -1,9 +1,9 @@
-"""`DraftModel`: a draft model that is asked for single guesses, after tokens that others guessed.
+"""`DraftModel`: a draft model that makes single guesses, after tokens that other drafters guessed.
 
-model.open(price)                        # a draft begins
-model.costs(2, price)                    # the time of two tokens and the guess behind them
-rows = yield from model.reads([5, 9], 0) # the logits after the text, after 5, and after 5 9
-model.guess(rows[-1], 2, choose)         # what the model would put there
+model.open(price)                        # start a draft
+model.costs(2, price)                    # time of reading two tokens and guessing the next one
+rows = yield from model.reads([5, 9], 0) # logits after the text, after 5, and after 5 9
+model.guess(rows[-1], 2, choose)         # the model's guess at that position
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ngramspec.drafting.draft_model.model import ModelDrafter, ModelGuess
 from ngramspec.drafting.draft_model.passes import PassRequest
 
 PART = 1 / 2
-"""Of what may be lost by a refusal, so much may go into questions: once all is lost others draft no more either."""
+"""Part of the loss budget that calls of the model may use; if all of it were lost, n-grams could not draft either."""
 
 
 class DraftModel(ModelDrafter):
-    """A `ModelDrafter` whose model can also be asked about a chain that others guess."""
+    """A `ModelDrafter` whose model can also be called for a chain that other drafters guess."""
 
     _caught_up = _mute = False
     _spent = 0.0
@@ -44,9 +44,10 @@ class DraftModel(ModelDrafter):
             self._time()
 
     def costs(self, guesses: int, price: MarginalCost) -> float:
-        """The time of reading so many guesses before the model's own, in units of the price; see `entry` for the text.
+        """Return the time of reading `guesses` tokens and guessing the next one, in units of the price.
 
-        Infinite where the model cannot, and where a refusal would lose more than may be lost, catching up included.
+        It is infinite if the model cannot do so, or if a rejection would lose more than the budget allows, including
+        the time of reading the text. `entry` charges for reading the text.
         """
         room = min(self.model.n_ctx - len(self._text), self.model.max_batch - 1) - guesses
         if self._mute or not self._readable or room < 0:
@@ -55,25 +56,26 @@ class DraftModel(ModelDrafter):
             return 0.0
         tokens = max(1, guesses if self._caught_up else guesses + 1)
         time_of = self._passes.share(tokens, self._texts(price)) / price.seconds
-        behind = 0.0  # seconds of reading what came since the model was asked last
+        behind = 0.0  # seconds of reading the tokens since the last call of the model
         if self._has_read and not self._caught_up:
             behind = self._passes.reading(len(self._text) - self._held) - self._passes.token
         lost = (self._spent + behind) / price.seconds + time_of
         return math.inf if lost > PART * price.loss_budget else time_of
 
     def again(self, price: MarginalCost) -> float:
-        """The time of one guess more, in units of the price."""
+        """Return the time of one more guess, in units of the price."""
         return self._passes.share(1, self._texts(price)) / price.seconds if price.seconds else 0.0
 
     def _texts(self, price: MarginalCost) -> int:
-        """Among how many texts a pass is divided, if all ask. Where too few do, their requests are declined."""
+        """Return the number of sequences that share a pass if all request one; requests of too few are declined."""
         return price.texts if self._passes.joint else 1
 
     def entry(self, price: MarginalCost) -> float:
-        """How much more asking first in a draft must be worth, in units of the price.
+        """Return the additional cost of the first call in a draft, in units of the price.
 
-        That is the time of reading what the model has not read, over the passes made without it since, and those that
-        are expected where it has read nothing yet: see `ModelDrafter` for the reason.
+        It is the time of reading the unread tokens, divided by the number of decode calls since the last call of the
+        model. If the model has read nothing yet, the expected later decode calls count too; see `ModelDrafter` for the
+        reason.
         """
         unread = len(self._text) - self._held
         if self._caught_up or unread <= 1 or not price.seconds:
@@ -89,20 +91,22 @@ class DraftModel(ModelDrafter):
     def reads(
         self, guesses: Sequence[int], known: int, gain: float = math.inf
     ) -> Generator[PassRequest, Logits | None, Logits | None]:
-        """Let the model read `guesses`, the next of the chain, in one pass; the first time in a draft maybe none.
+        """Request a pass of the model over the next guesses of the chain.
 
         Args:
-            known: how many tokens of the chain it has read that still stand; 0 the first time.
-            gain: what that is expected to bring; see `PassRequest`.
+            guesses: Tokens of the chain to read; may be empty only in the first call of a draft.
+            known: Number of tokens of the chain that the model has read and that are still valid; 0 in the first call.
+            gain: Expected gain; see `PassRequest`.
 
         Returns:
-            The logits after each of them; the first time also those after the text. None: it was declined.
+            The logits after each guess, and in the first call also those after the text. `None` means that the request
+            was declined.
         """
         first = not self._caught_up
         last = len(self._text) - 1
         if first:
             self._held = min(self._held, last)
-        # Whether what it has not read of the text fits in a pass with the guesses.
+        # True if the unread tokens of the text and the guesses fit into one pass.
         fits = len(self._text) - self._held + len(guesses) <= self.model.max_batch
         if first and self._held < last and not (self._has_read and fits):
             if (yield self._request(0, (), 1 + len(guesses), gain)) is None:
@@ -111,7 +115,7 @@ class DraftModel(ModelDrafter):
             gain = math.inf
         held = self._held if first else len(self._text) + known
         text = self._text[held:] if first else []
-        # Where rolling back needs a copy of a state, it is that behind the text.
+        # If a rollback requires a copy of the state, the copy is made after the text.
         copies = first and self.model.replays
         along = () if copies else guesses
         rows = yield self._request(held, [*text, *along], first + len(along), gain)
@@ -133,7 +137,7 @@ class DraftModel(ModelDrafter):
         return PassRequest(self._passes, self.model, keep, tokens, rows, gain)
 
     def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
-        """The guess by the logits at a place in the chain; None: none, and the model is not asked again this time."""
+        """Return the guess from the logits at a position; `None` also disables the model for the rest of the draft."""
         guess = super().guess(row, offset, choose)
         self._mute = guess is None
         return guess

@@ -1,15 +1,26 @@
-"""`HybridDrafter`: n-grams and a draft model guess one chain, at each position whichever the odds and costs favour.
+"""`HybridDrafter`: one chain of guesses by n-grams and a draft model; probabilities and costs choose between them.
 
-Copying is free, a model is not. So n-grams guess first, as far as a guess may pay. The model is asked where what it is
-expected to add is worth more than its time. It then reads the n-grams' guesses in one pass, as far as that pays, and
-says of each what it would have guessed: if both agree, the guess is more certain; if not, the more likely one is used.
-After it the n-grams continue, free again, and the model may be asked again, so that either continues the other's chain.
+Guesses of n-grams are nearly free, those of a model take time. So a draft is made in these steps:
 
-Asking is worth, over all answers that may come, what the chain that is then best gains by the cost of its pass. The
-first token of a draft may cost more than the next ten: a likely guess is then worth nothing unless others follow it.
+1. N-grams guess as far as a guess may pay.
+2. If the expected gain of the model exceeds its time, it reads these guesses in one pass, as far as that pays.
+3. The pass shows the model's own guess at each of these positions, and at the next one. If both agree, the guess becomes
+   more certain. If they differ, the more likely guess is used, and the rest of the chain is dropped.
+4. N-grams continue after it, and the model may be called again. So each of them continues the other's chain.
 
-That a model checks cheaper guesses before the target does is known as staged speculation (Spector and Re 2023, arXiv
-2308.04623); here the price decides where.
+The expected gain is computed over all possible results of the model. For each result, it is the value of the best chain,
+including the cost of the target's decode call. The first token of a draft may cost more than the next ten. A likely
+guess is then worthless unless others follow it.
+
+Example with a throughput of 1 token per T(1): a draft of 1, 2 or 3 tokens costs 1.0, 1.1 or 1.2 in addition to a plain
+decode call, and a pass of the model takes 0.3. N-grams have one guess, with a probability of 0.9, and no guess after it:
+
+    the guess alone                       0.9 - 1.0 = -0.1, so it would not be sent
+    with two more guesses of 0.9          0.9 + 0.81 + 0.729 - 1.2 = 1.24
+    minus two passes of the model         1.24 - 0.6 = 0.64, so the model is called
+
+A model that checks cheaper guesses before the target is known as staged speculation (Spector and Re 2023, arXiv
+2308.04623). Here the costs decide at which positions the model is used.
 """
 
 from __future__ import annotations
@@ -26,20 +37,20 @@ from ngramspec.drafting.draft_model.second_opinion import ALONE, BOTH, LEVELS, M
 from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter, Recall
 from ngramspec.sampling.settings import Sampling
 
-FARTHEST = 10  # most guesses that are thought ahead: how many the model reads, and how often it is asked again
+FARTHEST = 10  # maximum number of guesses that the model reads at once, and of further calls that are considered
 
 
 class Guess(NamedTuple):
     """A position of the chain."""
 
-    token: int  # the guess that stands
-    p: float  # the chance that n-grams gave their guess; 0: they had none
-    chance: float  # of the guess that stands
-    q: Mapping[int, float]  # the distribution that it was drawn from; empty in greedy decoding
+    token: int  # chosen guess
+    p: float  # probability of the n-grams' guess; 0 if they have none
+    chance: float  # probability of the chosen guess
+    q: Mapping[int, float]  # distribution that the chosen guess was drawn from; empty in greedy decoding
 
 
 class ChainValue(NamedTuple):
-    """What a chain of guesses is expected to gain, in tokens, by the cost of the pass that it is sent in.
+    """Expected gain of a chain of guesses, in tokens, including the cost of the target's decode call.
 
     >>> price = MarginalCost(1.0, [0.4, 0.1, 0.1], costs=lambda: [0.0, 1.0, 1.1, 1.2])
     >>> one = ChainValue().then(0.9, price)
@@ -47,10 +58,10 @@ class ChainValue(NamedTuple):
     (0.0, 1.239)
     """
 
-    tokens: float = 0.0  # expected number of its tokens that are accepted
-    reach: float = 1.0  # the probability that all are
-    most: float = 0.0  # what the best beginning of it gains, beyond the time that its tokens take
-    length: int = 0  # of the chain
+    tokens: float = 0.0  # expected number of accepted tokens
+    reach: float = 1.0  # probability that all tokens are accepted
+    most: float = 0.0  # gain of the best prefix of the chain, after the cost of its tokens is subtracted
+    length: int = 0  # number of guesses in the chain
 
     def then(self, chance: float, price: MarginalCost) -> ChainValue:
         reach = self.reach * chance
@@ -58,7 +69,7 @@ class ChainValue(NamedTuple):
         return ChainValue(tokens, reach, max(self.most, tokens - price.rate * price.costs[length]), length)
 
     def along(self, chances: Sequence[float], price: MarginalCost) -> float:
-        """Return the gain with these further guesses."""
+        """Return the gain of the best prefix of the chain with these further guesses."""
         tokens, reach, most, worth, costs = self.tokens, self.reach, self.most, price.rate, price.costs
         for length, chance in enumerate(chances, self.length + 1):
             reach *= chance
@@ -68,10 +79,15 @@ class ChainValue(NamedTuple):
 
 
 class HybridDrafter(StepwiseDrafter, MixtureDrafter):
-    """Drafts with n-grams, and with a model where that is expected to pay.
+    """Drafts with n-grams, and with a model if that is expected to pay.
 
-    Where a draft is drawn blindly (see `Drafter.propose`) one of the two makes all of it: the one whose draft promises
-    more by what is known before anything is drawn. `memory`, `kept`: as in `MixtureDrafter`.
+    With `fixed_length` (see `Drafter.propose`) one of the two makes the whole draft: the one with the higher expected
+    gain before any token is drawn.
+
+    Args:
+        model: Draft model.
+        memory: Texts to look up; see `MixtureDrafter`.
+        kept: File for the statistics about tokens; see `MixtureDrafter`.
     """
 
     name = "hybrid"
@@ -79,7 +95,7 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
     def __init__(self, model: DraftModel, memory: Recall | bool | None = None, kept: Path | None = None) -> None:
         super().__init__(memory, kept)
         self.model = model
-        self.opinion = SecondOpinion()  # what is known of how the two compare
+        self.opinion = SecondOpinion()  # statistics on the agreement of the two
         self._forget()
 
     @property
@@ -175,7 +191,11 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         return Draft(tuple(guess.token for guess in chain), q, (), (), chances, self.name)
 
     def _guess(self, settled: int, limit: int, choose: Chooser | None, price: MarginalCost, reach: float) -> int:
-        """Let the n-grams continue after `settled` guesses, one further than pays; returns the length without it."""
+        """Continue the chain with n-grams after `settled` guesses, to one guess more than pays.
+
+        Returns:
+            Length of the chain without that last guess.
+        """
         guesser = self.guesser
         chain = self._chain = self._chain[:settled]
         if guesser.pending != settled:
@@ -202,8 +222,18 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         return length
 
     def _worth_asking(self, settled: int, limit: int, price: MarginalCost, read: int) -> tuple[int | None, float]:
-        """How many guesses after the settled ones the model is to read before its own (None: it is not asked), and
-        what that gains before its time is counted."""
+        """Decide if the model should be called, and how many guesses it should read.
+
+        Args:
+            settled: Number of guesses that are final.
+            limit: Maximum length of the draft.
+            price: Cost of one more token.
+            read: Number of guesses that the model has read.
+
+        Returns:
+            Number of guesses after the settled ones that the model should read before its own guess, and the expected
+            gain before its time is subtracted. `None` means that the model should not be called.
+        """
         ps = [guess.p for guess in self._chain[settled:]]
         value = ChainValue()
         for guess in self._chain[:settled]:
@@ -227,7 +257,7 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         return along, gain
 
     def _further(self, price: MarginalCost, limit: int) -> Callable[[ChainValue], float]:
-        """Return the value of a chain if the model may be called after it, while its guesses are good."""
+        """Return a function for the value of a chain after which the model may be called while its guesses are good."""
         prospects = self.opinion.expected()
         agrees = prospects.agrees.value
         outcomes = [((1.0 - agrees) * share, chance) for share, chance in prospects.others]
@@ -256,10 +286,11 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
     def _ask(
         self, settled: int, along: int, read: int, choose: Chooser | None, reach: float, gain: float
     ) -> Generator[PassRequest, Logits | None, tuple[int, float, int] | None]:
-        """Let the model read `along` guesses, and settle these and the next; None: the request was declined.
+        """Let the model read `along` guesses, and settle these and the next one.
 
         Returns:
-            How many guesses are settled now, the probability that all are right, and how many the model has read.
+            Number of settled guesses, the probability that all are right, and the number of guesses that the model has
+            read; `None` if the request was declined.
         """
         chain, opinion = self._chain, self.opinion
         end = settled + along

@@ -1,9 +1,9 @@
-"""`ModelDrafter`: a small language model guesses, token by token, what a large one will write.
+"""`ModelDrafter`: a small language model guesses, token by token, the output of a large one.
 
     decoder = SpeculativeDecoder(target, drafter=ModelDrafter(Target("small.gguf")))
 
-Leviathan, Kalman, Matias 2023, "Fast inference from transformers via speculative decoding", section 2. Unlike a look-up
-a guess takes time, which decides whether the model is asked, when it begins to read a text, and how long a draft gets.
+Leviathan, Kalman, Matias 2023, "Fast inference from transformers via speculative decoding", section 2. Unlike a lookup,
+a guess takes time. This time decides if the model is used, when it begins to read a text, and how long a draft is.
 """
 
 from __future__ import annotations
@@ -27,44 +27,45 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.shared_model import SharedModel
 from ngramspec.tokens import common_prefix
 
-FIRST_READ = 8  # tokens of the first pass over several, which tells what reading takes
-PROBES = 0.004  # part of the time that may go into asking a model that does not pay, to see whether that is still so
-RARE = 0.01  # tokens less likely than this part of the most likely are not drafted when a draft is drawn
-WIDEST = 32  # most tokens that one is drawn from
-TEXTS = 8  # latest texts that tell how long the next one is expected to be
-ModelGuess = tuple[int, float, Mapping[int, float]]  # see `model_guess`
-Asking = Generator[PassRequest, Logits, Logits]  # part of a draft in the making that asks the model for logits
+FIRST_READ = 8  # number of tokens in the first pass over several, which measures the time of reading
+PROBES = 0.004  # maximum part of the time for probes, which check if a model that did not pay still does not
+RARE = 0.01  # minimum probability of a drawn draft token, as a part of the probability of the most likely token
+WIDEST = 32  # maximum number of tokens that a draft token is drawn from
+TEXTS = 8  # number of latest texts from which the length of the next one is estimated
+ModelGuess = tuple[int, float, Mapping[int, float]]  # result of `model_guess`
+Asking = Generator[PassRequest, Logits, Logits]  # generator that requests a pass for a draft and returns the logits
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class ModelDraft(Draft):
     """A draft of a model, with the entropy of its first distribution for `EntropyPolicy`."""
 
-    # Computes `normalised_entropy` of the logits for the first token.
+    # Function that computes `normalised_entropy` of the logits for the first token.
     entropy: Callable[[], float] | None = None
 
 
 class ModelDrafter(StepwiseDrafter):
-    """Drafts what a model of the same vocabulary holds likely, token by token, while the next guess should pay.
+    """Drafts with a model of the same vocabulary, token by token, while the next guess is expected to pay.
 
-    Where the price of a token is known in seconds, so is what the model gains (see `Payoff`). Where that is not
-    positive the model is not asked, except for a rare probe, whose time is at most PROBES of all. A text is not read
-    before the passes made without the model could have gained what reading takes, so that one that ends early has not
-    paid for what it cannot use (ski rental: Karlin et al. 1988, "Competitive snoopy caching"); passes that are yet to
-    come count too, as many as the latest texts lead to expect (Purohit, Svitkina, Kumar 2018, "Improving online
-    algorithms via ML predictions").
+    If the cost of a token is known in seconds, so is the expected gain of the model (see `Payoff`). If the gain is not
+    positive, the model is not used, except in rare probes, which take at most `PROBES` of the time.
+
+    The model does not read a text until the decode calls made without it could have gained as much as reading takes. A
+    text that ends early has then not paid for a prefill that it cannot use (ski rental: Karlin et al. 1988,
+    "Competitive snoopy caching"). Expected later decode calls count too; their number is estimated from the latest
+    texts (Purohit, Svitkina, Kumar 2018, "Improving online algorithms via ML predictions").
 
     Args:
-        model: drafts; its cache is this drafter's alone.
-        n_vocab: so many tokens, from 0 on, mean the same to the target; None: all. No others are drafted, and a text
-            that has others in it gets no drafts.
-        clock: tells the seconds that the model takes; None is `time.perf_counter`.
-        shared: whose first sequence `model` is, where `beside` is to make drafters in the others.
+        model: Draft model; only this drafter may use its cache.
+        n_vocab: Number of tokens, from 0 on, that have the same meaning for the target; `None` means all. Other tokens
+            are never drafted, and a text that contains one gets no drafts.
+        clock: Function that returns the time in seconds; `None` means `time.perf_counter`.
+        shared: Shared model whose first sequence is `model`; required to make drafters for further sequences.
 
     Raises:
-        ValueError: the model's KV cache cannot be rolled back.
+        ValueError: The model's KV cache cannot be rolled back.
 
-    Complexity: a pass of the model and O(n_vocab) per token drafted.
+    Complexity: one pass of the model and O(n_vocab) per draft token.
     """
 
     name = "model"
@@ -84,7 +85,7 @@ class ModelDrafter(StepwiseDrafter):
         self._passes = ModelPasses(clock, shared)
         self._payoff = Payoff(self._passes)
         self._free = list(shared.sequences[1:]) if shared is not None else []
-        # Calibration of the most likely token, of a sampled one, and of the most likely one before sampling.
+        # Calibrations of the most likely token, of a sampled token, and of the most likely token before sampling.
         self._likeliest, self._drawn, self._undrawn = OutcomeMap(), OutcomeMap(), OutcomeMap()
         self._credit = 0.0
         self._lengths: deque[int] = deque(maxlen=TEXTS)
@@ -93,13 +94,16 @@ class ModelDrafter(StepwiseDrafter):
         self.begin(())
 
     def anew(self) -> Self:
-        """Another drafter on the same model, which has learnt nothing; never while this one drafts for a text."""
+        """Return a drafter with the same model and no statistics; do not use both for a request at the same time."""
         return type(self)(self.model, n_vocab=self.n_vocab, clock=self._passes.clock)
 
     def beside(self) -> Self:
-        """A drafter for another text at the same time, in the next sequence of the model; ValueError: none is left.
+        """Return a drafter for another sequence at the same time, in the next free sequence of the model.
 
-        What is learnt of the model, its pace and how its guesses fare, is learnt by both.
+        Both share the statistics of the model: its speed and the acceptance of its guesses.
+
+        Raises:
+            ValueError: No sequence is free.
         """
         if not self._free:
             raise ValueError("the draft model has no free sequence")
@@ -143,13 +147,13 @@ class ModelDrafter(StepwiseDrafter):
         return hits
 
     def _forget(self) -> None:
-        """Nothing waits for its outcome."""
+        """Drop the guesses that wait for their outcome."""
         self._guesses: tuple[int, ...] = ()
-        self._asked: list[tuple[OutcomeMap, float]] = []  # for each guess the map of what its probability means
-        self._before: float | None = None  # how sure the model was of the first token, before that was drawn
+        self._asked: list[tuple[OutcomeMap, float]] = []  # calibration and uncalibrated probability of each guess
+        self._before: float | None = None  # probability of the most likely first token, before one was drawn
 
     def _can_read(self, tokens: Sequence[int]) -> bool:
-        """Whether these tokens mean to the model what they mean to the target."""
+        """Return True if these tokens have the same meaning for the model and the target."""
         return max(tokens, default=0) < self.n_vocab
 
     # ------------------------------------------------------------------ a draft
@@ -175,12 +179,13 @@ class ModelDrafter(StepwiseDrafter):
     def _draft(
         self, row: Logits, limit: int, choose: Chooser | None, *, fixed_length: bool, price: MarginalCost | None
     ) -> Drafting:
-        """The model's guesses, from the logits after the text on; what is drawn never decides whether it stays."""
+        """Make a draft from the logits after the text; a drawn token never decides whether it stays in the draft."""
         tokens: list[int] = []
         q: list[Mapping[int, float]] = []
         chances: list[float] = []
         reach = 1.0
-        # It takes longer than copying the row, which does not outlive the next guess, and few policies ask for it.
+        # The entropy is computed only on request, because few policies use it and it takes longer than copying the row.
+        # The row must be copied, because the next guess overwrites it.
         entropy = partial(normalised_entropy, row[: self.n_vocab].copy())
         while True:
             guess = self.guess(row, len(tokens), choose)
@@ -208,13 +213,13 @@ class ModelDrafter(StepwiseDrafter):
         return ModelDraft(self._guesses, tuple(q), (), (), tuple(chances), self.name, entropy=entropy)
 
     def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
-        """The guess by the logits at a place in the draft; None: they hold none."""
+        """Return the guess at position `offset` of the draft from its logits; `None` if they are not finite."""
         return model_guess(row[: self.n_vocab], offset, choose, self._sampling)
 
     # ------------------------------------------------------------------ what it costs
 
     def _pays(self, limit: int, price: MarginalCost | None) -> bool:
-        """Whether the model is to be asked now."""
+        """Return True if the model should be used now."""
         if price is None or not price.seconds:
             return True
         self._time()
@@ -230,13 +235,13 @@ class ModelDrafter(StepwiseDrafter):
         return True
 
     def _left(self) -> float:
-        """How many passes more a text that is not read yet should take, by the latest texts; else 0."""
+        """Return the expected number of further decode calls of a text that is not read yet; otherwise 0."""
         if self._has_read or not self._lengths:
             return 0.0
         return sum(max(0, length - self._length) for length in self._lengths) / len(self._lengths)
 
     def _time(self) -> None:
-        """Read a little of the text where nothing tells yet what that takes."""
+        """Read the beginning of the text if the time of reading was not measured yet."""
         if not self._passes.token and len(self._text) - self._held > FIRST_READ + 2:
             for size in (1, 1, FIRST_READ):
                 self._read(self._held + size)
@@ -244,11 +249,11 @@ class ModelDrafter(StepwiseDrafter):
     # ------------------------------------------------------------------ the model
 
     def _catch_up(self) -> Asking:
-        """Let the cache hold the text; the logits after it."""
+        """Read the rest of the text into the cache, and return the logits after it."""
         last = len(self._text) - 1
         self._held = min(self._held, last)
         if not self._has_read and self._held < last:
-            self._read(last)  # apart, so that the pace of a single token is seen
+            self._read(last)  # separately, so that the time of a single token is measured
         if self._has_read and self._held == last:
             row = yield from self._evaluate(last, self._text[last:])
             self._held = last + 1
@@ -258,7 +263,7 @@ class ModelDrafter(StepwiseDrafter):
         return row
 
     def _read(self, end: int) -> Logits:
-        """Let the cache hold the first `end` tokens of the text, of which it lacks the last; the logits after them."""
+        """Read the text up to token `end` into the cache, and return the logits after it; the last must be missing."""
         if self._has_read:
             self.model.rollback(self._held)
         passed = self.model.owed + end - self._held
@@ -272,23 +277,29 @@ class ModelDrafter(StepwiseDrafter):
         return row
 
     def _evaluate(self, keep: int, tokens: Sequence[int]) -> Asking:
-        """One pass of the model after the first `keep` tokens of its cache; the logits after the last token."""
+        """Request a pass after the first `keep` tokens of the cache, and return the logits after the last token."""
         rows = yield PassRequest(self._passes, self.model, keep, tokens, 1)
         row: Logits = rows[-1]
         return row
 
 
 def _inside(p: float) -> float:
-    """Away from 0 and 1, where log-odds end."""
+    """Clip a probability away from 0 and 1, whose log-odds are infinite."""
     return min(max(p, 1e-4), 1.0 - 1e-4)
 
 
 def model_guess(row: Logits, offset: int, choose: Chooser | None, sampling: Sampling) -> ModelGuess | None:
-    """What a model would put `offset` tokens into a draft, by a row of logits; None where the row holds none.
+    """Return the guess of a model at position `offset` of a draft; `None` if the logits are not finite.
+
+    Args:
+        row: Logits of the position.
+        offset: Position in the draft, which is passed to `choose`.
+        choose: See `Chooser`; `None` means greedy decoding.
+        sampling: Sampling settings of the target.
 
     Returns:
-        Its guess, its probability of that, and the distribution that it was drawn from, at the temperature of the
-        target's sampling; that is empty in greedy decoding, without `choose`.
+        The token, its probability, and the distribution that it was drawn from, at the temperature of the target's
+        sampling. The distribution is empty in greedy decoding.
     """
     best = int(row.argmax())
     if not math.isfinite(row[best]):

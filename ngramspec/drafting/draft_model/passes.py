@@ -188,7 +188,7 @@ class ModelPasses:
         self._shared = shared
         sequences = shared.sequences if shared is not None else ()
         # True if one pass may evaluate several sequences. If each has a separate cache, sequences that append more
-        # tokens than others continue in separate batches, so a joint pass saves nothing.
+        # tokens than others continue in separate batches.
         self.joint = (
             shared is not None
             and len(sequences) > 1
@@ -239,7 +239,8 @@ class ModelPasses:
         """Return the sequences whose requests are worth a joint pass.
 
         A pass over n tokens takes about a + b n. The requests are sorted by their gain minus b for each of their
-        tokens, and the number of first requests with the largest total gain is chosen, if it exceeds a.
+        tokens. The best k of them are chosen, with the k for which the gain minus the time of the pass is largest, if
+        it is positive. Requests with infinite gain are always chosen.
         """
         if not self.joint or price is None or not price.seconds:
             return list(requests)

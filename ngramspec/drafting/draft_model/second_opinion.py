@@ -1,13 +1,23 @@
-"""`SecondOpinion`: how likely a guess is right once a model was asked too, and, before that, what asking would give.
+"""`SecondOpinion`: the probability of a guess by both n-grams and a draft model, and the expected results of the model.
 
-At a position n-grams guess a token for nothing, with a chance p that is right on average; a draft model, asked at its
-price, guesses one with a probability m of its own. Each of four cases has a chance that is mixed of p and m in the
-domain of log-odds, by weights learnt online: logistic mixing, as in compressors of the PAQ family (Mahoney 2005,
-section 3).
+At each position, n-grams guess a token at no cost, with a calibrated probability p. The draft model takes time, and
+guesses a token with its own probability m. There are four cases: both guess the same token, the model's guess if they
+differ, the n-grams' guess if they differ, and the model's guess if n-grams have none. In each case the probability is
+mixed from p and m in the domain of log-odds, with weights learnt online. This is logistic mixing, as in compressors of
+the PAQ family (Mahoney 2005, section 3).
 
-Before the model is asked only p is known. By classes of p it is counted how often the two agreed, how often they were
-right then, and otherwise how likely the guess that stood seemed, and how often it was right. A mean of all this would
-not do: where a drafted token costs time, the worth of asking is that bad guesses are not sent.
+Example with the initial weights, for p = 0.6 (log-odds 0.41) and m = 0.8 (log-odds 1.39):
+
+    both guess the same token    0.8 + 0.3 * 0.41 + 0.8 * 1.39 = 2.03     probability 0.88
+    they differ, the model's     0.0 - 0.3 * 0.41 + 0.7 * 1.39 = 0.85     probability 0.70
+    they differ, the n-grams'    -0.7 + 0.6 * 0.41 - 0.5 * 1.39 = -1.15   probability 0.24
+
+So agreement raises 0.6 to 0.88. If they differ, the model's guess is used.
+
+Before the model is called, only p is known. For each class of p, `Prospects` counts how often the two agreed, and how
+often they were then right. For disagreement it counts the probability class of the chosen guess, and how often the
+guess was right. A single mean of all cases would not suffice: if a draft token costs time, calling the model is useful
+because bad guesses are not sent.
 """
 
 from __future__ import annotations
@@ -18,43 +28,45 @@ from itertools import chain
 from ngramspec.drafting.chances import FadingRate
 
 BOTH, MODEL, NGRAMS, ALONE = range(4)
-"""The cases: the guess that both make; where they differ, the model's guess, and the n-grams'; where n-grams have none,
-the model's."""
+"""Cases of a guess: both make it; only the model; only the n-grams; the model, without a guess of the n-grams."""
 
 START = ((0.8, 0.3, 0.8), (0.0, -0.3, 0.7), (-0.7, 0.6, -0.5), (0.2, 0.0, 0.8))
-"""For each case the weights to begin with, of 1 and of the log-odds of p and m."""
+"""Initial weights for each case: the constant, and the weights of the log-odds of p and m."""
 
-RATE = 0.02  # of learning: how far a weight follows one outcome
+RATE = 0.02  # learning rate of the weights
 
 EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
-"""Upper ends of the classes of p: the first is for positions where n-grams have no guess."""
+"""Upper ends of the classes of p; the first class is for positions without a guess of the n-grams."""
 
-LEVELS = (0.45, 0.8)  # between the classes of a guess that stands where the two do not agree: poor, fair, and good
+LEVELS = (0.45, 0.8)  # limits between poor, fair and good guesses, the classes of the chosen guess if the two differ
 
 AGREED, SURER = 0.9, 0.85
-"""Before anything was counted: how often the two agree, as a part of p, and how often they are right then, unless the
-n-grams are more certain than that."""
+"""Initial rates: how often the two agree, as a part of p, and how often they are then right, at least p."""
 
 OTHERS = ((0.3, 0.3), (0.3, 0.6), (0.4, 0.9))
-"""Likewise, where they do not agree: how often each class of LEVELS comes, and how often it is right."""
+"""Initial rates if the two differ: how often each class of `LEVELS` occurs, and how often it is right."""
 
 STRENGTH, CARRIED, FADE = 4.0, 8.0, 0.98
-"""What that counts as, in outcomes, and what earlier texts count as; the weight of the past at each new outcome."""
+"""Weights of the initial rates and of earlier texts, in outcomes, and the factor for older outcomes at each new one."""
 
-NONE = 0.02  # what p counts as where n-grams have no guess
+NONE = 0.02  # value that replaces p if n-grams have no guess
 
 
 Answered = tuple[float, float, int, int, int]
-"""A position about which the model was asked: what n-grams and the model gave their guesses, these guesses, and the one
-that was taken; 0 and -1: n-grams had none."""
+"""A position for which the model was called: p and m, the guesses of the n-grams and the model, and the chosen guess.
+If n-grams had no guess, p is 0 and their guess -1."""
 
 
 class Prospects:
-    """Expected results of calling the model, by the probability p of the n-grams' guess; 0 if they have none."""
+    """Expected results of calling the model.
+
+    Args:
+        p: Probability of the n-grams' guess; 0 if they have none.
+    """
 
     def __init__(self, p: float) -> None:
-        self.agrees = _rate(AGREED * p)  # how often the model makes the same guess
-        self.surer = _rate(max(SURER, p))  # how often that is right then
+        self.agrees = _rate(AGREED * p)  # rate of the model making the same guess
+        self.surer = _rate(max(SURER, p))  # rate of that guess being right
         self._others = [(_rate(share), _rate(right)) for share, right in OTHERS]
 
     def begin(self) -> None:
@@ -62,7 +74,13 @@ class Prospects:
             rate.carry(CARRIED)
 
     def add(self, agrees: bool, chance: float, right: bool) -> None:
-        """Count an answer: whether the model agreed, the chance of the guess that stood, and whether it was right."""
+        """Count a result of the model.
+
+        Args:
+            agrees: True if the model made the guess of the n-grams.
+            chance: Probability of the chosen guess.
+            right: True if the chosen guess was right.
+        """
         self.agrees.add(agrees)
         if agrees:
             self.surer.add(right)
@@ -74,13 +92,13 @@ class Prospects:
 
     @property
     def others(self) -> tuple[tuple[float, float], ...]:
-        """Otherwise, how likely the guess that stands is of each class of LEVELS, and its chance then."""
+        """Share and acceptance rate of each class of `LEVELS`, for chosen guesses if the two differ."""
         total = sum(share.value for share, _ in self._others)
         return tuple((share.value / total, right.value) for share, right in self._others)
 
 
 class SecondOpinion:
-    """Mixes what n-grams and a model say of a position. All takes constant time."""
+    """Mixes the probabilities of n-grams and a draft model. Each method takes constant time."""
 
     def __init__(self) -> None:
         self._weights = [list(weights) for weights in START]
@@ -88,27 +106,35 @@ class SecondOpinion:
         self._all = Prospects(0.5)
 
     def beside(self) -> SecondOpinion:
-        """For another text at the same time: the weights are learnt by both, the counts are its own."""
+        """Return an instance for another sequence at the same time: both share the weights, but not the counts."""
         other = SecondOpinion()
         other._weights = self._weights
         return other
 
     def begin(self) -> None:
-        """Start a text: what asking gave counts for less, lest a model that failed in one text is never asked again."""
+        """Start a request.
+
+        Earlier results of the model now count less; otherwise a model that failed in one text would never be called
+        again.
+        """
         for record in (*self._records, self._all):
             record.begin()
 
     def chance(self, case: int, p: float, m: float) -> float:
-        """The probability that a guess is right; see the module docstring."""
+        """Return the probability that a guess is right; see the module docstring."""
         bias, ours, theirs = self._weights[case]
         return _squash(bias + ours * _stretch(p or NONE) + theirs * _stretch(m))
 
     def expected(self, p: float | None = None) -> Prospects:
-        """What asking may give where n-grams give their guess the chance p; 0: they have none; None: anywhere."""
+        """Return the expected results of the model.
+
+        Args:
+            p: Probability of the n-grams' guess; 0 means that they have none, and `None` the mean over all positions.
+        """
         return self._all if p is None else self._records[_class(p)]
 
     def learn(self, answered: Answered, token: int) -> None:
-        """Learn what came: `token`."""
+        """Learn from the emitted token at a position for which the model was called."""
         p, m, guess, answer, better = answered
         agrees = guess == answer
         theirs = BOTH if agrees else MODEL if guess >= 0 else ALONE

@@ -1,11 +1,27 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""`ContextCounts`: which tokens followed the same context before, how often, and after how long a match.
+"""`ContextCounts`: the tokens that followed the same context before, with their counts and the length of the match.
 
-At a position of a chain the candidates are the tokens seen there by any of these sources:
+At a position of a chain, the candidates are the tokens that any of these sources has seen there:
 
-    0 to 3           contexts of 1 to 4 tokens in this request, the latest `LOOKED_AT` occurrences of each
-    RECALLED         contexts of 3 tokens in memory (`TokenIndex`), as many of each index
-    RECALLED_LONG    those among them where 5 tokens or more match
+    0 to 3           contexts of 1 to 4 tokens in this request: the latest `LOOKED_AT` occurrences of each
+    RECALLED         contexts of 3 tokens in memory (`TokenIndex`): the latest `LOOKED_AT` occurrences in each index
+    RECALLED_LONG    the occurrences in memory at which 5 tokens or more match
+
+Example: the request is the tokens 7 5 6 8 9 5 6 2 3 5 6, and the next position is gathered. Source 0 looks for the last
+token, 6; source 1 for 5 6; source 2 for 3 5 6, which did not occur before. The context 5 6 was followed by 2, and
+before that by 8:
+
+    source    context    seen    count of 2    count of 8    latest
+    0         6          2       1             1             2
+    1         5 6        2       1             1             2
+    2         3 5 6      0       0             0             none
+    3         2 3 5 6    0       0             0             none
+
+So the candidates are 2 and 8, in this order. The longest match has 2 tokens; `best` is the position 7 of token 2, and
+`best_token` is 2. Only contexts of 4 tokens are measured beyond their length, up to `LONGEST` tokens.
+
+`ChanceMixer` turns these counts into probabilities. A candidate seen by all sources often is likely; one seen once
+after a context of one token is not.
 """
 
 from __future__ import annotations
@@ -23,12 +39,12 @@ else:
     from ngramspec.drafting.token_index import TokenIndex, slot
 
 ORDERS = cython.declare(cython.int, 4)
-LOOKED_AT = cython.declare(cython.int, 8)  # occurrences of a context that count, the latest ones
+LOOKED_AT = cython.declare(cython.int, 8)  # number of latest occurrences of a context that are counted
 STEPS = cython.declare(cython.int, 24)
-"""Links of a chain followed to find them: contexts that share a hash take up some."""
-LONGEST = cython.declare(cython.int, 32)  # matches are measured up to this length in tokens
+"""Maximum number of links followed to find them; contexts with the same hash are in the same chain."""
+LONGEST = cython.declare(cython.int, 32)  # maximum length of a measured match, in tokens
 CANDIDATES = cython.declare(cython.int, 10)
-PLACES = cython.declare(cython.int, 32)  # places in memory that a chain continues from
+PLACES = cython.declare(cython.int, 32)  # maximum number of places in memory that a chain continues from
 SOURCES = cython.declare(cython.int, 6)
 RECALLED = cython.declare(cython.int, 4)
 RECALLED_LONG = cython.declare(cython.int, 5)
@@ -36,21 +52,21 @@ NOWHERE = cython.declare(cython.int, -1)
 
 
 class ContextCounts:
-    """Candidates by position, and what the sources say of them at the position gathered last.
+    """Candidates by position, and their counts in each source at the position gathered last.
 
     Args:
-        positions: how many a chain has at most.
+        positions: Maximum number of positions in a chain.
     """
 
     def __init__(self, positions: int) -> None:
-        # int32 of shape (positions,): how many candidates each position has.
+        # int32 of shape (positions,): number of candidates at each position.
         self.found = array("i", bytes(4 * positions))
         # int32 of shape (positions, CANDIDATES): token ids of the candidates.
         self.tokens = array("i", bytes(4 * positions * CANDIDATES))
-        self.seen = array("i", bytes(4 * SOURCES))  # int32 of shape (SOURCES,): how often each source saw the context
-        # int32 of shape (CANDIDATES, SOURCES): how often each candidate followed the context, by source.
+        self.seen = array("i", bytes(4 * SOURCES))  # int32 of shape (SOURCES,): occurrences of the context by source
+        # int32 of shape (CANDIDATES, SOURCES): number of times that each candidate followed the context, by source.
         self.count = array("i", bytes(4 * CANDIDATES * SOURCES))
-        # int32 of the same shape: 1 where the candidate is what followed the context last.
+        # int32 of the same shape: 1 if the candidate is the token that followed the context last.
         self.latest = array("i", bytes(4 * CANDIDATES * SOURCES))
         self._slots = array("q", bytes(8 * (ORDERS + 1)))
         self._indexes = array("i", bytes(4 * PLACES))
@@ -58,18 +74,18 @@ class ContextCounts:
         self._matches = array("i", bytes(4 * PLACES))
         self._kept = 0
         self._recalled = 0
-        self.best = NOWHERE  # the position in the request where the longest match continues
-        self.best_token = -1  # what follows the longest match; -1 if there is none
+        self.best = NOWHERE  # position in the request at which the longest match continues
+        self.best_token = -1  # token that follows the longest match; -1 without a match
 
     def clear(self, at: cython.Py_ssize_t) -> None:
-        """No candidates at a position, and no sightings."""
+        """Remove the candidates at a position and reset the occurrences."""
         self.found[at] = 0
         self.best_token = -1
         for i in range(SOURCES):
             self.seen[i] = 0
 
     def enter(self, at: cython.Py_ssize_t, token: cython.int) -> cython.int:
-        """The number of a candidate at a position, entered if it is new; -1 if there is no room."""
+        """Return the number of a candidate at a position, which is added if it is new; -1 if there is no room."""
         n: cython.int = self.found[at]
         for i in range(n):
             if self.tokens[at * CANDIDATES + i] == token:
@@ -84,7 +100,7 @@ class ContextCounts:
         return n
 
     def follow(self, h: History, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.int:
-        """Gather what followed this context before in the request; the length of the longest match."""
+        """Gather the tokens that followed this context before in the request; return the longest match length."""
         t = h.tokens
         longest: cython.int = 0
         top: cython.int = ORDERS if end >= ORDERS else cython.cast(cython.int, end)
@@ -131,10 +147,17 @@ class ContextCounts:
         end: cython.Py_ssize_t,
         longest: cython.int,
     ) -> cython.int:
-        """Gather what followed this context in memory; the length of the longest match.
+        """Gather the tokens that followed this context in memory; return the longest match length.
 
-        A position of a chain continues from the places that matched at the position before, as long as any still does.
-        Their next tokens are close by in memory, whereas a new search would wait for a dozen places far apart.
+        A position of a chain continues from the places that matched at the previous position, while any still matches.
+        Their next tokens are adjacent in RAM. A new search would wait for a dozen distant accesses.
+
+        Args:
+            h: Tokens of the request.
+            memory: Token indexes to search.
+            at: Number of the position in the chain.
+            end: Number of tokens in `h` before the position, including the chain.
+            longest: Longest match length in the request.
         """
         t = h.tokens
         before: cython.int = self._kept if at > 0 else 0
@@ -179,8 +202,8 @@ class ContextCounts:
         match: cython.int,
         longest: cython.int,
     ) -> None:
-        """Count one place in memory, where `token` follows `match` equal tokens; called from the latest place back."""
-        # A seam is nobody's guess; and with many indexes there may be no room left.
+        """Count a place in memory at which `token` follows `match` equal tokens; the latest place must come first."""
+        # A seam between texts is not a token. With many indexes there may be no room left.
         if token < 0 or self._kept == PLACES:
             return
         self._indexes[self._kept] = number

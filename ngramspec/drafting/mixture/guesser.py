@@ -117,9 +117,8 @@ def _named(mixer: dict[str, memoryview], **others: dict[str, memoryview]) -> dic
 class Guesser:
     """Guesses a chain of tokens, and learns from the tokens that the target emits.
 
-    Args:
-        beside: Guesser of another sequence at the same time. Both share the memory and the statistics about tokens;
-            all other statistics are separate for each sequence.
+    The constructor accepts the guesser of another sequence that is decoded at the same time. Both then share the memory
+    and the statistics about tokens; all other statistics are separate for each sequence.
     """
 
     def __init__(self, beside: Guesser | None = None) -> None:
