@@ -28,7 +28,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "lookahead": LookaheadDrafter,
 }
 
-REMEMBERING = frozenset({"mixture", "memory"})  # the drafters that use a `memory`
+REMEMBERING = frozenset({"mixture", "memory"})  # names of the drafters that use a `memory`
 
 DEFAULT = "mixture"
 
@@ -39,10 +39,10 @@ def make_drafter(
     """Create a drafter by name.
 
     Args:
-        name: One of DRAFTERS, or the user's own class as FILE.py:Class, whose file is run.
+        name: Name in `DRAFTERS`, or the user's class as FILE.py:Class, whose file is run.
         memory: Texts to draft from in addition to the context; True means the answers since the drafter was created.
-        kept: As in `MixtureDrafter`; the others save nothing.
-        n_vocab: Number of tokens in the vocabulary, beyond which tokens of the user's class are dropped.
+        kept: File for the statistics of `MixtureDrafter`; other drafters ignore it.
+        n_vocab: Number of tokens in the vocabulary; the user's class may propose only these.
 
     Raises:
         ValueError: The name is unknown, the drafter does not use a memory, or it requires one.
@@ -61,18 +61,18 @@ def make_drafter(
 
 
 def supports_prediction(name: str) -> bool:
-    """Return True if the drafter of this name can draft from a predicted answer; its file is run."""
+    """Return True if the drafter of this name can draft from a predicted answer; a user's file is run."""
     return load_class(name, Drafter).prediction is not None if is_user_class(name) else name in REMEMBERING
 
 
 @cache
 def uncompiled() -> tuple[str, ...]:
-    """Return the names of the core's modules that run as plain Python; none if all were compiled at install.
+    """Return the names of the core's modules that run as plain Python; empty if all were compiled at install.
 
-    Drafts are the same then, and take about 40 times as long to find.
+    Plain Python finds the same drafts, but takes about 40 times as long.
     """
     folder = Path(__file__).parent
-    # Each module of the core, and no other, has a declaration for the compiler next to it.
+    # Only the modules of the core have a declaration file for the compiler next to them.
     names = [
         ".".join([__package__, *declaration.relative_to(folder).with_suffix("").parts])
         for declaration in sorted(folder.rglob("*.pxd"))

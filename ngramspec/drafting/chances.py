@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""How likely the target is to accept each guess of a draft, from what came of earlier guesses.
+"""Estimates of the probability that the target accepts each guess of a draft, from the outcomes of earlier guesses.
 
-`ChanceEstimator` estimates a chain as it grows, or a whole draft of a drafter that makes no estimates of its own.
-`OutcomeMap` learns what somebody's probabilities turned out to mean; `Reliability` tells how right estimates were.
+`ChanceEstimator` estimates a chain while it grows, or a whole draft of a drafter that makes no estimates. `OutcomeMap`
+calibrates the probabilities of a source, and `Reliability` compares predicted and observed acceptance.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from ngramspec.drafting.draft import Chooser, Draft, MarginalCost
 
 
 class FadingRate:
-    """Hits over tries, where each new outcome makes all before it count a little less.
+    """A rate of hits over tries, in which each new outcome reduces the weight of all earlier ones.
 
     Args:
-        hits, tries: imagined outcomes to begin with.
-        fade: weight of what was counted before, at each new outcome; 1: nothing fades.
-        expected, strength: the `value` is shrunk by these, see `towards`.
+        hits: Initial hits.
+        tries: Initial tries.
+        fade: Factor for the earlier outcomes at each new one; 1 means that they keep their weight.
+        expected: Rate towards which `value` is shrunk; see `towards`.
+        strength: Weight of `expected`, in outcomes.
     """
 
     __slots__ = ("_expected", "_fade", "_hits", "_strength", "_tries")
@@ -34,36 +36,50 @@ class FadingRate:
         self._expected, self._strength = expected, strength
 
     def add(self, hit: float) -> None:
-        """Count an outcome: a bool, or a share of a hit."""
+        """Count an outcome.
+
+        Args:
+            hit: True or False, or a share of a hit.
+        """
         self._hits = self._hits * self._fade + hit
         self._tries = self._tries * self._fade + 1.0
 
     @property
     def value(self) -> float:
-        """The rate. Raises ZeroDivisionError where nothing was counted, imagined or expected."""
+        """The rate, shrunk towards `expected`.
+
+        Raises:
+            ZeroDivisionError: There are no outcomes and no weight of `expected`.
+        """
         return self.towards(self._expected, self._strength)
 
     def towards(self, rate: float, strength: float) -> float:
-        """The rate, shrunk: as if `strength` more outcomes had been counted, of which `rate` were hits."""
+        """Return the rate as if `strength` more outcomes had been counted, a share `rate` of which were hits."""
         return (self._hits + strength * rate) / (self._tries + strength)
 
     def carry(self, tries: float) -> None:
-        """Make the outcomes so far count as `tries` outcomes, with the same rate."""
+        """Set the weight of the outcomes so far to `tries` outcomes with the same rate."""
         self._hits, self._tries = tries * self.value, tries
 
 
-Cell = tuple[int, int, int]  # a match length, and two more classes of what is known: see `cell` and `estimated`
-FADE = 0.995  # weight of the past at each new outcome of a cell: about the last 200 count
-STRENGTH = 6.0  # how many outcomes the wider group's rate is worth in a cell
+Cell = tuple[int, int, int]  # match length and two more classes; see `cell` and `ChanceEstimator.estimated`
+FADE = 0.995  # factor for the earlier outcomes of a cell at each new one, so that about the last 200 count
+STRENGTH = 6.0  # weight of the rate of a cell's group in the rate of the cell, in outcomes
 
 PRIORS = (0.05, 0.15, 0.35, 0.5)
-"""Acceptance by match length before anything was seen (the last for all longer): on the careful side, since a
-draft that fails costs time and a draft not sent costs nothing."""
+"""Initial acceptance rate by match length; the last one is for all longer matches. The rates are low, because a
+rejected draft costs time and a missing draft costs nothing."""
 
 
 def cell(match: int, share: float, support: int, streak: int) -> Cell:
-    """The cell of a guess on a context of `match` tokens, seen `support` times, whose continuations agree with it to a
-    `share` of 0 to 1, after `streak` right guesses in a row."""
+    """Return the cell of a guess.
+
+    Args:
+        match: Length of the context in tokens.
+        share: Share of the continuations of the context that equal the guess, 0 to 1.
+        support: Number of occurrences of the context.
+        streak: Number of right guesses in a row before this one.
+    """
     if share >= 1.0:
         agreement = 0 if support > 1 else 1
     else:
@@ -72,23 +88,35 @@ def cell(match: int, share: float, support: int, streak: int) -> Cell:
 
 
 def _few(number: int) -> int:
-    """Numbers in six classes: 0, 1, 2, 3 to 5, 6 to 11, and 12 or more."""
+    """Return the class of a number, one of six: 0, 1, 2, 3 to 5, 6 to 11, and 12 or more."""
     return number if number < 3 else 3 if number < 6 else 4 if number < 12 else 5
 
 
 _NOTHING = FadingRate(fade=FADE)
 
 HOPELESS = 0.05
-"""A draft ends when the probability that all of it is accepted has fallen below this: no curve pays for more."""
+"""A draft ends when the probability that all of it is accepted falls below this value; more pays on no cost curve."""
 
 
 def length_class(match: int) -> int:
-    """Match lengths of 8 and more by powers of two, so that each class sees enough outcomes; 11 is 32 and more."""
+    """Return the class of a match length.
+
+    Lengths from 8 on are grouped by powers of two, so that each class gets enough outcomes. Class 11 is 32 and more.
+    """
     return match if match < 8 else min(5 + match.bit_length(), 11)
 
 
 def pick(choose: Chooser, offset: int, weights: Mapping[int, float]) -> int:
-    """Return the choice of `choose`; ValueError for a token that was not offered."""
+    """Return the token that `choose` picks.
+
+    Args:
+        choose: See `Chooser`.
+        offset: Position in the draft.
+        weights: Weights of the tokens to choose from.
+
+    Raises:
+        ValueError: `choose` returned another token.
+    """
     token = choose(offset, weights)
     if token not in weights:
         raise ValueError(f"choose returned {token}, which is not among the counts")
@@ -96,14 +124,15 @@ def pick(choose: Chooser, offset: int, weights: Mapping[int, float]) -> int:
 
 
 class ChanceEstimator:
-    """Fading hit rates by what is known when a guess is made, and the guesses that wait for their outcome.
+    """Acceptance rates for classes of guesses (cells), and the guesses that wait for their outcome.
 
-    A guess is given as (match, count, support): the length of the context it rests on, how often the guessed token
-    followed it, and how often anything did. That, and how well the last guesses did, is its cell. A cell's rate is
-    shrunk towards that of all guesses with its match length, that towards a prior. Constant time per guess.
+    A guess is described by (match, count, support): the length of its context, how often the guessed token followed it,
+    and how often any token did. Its cell depends on these numbers and on the number of right guesses before it. The
+    rate of a cell is shrunk towards the rate of all guesses with its match length, and this rate towards a prior. Each
+    guess takes constant time.
 
     Attributes:
-        chances: estimates of the chain's guesses so far.
+        acceptance_probs: Estimates for the guesses of the chain so far.
     """
 
     def __init__(self) -> None:
@@ -112,14 +141,14 @@ class ChanceEstimator:
         self.begin()
 
     def estimate(self, key: Cell) -> float:
-        """Probability in (0, 1) that a guess of this cell is accepted, if all before it are."""
+        """Return the probability in (0, 1) that a guess of this cell is accepted, if all before it are."""
         match = key[0]
         prior = PRIORS[min(match, len(PRIORS) - 1)]
         rate = self._groups.get(match, _NOTHING).towards(prior, STRENGTH)
         return self._rates.get(key, _NOTHING).towards(rate, STRENGTH)
 
     def learn(self, key: Cell, accepted: bool) -> None:
-        """Count an outcome."""
+        """Count the outcome of a guess."""
         if key not in self._rates:
             self._rates[key] = FadingRate(fade=FADE)
             self._groups.setdefault(key[0], FadingRate(fade=FADE))
@@ -127,12 +156,17 @@ class ChanceEstimator:
         self._groups[key[0]].add(accepted)
 
     def begin(self) -> None:
-        """Start a request: guesses of the last one get no outcome."""
+        """Start a request; guesses of the last request get no outcome."""
         self._streak = 0
         self.open(None)
 
     def open(self, price: MarginalCost | None, hopeless: float = HOPELESS) -> None:
-        """Start a chain, which ends when the probability that all of it is accepted has fallen below `hopeless`."""
+        """Start a chain.
+
+        Args:
+            price: Cost of one more token; `None` means that it is not considered.
+            hopeless: Minimum probability that all of the chain is accepted.
+        """
         self.acceptance_probs: list[float] = []
         self._cells: list[Cell] = []
         self._guesses: Sequence[int] = ()
@@ -141,7 +175,13 @@ class ChanceEstimator:
         self._reach = 1.0
 
     def go_on(self, match: int, count: float, support: int) -> bool:
-        """Estimate the next guess of the chain, and tell whether one after it may pay."""
+        """Estimate the next guess of the chain; return True if one more guess may pay.
+
+        Args:
+            match: Length of the context.
+            count: Number of times that the guessed token followed it.
+            support: Number of occurrences of the context.
+        """
         key = cell(length_class(match), count / support, support, self._streak + len(self._cells))
         p = self.estimate(key)
         self._cells.append(key)
@@ -155,19 +195,20 @@ class ChanceEstimator:
         return self.estimate(cell(length_class(match), max(q.values()), support, self._streak))
 
     def estimated(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
-        """A whole draft with estimates added; unchanged if it has some already, or is empty.
+        """Return a draft with added estimates; unchanged if it has estimates or is empty.
 
-        Guesses are then told apart by their position in the draft, by how many in a row were right before it, and by
-        the length of their match, where the drafter tells it.
+        The cell of a guess then depends on its position in the draft, on the number of right guesses before the draft,
+        and on its match length, if the drafter provides it.
 
         Args:
-            draft: what the drafter proposed.
-            limit, fixed_length: as it was asked for; see `Drafter.propose`.
+            draft: The drafter's proposal.
+            limit: Argument of `Drafter.propose`.
+            fixed_length: Argument of `Drafter.propose`.
         """
         if draft.acceptance_probs or not draft.tokens:
             self._guesses = ()
             return draft
-        # How long a drawn draft is, and what its guesses rest on, may hang on the tokens drawn.
+        # The length of a drawn draft and its match lengths may depend on the drawn tokens, so they are not used.
         unknown = fixed_length or not draft.match_lengths
         match = (0,) * (limit if fixed_length else len(draft)) if unknown else draft.match_lengths
         run = _few(self._streak)
@@ -176,11 +217,15 @@ class ChanceEstimator:
         return replace(draft, acceptance_probs=tuple(map(self.estimate, self._cells)))
 
     def close(self, guesses: Sequence[int]) -> None:
-        """End the chain; these are its tokens."""
+        """End the chain, whose tokens are `guesses`."""
         self._guesses = guesses
 
     def settle(self, tokens: Sequence[int]) -> int:
-        """Learn from what followed the chain, sent or not; how many of its tokens were right."""
+        """Learn from the tokens that were emitted, whether the chain was verified or not.
+
+        Returns:
+            Number of right guesses in the chain.
+        """
         hits = 0
         for guess, key, token in zip(self._guesses, self._cells, tokens, strict=False):
             right = guess == token
@@ -193,16 +238,16 @@ class ChanceEstimator:
         return hits
 
 
-REACH = 6  # log-odds covered, to both sides of 0; a point at every half
+REACH = 6  # range of the map in log-odds, on both sides of 0; one point per 0.5
 
 RATE = 0.02
 
 
 class OutcomeMap:
-    """A map from probability to what it turned out to mean, the identity at first, learnt online in constant time.
+    """A calibration map for probabilities, initially the identity, learnt online in constant time.
 
-    A table over log-odds, linear between its points, each moved towards the outcomes near it: secondary estimation, as
-    compressors of the PAQ family do it (Mahoney 2005, section 4, "APM").
+    It is a table over log-odds, linear between its points. Each outcome moves the points next to it. This is secondary
+    estimation, as in compressors of the PAQ family (Mahoney 2005, section 4, "APM").
     """
 
     def __init__(self) -> None:
@@ -231,15 +276,19 @@ BINS = 10  # number of bins in the reliability table
 
 @dataclass(slots=True)
 class Reliability:
-    """Predicted against observed acceptance of every position of drafts, up to and with the first that was wrong."""
+    """Predicted and observed acceptance of draft positions, up to and including the first wrong one of each draft."""
 
-    # by bin:
-    seen: list[int] = field(default_factory=lambda: [0] * BINS)  # how many
-    predicted: list[float] = field(default_factory=lambda: [0.0] * BINS)  # the sum of their predictions
-    right: list[int] = field(default_factory=lambda: [0] * BINS)
+    seen: list[int] = field(default_factory=lambda: [0] * BINS)  # number of positions by bin
+    predicted: list[float] = field(default_factory=lambda: [0.0] * BINS)  # sum of the predictions by bin
+    right: list[int] = field(default_factory=lambda: [0] * BINS)  # number of right guesses by bin
 
     def add(self, proposal: Draft, truth: Sequence[int]) -> None:
-        """Count a proposal; `truth` is what really followed."""
+        """Count a proposal.
+
+        Args:
+            proposal: The draft.
+            truth: The tokens that were emitted.
+        """
         for guess, p, token in zip(proposal.tokens, proposal.acceptance_probs, truth, strict=False):
             number = min(BINS - 1, int(p * BINS))
             self.seen[number] += 1
@@ -249,7 +298,7 @@ class Reliability:
             self.right[number] += 1
 
     def merge(self, other: Reliability) -> None:
-        """Add another's counts to these."""
+        """Add the counts of another instance."""
         for i in range(BINS):
             self.seen[i] += other.seen[i]
             self.predicted[i] += other.predicted[i]
@@ -260,13 +309,13 @@ class Reliability:
         """Expected calibration error: the mean of |predicted - observed| over bins, weighted by their counts.
 
         (Naeini, Cooper, Hauskrecht 2015, "Obtaining well calibrated probabilities using Bayesian binning".)
-        None if nothing was proposed.
+        `None` if no position was counted.
         """
         wrong = sum(abs(p - r) for p, r in zip(self.predicted, self.right, strict=True))
         return wrong / sum(self.seen) if any(self.seen) else None
 
     def to_json(self) -> list[dict[str, float | None]]:
-        """Each bin: its bounds, how many predictions, their mean, and the share that was right."""
+        """Return for each bin its bounds, the number of predictions, their mean, and the share that was right."""
         return [
             {
                 "from": i / BINS,

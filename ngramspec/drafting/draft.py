@@ -1,5 +1,5 @@
 # cython: language_level=3, wraparound=False, initializedcheck=False
-"""The interface of drafters: `Drafter`, its result `Draft`, and `MarginalCost`, the price of one more draft token."""
+"""The interface of drafters: `Drafter`, its result `Draft`, and `MarginalCost`, the cost of one more draft token."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ most likely token. In sampled decoding, the chooser adds the target's own noise 
 """
 
 
-# Hashable because it is a default value in `Step`. Not frozen: a frozen instance takes four times as long to create.
+# The class is hashable because a draft is a default value in `Step`. It is not frozen, because a frozen instance takes
+# four times as long to create.
 @dataclass(slots=True, unsafe_hash=True)
 class Draft:
-    """A guess at the next tokens; not to be changed. Every tuple has one entry per draft token, or is empty."""
+    """A guess at the next tokens, which must not be changed. Every tuple has one entry per draft token, or is empty."""
 
     tokens: tuple[int, ...] = ()  # token ids, in order
     # The distribution that each token was picked from (sums to 1); may be empty if the drafter received no `Chooser`.
@@ -43,13 +44,13 @@ class Draft:
     # are estimated from the outcomes of earlier drafts.
     acceptance_probs: tuple[float, ...] = ()
     source: str = ""  # name of the drafter
-    repeats: bool = False  # True if it begins as an earlier answer to the same request continues
+    repeats: bool = False  # True if the draft begins with the continuation of an earlier answer to the same request
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def head(self, length: int) -> Draft:
-        """Return the first `length` positions; the draft itself if it is not longer than that."""
+        """Return the first `length` positions; the draft itself if it is not longer."""
         if length >= len(self.tokens):
             return self
         return Draft(
@@ -67,7 +68,7 @@ NO_DRAFT = Draft()
 
 
 class MarginalCost:
-    """The price of one more draft token. A drafter that knows it ends a draft when no longer one can pay.
+    """The cost of one more draft token. A drafter that knows it ends a draft when a longer one cannot pay.
 
     Args:
         rate: Recent throughput, in tokens per unit of time.
@@ -77,7 +78,7 @@ class MarginalCost:
         loss_budget: Units of time that may be lost if the draft is rejected.
         costs: Function that computes the attribute `costs` when it is first read, which only drafters with a draft
             model do. By default it sums the slopes.
-        texts: Number of sequences that are drafted for at this price at the same time.
+        texts: Number of sequences that are drafted for at this cost at the same time.
 
     The caller chooses the unit of time, by convention a decode call of one token.
     """
@@ -101,7 +102,7 @@ class MarginalCost:
 
     @property
     def costs(self) -> Sequence[float]:
-        """The additional time of a draft of k tokens, by k."""
+        """Additional time of a draft of k tokens, by k."""
         if self._costs is None:
             make = self._make_costs
             self._costs = list(accumulate(self.slopes[:-1], initial=0.0)) if make is None else make()
@@ -113,22 +114,22 @@ class MarginalCost:
 
 
 class Drafter(ABC):
-    """Proposes tokens and learns from the emitted ones. One instance serves many requests, one after the other.
+    """Proposes tokens and learns from the emitted tokens. One instance serves many requests, one after the other.
 
     `begin`, `propose` and `accept` are required. The attributes and the other methods have defaults.
     """
 
-    name: str = ""  # on the command line
+    name: str = ""  # name on the command line
     wants_logits: bool = False  # True to receive logits in `observe_logits`
-    drafts_stepwise: bool = False  # True for a `StepwiseDrafter`, which asks a draft model
+    drafts_stepwise: bool = False  # True for a `StepwiseDrafter`, which uses a draft model
     # Seconds of the last `propose` that a draft model took to read the prompt, which count as prefill.
     prefill_seconds: float = 0.0
-    # Text that the next answer is likely to copy, set before `begin`; None: the drafter does not support one.
+    # Text that the next answer is likely to copy, set before `begin`. `None` means that the drafter does not support it.
     prediction: Sequence[int] | None = None
 
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start a request with the context `prompt`; drop the context of the request before."""
+        """Start a request with the context `prompt`; drop the context of the previous request."""
 
     @abstractmethod
     def propose(
@@ -147,7 +148,7 @@ class Drafter(ABC):
             fixed_length: If True, estimate acceptance for `limit` positions before the first token is drawn. Rejection
                 sampling requires it: q is the distribution of a draft token only if neither that token nor a later one
                 decides whether it stays in the draft.
-            price: Cost of one more token; None means to propose everything that has a chance.
+            price: Cost of one more token; `None` means to propose every token that may be accepted.
         """
 
     @abstractmethod

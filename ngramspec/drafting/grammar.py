@@ -1,8 +1,8 @@
-"""`GrammarGuide`: drafts that keep to a grammar, and drafts of the text that a grammar forces.
+"""`GrammarGuide`: drafts that follow a grammar, and drafts of the text that a grammar forces.
 
-A draft ends at the first token that the grammar forbids. If the drafter has no more to propose, the text that the
-grammar forces, such as the keys and the punctuation of JSON, is a draft that costs nothing. Grammars of JSON leave
-white space open nearly everywhere; the guess is what followed the same character before in this text.
+A draft ends before the first token that the grammar forbids. If the drafter has no further proposal, the text that the
+grammar forces, such as the keys and the punctuation of JSON, is a draft that costs nothing. JSON grammars allow white
+space nearly everywhere. The guess is then the white space that last followed the same character in this text.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ngramspec.tokens import Tokenizer, ending_tokens
 
 _CHARACTERS = ["\t", "\n", *map(chr, range(0x20, 0x7F))]
 _SPACE = b" \t\n\r"
-_LONGEST = 64  # bytes to look ahead
+_LONGEST = 64  # maximum number of bytes to look ahead
 
 
 @dataclass(slots=True)
 class _Layout:
     """The white space that follows each mark in this text."""
 
-    habits: dict[bytes, bytes] = field(default_factory=dict)  # mark -> the white space that followed it last
-    mark: bytes = b""  # the last character that is not white space
-    space: bytes = b""  # the white space since
+    habits: dict[bytes, bytes] = field(default_factory=dict)  # white space that last followed each mark
+    mark: bytes = b""  # last character that is not white space
+    space: bytes = b""  # white space after `mark`
 
     def copy(self) -> _Layout:
         return _Layout(dict(self.habits), self.mark, self.space)
 
     def read(self, text: bytes) -> None:
-        """Continue with some text."""
+        """Read the next part of the text."""
         for i in range(len(text)):
             character = text[i : i + 1]
             if character in _SPACE:
@@ -47,7 +47,11 @@ class _Layout:
                 self.mark, self.space = character, b""
 
     def guess(self, allowed: Collection[bytes]) -> bytes | None:
-        """The next character by habit, where white space is allowed; None where habit does not tell."""
+        """Return the next character by the white space so far, or `None` if it does not determine one.
+
+        Args:
+            allowed: Characters that the grammar allows.
+        """
         marks = [character for character in allowed if character not in _SPACE]
         habit = self.habits.get(self.mark)
         if habit is None or len(marks) == len(allowed):
@@ -59,20 +63,26 @@ class _Layout:
 
 @dataclass(slots=True)
 class GrammarGuide:
-    """Shapes the drafts of one generation. `grammar`: its state at the end of the text; the sampler moves it on."""
+    """Adapts the drafts of one generation to its grammar."""
 
-    grammar: GrammarState
-    # The last token of a forced text may be longer in the model's own spelling, and run into what follows.
+    grammar: GrammarState  # state at the end of the text, which the sampler advances
+    # Acceptance rates of forced tokens. The last token has a separate rate, because the model may use a longer token
+    # there, which extends into the following text.
     _inner: FadingRate = field(default_factory=lambda: FadingRate(3.6, 4.0, fade=1.0))
     _final: FadingRate = field(default_factory=lambda: FadingRate(2.0, 4.0, fade=1.0))
     _layout: _Layout = field(default_factory=_Layout)
     _forced: range = range(0)
 
     def shape(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
-        """A draft as the grammar would have it, at most `limit` tokens.
+        """Return a draft of at most `limit` tokens that follows the grammar.
 
-        A blind draft is left alone, unless it can be replaced whole: whether a drawn token is in the draft must
-        not depend on the token. `legal` then returns where to cut it for the batch.
+        With `fixed_length` the draft is not cut, because a drawn token must not decide if it stays in the draft. It is
+        only replaced entirely if the grammar forces the text. `legal` then returns its allowed length for the batch.
+
+        Args:
+            draft: The drafter's proposal.
+            limit: Maximum number of tokens.
+            fixed_length: See `Drafter.propose`.
         """
         legal = 0 if fixed_length else self.grammar.count_allowed(draft.tokens)
         self._forced = range(0)
@@ -94,11 +104,17 @@ class GrammarGuide:
         )
 
     def legal(self, draft: Draft) -> int:
-        """Return how many tokens of a draft the grammar allows."""
+        """Return the number of draft tokens that the grammar allows."""
         return self.grammar.count_allowed(draft.tokens)
 
     def learn(self, sent: int, accepted: int, tokens: Sequence[int]) -> None:
-        """Learn from a pass that sent `sent` tokens of the draft shaped last, and emitted `tokens`."""
+        """Learn from a decode call.
+
+        Args:
+            sent: Number of verified tokens of the last draft that `shape` returned.
+            accepted: Number of accepted tokens.
+            tokens: Emitted tokens.
+        """
         for i in self._forced:
             if i < sent and i <= accepted:
                 (self._final if i == self._forced[-1] else self._inner).add(i < accepted)
@@ -106,7 +122,7 @@ class GrammarGuide:
             self._layout.read(self.grammar.vocabulary.piece(token))
 
     def _forced_tokens(self, draft: Sequence[int]) -> Sequence[int]:
-        """Return the tokens that spell the text which must follow a draft, or does by habit."""
+        """Return the tokens of the text that must follow a draft, including likely white space."""
         accepted = 0
         try:
             text = b""
@@ -126,13 +142,13 @@ class GrammarGuide:
                 text += piece
                 ahead.read(piece)
         except GrammarError:
-            return []  # a limit of the grammar, which plain decoding does not reach if the text goes elsewhere
+            return []  # the limit of the grammar matters only if the target emits this text
         finally:
             self.grammar.rollback(accepted)
         return _spell(self.grammar.vocabulary, text) if text else []
 
     def _habit(self, ahead: _Layout) -> bytes:
-        """Return the next character by habit, if white space is allowed; empty if habit does not say."""
+        """Return the next character by earlier white space, if white space is allowed; empty if there is no guess."""
         vocabulary = self.grammar.vocabulary
         probes = _probes(vocabulary)
         allowed = probes[self.grammar.allowed(probes)].tolist()
@@ -147,7 +163,7 @@ _known_probes: WeakKeyDictionary[Tokenizer, NDArray[np.int32]] = WeakKeyDictiona
 
 
 def _probes(vocabulary: Tokenizer) -> NDArray[np.int32]:
-    """A token for every printable ASCII character, and all that end a text."""
+    """Return a token for every printable ASCII character, and all tokens that end a text."""
     known = _known_probes.get(vocabulary)
     if known is None:
         spelled = (_spell(vocabulary, character) for character in _CHARACTERS)
@@ -157,9 +173,9 @@ def _probes(vocabulary: Tokenizer) -> NDArray[np.int32]:
 
 
 def _spell(vocabulary: Tokenizer, text: str | bytes) -> list[int]:
-    """Return the tokens that spell a text in the middle of another; none if the vocabulary cannot spell it there."""
+    """Return the tokens of a text in the middle of another one; empty if the vocabulary cannot spell it there."""
     text, raw = (text.decode(), text) if isinstance(text, bytes) else (text, text.encode())
-    # Some vocabularies put a space before a text's first word.
+    # Some vocabularies put a space before the first word of a text, so a line break before it is tried too.
     for before in ("", "\n"):
         tokens = vocabulary.tokenize(before + text, add_bos=False)
         for i in range(len(tokens)):
@@ -169,7 +185,7 @@ def _spell(vocabulary: Tokenizer, text: str | bytes) -> list[int]:
 
 
 def _whole(text: bytes) -> bytes:
-    """Return the start of a text, at most `_LONGEST` bytes, as far as it is whole characters."""
+    """Return the start of a text, at most `_LONGEST` bytes, without an incomplete character at its end."""
     start = text[:_LONGEST]
     try:
         start.decode()

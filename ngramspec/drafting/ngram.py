@@ -1,4 +1,4 @@
-"""`NGramDrafter`: the n-gram predictor as a drafter, with an estimate of each guess's acceptance."""
+"""`NGramDrafter`: the n-gram predictor as a drafter, with an estimated acceptance probability of each guess."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ngramspec.drafting.predictor import NGramPredictor
 
 
 class NGramDrafter(Drafter):
-    """Drafts with an `NGramPredictor` and learns from every proposal, sent to the target or not."""
+    """Drafts with an `NGramPredictor` and learns from every proposal, whether it was verified or not."""
 
     name = "ngram"
 
@@ -33,7 +33,7 @@ class NGramDrafter(Drafter):
         fixed_length: bool = False,
         price: MarginalCost | None = None,
     ) -> Draft:
-        # Read in lumps: a policy that is not asking for drafts should not pay for each token.
+        # The tokens are read in batches, so that a policy that requests no drafts does not pay for each token.
         self.predictor.update_batch(self._unread)
         self._unread.clear()
         estimator = self._estimator

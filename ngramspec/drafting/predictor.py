@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""`NGramPredictor`: counts what followed each short context and chains the most likely into a draft.
+"""`NGramPredictor`: counts the tokens that followed each short context, and chains the most likely into a draft.
 
-After the n-gram predictor that akunu's book describes in its chapter on speculative decoding: a table per order, FNV-1a
-keys, the longest known context first.
+It follows the n-gram predictor in akunu's book, in the chapter on speculative decoding: a table per order, FNV-1a keys,
+the longest known context first.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from itertools import islice
 from ngramspec.drafting.chances import pick
 from ngramspec.drafting.draft import Chooser, Draft
 
-MAX_PAIRS = 65_536  # most (context, next token) pairs in a `CountTable`
-MAX_CONTINUATIONS = 256  # most distinct next tokens of one context
+MAX_PAIRS = 65_536  # maximum number of (context, next token) pairs in a `CountTable`
+MAX_CONTINUATIONS = 256  # maximum number of distinct next tokens of one context
 
 
 class Shares(Mapping[int, float]):
-    """Counts as probabilities, divided only when asked for: dividing 256 of them takes longer than a greedy draft."""
+    """Counts as probabilities, which are divided on access: dividing 256 of them takes longer than a greedy draft."""
 
     __slots__ = ("_counts", "_total")
 
@@ -38,17 +38,17 @@ class Shares(Mapping[int, float]):
 
 
 class Continuations:
-    """The tokens seen after one context. Read-only to everyone but the table that holds it."""
+    """The tokens that followed one context; only the table that contains the instance may change it."""
 
     __slots__ = ("best", "counts", "total")
 
     def __init__(self, token: int) -> None:
-        self.counts = {token: 1}  # next token -> how often, least recently seen first
-        self.best = token  # the most frequent of them, the most recently seen among equals
-        self.total = 1  # the sum of the counts
+        self.counts = {token: 1}  # count by next token, the least recently seen first
+        self.best = token  # most frequent next token, the most recently seen among equals
+        self.total = 1  # sum of the counts
 
     def add(self, token: int) -> None:
-        """Count `token` once more. Being the latest now, it wins every tie that it reaches."""
+        """Count an occurrence of `token`; as the latest token, it becomes `best` if its count is equal."""
         counts = self.counts
         count = counts.pop(token, 0) + 1
         counts[token] = count
@@ -57,33 +57,33 @@ class Continuations:
             self.best = token
 
     def drop_stale(self) -> None:
-        """Forget the least recently seen token, but never the best: so the best stays known."""
+        """Remove the least recently seen token, or the next one if that is the best, so that `best` stays valid."""
         stale, next_stale = islice(self.counts, 2)
         if stale == self.best:
             stale = next_stale
         self.total -= self.counts.pop(stale)
 
     def probabilities(self) -> Mapping[int, float]:
-        """The counts divided by their sum: a copy, which later learning leaves as it is."""
+        """Return the counts divided by their sum, as a copy that does not change later."""
         if len(self.counts) == 1:
             return {self.best: 1.0}
         return Shares(self.counts.copy(), self.total)
 
 
 Entry = int | Continuations
-"""Entry of a table for a context: a bare token id after one occurrence, counts after more, which halves the memory."""
+"""Entry of a table for a context: a token id after one occurrence, and counts after more. This halves the memory."""
 
 
 class CountTable(OrderedDict[int, Entry]):
-    """Context key -> `Entry`, least recently updated first.
+    """A mapping from context keys to entries, the least recently updated first.
 
-    Beyond `MAX_PAIRS` it drops the least recently updated contexts; beyond `MAX_CONTINUATIONS` a context drops the
-    least recently seen token that is not its most frequent.
+    Beyond `MAX_PAIRS`, the table drops the least recently updated contexts. Beyond `MAX_CONTINUATIONS`, a context drops
+    the least recently seen token except its most frequent one.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.pairs = 0  # (context, next token) held now
+        self.pairs = 0  # number of stored (context, next token) pairs
 
     def add(self, key: int, token: int) -> None:
         """Count `token` after context `key`."""
@@ -109,17 +109,22 @@ class CountTable(OrderedDict[int, Entry]):
             self.pairs -= len(oldest.counts) if isinstance(oldest, Continuations) else 1
 
 
-# 64-bit FNV-1a (Noll, Vo, Eastlake, Hansen, "The FNV Non-Cryptographic Hash Algorithm", RFC 9923) over token ids, the
-# oldest first, with a whole id in the place of FNV's octet: h <- (h xor token) * FNV_PRIME mod 2^64, from FNV_BASIS on.
+# The keys are 64-bit FNV-1a hashes (Noll, Vo, Eastlake, Hansen, "The FNV Non-Cryptographic Hash Algorithm", RFC 9923)
+# of token ids, the oldest first. A whole id replaces FNV's octet: h <- (h xor token) * FNV_PRIME mod 2^64, starting
+# with FNV_BASIS.
 FNV_BASIS = 14695981039346656037
 FNV_PRIME = 1099511628211
 _MASK = (1 << 64) - 1
 
 
 def roll(keys: Sequence[int], token: int, orders: int) -> list[int]:
-    """Keys of the contexts of 1 to `orders` tokens that end at `token`, from those that ended at the token before it.
+    """Return the keys of the contexts of 1 to `orders` tokens that end at `token`.
 
-    `keys[k - 1]` is the hash of the last k tokens; near the start of a text there are fewer.
+    Args:
+        keys: Keys of the contexts that end at the previous token: `keys[k - 1]` is the hash of the last k tokens. Near
+            the start of a text there are fewer.
+        token: Next token.
+        orders: Maximum number of keys.
     """
     prime = FNV_PRIME
     rolled = [((FNV_BASIS ^ token) * prime) & _MASK]
@@ -129,16 +134,16 @@ def roll(keys: Sequence[int], token: int, orders: int) -> list[int]:
 
 
 class NGramPredictor:
-    """N-gram draft predictor: tables of orders 2 to `max_order` over the tokens seen so far.
+    """An n-gram draft predictor with tables of orders 2 to `max_order` over the tokens so far.
 
     Args:
-        max_order: longest n-gram counted, 2 to 8; contexts have 1 to `max_order - 1` tokens.
-        draft_count: how many tokens `predict` drafts when it is given no limit.
-        window: how many of the latest tokens count as history (`len`), `max_order` or more. Counts of tokens that leave
-            it stay, as akunu's do; `CountTable` bounds the memory.
+        max_order: Length of the longest n-gram, 2 to 8; contexts have 1 to `max_order - 1` tokens.
+        draft_count: Number of tokens that `predict` drafts without a limit.
+        window: Number of latest tokens that count as history (`len`), at least `max_order`. As in akunu, the counts of
+            tokens that leave the window are kept; `CountTable` limits the memory.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: An argument is out of range.
 
     >>> predictor = NGramPredictor()
     >>> predictor.update_batch([5, 6, 7, 5, 6, 8, 5, 6])
@@ -148,10 +153,11 @@ class NGramPredictor:
     >>> dict(draft.q[0])
     {7: 0.5, 8: 0.5}
 
-    Complexity: O(max_order) table operations per `update` and per drafted token, plus a copy of the counts for each
-    `q`. Memory: O(MAX_PAIRS) per order.
+    Complexity: O(max_order) table operations per `update` and per draft token, plus a copy of the counts for each `q`.
+    Memory: O(MAX_PAIRS) per order.
 
-    Contexts are told apart by 64 bits of hash alone: two that collide share their counts, which costs wrong guesses.
+    Contexts are distinguished only by a 64-bit hash. Two contexts that collide share their counts, which causes wrong
+    guesses.
     """
 
     def __init__(self, *, max_order: int = 4, draft_count: int = 4, window: int = 512) -> None:
@@ -167,17 +173,17 @@ class NGramPredictor:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything seen."""
+        """Remove all tokens and counts."""
         self._history: deque[int] = deque(maxlen=self.window)
-        self._keys: list[int] = []  # of the contexts that end at the newest token, shortest first
+        self._keys: list[int] = []  # keys of the contexts that end at the newest token, shortest first
         self._tables = [CountTable() for _ in range(self.max_order - 1)]
 
     def __len__(self) -> int:
-        """Number of tokens now in the window."""
+        """Return the number of tokens in the window."""
         return len(self._history)
 
     def _lookup(self, keys: Sequence[int]) -> tuple[int, Continuations] | None:
-        """The longest known context among `keys`: (its length, what followed it); None if none is."""
+        """Return the length of the longest known context among `keys`, and its continuations; `None` if all are new."""
         tables = self._tables
         for index in range(len(keys) - 1, -1, -1):
             entry = tables[index].get(keys[index])
@@ -187,8 +193,8 @@ class NGramPredictor:
         return None
 
     def suppose(self, token: int) -> None:
-        """Count a token after each context that ends now, without appending it."""
-        for table, key in zip(self._tables, self._keys, strict=False):  # few keys at the start
+        """Count a token after each context that ends at the newest token, without appending it."""
+        for table, key in zip(self._tables, self._keys, strict=False):  # there are fewer keys at the start of a text
             table.add(key, token)
 
     def update(self, token: int) -> None:
@@ -198,15 +204,15 @@ class NGramPredictor:
         self._history.append(token)
 
     def update_batch(self, tokens: Sequence[int]) -> None:
-        """Append many tokens, such as a prompt: faster than one by one."""
+        """Append many tokens, such as a prompt, faster than one by one."""
         prime = FNV_PRIME
         newest = []
-        ending = [((FNV_BASIS ^ token) * prime) & _MASK for token in tokens]  # at each token
+        ending = [((FNV_BASIS ^ token) * prime) & _MASK for token in tokens]  # keys that end at each token
         for order, table in enumerate(self._tables):
             if not ending:
                 break
             newest.append(ending.pop())
-            contexts = self._keys[order : order + 1] + ending  # of length order + 1, by follower
+            contexts = self._keys[order : order + 1] + ending  # keys of length order + 1, one per follower
             followers = tokens[len(tokens) - len(contexts) :]
             add = table.add
             ending = []
@@ -223,18 +229,19 @@ class NGramPredictor:
         choose: Chooser | None = None,
         go_on: Callable[[int, int, int], bool] | None = None,
     ) -> Draft:
-        """Draft what most often followed the longest known context, token by token.
+        """Draft the most frequent continuation of the longest known context, token by token.
 
         Args:
-            limit: most tokens to draft; `draft_count` if None.
-            choose: picks a token from the counts of the context, instead of the most frequent one.
-            go_on: asked after each token (length of its context, its count, the context's total) whether to continue.
+            limit: Maximum number of draft tokens; `None` means `draft_count`.
+            choose: Function that picks a token from the counts of the context, instead of the most frequent one.
+            go_on: Function that is called after each token with the length of its context, its count and the total of
+                the context. It returns True to continue.
 
         Returns:
-            The draft, without `acceptance_probs`; shorter than `limit`, or empty, if no table knows the context.
+            The draft, without `acceptance_probs`; shorter than `limit`, or empty, if no table contains the context.
 
         Raises:
-            ValueError: `limit` is negative, or `choose` returned a token it was not offered.
+            ValueError: `limit` is negative, or `choose` returned a token without a count.
         """
         if limit is None:
             limit = self.draft_count

@@ -1,15 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""`TokenIndex`: a text as token ids, and where each context of `ORDER` tokens was seen before.
+"""`TokenIndex`: a text as token ids, and the positions at which each context of `ORDER` tokens occurred.
 
-Every position i is entered under a hash of the `ORDER` tokens before it; `links[i]` is the position entered there last
-before i, so that a chain of links visits the occurrences of a context from the most recent back. Contexts that share a
-hash share a chain, so walking it needs the tokens compared.
+Every position i is stored under a hash of the `ORDER` tokens before it, and `links[i]` is the previous position with
+the same hash. So a chain of links visits the occurrences of a context, the most recent first. Contexts with the same
+hash share a chain, so a search must compare the tokens.
 
-A negative token id is a seam between two texts (`SEAM`): it and the `ORDER` tokens after it are in no chain, and a copy
-must stop at it.
+A negative token id is a seam between two texts (`SEAM`). The seam and the `ORDER` tokens after it are in no chain, and
+a copy must end before it.
 
-Three arrays of 32-bit integers and nothing else, so that an index can be a memory-mapped file: 4 bytes a token
-for the text, 4 for the links, and `heads`, a power of two of at most as many entries as there are tokens.
+An index consists only of three arrays of 32-bit integers, so that it can be a memory-mapped file. They take 4 bytes per
+token for the text, 4 for the links, and `heads`, whose length is a power of two and at most the number of tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOWHERE = -1
 SEAM = -1
 SMALLEST = 1024
 
-# Typed: a literal above 2^31 would make Python integers of whatever it meets.
+# These are typed, because an untyped literal above 2^31 would turn the other operands into Python integers.
 SPREAD_A = cython.declare(cython.ulonglong, 0x9E3779B1)
 SPREAD_B = cython.declare(cython.ulonglong, 0x85EBCA77)
 SPREAD_C = cython.declare(cython.ulonglong, 0xC2B2AE3D)
@@ -36,7 +36,7 @@ WORD = cython.declare(cython.ulonglong, 0xFFFFFFFF)
 
 
 def slot(a: cython.ulonglong, b: cython.ulonglong, c: cython.ulonglong, mask: cython.ulonglong) -> cython.ulonglong:
-    """The chain of the context a, b, c (oldest first) in a table of `mask` + 1 chains."""
+    """Return the chain of the context a, b, c (oldest first) in a table of `mask` + 1 chains."""
     h: cython.ulonglong = (a * SPREAD_A ^ b * SPREAD_B ^ c * SPREAD_C) & WORD
     h = ((h ^ (h >> 15)) * STIR) & WORD
     return (h ^ (h >> 13)) & mask
@@ -46,18 +46,27 @@ class TokenIndex:
     """A growing text and its chains."""
 
     def __init__(self) -> None:
-        self.tokens = array("i", bytes(4 * SMALLEST))  # token ids; `size` of them count
-        self.links = array("i", bytes(4 * SMALLEST))  # int32, one a token; `NOWHERE` ends a chain
-        self.heads = array("i", [NOWHERE]) * SMALLEST  # int32, a power of two of them: the last position of each chain
-        self.size = 0  # how many tokens the text has
+        self.tokens = array("i", bytes(4 * SMALLEST))  # token ids; only the first `size` are tokens of the text
+        self.links = array("i", bytes(4 * SMALLEST))  # int32, one per token; `NOWHERE` ends a chain
+        self.heads = array("i", [NOWHERE]) * SMALLEST  # int32: last position of each chain; a power of two
+        self.size = 0  # number of tokens in the text
 
     @classmethod
     def over(cls, tokens: Ints, links: Ints, heads: Ints, size: int) -> TokenIndex:
-        """An index over arrays that are filled already, writable buffers of format "i", as those of a mapped file.
+        """Return an index over existing arrays, such as those of a memory-mapped file.
 
-        They are used as they are, so they must be sound: every link is at least `NOWHERE` and less than its own
-        position, every head at least `NOWHERE` and less than `size`. Adding to such an index writes into `heads`, and
-        copies the rest once it is full. ValueError where lengths do not fit together.
+        The arrays are writable buffers of format "i". They are used without a copy or a check, so they must be valid:
+        every link is at least `NOWHERE` and less than its position, and every head is at least `NOWHERE` and less than
+        `size`. Adding a token writes into `heads`, and copies the other arrays when they are full.
+
+        Args:
+            tokens: Token ids.
+            links: Previous position with the same hash, for each token.
+            heads: Last position of each chain.
+            size: Number of tokens in the text.
+
+        Raises:
+            ValueError: The lengths do not match.
         """
         if not 0 <= size <= len(tokens) or len(links) != len(tokens):
             raise ValueError(f"{size} of {len(tokens)} tokens with {len(links)} links are not a valid index")
@@ -69,7 +78,12 @@ class TokenIndex:
 
     @classmethod
     def build(cls, tokens: Ints, chains: int) -> TokenIndex:
-        """An index of a whole text with `chains` (a power of two) heads; uses `tokens` as it is. O(len(tokens))."""
+        """Return an index of a whole text, which is used without a copy. O(len(tokens)).
+
+        Args:
+            tokens: Token ids.
+            chains: Number of heads, a power of two.
+        """
         size = len(tokens)
         index = cls.over(tokens, array("i", bytes(4 * size)), array("i", [NOWHERE]) * chains, size)
         index._enter_all()
@@ -104,7 +118,7 @@ class TokenIndex:
             self._enter(n)
 
     def _grow(self) -> None:
-        """Room for twice as many tokens, and as many chains as there are tokens now, up to a power of two."""
+        """Double the capacity, and use as many chains as there are tokens now, rounded up to a power of two."""
         n = self.size
         room = max(n, SMALLEST)
         self.tokens = _enlarged(self.tokens, room)

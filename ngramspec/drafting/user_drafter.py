@@ -1,8 +1,8 @@
 """`UserDrafter`: a drafter from a user's file (`--drafter FILE.py:Class`), which cannot change the text.
 
-The verifier decides every token, so a draft can only be right or wrong. This class removes what a verifier cannot take:
-token ids outside the vocabulary, too many tokens, and invalid probabilities. It also records q, the distribution that
-each token was drawn from.
+The verifier decides every token, so a draft can only be right or wrong. This class removes everything that a verifier
+cannot process: token ids outside the vocabulary, too many tokens, and invalid probabilities. It also records q, the
+distribution that each token was drawn from.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class UserDrafter(Drafter):
 
     Args:
         name: Class as FILE.py:Class.
-        n_vocab: Number of tokens in the vocabulary; None means unknown.
+        n_vocab: Number of tokens in the vocabulary; `None` means unknown.
 
     Raises:
         UserCodeError: The class cannot be loaded or constructed.
@@ -39,7 +39,7 @@ class UserDrafter(Drafter):
     def __init__(self, name: str, n_vocab: int | None = None) -> None:
         self.name, self._n_vocab = name, n_vocab
         self._user = construct(name, load_class(name, Drafter), {})
-        self._tokens: tuple[int, ...] = ()  # of the last proposal
+        self._tokens: tuple[int, ...] = ()  # tokens of the last proposal
         self._error: UserCodeError | None = None
 
     @property
@@ -49,7 +49,7 @@ class UserDrafter(Drafter):
 
     @property
     def prediction(self) -> Sequence[int] | None:
-        """Text that the next answer is likely to copy; None if the user's drafter does not support one."""
+        """Text that the next answer is likely to copy; `None` if the user's drafter does not support one."""
         return self._user.prediction
 
     @prediction.setter
@@ -89,15 +89,15 @@ class UserDrafter(Drafter):
             draft = self._user.propose(limit, None if choose is None else pick, fixed_length=fixed_length, price=price)
             if not isinstance(draft, Draft):
                 raise UserCodeError(f"{self.name}: propose must return a Draft, not {type(draft).__name__}")
-            # A token that was drawn stays in the draft: if it could be removed, q would not be its distribution.
+            # A drawn token stays in the draft: if it could be removed, q would not be its distribution.
             tokens = tuple(picks[:limit]) or self._usable(draft.tokens, limit)
             if choose is not None and not picks:
-                # A token that was not drawn is certain: it does not depend on the random numbers of the target.
+                # A token that was not drawn has probability 1, because it does not depend on random numbers.
                 q = [{token: 1.0} for token in tokens]
             known = _padded(draft.match_lengths, tokens), _padded(draft.context_counts, tokens)
             chances = tuple(_probability(p) for p in draft.acceptance_probs[: len(tokens)])
         if fixed_length or len(chances) < len(tokens):
-            chances = ()  # estimated from the outcomes of earlier drafts, without looking at the drawn tokens
+            chances = ()  # the caller then estimates them from earlier outcomes, without using the drawn tokens
         self._tokens = tokens
         return Draft(tokens, tuple(q[:limit]), *known, chances, str(draft.source or self.name))
 
@@ -115,7 +115,7 @@ class UserDrafter(Drafter):
         self._tell(self._user.set_sampling, sampling)
 
     def _tell(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Call a method of the user's; `propose` raises its error."""
+        """Call a method of the user's drafter; `propose` later raises its error."""
         if self._error is None:
             try:
                 with user_code(self.name):
@@ -124,7 +124,7 @@ class UserDrafter(Drafter):
                 self._error = error
 
     def _usable(self, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
-        """Return the tokens up to the limit, and before the first one outside the vocabulary."""
+        """Return the tokens before the first one outside the vocabulary, at most `limit`."""
         try:
             ids = [operator.index(token) for token in tokens]
         except TypeError as error:
@@ -144,7 +144,7 @@ class UserDrafter(Drafter):
 
 
 def _padded(numbers: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
-    """Return a number of at least 0 for each token; none if there are too few."""
+    """Return a number of at least 0 for each token; empty if there are too few numbers."""
     return tuple(max(0, int(n)) for n in numbers[: len(tokens)]) if len(numbers) >= len(tokens) else ()
 
 

@@ -23,7 +23,7 @@ def make_policy(name: str, draft_max: int | None = None) -> Policy:
     """Create a policy by name.
 
     Args:
-        name: One of POLICIES, or the user's own class as FILE.py:Class, whose file is run.
+        name: Name in `POLICIES`, or the user's class as FILE.py:Class, whose file is run.
         draft_max: Maximum draft length in tokens; `None` means the policy's default.
 
     Raises:

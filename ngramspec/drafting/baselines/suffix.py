@@ -1,8 +1,8 @@
-"""`SuffixDrafter`: what followed the longest context of any length that was seen before in the request.
+"""`SuffixDrafter`: drafts from the longest context, of any length, that occurred before in the request.
 
-The peers of this kind are SAM-Decoding (Hu et al. 2024, arXiv 2411.10666), an automaton without counts, and
-SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975), a suffix tree with counts, of bounded depth. `SuffixAutomaton`
-holds all contexts of a growing text, and what followed each of them.
+Comparable methods are SAM-Decoding (Hu et al. 2024, arXiv 2411.10666), an automaton without counts, and SuffixDecoding
+(Oliaro et al. 2024, arXiv 2411.04975), a suffix tree with counts, of bounded depth. `SuffixAutomaton` contains all
+contexts of a growing text, and the tokens that followed each of them.
 """
 
 from __future__ import annotations
@@ -13,32 +13,33 @@ from ngramspec.drafting.chances import ChanceEstimator, pick
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.predictor import Shares
 
-CLEARLY = 2  # another continuation is preferred to the most recent one if it followed at least this many times as often
-COUNTED = 16  # contexts that a token is counted behind, the longest first
+CLEARLY = 2  # minimum ratio of counts at which another continuation is preferred to the most recent one
+COUNTED = 16  # maximum number of known contexts after which a token is counted, the longest first
 NOWHERE = -1
 
 
 class SuffixAutomaton:
     """A growing text, as the online automaton of Blumer, Blumer, Haussler, Ehrenfeucht, Chen and Seiferas (1985).
 
-    (See "The smallest automaton recognizing the subwords of a text".) A state, a number, stands for the contexts that
-    were seen at the same places; 0 is the empty context's. A text of n tokens has at most 2n - 1 states and 3n - 4
-    transitions, and adding a token takes amortised constant time.
+    (See "The smallest automaton recognizing the subwords of a text".) A state is a number. It represents the contexts
+    that occurred at the same places; state 0 is the empty context. A text of n tokens has at most 2n - 1 states and
+    3n - 4 transitions, and adding a token takes amortised constant time.
 
-    In addition each transition counts how often it was taken. A token follows every suffix of the text, one state for
-    each step along the suffix links, and there may be any number of them: only COUNTED are counted per token. So counts
-    of short contexts may come out low in a text that repeats itself; what follows them never gets lost.
+    In addition, each transition counts its occurrences. A token follows every suffix of the text, one state for each
+    step along the suffix links, and their number is not bounded. So only the first `COUNTED` known contexts are counted
+    per token. The counts of short contexts may therefore be too low in a text with repetitions, but no continuation is
+    lost.
 
     Attributes:
-        size: how many tokens the text has.
-        last: the state of the whole text.
-        length: by state, of its longest context.
-        link: by state, the state of its longest suffix that was seen elsewhere too; NOWHERE for the empty context.
-        goals: by state, where each token leads that followed it.
-        counts: by state, how often each token followed it, in the order in which they first did.
-        best: by state, the token that followed most often, the most recent one among equals; NOWHERE at the text's end.
-        latest: by state, the token that followed last.
-        total: by state, how often any followed.
+        size: Number of tokens in the text.
+        last: State of the whole text.
+        length: Length of the longest context, by state.
+        link: State of the longest suffix that also occurred elsewhere, by state; NOWHERE for the empty context.
+        goals: Next state for each token that followed, by state.
+        counts: Count of each token that followed, by state, in the order of first occurrence.
+        best: Most frequent token that followed, by state, the most recent among equals; NOWHERE at the end of the text.
+        latest: Token that followed last, by state.
+        total: Sum of the counts, by state.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class SuffixAutomaton:
         new, p = self._state(self.length[self.last] + 1, 0), self.last
         self.size += 1
         self.last = new
-        # Contexts that this token never followed: each gets a transition, and no transition is ever removed.
+        # Each context that this token never followed gets a transition. No transition is ever removed.
         while p != NOWHERE and token not in self.goals[p]:
             self.goals[p][token] = new
             self._count(p, token)
@@ -70,7 +71,7 @@ class SuffixAutomaton:
         if p == NOWHERE:
             return
         self.link[new] = self._split(p, token)
-        # The rest are suffixes of those, so it did follow them.
+        # The remaining contexts are suffixes of `p`, so the token followed them before.
         steps = 0
         while p != NOWHERE and steps < COUNTED:
             self._count(p, token)
@@ -78,10 +79,10 @@ class SuffixAutomaton:
             steps += 1
 
     def _split(self, p: int, token: int) -> int:
-        """The state whose longest context is the longest one of `p`, followed by a token.
+        """Return the state whose longest context is the longest context of `p` followed by a token.
 
-        Longer contexts may have shared the goal of that transition. Now that the text has ended here they no longer
-        do: the goal is then split.
+        Longer contexts may have shared this state. They did not occur at the present end of the text, so the state is
+        then split.
         """
         old = self.goals[p][token]
         if self.length[old] == self.length[p] + 1:
@@ -97,7 +98,7 @@ class SuffixAutomaton:
         return copy
 
     def _state(self, length: int, link: int) -> int:
-        """A new state without transitions."""
+        """Add a state without transitions and return it."""
         self.length.append(length)
         self.link.append(link)
         self.goals.append({})
@@ -108,7 +109,7 @@ class SuffixAutomaton:
         return len(self.length) - 1
 
     def _count(self, state: int, token: int) -> None:
-        """Count a transition once more."""
+        """Count an occurrence of a transition."""
         counts = self.counts[state]
         counts[token] = count = counts.get(token, 0) + 1
         self.total[state] += 1
@@ -117,27 +118,28 @@ class SuffixAutomaton:
             self.best[state] = token
 
     def weights(self, state: int) -> dict[int, int]:
-        """The counts of a state, the token that followed first at the end. O(number of them)."""
+        """Return the counts of a state, with the token that followed first at the end. O(number of tokens)."""
         return dict(reversed(self.counts[state].items()))
 
     def likeliest(self, state: int) -> int:
-        """The most recent token, or the most frequent one where that was seen clearly more often."""
+        """Return the most recent token, or the most frequent one if it occurred clearly more often; see `CLEARLY`."""
         counts, best, latest = self.counts[state], self.best[state], self.latest[state]
         return best if counts[best] >= CLEARLY * counts[latest] else latest
 
     def longest_suffix(self) -> tuple[int, int]:
-        """The state of the longest suffix that was seen before, and its length; the text as a whole was seen once."""
+        """Return the state of the longest suffix that occurred before, and the length of the suffix."""
         state = self.link[self.last]
         return state, self.length[state] if state >= 0 else 0
 
 
 class SuffixDrafter(Drafter):
-    """Drafts with a `SuffixAutomaton` over prompt and answer, and learns from every proposal, sent or not.
+    """Drafts with a `SuffixAutomaton` over prompt and answer, and learns from every proposal, verified or not.
 
-    At each position the longest suffix of text and draft that has a continuation offers two: the most recent one and
-    the most frequent one. Where they differ, the frequent one is taken if it was seen at least `CLEARLY` times as
-    often as the other. The match grows by the guess, and the next position follows; a copy that runs into the end of
-    the text continues with the longest suffix seen elsewhere, so that what loops is drafted for as long as it pays.
+    At each position, the longest suffix of text and draft that has a continuation provides two tokens: the most recent
+    one and the most frequent one. If they differ, the frequent one is used if it occurred at least `CLEARLY` times as
+    often. The match grows by the guess, and the next position follows. A copy that reaches the end of the text
+    continues with the longest suffix that also occurred elsewhere. So a loop in the text is drafted for as long as it
+    pays.
 
     >>> drafter = SuffixDrafter()
     >>> drafter.begin([5, 6, 7, 5, 6, 8, 5, 6])
@@ -145,8 +147,8 @@ class SuffixDrafter(Drafter):
     >>> draft.tokens, draft.match_lengths, draft.context_counts
     ((8, 5, 6, 8), (2, 3, 4, 2), (2, 1, 1, 2))
 
-    Complexity: amortised O(1) per token of the text and O(1) per drafted one; with `choose`, O(continuations of the
-    context) per drafted one.
+    Complexity: amortised O(1) per token of the text and O(1) per draft token; with `choose`, O(continuations of the
+    context) per draft token.
     """
 
     name = "suffix"

@@ -4,16 +4,17 @@ Guesses of n-grams are nearly free, those of a model take time. So a draft is ma
 
 1. N-grams guess as far as a guess may pay.
 2. If the expected gain of the model exceeds its time, it reads these guesses in one pass, as far as that pays.
-3. The pass shows the model's own guess at each of these positions, and at the next one. If both agree, the guess becomes
-   more certain. If they differ, the more likely guess is used, and the rest of the chain is dropped.
+3. The pass shows the model's own guess at each of these positions, and at the next one. If both agree, the guess
+   becomes more certain. If they differ, the more likely guess is used. If it is the model's, the rest of the chain is
+   dropped.
 4. N-grams continue after it, and the model may be called again. So each of them continues the other's chain.
 
-The expected gain is computed over all possible results of the model. For each result, it is the value of the best chain,
-including the cost of the target's decode call. The first token of a draft may cost more than the next ten. A likely
-guess is then worthless unless others follow it.
+The expected gain is computed over all possible results of the model. For each result, it is the value of the best
+chain, including the cost of the target's decode call. The first token of a draft may cost more than the next ten. A
+likely guess is then worthless unless others follow it.
 
 Example with a throughput of 1 token per T(1): a draft of 1, 2 or 3 tokens costs 1.0, 1.1 or 1.2 in addition to a plain
-decode call, and a pass of the model takes 0.3. N-grams have one guess, with a probability of 0.9, and no guess after it:
+decode call, and a pass of the model takes 0.3. N-grams have a single guess, with a probability of 0.9:
 
     the guess alone                       0.9 - 1.0 = -0.1, so it would not be sent
     with two more guesses of 0.9          0.9 + 0.81 + 0.729 - 1.2 = 1.24

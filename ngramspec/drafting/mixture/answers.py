@@ -1,15 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""`Answers`: what the target said behind refused tokens, as a source of candidates.
+"""`Answers`: the target's predictions after rejected tokens, as a source of candidates.
 
-The rows after a refused token continue from one that does not stand, but what they hold most likely is the target's own
-guess of what comes, and costs nothing but reading it:
+The logits after a rejected token continue from a wrong token. Even so, their most likely token, here called an answer,
+is a guess of the target itself, which costs only the time of reading the logits:
 
-- *in place*: at the same place of the text it is often right all the same, the more often the further it is from the
-  fault (Jacobi iteration, as in lookahead decoding; Fu et al. 2024, arXiv 2402.02057);
-- *pooled*: after the same 1 to 4 tokens anywhere it is what followed them, as an n-gram that was written down is.
+- *In place*: at the same position of the text it is often right, more often at a larger distance from the rejected
+  token (Jacobi iteration, as in lookahead decoding; Fu et al. 2024, arXiv 2402.02057).
+- *Pooled*: after the same 1 to 4 tokens anywhere, it is used like the continuation of an n-gram in the text.
 
-Both enter candidates; and each candidate's log-odds are corrected by how such answers fared (`Correction`). Where
-nothing was answered, nothing is changed. Constant time per answer and per position.
+Both are added to the candidates. Then the log-odds of every candidate are corrected by the previous accuracy of such
+answers (`Correction`). A position without an answer is not changed. Constant time per answer and per position.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ else:
 
 ORDERS = cython.declare(cython.int, 4)
 ROOM = cython.declare(cython.ulonglong, 1 << 12)
-"""Contexts in the pool, of each length; one that shares its place with another takes it."""
+"""Number of slots for contexts of each length in the pool; a new context replaces another one in the same slot."""
 PLACES = cython.declare(cython.int, 64)
 FACTS = cython.declare(cython.int, 6)
 NOBODY = cython.declare(cython.int, -1)
 
 
 class Answers:
-    """Keeps answers of one text, and corrects the chances of candidates by them.
+    """Stores the answers of one text, and corrects the probabilities of candidates by them.
 
     Args:
-        cells: how many candidates can wait for their outcome.
+        cells: Maximum number of candidates that wait for their outcome.
 
     Attributes:
-        aligned: the answer in place at the position looked at last; -1: none.
-        pooled: the answer behind the same context; -1: none.
+        aligned: Answer in place at the position of the last `look`; -1 means that there is no answer.
+        pooled: Answer after the same context; -1 means that there is no answer.
     """
 
     def __init__(self, cells: int) -> None:
-        self.correction = Correction(cells)  # what such answers are worth
+        self.correction = Correction(cells)  # correction by the accuracy of earlier answers
         self._checks = array("Q", bytes(8 * ORDERS * ROOM))
         self._answers = array("i", bytes(4 * ORDERS * ROOM))
         self._runs = array("i", bytes(4 * ORDERS * ROOM))
@@ -59,7 +59,7 @@ class Answers:
         self.aligned = self.pooled = NOBODY
 
     def begin(self) -> None:
-        """Forget the answers; what they were worth stays."""
+        """Drop the answers; the correction keeps its statistics."""
         if self._heard == 0:
             return
         self._heard = 0
@@ -69,12 +69,12 @@ class Answers:
             self._runs[i] = 0
 
     def hear(self, h: History, start: cython.Py_ssize_t, answers: Sequence[int]) -> None:
-        """Keep what the target said.
+        """Store the answers of a decode call.
 
         Args:
-            h: whose tokens from `start` on are the refused ones, and before it the text and the accepted ones.
-            start: position of the first refused token.
-            answers: after it, after the next, and so on.
+            h: Tokens: the text and the accepted tokens, and from `start` on the rejected ones.
+            start: Position of the first rejected token.
+            answers: Answer after that token, after the next one, and so on.
         """
         t = h.tokens
         self._heard += 1
@@ -100,7 +100,7 @@ class Answers:
                 self._runs[slot] = min(self._runs[slot] + 1, 3)
 
     def look(self, h: History, end: cython.Py_ssize_t) -> cython.bint:
-        """Find the answers for position `end`; whether there is any."""
+        """Find the answers for position `end`; return True if there is one."""
         self.aligned = self.pooled = NOBODY
         if self._heard == 0:
             return False
@@ -131,12 +131,14 @@ class Answers:
     def estimate(
         self, cell: cython.Py_ssize_t, token: cython.int, p: cython.double, top: cython.int, length: cython.int
     ) -> cython.double:
-        """What `p` means for a candidate in view of the answers found last.
+        """Return the probability of a candidate, corrected by the answers of the last `look`.
 
         Args:
-            cell, token, p: of the candidate.
-            top: the longest context that it was seen behind, as a source; 0: none.
-            length: the class of the longest match.
+            cell: Cell of the candidate.
+            token: Token id of the candidate.
+            p: Probability of the candidate before the correction.
+            top: Number of the last source that saw the candidate, plus 1; 0 if none did.
+            length: Class of the longest match.
         """
         facts = self.correction.facts
         f: cython.Py_ssize_t = cell * FACTS

@@ -1,18 +1,19 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""How likely a guess is right: `ChanceMixer` mixes what several sources say, `Correction` corrects what came of it.
+"""The probability that a guess is right: `ChanceMixer` combines the sources, and `Correction` calibrates the result.
 
-As in the PAQ family of compressors (Mahoney 2005, "Adaptive weighing of context models for lossless data
-compression"; Knoll and de Freitas 2012, "A machine learning perspective on predictive coding with PAQ8"):
+The method is that of the PAQ family of compressors (Mahoney 2005, "Adaptive weighing of context models for lossless
+data compression"; Knoll and de Freitas 2012, "A machine learning perspective on predictive coding with PAQ8"):
 
-1. Each *source* sees the guess in some state (how often it saw this context, how often this guess followed...).
-   A table keeps, for every state, how often guesses in that state were right: an adaptive probability.
-2. Those probabilities, as log-odds, are weighed and added by several *experts* at a time. Each expert chooses one of
-   its weight sets by a view of the situation of its own, and learns by gradient descent on the coding cost of what it
-   alone would have said. A second mixing blends the experts; it learns from what all of it said.
-3. Facts with no order among them (which token is guessed, which token came before) each add a *bias* of their
-   own, learnt with a step that shrinks as a bias settles (AdaGrad; Duchi, Hazan, Singer 2011).
+1. For each *source* the guess is in a state, for example: the source saw this context four times, and this guess
+   followed three times. A table stores for every state how often guesses in it were right, an adaptive probability.
+2. Several *experts* compute weighted sums of the log-odds of these probabilities. Each expert has a separate *view* of
+   the situation, which selects one of its weight sets. It learns by gradient descent on the coding cost of the
+   estimate that it makes alone. A second mixing step blends the experts, and learns from the error of the result.
+3. Categorical facts, such as the guessed token or the previous token, each add a separate *bias*. Its learning step
+   shrinks as the bias converges (AdaGrad; Duchi, Hazan, Singer 2011).
 
-The guesses lie in numbered *cells*: inputs are put in, `estimate` computes, `learn` corrects.
+The guesses are in numbered *cells*: the caller sets the inputs, `estimate` computes the probability, and `learn`
+updates the weights.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ else:
 SOURCES = cython.declare(cython.int, 8)
 STATES = cython.declare(cython.int, 128)
 EXPERTS = cython.declare(cython.int, 4)
-TOKENS = cython.declare(cython.int, 2)  # the expert whose view is a hash of a token
+TOKENS = cython.declare(cython.int, 2)  # number of the expert whose view is a hash of a token
 BIASES = cython.declare(cython.int, 13)
 FREE_ROOM = cython.declare(cython.int, 1 << 12)
 TOKEN_ROOM = cython.declare(cython.int, 1 << 17)
 PAIR_ROOM = cython.declare(cython.int, 1 << 18)
-"""Biases of facts without a token in them, of facts about one token, and about two, in this order."""
+"""Numbers of biases: for facts without a token, for facts about one token, and for facts about two, in this order."""
 RATE = cython.declare(cython.double, 0.02)
 BLEND_RATE = cython.declare(cython.double, 0.001)
 BIAS_RATE = cython.declare(cython.double, 0.3)
 BIAS_SLOPE = cython.declare(cython.double, 1.5)
-"""Sum of squared errors that a bias starts with, so that its first step is not its largest by far."""
+"""Initial sum of squared errors of a bias, without which its first step would be far too large."""
 MEMORY = cython.declare(cython.double, 250.0)
-"""Outcomes after which a state's probability follows the newest at a constant rate."""
-UNLIKELY = cython.declare(cython.double, 0.01)  # a wrong guess below it teaches nothing that is worth the time
+"""Number of outcomes after which the probability of a state follows new outcomes at a constant rate."""
+UNLIKELY = cython.declare(cython.double, 0.01)  # minimum probability of wrong guesses that are worth the time to learn
 CONSTANT = cython.declare(cython.double, 0.3)
 WEIGHT = cython.declare(cython.double, 0.25)
 ABSENT = cython.declare(cython.int, -1)
@@ -55,17 +56,19 @@ def _within(z: cython.double, most: cython.double) -> cython.double:
 class ChanceMixer:
     """Estimates the probability that each guess is right, and learns from the outcomes.
 
+    The constructor accepts the mixer of another sequence that is decoded at the same time. Both then share the weights
+    and biases for tokens.
+
     Args:
-        cells: how many guesses can wait for their outcome.
-        sets: how many weight sets each expert chooses from, and how many there are to blend the experts.
-        beside: a mixer for another text at the same time; what either learns about tokens, both know.
+        cells: Maximum number of guesses that wait for their outcome.
+        sets: Number of weight sets for each expert, and last the number for blending the experts.
 
     Attributes:
-        states: int32 of shape (cells, SOURCES): the state in which each source sees the guess, or ABSENT.
-        views: int32 of shape (cells, EXPERTS + 1): the numbers of the weight sets, of the experts and of the blend.
-        facts: int32 of shape (cells, BIASES): hashes of the facts, each the number of a bias; below
-            FREE_ROOM + TOKEN_ROOM + PAIR_ROOM, and in the part of it that its kind has.
-        p: float64 of shape (cells,): the probability that the guess is right, as `estimate` found it.
+        states: int32 of shape (cells, SOURCES): state of the guess in each source, or ABSENT.
+        views: int32 of shape (cells, EXPERTS + 1): numbers of the weight sets of the experts and of the blend.
+        facts: int32 of shape (cells, BIASES): numbers of the biases, which are hashes of the facts. They are below
+            FREE_ROOM + TOKEN_ROOM + PAIR_ROOM, and in the part for the kind of the fact.
+        p: float64 of shape (cells,): probability that the guess is right, set by `estimate`.
     """
 
     def __init__(self, cells: int, sets: tuple[int, ...], beside: ChanceMixer | None = None) -> None:
@@ -75,7 +78,8 @@ class ChanceMixer:
         self.p = array("d", bytes(8 * cells))
         self._inputs = array("d", bytes(8 * cells * (SOURCES + 1)))
         self._said = array("d", bytes(8 * cells * EXPERTS))
-        # The expert whose view is a token has weights of its own; where those of each begin among their kind:
+        # The weights of the expert whose view is a token are in a separate array. `_from` contains the first weight set
+        # of each expert in its array.
         others = [n if k != TOKENS else 0 for k, n in enumerate(sets[:EXPERTS])]
         self._from = array("q", [sum(others[:k]) if k != TOKENS else 0 for k in range(EXPERTS)])
         self._rate = array("d", [0.5]) * (SOURCES * STATES)
@@ -94,7 +98,7 @@ class ChanceMixer:
             self._token_bias, self._token_slope = beside._token_bias, beside._token_slope
 
     def shared(self) -> dict[str, memoryview]:
-        """Weights that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
+        """Return the weights that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
         weights, last = memoryview(self._weights), self._from[TOKENS + 1] * (SOURCES + 1)
         return {
             "rate": memoryview(self._rate),
@@ -108,7 +112,10 @@ class ChanceMixer:
         }
 
     def about_tokens(self) -> dict[str, memoryview]:
-        """The same of what was learnt about single tokens; what is known of two would tell what followed what."""
+        """Return the weights for single tokens, by name: the arrays themselves, for reading and writing.
+
+        Weights for two tokens are omitted, because a file of them would reveal which tokens followed each other.
+        """
         return {
             "weights": memoryview(self._token_weights),
             "bias": memoryview(self._token_bias)[:TOKEN_ROOM],
@@ -116,7 +123,7 @@ class ChanceMixer:
         }
 
     def estimate(self, cell: cython.Py_ssize_t) -> cython.double:
-        """The probability that the guess in `cell` is right."""
+        """Return the probability that the guess in `cell` is right."""
         at: cython.Py_ssize_t = cell * (SOURCES + 1)
         blend: cython.Py_ssize_t = self.views[cell * (EXPERTS + 1) + EXPERTS] * EXPERTS
         z: cython.double = 0.0
@@ -141,7 +148,7 @@ class ChanceMixer:
         return x
 
     def learn(self, cell: cython.Py_ssize_t, right: cython.bint) -> cython.void:
-        """Learn whether the guess in `cell`, as estimated last, was right; a wrong one that was unlikely is skipped."""
+        """Learn the outcome of the guess in `cell`, after `estimate`; unlikely guesses that were wrong are skipped."""
         if not right and self.p[cell] < UNLIKELY:
             return
         y: cython.double = 1.0 if right else 0.0
@@ -189,29 +196,31 @@ class ChanceMixer:
 FACTS = cython.declare(cython.int, 6)
 CURVES = cython.declare(cython.int, 1 << 13)
 FREE_CURVES = cython.declare(cython.int, 512)
-"""The first curves are for facts without a token in them, the others for facts about one token."""
+"""Number of the first curves, which are for facts without a token; the others are for facts about one token."""
 POINTS = cython.declare(cython.int, 9)
-REACH = cython.declare(cython.double, 7.99)  # log-odds covered, to both sides of 0; a point at every 2
+REACH = cython.declare(cython.double, 7.99)  # range of the curves in log-odds, on both sides of 0; one point per 2
 CORRECTION_RATE = cython.declare(cython.double, 0.1)
 
 
 class Correction:
-    """Corrects probabilities by what they turned out to mean, in view of several facts at once.
+    """Calibrates probabilities by earlier outcomes, given several facts at once.
 
-    The most likely of several candidates was chosen for its estimate, so it is overestimated where estimates are noisy.
-    Each fact has a curve over the log-odds of the estimate, linear between its points and 0 at first. What the curves
-    say is added to the log-odds, and all of them learn from the error of the sum. It is the last stage of the
-    compressors of the PAQ family (Mahoney 2005, section 4, "APM"), with curves that add up, as in a generalised
-    additive model (Hastie and Tibshirani 1986); steps shrink as a point settles (AdaGrad).
+    The most likely of several candidates was chosen by its estimate, so noisy estimates are too high on average. Each
+    fact has a curve over the log-odds of the estimate, linear between its points and initially 0. The values of the
+    curves are added to the log-odds, and all curves learn from the error of the sum. This is the last stage of the
+    compressors of the PAQ family (Mahoney 2005, section 4, "APM"), with additive curves as in a generalised additive
+    model (Hastie and Tibshirani 1986). Learning steps shrink as a point converges (AdaGrad).
+
+    The constructor accepts the correction of another sequence that is decoded at the same time. Both then share the
+    curves for tokens.
 
     Args:
-        cells: how many estimates can wait for their outcome at a time.
-        beside: one for another text at the same time; what either learns about tokens, both know.
+        cells: Maximum number of estimates that wait for their outcome.
 
     Attributes:
-        facts: int32 of shape (cells, FACTS): hashes of the facts, each the number of a curve; below CURVES, and
-            below FREE_CURVES if no token is in it.
-        p: float64 of shape (cells,): the corrected probability, as `estimate` found it.
+        facts: int32 of shape (cells, FACTS): numbers of the curves, which are hashes of the facts. They are below
+            CURVES, and below FREE_CURVES for facts without a token.
+        p: float64 of shape (cells,): corrected probability, set by `estimate`.
     """
 
     def __init__(self, cells: int, beside: Correction | None = None) -> None:
@@ -227,11 +236,11 @@ class Correction:
             self._token_height, self._token_slope = beside._token_height, beside._token_slope
 
     def shared(self) -> dict[str, memoryview]:
-        """Weights that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
+        """Return the curves that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
         return {"height": memoryview(self._height), "slope": memoryview(self._slope)}
 
     def about_tokens(self) -> dict[str, memoryview]:
-        """Weights for single tokens, in the same form."""
+        """Return the curves for single tokens, in the same form."""
         return {"height": memoryview(self._token_height), "slope": memoryview(self._token_slope)}
 
     def estimate(self, cell: cython.Py_ssize_t, p: cython.double) -> cython.double:
@@ -254,7 +263,7 @@ class Correction:
         return p
 
     def learn(self, cell: cython.Py_ssize_t, right: cython.bint) -> cython.void:
-        """Learn whether the guess in `cell`, as last estimated, was right."""
+        """Learn the outcome of the guess in `cell`, after `estimate`."""
         error: cython.double = (1.0 if right else 0.0) - self.p[cell]
         left: cython.Py_ssize_t = cython.cast(cython.Py_ssize_t, self._place[cell])
         share: cython.double = self._place[cell] - left

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""`History`: the tokens of one request, and where each context of 1 to `ORDERS` tokens was seen before.
+"""`History`: the tokens of one request, and the positions at which each context of 1 to `ORDERS` tokens occurred.
 
-A chain of links visits the occurrences of a context from the most recent back. Contexts that share a hash share a
-chain, so walking it needs the tokens compared. Adding a token takes amortised O(1), and 4 bytes plus 8 for each order.
+A chain of links visits the occurrences of a context, the most recent first. Contexts with the same hash share a chain,
+so a search must compare the tokens. Adding a token takes amortised O(1), and 4 bytes plus 8 for each order.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ NOWHERE = cython.declare(cython.int, -1)
 REACH = cython.declare(cython.int, 25)
 STEPS = cython.declare(cython.int, 32)
 STEP = cython.declare(cython.int, 8)
-# Typed: a literal above 2^31 would make Python integers of whatever it meets.
+# These are typed, because an untyped literal above 2^31 would turn the other operands into Python integers.
 SPREAD = cython.declare(cython.ulonglong, 0x85EBCA6B)
 STIR = cython.declare(cython.ulonglong, 0x1E3779B1)
 WORD = cython.declare(cython.ulonglong, (1 << 59) - 1)
 
-SMALLEST = 4096  # tokens there is room for at first: a power of two, as ever after
+SMALLEST = 4096  # initial capacity in tokens; the capacity is always a power of two
 
 
 def mix(state: cython.ulonglong, value: cython.ulonglong) -> cython.ulonglong:
-    """One step of a hash over small integers; the low bits of the result are the best mixed. Below 2^59."""
+    """Return the next state of a hash over small integers, below 2^59; its low bits are mixed best."""
     state = ((state ^ (value * SPREAD)) * STIR) & WORD
     return state ^ (state >> 29)
 
 
 def doublings(n: cython.Py_ssize_t, most: cython.int) -> cython.int:
-    """The class of a count: 0, 1, 2 to 3, 4 to 7, ... and what is left in class `most`."""
+    """Return the class of a count: 0, 1, 2 to 3, 4 to 7, and so on; at most `most`."""
     k: cython.int = 0
     while n > 0 and k < most:
         n >>= 1
@@ -40,17 +40,17 @@ def doublings(n: cython.Py_ssize_t, most: cython.int) -> cython.int:
 
 
 class History:
-    """A growing text and its chains, with room for 64 guesses after its `size` tokens: context like any other."""
+    """A growing text and its chains. After its `size` tokens is room for 64 guesses, which serve as context too."""
 
     def __init__(self) -> None:
-        self.tokens = array("i", bytes(4 * (SMALLEST + 64)))  # int32; the first `size` count
+        self.tokens = array("i", bytes(4 * (SMALLEST + 64)))  # int32; only the first `size` are tokens of the text
         self.links = array("i", bytes(4 * SMALLEST * ORDERS))
         self.heads = array("i", [NOWHERE]) * (SMALLEST * ORDERS)
         self.room = SMALLEST
-        self.size = 0  # how many tokens there are
+        self.size = 0  # number of tokens
 
     def clear(self) -> None:
-        """Forget everything, and keep the room."""
+        """Remove all tokens, but keep the allocated memory."""
         self.size = 0
         for i in range(self.room * ORDERS):
             self.heads[i] = NOWHERE
@@ -65,7 +65,7 @@ class History:
         self._enter(n)
 
     def chain(self, state: cython.ulonglong, order: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        """Where in `heads` the chain of a context begins; `state` is the hash of its tokens, the latest first."""
+        """Return the index in `heads` of a context's chain; `state` is the hash of its tokens, the latest first."""
         return (state & (self.room - 1)) * ORDERS + order - 1
 
     def _enter(self, n: cython.Py_ssize_t) -> None:
@@ -83,7 +83,7 @@ class History:
     def _grow(self) -> None:
         i: cython.Py_ssize_t
         n: cython.Py_ssize_t = self.size
-        # Through bytes: an array made from a memoryview is filled one Python integer at a time.
+        # The copy is made through bytes, because array() fills from a memoryview one Python integer at a time.
         self.tokens = array("i", memoryview(self.tokens).tobytes() + bytes(4 * n))
         self.links = array("i", memoryview(self.links).tobytes() + bytes(4 * n * ORDERS))
         self.room = 2 * n
@@ -92,17 +92,17 @@ class History:
             self._enter(i)
 
     def near(self, end: cython.Py_ssize_t, place: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        """The position around `place` from which a copy is continued at `end`, so that it continues after an edit.
+        """Return the position near `place` from which a copy continues at `end`, also after an edit.
 
-        The first of these that exists, with its number in `how`:
+        It is the first of these that exists; its number is stored in `how`:
 
-            0       `place`, if the token before it is the token before `end`
-            1       the nearest position less than `REACH` away that follows the same two tokens as `end` does, of the
+            0       `place`, if the token before it equals the token before `end`
+            1       the nearest position less than `REACH` away that follows the same two tokens as `end`, among the
                     latest `STEPS` in their chain
-            2, 3    the nearest at most `STEP` away that follows the same one token: later than `place`, or earlier
+            2, 3    the nearest position at most `STEP` away that follows the same token: after `place`, or before it
             4       `place`
 
-        `NOWHERE`, with 4 in `how`, if `place` is below 1 or not below `size`.
+        If `place` is below 1 or not below `size`, the result is `NOWHERE`, with 4 in `how`.
         """
         t = self.tokens
         steps: cython.int = 0

@@ -1,12 +1,12 @@
-"""What a judge has learnt, from one process to the next: what all start from, and a file per vocabulary of the user's.
+"""Files of a guesser's weights: initial weights in the package, and statistics about tokens for each vocabulary.
 
-    take_up(guesser.shared(), shipped(START))      what recorded conversations taught: it comes with the package
-    take_up(guesser.about_tokens(), read(path))    what the user's own texts taught about tokens
-    keep(path, guesser.about_tokens())
+    take_up(guesser.shared(), shipped(START))      load the weights of the package, from recorded conversations
+    take_up(guesser.about_tokens(), read(path))    load the statistics about tokens from the user's own texts
+    keep(path, guesser.about_tokens())             store them
 
-Weights and rates are taken up again for every text, which is better than what the last one left behind (held out, 1.212
-against 1.208 on the curve cpu-1.5b-q4_0). Files are npz with float32 in them and the number of their layout; one of
-another layout, or damaged, counts as none.
+Weights and rates are reset to those of the package for every text. This gives a higher speedup than the weights at the
+end of the previous text (held out, 1.212 against 1.208 on the curve cpu-1.5b-q4_0). Files are npz with float32 arrays
+and the number of their layout. A file with another layout, or a damaged one, is ignored.
 """
 
 from __future__ import annotations
@@ -23,22 +23,26 @@ from numpy.typing import NDArray
 from ngramspec.storage import cache_folder, replacing
 
 LAYOUT = 1
-"""Changes whenever the same numbers would mean something else: another state, weight set or fact behind an index."""
+"""Number of the layout, raised when an index gets another meaning: another state, weight set or fact."""
 
 # Initial weights of every text, and initial acceptance of the target's predictions; see `answers.py`.
-START = Path(__file__).with_name("start.npz")  # made by `tools/train_judge.py`
-ANSWERS = Path(__file__).with_name("answers.npz")  # made by `tools/train_answers.py`
+START = Path(__file__).with_name("start.npz")  # output of `tools/train_judge.py`
+ANSWERS = Path(__file__).with_name("answers.npz")  # output of `tools/train_answers.py`
 
 Arrays = Mapping[str, NDArray[np.float32]]
 
 
 def folder() -> Path:
-    """Where the user's files are."""
+    """Return the folder of the user's files."""
     return cache_folder("judge")
 
 
 def file_of(vocabulary: bytes) -> Path:
-    """The user's file for a vocabulary, which its `vocabulary_hash` names."""
+    """Return the user's file for a vocabulary.
+
+    Args:
+        vocabulary: The target's `vocabulary_hash`.
+    """
     return folder() / f"{vocabulary.hex()}.npz"
 
 
@@ -48,13 +52,13 @@ def read(path: Path) -> Arrays:
         with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         known = int(arrays.pop("layout")) == LAYOUT and all(np.isfinite(a).all() for a in arrays.values())
-    except Exception:  # numpy's reader raises what it stumbles over, its tokenizer's errors included
+    except Exception:  # numpy's reader may raise any error, including those of its tokenizer
         return {}
     return arrays if known else {}
 
 
 def keep(path: Path, learnt: Mapping[str, memoryview]) -> None:
-    """Write a file whole or not at all; where the folder cannot be made or written, do nothing."""
+    """Write a file completely or not at all; do nothing if the folder cannot be created or written."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays = {name: np.asarray(array, np.float32) for name, array in learnt.items()}
@@ -63,7 +67,7 @@ def keep(path: Path, learnt: Mapping[str, memoryview]) -> None:
 
 
 def take_up(learnt: Mapping[str, memoryview], arrays: Arrays) -> None:
-    """Write what was read into a judge's arrays, or nothing if one is missing or of another shape."""
+    """Copy the arrays of a file into a guesser's arrays; do nothing if one is missing or has another shape."""
     if learnt.keys() == arrays.keys() and all(array.shape == learnt[name].shape for name, array in arrays.items()):
         for name, array in arrays.items():
             np.asarray(learnt[name])[:] = array
@@ -76,5 +80,5 @@ def shipped(path: Path) -> Arrays:
 
 
 def files() -> list[Path]:
-    """The user's files."""
+    """Return the user's files."""
     return sorted(folder().glob("*.npz"))

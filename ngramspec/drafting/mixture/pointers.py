@@ -1,10 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""`Pointers`: places in the text that continue as it does now, kept from one token to the next.
+"""`Pointers`: places in the text that may be copied now, followed from one token to the next.
 
-Whether a place with the same tokens before it is being copied shows only after some tokens. So a few places are kept
-and followed, across edits too (`History.near`). New places are the latest ones where the last two, and the last four,
-tokens stood. Each candidate's log-odds are corrected by how often such places were right (`Correction`), by how well
-they fare and by whether they say this candidate. Where none says anything, nothing is changed.
+It takes some tokens to see if the text copies a place that has the same tokens before it. So a few places are stored
+and followed, also across edits (`History.near`). New places are the latest ones after the last two tokens, and after
+the last four. Each place predicts the token that is stored there.
+
+The log-odds of each candidate are corrected (`Correction`) by the accuracy of such places, by the record of each place,
+and by whether it predicts this candidate. A position without a prediction is not changed.
 
 Constant time per token and per position.
 """
@@ -25,42 +27,47 @@ else:
 POINTERS = cython.declare(cython.int, 3)
 ORDERS = cython.declare(cython.int, 4)
 FACTS = cython.declare(cython.int, 6)
-FADE = cython.declare(cython.double, 0.9)  # what a confirmation is still worth after one more token
-PATIENCE = cython.declare(cython.int, 6)  # misses in a row that a place survives
+FADE = cython.declare(cython.double, 0.9)  # factor for older confirmations at each new token
+PATIENCE = cython.declare(cython.int, 6)  # maximum number of wrong predictions in a row before a place is dropped
 STEPS = cython.declare(cython.int, 8)
-"""Links of a chain followed to find a context: others that share its hash take up some."""
+"""Maximum number of links followed to find a context; contexts with the same hash are in the same chain."""
 NOWHERE = cython.declare(cython.int, -1)
 NOBODY = cython.declare(cython.int, -1)
 
 
 class Pointers:
-    """Keeps places of one text, and corrects the chances of candidates by what stands there.
+    """Stores places of one text, and corrects the probabilities of candidates by their predictions.
 
     Args:
-        cells: how many candidates can wait for their outcome.
+        cells: Maximum number of candidates that wait for their outcome.
 
     Attributes:
-        tokens: int32 of shape (POINTERS,): what each place says at the position looked at last; -1: nothing.
+        tokens: int32 of shape (POINTERS,): prediction of each place at the position of the last `look`; -1 means that
+            it has no prediction.
     """
 
     def __init__(self, cells: int) -> None:
-        self.correction = Correction(cells)  # what such places are worth
+        self.correction = Correction(cells)  # correction by the accuracy of places
         self.tokens = array("i", [NOBODY]) * POINTERS
         self._kinds = array("i", bytes(4 * POINTERS))
-        # Those of the text, the strongest first, and behind them the same as they are along a chain.
+        # The first half contains the places of the text, the strongest first. The second half follows them along a
+        # chain.
         self._places = array("q", [NOWHERE]) * (2 * POINTERS)
         self._confirmed = array("d", bytes(8 * 2 * POINTERS))
         self._missed = array("i", bytes(4 * 2 * POINTERS))
 
     def begin(self) -> None:
-        """Forget the places; what they were worth stays."""
+        """Drop the places; the correction keeps its statistics."""
         for i in range(POINTERS):
             self._places[i] = NOWHERE
 
     def look(self, h: History, end: cython.Py_ssize_t, at: cython.Py_ssize_t) -> cython.bint:
-        """Find what the places say at position `end`, which is number `at` of a chain; whether any says something.
+        """Find the predictions of the places at position `end`, which is number `at` of a chain.
 
-        Along a chain a place is followed only while it says what the chain does.
+        Along a chain, a place is followed only while its predictions equal the guesses.
+
+        Returns:
+            True if there is a prediction.
         """
         spoken: cython.bint = False
         for i in range(POINTERS):
@@ -84,12 +91,12 @@ class Pointers:
         return spoken
 
     def take(self, token: cython.int) -> None:
-        """Follow the chain by `token`, at the position looked at last."""
+        """Advance the places of the chain by its next guess, `token`, at the position of the last `look`."""
         for i in range(POINTERS):
             self._follow(POINTERS + i, token, self.tokens[i])
 
     def add(self, h: History, token: cython.int) -> None:
-        """Follow the text by `token`, which comes next in it; called before `h` has it."""
+        """Advance the places of the text by its next token; called before the token is added to `h`."""
         state: cython.ulonglong = 0
         for i in range(POINTERS):
             place = self._places[i] = h.near(h.size, self._places[i])
@@ -105,7 +112,7 @@ class Pointers:
                 self._begin_at(h, self._latest(h, state, order), token)
 
     def _follow(self, i: cython.int, token: cython.int, said: cython.int) -> None:
-        """Continue by one token, in place `i`; it said `said`."""
+        """Advance place `i`, whose prediction was `said`, by one token."""
         if self._places[i] == NOWHERE:
             return
         self._places[i] += 1
@@ -119,7 +126,7 @@ class Pointers:
             self._places[i] = NOWHERE
 
     def _latest(self, h: History, state: cython.ulonglong, order: cython.int) -> cython.Py_ssize_t:
-        """The latest place behind the last `order` tokens, whose hash is `state`; NOWHERE if it is not soon found."""
+        """Return the latest place after the last `order` tokens, whose hash is `state`; NOWHERE after `STEPS` links."""
         steps: cython.int = 0
         place: cython.Py_ssize_t = h.heads[h.chain(state, order)]
         while place >= order and steps < STEPS:
@@ -133,7 +140,7 @@ class Pointers:
         return NOWHERE
 
     def _begin_at(self, h: History, place: cython.Py_ssize_t, token: cython.int) -> None:
-        """Keep a place instead of the weakest, unless that was confirmed."""
+        """Store a place instead of the weakest one, unless the weakest was confirmed recently."""
         if place == NOWHERE:
             return
         for i in range(POINTERS):
@@ -149,7 +156,7 @@ class Pointers:
         self._order()
 
     def _order(self) -> None:
-        """Put the most often confirmed first, and keep one of those at the same place."""
+        """Sort the places by their confirmations, and remove duplicates."""
         for i in range(1, POINTERS):
             for k in range(i):
                 if self._places[i] == self._places[k]:
@@ -174,11 +181,13 @@ class Pointers:
     def estimate(
         self, cell: cython.Py_ssize_t, token: cython.int, p: cython.double, length: cython.int
     ) -> cython.double:
-        """What `p` means for a candidate in view of the places looked at last.
+        """Return the probability of a candidate, corrected by the predictions of the last `look`.
 
         Args:
-            cell, token, p: of the candidate.
-            length: the class of the longest match.
+            cell: Cell of the candidate.
+            token: Token id of the candidate.
+            p: Probability of the candidate before the correction.
+            length: Class of the longest match.
         """
         facts = self.correction.facts
         f: cython.Py_ssize_t = cell * FACTS

@@ -1,8 +1,8 @@
-"""`AnswerStore`: answers by request, so that a request that is repeated is drafted from its earlier answer.
+"""`AnswerStore`: answers by request, so that a repeated request is drafted from its earlier answer.
 
 The same prompt with the same sampling settings nearly always gets the same answer: decoding is deterministic, and only
 rounding in batches of other sizes, or rules that are not sampling settings, can change it. A match in any other text is
-weaker evidence, because it does not tell that the whole answer is the same.
+weaker evidence, because it does not imply that the whole answer is the same.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ngramspec.drafting.chances import FadingRate
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import common_prefix
 
-REQUESTS = 1024  # requests to remember, the latest ones
-ANSWERS = 4  # answers to each request, the latest ones
-LONGEST = 4096  # tokens of an answer
+REQUESTS = 1024  # maximum number of stored requests, the latest ones
+ANSWERS = 4  # maximum number of stored answers to each request, the latest ones
+LONGEST = 4096  # maximum number of stored tokens of an answer
 
 CERTAIN = 0.9
-"""Chance from which the tokens of an earlier answer are drafted before any other guess."""
+"""Minimum probability at which the tokens of an earlier answer are drafted before any other guess."""
 
-CLASSES = 7  # of the number of tokens that agree: 0, 1, 2 to 3, 4 to 7, and so on
+CLASSES = 7  # number of classes of agreeing tokens: 0, 1, 2 to 3, 4 to 7, and so on
 HITS, TRIES = 8.0, 8.02
 FADE = 0.99
 
@@ -31,8 +31,8 @@ class AnswerStore:
     """The latest answers to the latest requests, and how reliably an answer was repeated."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, list[array[int]]] = {}  # by the hash of prompt and sampling settings
-        # by class of the number of tokens that agree: how often the next one did, too
+        self._answers: dict[int, list[array[int]]] = {}  # answers by the hash of prompt and sampling
+        # Acceptance rate of the next token by the class of the number of tokens that agree.
         self._rates = [FadingRate(HITS, TRIES, fade=FADE) for _ in range(CLASSES)]
 
     def begin(self, prompt: Sequence[int], sampling: Sampling) -> CurrentAnswer:
@@ -45,7 +45,7 @@ class AnswerStore:
         if sampling.greedy:
             sampling = replace(sampling, seed=0)
         key = hash((tuple(prompt), sampling))
-        # A dict keeps the order of insertion, so the first request is the one that was not repeated for longest.
+        # A dict keeps the order of insertion, so the first request is the least recently repeated one.
         earlier = self._answers.pop(key, [])
         tokens = array("i")
         self._answers[key] = [*earlier[1 - ANSWERS :], tokens]
@@ -60,7 +60,7 @@ class CurrentAnswer:
     Args:
         tokens: The answer so far, which is stored.
         earlier: Earlier answers, the latest first.
-        rates: How often the next token of an earlier answer was right, by class.
+        rates: Acceptance rates of the next token of an earlier answer, by class.
 
     Attributes:
         earlier: Earlier answers that agree with this one so far, and continue.
@@ -69,12 +69,12 @@ class CurrentAnswer:
     def __init__(self, tokens: array[int], earlier: list[array[int]], rates: Sequence[FadingRate]) -> None:
         self.earlier = earlier
         self._tokens, self._rates = tokens, rates
-        self._length = 0  # tokens of the answer so far; more than are stored if it exceeds `LONGEST`
+        self._length = 0  # number of tokens so far, including those beyond `LONGEST`, which are not stored
 
     def continuation(self, limit: int) -> tuple[list[int], tuple[float, ...]]:
-        """Return the next tokens of an earlier answer, and the chance of each if those before it are right.
+        """Return the next tokens of an earlier answer, and the probability of each if those before it are right.
 
-        It ends before the first token whose chance is below `CERTAIN`.
+        The tokens end before the first one whose probability is below `CERTAIN`.
 
         Args:
             limit: Maximum number of tokens.
@@ -92,7 +92,7 @@ class CurrentAnswer:
         return tokens[: len(chances)].tolist(), tuple(chances)
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Add emitted tokens, and learn from them whether the earlier answer was repeated."""
+        """Add emitted tokens, and learn from them if the earlier answer was repeated."""
         start, end = self._length, self._length + len(tokens)
         if self.earlier:
             expected = self.earlier[0][start:end]
