@@ -124,7 +124,7 @@ class Drafter(ABC):
     drafts_stepwise: bool = False  # True for a `StepwiseDrafter`, which uses a draft model
     # Seconds of the last `propose` that a draft model took to read the prompt, which count as prefill.
     prefill_seconds: float = 0.0
-    # Text that the next answer is likely to copy, set before `begin`. `None` means that the drafter does not support it.
+    # Text that the next answer is likely to copy, set before `begin`; `None` means that the drafter supports none.
     prediction: Sequence[int] | None = None
 
     @abstractmethod
