@@ -1,8 +1,8 @@
 """`Calibration`: the measurements of a target on this machine.
 
-They are stored in one small JSON file per model, build, machine and settings, because the batch sizes of exact mode
-must not change from one run to the next. The name of the file begins with the name of the model file, so that
-`kept_steepness` finds it.
+They are stored in one small JSON file per model, build, machine and settings. The batch sizes of exact mode must not
+change from one run to the next. The name of the file begins with the name of the model file, so that `kept_steepness`
+finds it.
 """
 
 from __future__ import annotations

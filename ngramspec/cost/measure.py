@@ -1,6 +1,6 @@
 """Measurements of a target's decode calls, called passes: their time by size, and the sizes with bit-identical logits.
 
-`probe` finds kernel classes: llama.cpp picks its kernels by batch size, so the logits of one position may differ in the
+`probe` finds kernel classes. llama.cpp picks its kernels by batch size. So the logits of one position may differ in the
 last bits between a batch of one token and a batch of five. Sizes that agree to the last bit form a *kernel class*. If
 all passes of a generation use sizes of one class, its text cannot depend on the drafts (exact mode).
 """

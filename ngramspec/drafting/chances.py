@@ -197,8 +197,8 @@ class ChanceEstimator:
     def estimated(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
         """Return a draft with added estimates; unchanged if it has estimates or is empty.
 
-        The cell of a guess then depends on its position in the draft, on the number of right guesses before the draft,
-        and on its match length, if the drafter provides it.
+        The cell of a guess then depends on its position in the draft and on the number of right guesses before the
+        draft. It also depends on the match length, if the drafter provides it.
 
         Args:
             draft: The drafter's proposal.

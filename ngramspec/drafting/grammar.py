@@ -1,7 +1,7 @@
 """`GrammarGuide`: drafts that follow a grammar, and drafts of the text that a grammar forces.
 
-A draft ends before the first token that the grammar forbids. If the drafter has no further proposal, the text that the
-grammar forces, such as the keys and the punctuation of JSON, is a draft that costs nothing. JSON grammars allow white
+A draft ends before the first token that the grammar forbids. If the drafter has no further proposal, text that the
+grammar forces is a draft that costs nothing, such as the keys and the punctuation of JSON. JSON grammars allow white
 space nearly everywhere. The guess is then the white space that last followed the same character in this text.
 """
 

@@ -8,8 +8,8 @@ hash share a chain, so a search must compare the tokens.
 A negative token id is a seam between two texts (`SEAM`). The seam and the `ORDER` tokens after it are in no chain, and
 a copy must end before it.
 
-An index consists only of three arrays of 32-bit integers, so that it can be a memory-mapped file. They take 4 bytes per
-token for the text, 4 for the links, and `heads`, whose length is a power of two and at most the number of tokens.
+An index consists only of three arrays of 32-bit integers, so that it can be a memory-mapped file. The text and the
+links take 4 bytes per token each. The length of `heads` is a power of two, and at most the number of tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The choice made by `exact="auto"`: the way to decode, by measured times and by batch sizes that agree bit for bit.
 
-llama.cpp picks its kernels by batch size, so the logits after one token may differ in the last bits between a batch of
+llama.cpp picks its kernels by batch size. So the logits of one position may differ in the last bits between a batch of
 one token and a batch of five. Drafts change the batch sizes, and so they may change the text. Three ways to decode are
 measured (`ngramspec.llama.trial_context`):
 
@@ -9,20 +9,19 @@ measured (`ngramspec.llama.trial_context`):
     exact    settings under which single tokens agree with the other sizes: on a CPU no flash attention, whose
              kernel splits a single token's context over the threads
 
-Two questions decide: is the text the same with and without drafts, and how long does a usual request take? The time
-follows from decode calls over one token and over more, and from the acceptance rate of drafts in a typical text. The
-first way is chosen whose sizes agree and whose time is at most `TOLERANCE` times the fastest time. Example with a
-tolerance of 1.05, in seconds for a usual request:
+The choice depends on the batch sizes that agree and on the time of a usual request. This time is computed from decode
+calls over one token and over more, and from the acceptance rate of drafts in a typical text. If the fastest settings
+give the same text with and without drafts, "fast" is chosen without timing. Otherwise "padded" is chosen if its sizes
+agree and its time is at most `TOLERANCE` times the fastest time, then "exact" under the same conditions, and at last
+"fast". Example in which the sizes of "padded" and "exact" agree, in seconds for a usual request:
 
     fast 10.0, padded 10.3, exact 10.2    padded is chosen: it takes 1.03 times as long
     fast 10.0, padded 13.0, exact 10.2    exact is chosen: it takes 1.02 times as long
     fast 10.0, padded 13.0, exact 12.0    fast is chosen: drafts may change the text
 
-If single tokens agree with the other sizes under the fastest settings, "fast" is chosen without timing.
-
 Measurements are stored and never repeated: if the choice changed with their noise, the text would change too. They are
-made in steps while a model is loaded. A step that does not fit into the time is postponed to the next load or to
-`ngramspec info`, and so are times that were taken while other programs ran. Until then the fastest way is used.
+made in steps while a model is loaded. A step is postponed to the next load or to `ngramspec info` if the time is too
+short. This also happens to times that were taken while other programs ran. Until then the fastest way is used.
 """
 
 from __future__ import annotations

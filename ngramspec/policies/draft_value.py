@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """`DraftValue`: the value of each draft length, including the decode calls that continue its chain of guesses.
 
-If a draft was accepted entirely, the next decode call can send the rest of the chain, and then knows that the chain was
-right so far. So if batches are expensive, an uncertain guess before certain ones is best left to a plain decode call.
+If a draft was accepted entirely, the rest of the chain can be sent in the next decode call, when its beginning is known
+to be right. So if batches are expensive, an uncertain guess before certain ones is best left to a plain decode call.
 The long draft follows when its first token is known to be right.
 
 With P(i, k) = p_(i+1) * ... * p_(i+k), the value after i right tokens of the chain is
@@ -13,10 +13,12 @@ where lambda is the value of time, in tokens. The last term stands for the token
 next token of the chain, the chain continues after it. When the text leaves the chain, or the chain ends, W is 0. This
 happens once, however the tokens are divided among decode calls.
 
-Example: p = (0.3, 0.99, 0.99, 0.99), lambda = 1, T(1) = 1, T(4) = 2.2 and T(5) = 2.5. A draft of all four tokens is
-expected to emit 1 + 0.3 + 0.297 + 0.294 + 0.291 = 2.18 tokens in 2.5, a value of -0.32. A plain decode call emits one
-token in 1, a value of 0. With probability 0.3 this token is the first of the chain. A draft of the other three tokens
-follows, whose value is 1 + 0.99 + 0.98 + 0.97 - 2.2 = 1.74. So the plain call is worth 0.3 * 1.74 = 0.52.
+Example: p = (0.3, 0.99, 0.99, 0.99), lambda = 1, T(1) = 1, T(4) = 2.2 and T(5) = 2.5.
+
+    draft of four tokens    1 + 0.3 + 0.297 + 0.294 + 0.291 - 2.5 = -0.32
+    plain decode call       1 - 1 + 0.3 * W(1) = 0.52, with W(1) = 1 + 0.99 + 0.98 + 0.97 - 2.2 = 1.74
+
+With probability 0.3, the token of the plain call is the first of the chain, and a draft of the other three follows.
 
 The formula is the optimality equation for the average reward of a semi-Markov decision process (Puterman 1994, "Markov
 Decision Processes", section 11.4) on a chain, solved from its end. Without the last term, it gives the best length for
@@ -38,8 +40,8 @@ class DraftValue:
     """Values of all lengths of a draft, for one draft at a time."""
 
     def __init__(self) -> None:
-        # float64 of shape (MOST + 1,): entry k is the number of tokens that a decode call with a draft of k tokens is
-        # expected to emit, plus the value of the later calls that continue the chain, in tokens.
+        # float64 of shape (MOST + 1,): entry k is the expected number of tokens of a decode call with k draft tokens.
+        # It includes the value of the later calls that continue the chain, in tokens.
         self.tokens = array("d", bytes(8 * (MOST + 1)))
         self._p = array("d", bytes(8 * (MOST + 1)))
         self._cost = array("d", bytes(8 * (MOST + 1)))
@@ -56,7 +58,7 @@ class DraftValue:
 
         The first argument contains the probability of each guess that it is right if all before it are. Entry n of the
         second is (size, time) of the cheapest batch for n tokens. The third is the number of tokens that a unit of this
-        time is worth, and the last one the maximum time of a later decode call with a draft.
+        time is worth. The last one is the maximum time of a later decode call with a draft.
         """
         n: cython.Py_ssize_t = min(len(chances), len(costs) - 2, MOST)
         p, cost, tokens, behind = self._p, self._cost, self.tokens, self._behind

@@ -10,12 +10,11 @@ class LossBudget:
 
     A pass is a decode call of the target, and a plain pass one without a draft.
 
-    - The saved time is the time that the tokens of drafted passes would have taken one by one, minus the time that the
-      passes took. Old values fade. The budget is the saved time, plus `ALLOWANCE` of the time spent, plus `CREDIT`
-      plain passes.
+    - The saved time is the time of the tokens of drafted passes one by one, minus the time that the passes took. Old
+      values fade. The budget is the saved time, plus `ALLOWANCE` of the time spent, plus `CREDIT` plain passes.
     - A new text inherits at most `START` plain passes of budget from earlier texts, and at most `DEBT` plain passes of
       loss. It inherits no loss if it repeats an earlier answer.
-    - The time of drafts that are not verified is limited to `OVERHEAD` of the time, plus `ASKING_CREDIT` plain passes,
+    - The time of drafts without verification has a limit: `OVERHEAD` of the time, plus `ASKING_CREDIT` plain passes,
       plus the time that drafts saved. So the drafter is called as long as drafting as a whole pays.
     - Drafting time beyond `CHEAP` plain passes, as with a draft model, is booked as a loss. When the budget is used up,
       such a drafter is not called.

@@ -26,14 +26,15 @@ class Candidate(NamedTuple):
 class RecurringSizes:
     """Chooses among passes by their value, and by the time that their sizes save in later passes.
 
-    Let w(n) be the value of the best pass over n tokens, and w* the value of the best pass of any size, both in time.
+    Let w(n) be the value of the best pass over n tokens in time, and w* the value of the best pass of any size.
     If the previous pass had also had n tokens, this would now save max(0, switch - (w* - w(n))): the change of size,
     minus the loss from choosing n. Every size is credited with the mean of this saving over recent passes, which is
     part of w(n).
 
-    This is relative value iteration for the average reward of a Markov decision process whose state is the size of the
-    last pass (Puterman 1994, "Markov Decision Processes", section 8.5), learnt online from the drafts. At first only
-    the size of plain passes is assumed to recur: a draft is charged for the change to its size and for the change back.
+    This is relative value iteration for the average reward of a Markov decision process (Puterman 1994, "Markov
+    Decision Processes", section 8.5). Its state is the size of the last pass, and it is learnt online from the drafts.
+    At first only the size of plain passes is assumed to recur: a draft is charged for the change to its size and for
+    the change back.
 
     A pass without a draft may keep the last size too, by padding. This ends when such passes in a row have cost as much
     more than plain ones as a change of size costs. The total is then at most twice the optimum in hindsight (ski

@@ -160,8 +160,8 @@ class LookaheadDrafter(SuccessorDrafter):
 
     A guess is the first of these that exists:
 
-    - from the pool: the token that followed the last 3, 2 or 1 tokens in the prompt, or that was most likely when the
-      target last evaluated these tokens;
+    - from the pool: the token that followed the last 3, 2 or 1 tokens in the prompt, or the most likely one when the
+      target last evaluated them;
     - from the trajectory: the token that was most likely at this position in the previous decode call, given its draft;
     - a repetition of the previous token.
 

@@ -46,8 +46,8 @@ class DraftModel(ModelDrafter):
     def costs(self, guesses: int, price: MarginalCost) -> float:
         """Return the time of reading `guesses` tokens and guessing the next one, in units of the price.
 
-        It is infinite if the model cannot do so, or if a rejection would lose more than the budget allows, including
-        the time of reading the text. `entry` charges for reading the text.
+        It is infinite if the model cannot do so. It is also infinite if a rejection would lose more than the budget
+        allows, including the time of reading the text. `entry` charges for reading the text.
         """
         room = min(self.model.n_ctx - len(self._text), self.model.max_batch - 1) - guesses
         if self._mute or not self._readable or room < 0:

@@ -113,7 +113,7 @@ class ModelDrafter(StepwiseDrafter):
         other.begin(())
         return other
 
-    # ------------------------------------------------------------------ the text
+    # ------------------------------------------------------------------ request
 
     def set_sampling(self, sampling: Sampling) -> None:
         self._sampling = sampling
@@ -156,7 +156,7 @@ class ModelDrafter(StepwiseDrafter):
         """Return True if these tokens have the same meaning for the model and the target."""
         return max(tokens, default=0) < self.n_vocab
 
-    # ------------------------------------------------------------------ a draft
+    # ------------------------------------------------------------------ draft
 
     def propose_stepwise(
         self,
@@ -216,7 +216,7 @@ class ModelDrafter(StepwiseDrafter):
         """Return the guess at position `offset` of the draft from its logits; `None` if they are not finite."""
         return model_guess(row[: self.n_vocab], offset, choose, self._sampling)
 
-    # ------------------------------------------------------------------ what it costs
+    # ------------------------------------------------------------------ cost
 
     def _pays(self, limit: int, price: MarginalCost | None) -> bool:
         """Return True if the model should be used now."""
@@ -246,7 +246,7 @@ class ModelDrafter(StepwiseDrafter):
             for size in (1, 1, FIRST_READ):
                 self._read(self._held + size)
 
-    # ------------------------------------------------------------------ the model
+    # ------------------------------------------------------------------ model
 
     def _catch_up(self) -> Asking:
         """Read the rest of the text into the cache, and return the logits after it."""

@@ -64,10 +64,12 @@ class Payoff:
     def gain(self, limit: int, price: MarginalCost) -> float:
         """Return the expected gain of a draft in tokens; requires a `price` whose unit of time is known in seconds.
 
-        With p_j the share of recent guesses at position j that were right, s_j the lowest cost of a draft token for the
-        target, t the time of the draft model for a token and r the tokens per second (`price.rate`), it is
+        It is
 
             max over k <= limit of  sum over j <= k of (p_1 * ... * p_j - r * (s_j + t))
+
+        Here p_j is the share of recent guesses at position j that were right, and s_j the lowest cost of a draft token
+        for the target. The draft model takes the time t for a token, and r is the throughput (`price.rate`).
         """
         gain, reach = 0.0, 1.0
         for at in range(limit):
@@ -101,7 +103,7 @@ class PassRequest(NamedTuple):
     passes: ModelPasses  # instance that executes the pass
     model: Model  # model whose cache contains the sequence; a `SequenceModel` if several sequences share the model
     keep: int  # number of cached tokens to keep
-    # Tokens to append to the cache. Empty means that the drafter asks to prefill a longer text itself; the answer is
+    # Tokens to append to the cache. Empty means that the drafter wants to prefill a longer text itself; the answer is
     # then `GRANTED`.
     tokens: Sequence[int]
     rows: int  # number of last tokens whose logits are requested
@@ -239,8 +241,8 @@ class ModelPasses:
         """Return the sequences whose requests are worth a joint pass.
 
         A pass over n tokens takes about a + b n. The requests are sorted by their gain minus b for each of their
-        tokens. The best k of them are chosen, with the k for which the gain minus the time of the pass is largest, if
-        it is positive. Requests with infinite gain are always chosen.
+        tokens. The best k of them are chosen. k maximises the gain minus the time of the pass, and is 0 if that is
+        never positive. Requests with infinite gain are always chosen.
         """
         if not self.joint or price is None or not price.seconds:
             return list(requests)

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """`Answers`: the target's predictions after rejected tokens, as a source of candidates.
 
-The logits after a rejected token continue from a wrong token. Even so, their most likely token, here called an answer,
-is a guess of the target itself, which costs only the time of reading the logits:
+The logits after a rejected token continue from a wrong token. Even so, their most likely token is a guess of the target
+itself, here called an answer. It costs only the time of reading the logits, and is used in two ways:
 
 - *In place*: at the same position of the text it is often right, more often at a larger distance from the rejected
   token (Jacobi iteration, as in lookahead decoding; Fu et al. 2024, arXiv 2402.02057).

@@ -20,8 +20,8 @@ correction returns 0.65. At the next position, after A, the candidate C has 0.90
     D        0.50           0.29
 
 If one more token must be accepted with a probability of at least 0.3 to pay for its time, the chain ends after D: the
-next token cannot exceed 0.29. When the target emits A and C and then E, the sources, the mixer and the correction learn
-that A and C were right and D was wrong.
+next token cannot exceed 0.29. When the target emits A, C and E, the mixer and the correction learn that A and C were
+right and D was wrong.
 
 Each position and each token takes constant time, which does not depend on the length of the context.
 """
@@ -141,8 +141,8 @@ class Guesser:
         self.lengths = array("i", bytes(4 * POSITIONS))  # match length that each guess rests on
         self._best = array("i", bytes(4 * POSITIONS))
         self.pending = 0  # length of the chain that waits for its outcome, at most 64
-        # For a position on a side branch, `_aside` is its number minus the number of guesses before it, and `_fork` is
-        # the number of these guesses that belong to the chain.
+        # For a position on a side branch, `_aside` is its number minus the number of guesses before it. `_fork` is the
+        # number of these guesses that belong to the chain.
         self._aside = self._fork = 0
         self.begin(())
 

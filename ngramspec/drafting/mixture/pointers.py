@@ -5,8 +5,9 @@ It takes some tokens to see if the text copies a place that has the same tokens 
 and followed, also across edits (`History.near`). New places are the latest ones after the last two tokens, and after
 the last four. Each place predicts the token that is stored there.
 
-The log-odds of each candidate are corrected (`Correction`) by the accuracy of such places, by the record of each place,
-and by whether it predicts this candidate. A position without a prediction is not changed.
+The log-odds of each candidate are corrected (`Correction`) by the accuracy of such places. The correction depends on
+the hits and misses of each place, and on the places that predict this candidate. A position without a prediction is not
+changed.
 
 Constant time per token and per position.
 """
