@@ -13,8 +13,9 @@ The expected gain is computed over all possible results of the model. For each r
 chain, including the cost of the target's decode call. The first token of a draft may cost more than the next ten. A
 likely guess is then worthless unless others follow it.
 
-Example with a throughput of 1 token per T(1), and all times in T(1). A draft of 1, 2 or 3 tokens costs 1.0, 1.1 or 1.2
-in addition to a plain decode call. A pass of the model takes 0.3. N-grams have one guess, with a probability of 0.9:
+Example in units of T(1), the time of a one-token decode call, with a throughput of 1 token per T(1). A draft of 1, 2
+or 3 tokens costs 1.0, 1.1 or 1.2 in addition to a plain decode call. A pass of the model takes 0.3. N-grams have one
+guess, with a probability of 0.9:
 
     the guess alone                       0.9 - 1.0 = -0.1, so it would not be sent
     with two more guesses of 0.9          0.9 + 0.81 + 0.729 - 1.2 = 1.24

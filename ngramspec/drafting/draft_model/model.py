@@ -263,7 +263,7 @@ class ModelDrafter(StepwiseDrafter):
         return row
 
     def _read(self, end: int) -> Logits:
-        """Read the text up to token `end` into the cache, and return the logits after it; the last must be missing."""
+        """Read the first `end` tokens of the text into the cache, which lacks the last; return the logits after it."""
         if self._has_read:
             self.model.rollback(self._held)
         passed = self.model.owed + end - self._held

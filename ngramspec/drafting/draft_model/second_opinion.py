@@ -12,7 +12,7 @@ Example with the initial weights, for p = 0.6 (log-odds 0.41) and m = 0.8 (log-o
     they differ, the model's     0.0 - 0.3 * 0.41 + 0.7 * 1.39 = 0.85     probability 0.70
     they differ, the n-grams'    -0.7 + 0.6 * 0.41 - 0.5 * 1.39 = -1.15   probability 0.24
 
-So agreement raises 0.6 to 0.88. If they differ, the model's guess is used.
+So agreement raises 0.6 to 0.88. If they differ, the model's guess is more likely, and it is used.
 
 Before the model is called, only p is known. For each class of p, `Prospects` counts how often the two agreed, and how
 often they were then right. For disagreement it counts the probability class of the chosen guess, and how often the

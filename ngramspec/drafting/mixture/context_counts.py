@@ -20,8 +20,8 @@ before that by 8:
 So the candidates are 2 and 8, in this order. The longest match has 2 tokens; `best` is the position 7 of token 2, and
 `best_token` is 2. Only contexts of 4 tokens are measured beyond their length, up to `LONGEST` tokens.
 
-`ChanceMixer` turns these counts into probabilities. A candidate seen by all sources often is likely; one seen once
-after a context of one token is not.
+`ChanceMixer` turns these counts into probabilities. A candidate that all sources have seen often gets a high one. A
+candidate that occurred once, after a context of one token, gets a low one.
 """
 
 from __future__ import annotations

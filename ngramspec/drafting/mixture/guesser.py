@@ -72,7 +72,7 @@ ABSENT = cython.declare(cython.int, -1)
 
 
 def _share(count: cython.int, seen: cython.int, latest: cython.int) -> cython.int:
-    """Return the state of a source that saw the context `seen` times, and then this guess `count` times."""
+    """Return the state of a source that saw the context `seen` times, followed by this guess `count` times."""
     q: cython.int = 1 + (4 * count > seen) + (2 * count > seen) + (4 * count > 3 * seen)
     if count == 0:
         q = 0
