@@ -1,16 +1,30 @@
-"""`Cache`: the KV cache and recurrent state of one sequence, its size, and the ways to take tokens out of it again.
+"""`Cache`: the KV cache and recurrent state of one sequence, its size, and methods that remove tokens from it.
 
     cache.decoded(5)            # a llama_decode appended five tokens
-    cache.save()                # a checkpoint: the state here can be gone back to
-    cache.cut(100)              # at most the first 100 tokens are left: `cache.length` says how many
+    cache.save()                # a checkpoint: `cut` can return to the state here
+    cache.cut(100)              # at most the first 100 tokens are left: `cache.length` is their number
 
-Keys and values can be cut anywhere. A recurrent state goes back to a snapshot where that is provably right, else to a
-checkpoint, a copy of the state made earlier, else to the beginning. A sliding window is cut only if the cache still
-holds all that the window shows from there. Whoever cuts evaluates the missing tokens again.
+A rejected draft must be removed from the cache. Keys and values can be cut after any token. A recurrent state cannot,
+because each token overwrites it. It returns to a snapshot if that is provably right. Otherwise it returns to a
+checkpoint, a copy of the state made earlier, or to the beginning. The caller evaluates the missing tokens again.
 
-Snapshots are what a recurrent state was after each of the last tokens (`n_rs_seq` of them, where the architecture
-supports it). A pass over n tokens writes those of its own tokens alone, and going back uses them up.
-`llama_memory_seq_rm` accepts older ones too, and the logits are then wrong (llama-cpp-python 0.3.36).
+Snapshots are the recurrent states after each of the last tokens (`n_rs_seq` of them, if the architecture supports it).
+A pass over n tokens writes only the snapshots of these n tokens, and going back uses them up. `llama_memory_seq_rm`
+accepts older ones too, and the logits are then wrong (llama-cpp-python 0.3.36).
+
+Example: a recurrent model has 16 snapshots, a checkpoint at 96 tokens and 100 tokens in the cache.
+
+1. A pass appends 5 tokens, so the length is 105. It wrote usable snapshots at the lengths 101 to 104.
+2. `cut(102)` goes back 3 tokens to a snapshot. The length is 102, and the snapshots are used up.
+3. `cut(101)` cannot use a snapshot, so it restores the checkpoint. The length is 96, and 5 tokens must be evaluated
+   again. A pure KV cache would have 101 tokens now.
+
+A sliding window is cut only if the cache still contains all that the window shows from there. With a window of 512
+tokens and cells for the positions from 1480 to 1999, `cut(1995)` works: the window needs positions from 1483 on.
+`cut(1900)` needs positions from 1388 on, which are gone, so it clears the cache.
+
+Each token takes memory in proportion to layers x KV heads x widths. With 32 layers, 8 KV heads and f16 keys and values
+of 128 numbers each, `bytes_per_token` returns 32 x 8 x (128 + 128) x 2 = 131 072 bytes; 4096 tokens take 512 MiB.
 """
 
 from __future__ import annotations
@@ -24,7 +38,7 @@ from ngramspec.llama.hidden_states import HiddenStates
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 
-# enum ggml_type and bytes per element (ggml.h; a quantised block holds 32 elements).
+# These are values of enum ggml_type and bytes per element (ggml.h; a quantised block contains 32 elements).
 CACHE_TYPES: dict[str, tuple[int, float]] = {
     "f32": (0, 4.0),
     "f16": (1, 2.0),
@@ -37,28 +51,29 @@ CACHE_TYPES: dict[str, tuple[int, float]] = {
 }
 
 UNQUANTISED: tuple[CacheType, ...] = ("f32", "f16", "bf16")
-"""Element types that are not quantised: llama.cpp has a V cache of others with flash attention only."""
+"""Element types that are not quantised; llama.cpp supports other types in the V cache only with flash attention."""
 
-KEPT = 4  # checkpoints of prompts that are kept; the oldest goes first
+KEPT = 4  # maximum number of kept checkpoints of prompts; a new one replaces the oldest
 
 _WHOLE = 0
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part, without keys and values
 
 
 Checkpoints = dict[int, Any]
-"""Recurrent states, each a ctypes array of bytes, by how many tokens they are of; the oldest first."""
+"""Recurrent states, each a ctypes array of bytes, by their number of tokens; the oldest first."""
 
 
 class Cache:
     """The KV cache and recurrent state of a sequence.
 
     Args:
-        recurrent: whether a part of it is a recurrent state.
-        window: tokens that a sliding window shows, the shortest if there are several; 0: none slides.
-        sequence: its number.
-        sole: whether what any other sequence holds may be lost in `clear`.
-        pooled: whether sequences can share cells.
-        states: the hidden states of its last tokens, which go with them; None: nobody needs these.
+        context: llama.cpp context of the sequence.
+        recurrent: Whether a part of the cache is a recurrent state.
+        window: Number of tokens in the (shortest) sliding window; 0 means no sliding window.
+        sequence: Number of the sequence.
+        sole: Whether `clear` may also remove the contents of all other sequences.
+        pooled: Whether sequences can share cells.
+        states: Hidden states of the last tokens, which are copied with them; `None` means that no head needs them.
     """
 
     def __init__(
@@ -79,37 +94,42 @@ class Cache:
         self.sequence = sequence
         self.states = states
         self._sole = sole
-        # A recurrent state that sequences share forgets which snapshot it is to go back to.
+        # If sequences share a recurrent state, llama.cpp loses track of the snapshot that it must restore.
         self._shares = pooled and not recurrent
-        # Cut the cells of branches of the only sequence together with it.
+        # Cells of branches are cut together with the only sequence.
         self._cuts = -1 if self._shares and sole else sequence
-        self.length = 0  # tokens that it holds
-        # how many of them the memory keeps beside the state itself; 0: none
+        self.length = 0  # number of tokens in the cache
+        # The memory keeps this many snapshots in addition to the state itself; 0 means none.
         self.snapshots = int(llama.llama_n_rs_seq(context)) if recurrent else 0
-        self._back = 0  # by how many tokens a snapshot of the last pass goes back
+        self._back = 0  # maximum number of tokens that snapshots of the last pass can roll back
         self._kept: Checkpoints = {}
-        self._mark: Checkpoints = {}  # the last that is not kept
+        self._mark: Checkpoints = {}  # latest checkpoint that was saved without `keep`
 
     def decoded(self, n: int, *, alone: bool = True) -> None:
-        """A pass appended n tokens, `alone` if it fed no other; 0: it fed others, and may have moved the state."""
+        """Record that a pass appended tokens.
+
+        Args:
+            n: Number of tokens; 0 means that the pass fed only other sequences, and may have moved this one's state.
+            alone: Whether the pass fed no other sequence.
+        """
         self.length += n
-        # llama.cpp splits a pass over several as it likes, and only the last part of it writes snapshots.
+        # llama.cpp may split a pass over several sequences anywhere, and only its last part writes snapshots.
         self._back = min(self.snapshots, n - 1) if alone else 0
 
     def disturbed(self) -> None:
-        """A pass that fed other sequences failed on its way, while it was moving this one's state perhaps."""
+        """Recover from a failed pass over other sequences, which may have moved this one's recurrent state."""
         if self.recurrent and self.length:
             self._go_back(self.length)
 
     def take_over(self, length: int) -> None:
-        """Hold `length` tokens that somebody else evaluated, and nothing behind them; no checkpoint is left."""
+        """Adopt `length` tokens that were evaluated by other code, and drop later tokens and all checkpoints."""
         llama.llama_memory_seq_rm(self._memory, self.sequence, length, -1)
         self._kept, self._mark = {}, {}
         self.length = length
         self._back = 0
 
     def cut(self, length: int) -> None:
-        """Keep the first `length` tokens, or as many of them as can be kept: `self.length` tells."""
+        """Keep the first `length` tokens, or as many of them as can be kept; `self.length` is their number."""
         if length >= self.length:
             return
         depth = self.length - length
@@ -121,7 +141,7 @@ class Cache:
         self._go_back(length)
 
     def recover(self, length: int) -> None:
-        """A pass failed on its way: whatever it left behind, keep no more than the first `length` tokens."""
+        """Keep at most the first `length` tokens after a failed pass, whatever it left in the cache."""
         length = min(length, self.length)
         if self.recurrent or not self._remove(length):
             self._go_back(length)
@@ -129,7 +149,12 @@ class Cache:
             self.length = length
 
     def save(self, *, keep: bool = False) -> None:
-        """Let `cut` go back to the present state until the next `save`, or longer: `keep` it among the last KEPT."""
+        """Save the present state, so that `cut` can return to it.
+
+        Args:
+            keep: Whether to keep the checkpoint among the last KEPT; otherwise the next `save` without `keep` replaces
+                it.
+        """
         if not self.recurrent or self.length == 0:
             return
         state = self._checkpoints().get(self.length)
@@ -144,7 +169,7 @@ class Cache:
 
     @property
     def saved(self) -> int:
-        """Tokens before the last checkpoint; 0 without one."""
+        """Number of tokens before the last checkpoint; 0 without one."""
         return max(self._checkpoints(), default=0)
 
     def clear(self) -> None:
@@ -160,7 +185,7 @@ class Cache:
         return self._kept | self._mark
 
     def _remove(self, length: int) -> bool:
-        """Cut llama.cpp's memory; whether it is right then."""
+        """Cut llama.cpp's memory and return True if its contents are right afterwards."""
         self._back = 0
         if not llama.llama_memory_seq_rm(self._memory, self._cuts, length, -1):
             return False
@@ -169,13 +194,14 @@ class Cache:
         return self._shows(length)
 
     def _shows(self, length: int) -> bool:
-        """Whether all that a sliding window shows after `length` tokens is there."""
-        # Cells outside the window are reused for newer tokens: what it would show may be gone, or all that is left cut.
+        """Return True if the cache contains all that a sliding window shows after `length` tokens."""
+        # llama.cpp reuses cells outside the window for newer tokens. So tokens in the window may be gone, or no cell
+        # may be left after the cut.
         first = int(llama.llama_memory_seq_pos_min(self._memory, self.sequence))
         return 0 <= first <= max(0, length - self.window)
 
     def _go_back(self, length: int) -> None:
-        """Restore the last checkpoint that is not behind `length`, or forget everything."""
+        """Restore the last checkpoint of at most `length` tokens, or clear the cache."""
         self._drop_behind(length)
         last = max(self._checkpoints(), default=None)
         if last is None or not self._restore(last):
@@ -194,7 +220,7 @@ class Cache:
         return int(llama.llama_memory_seq_pos_max(self._memory, self.sequence)) == length - 1
 
     def _drop_behind(self, length: int) -> None:
-        """Forget checkpoints of tokens that are no longer there."""
+        """Drop checkpoints of more than `length` tokens."""
         self._kept = {at: state for at, state in self._kept.items() if at <= length}
         self._mark = {at: state for at, state in self._mark.items() if at <= length}
 
@@ -207,11 +233,15 @@ class Cache:
     # ------------------------------------------------------------------ copies
 
     def whole(self) -> tuple[Any, Checkpoints]:
-        """All that it holds: (bytes for `load`, the checkpoints)."""
+        """Return the contents of the cache: bytes for `load`, and the checkpoints."""
         return self._state(_WHOLE), self._checkpoints()
 
     def load(self, state: Any, length: int, checkpoints: Checkpoints) -> bool:
-        """Hold what `whole` of a cache of `length` tokens gave; False, and nothing is held, if that cannot be."""
+        """Restore what `whole` returned for a cache of `length` tokens.
+
+        Returns:
+            True if the contents were restored. Otherwise the cache is empty.
+        """
         self.clear()
         done = llama.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _WHOLE)
         if not done or not self._ends_at(length) or not (self.recurrent or not self.window or self._shows(length)):
@@ -222,7 +252,7 @@ class Cache:
         return True
 
     def adopt(self, other: Cache, length: int) -> None:
-        """Hold the first `length` tokens of another cache of this context, or fewer: `self.length` tells."""
+        """Copy the first `length` tokens of another cache of this context, or fewer; `self.length` is their number."""
         self.clear()
         if self._shares:
             llama.llama_memory_seq_cp(self._memory, other.sequence, self.sequence, 0, length)
@@ -238,7 +268,7 @@ class Cache:
 
 
 def is_recurrent(model: Any) -> bool:
-    """Whether a model has a state that cannot be cut as a KV cache can, if only in some of its layers."""
+    """Return True if some layers of a model have a recurrent state, which cannot be cut like a KV cache."""
     return bool(llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
 
 
@@ -246,5 +276,12 @@ def is_recurrent(model: Any) -> bool:
 
 
 def bytes_per_token(types: tuple[str, str], layers: int, heads: int, widths: tuple[int, int]) -> float:
-    """Bytes of a token in the KV cache, at most; `types` and `widths` are those of keys and values in a KV head."""
+    """Return the maximum size of a token in the KV cache in bytes.
+
+    Args:
+        types: Element types of keys and of values.
+        layers: Number of layers.
+        heads: Number of KV heads in a layer.
+        widths: Widths of keys and of values in a KV head.
+    """
     return layers * heads * sum(width * CACHE_TYPES[kind][1] for kind, width in zip(types, widths, strict=True))

@@ -1,15 +1,15 @@
-"""`CacheTree`: many continuations of one prompt in one KV cache, as a tree; `ask`: some beside a text.
+"""`CacheTree`: many continuations of one prompt in one KV cache; `ask`: temporary branches next to a sequence.
 
     root = Node(None, -1, len(prompt))
     with target.tree(root) as tree:
         a = root.child(token)                   # nodes are made freely
         b = a.child(other)
         logits = tree.evaluate([a, b])          # (2, n_vocab): ONE llama_decode
-        tree.keep([b])                          # frees the cells of whatever is neither `b` nor before it
+        tree.keep([b])                          # frees the cells of all nodes but `b` and those before it
 
-A node is a token and all that stands before it. llama.cpp has sequences: numbers that a cell of the cache carries, any
-of them at once. A path from the root to a leaf is one sequence, and a fork copies no key and no value, it writes a
-number into cells (`llama_memory_seq_cp` in a unified cache). In one llama_decode each token sees its own path only.
+A node is a token together with all tokens before it. llama.cpp stores sequence numbers in each cell of the cache, and
+a cell can have several. A path from the root to a leaf is one sequence. A fork copies no keys or values: it adds a
+number to cells (`llama_memory_seq_cp` in a unified cache). In one llama_decode each token sees only its own path.
 """
 
 from __future__ import annotations
@@ -26,48 +26,56 @@ from ngramspec.llama.sequence import CacheSequence
 from ngramspec.tokens import Node
 
 Branch = tuple[int, tuple[int, ...]]
-"""A token beside a text: how many of the text's new tokens but the first stand before it, and the tokens that follow
-these instead of the text's, its own last."""
+"""A branch next to a sequence, as a pair (fork, path).
+
+The first `fork` + 1 new tokens of the sequence come before the branch. The tokens of `path` follow them instead of the
+sequence's tokens; the last one is the branch's own token.
+"""
 
 
 class CacheTree:
-    """A tree of continuations in the cache of a context whose sequence 0 holds the prompt, and continues holding it.
+    """A tree of continuations in the cache of a context whose sequence 0 contains the prompt and keeps it.
 
     Args:
-        passes: of the context.
-        root: the prompt.
-        count: sequences of the context, sequence 0 among them.
-        windowed: the cache may give away what is behind a sliding window. What is kept between two passes must then
-            not be longer than any path that continues: what is behind the window of the longer one may be gone.
+        passes: Passes of the context.
+        root: Node of the prompt.
+        count: Number of sequences in the context, including sequence 0.
+        windowed: Whether the cache may discard tokens before a sliding window. Between two passes no kept path may then
+            be longer than a path that continues: tokens before the longer path's window may be gone.
     """
 
-    max_batch = MAX_EVALUATE  # most tokens of a pass
+    max_batch = MAX_EVALUATE  # maximum number of tokens in a pass
 
     def __init__(self, passes: Passes, root: Node, *, count: int, windowed: bool) -> None:
         self._passes = passes
-        self.leaves = count - 1  # most leaves that the tree can have at once
+        self.leaves = count - 1  # maximum number of leaves at once
         self.windowed = windowed
-        self.root = root  # the prompt
-        self._held = [root.length, *[0] * self.leaves]  # tokens of each sequence
-        self._spare = 0 if windowed else root.length  # of a free one at most: the prompt need not be copied again
+        self.root = root  # node of the prompt
+        self._held = [root.length, *[0] * self.leaves]  # number of tokens in each sequence
+        # A free sequence has at most this many tokens. It keeps the prompt, so that the prompt is not copied again.
+        self._spare = 0 if windowed else root.length
         self._pinned: dict[Node, int] = {}
         self._free: list[int] = []
         self._keeps = 0
-        self.close()  # branches leave their sequences there
+        self.close()  # remove the sequences that `ask` may have left in the cache
         self.keep([])
 
     def evaluate(self, nodes: Sequence[Node]) -> Logits:
-        """Put nodes into the cache, in one `llama_decode`; the logits after each, a view, valid until the next one.
+        """Add nodes to the cache in one `llama_decode`, and return the logits after each.
 
-        None of them is in the cache; the node before each of them is, or stands earlier in the list.
+        Args:
+            nodes: Nodes that are not in the cache; the parent of each is in the cache or earlier in the list.
+
+        Returns:
+            A view that is valid until the next pass.
 
         Raises:
-            ValueError: no nodes, too many, or too many leaves.
-            TargetError: llama.cpp could not evaluate them, for want of room perhaps.
+            ValueError: The list is empty, or has too many nodes or leaves.
+            TargetError: llama.cpp could not evaluate the nodes, possibly for lack of room.
         """
         if not 0 < len(nodes) <= self.max_batch:
             raise ValueError(f"a pass takes 1 to {self.max_batch} tokens, got {len(nodes)}")
-        # 1. A sequence for each leaf. What stands before it belongs to the sequences of all leaves after it.
+        # 1. Each leaf gets a sequence. A node belongs to the sequences of all leaves after it.
         owners: dict[Node, list[int]] = {node: [] for node in nodes}
         for node in reversed(owners):
             sequences = owners[node]
@@ -75,7 +83,7 @@ class CacheTree:
                 sequences.append(self._sequence_for(node))
             if node.parent in owners:
                 owners[node.parent] += sequences
-        # 2. One pass.
+        # 2. One pass evaluates all nodes.
         rows = [(node.token, node.length - 1, sequences) for node, sequences in owners.items()]
         logits = self._passes.branch(rows)
         for node, sequences in owners.items():
@@ -86,11 +94,15 @@ class CacheTree:
         return logits
 
     def keep(self, nodes: Iterable[Node]) -> None:
-        """Free the cells of all nodes but these, which the cache holds, those before them, and the prompt."""
+        """Keep the prompt, these nodes and all nodes before them, and free the cells of all others.
+
+        Raises:
+            ValueError: A node is not in the cache.
+        """
         before, self._keeps = self._keeps, self._keeps + 1
         self.root.mark = self._keeps
         self._pinned.clear()
-        # The longest first: what stands before a leaf is held by that leaf's sequence, which stays as it is.
+        # The longest nodes come first: all nodes before a leaf are in that leaf's sequence, which does not change.
         for node in sorted(nodes, key=lambda node: node.length, reverse=True):
             if node.mark < before:
                 raise ValueError(f"token {node.token} at {node.length} is not in the cache")
@@ -109,7 +121,7 @@ class CacheTree:
                 self._held[sequence] = length
 
     def close(self) -> None:
-        """Leave nothing in the cache but the prompt, in sequence 0."""
+        """Remove everything from the cache except the prompt in sequence 0."""
         cut_sequence(self._passes.memory, -1, self.root.length)
         for sequence in range(1, len(self._held)):
             cut_sequence(self._passes.memory, sequence, 0)
@@ -123,7 +135,7 @@ class CacheTree:
     # ------------------------------------------------------------------ sequences
 
     def _sequence_for(self, leaf: Node) -> int:
-        """A sequence that holds what the cache has of the path to `leaf`, and no more."""
+        """Return a sequence that contains exactly the cached part of the path to `leaf`."""
         base = leaf.parent
         while base is not None and base.mark != self._keeps:
             base = base.parent
@@ -139,17 +151,18 @@ class CacheTree:
         return sequence
 
 
-# --------------------------------------------------------------------------- branches beside a text
+# --------------------------------------------------------------------------- branches next to a sequence
 
 
 def ask(passes: Passes, text: CacheSequence, leaves: int, tokens: Sequence[int], branches: Sequence[Branch]) -> Logits:
-    """Evaluate branches beside a text that is alone in a cache whose sequences share their cells; see `Target.ask`.
+    """Evaluate branches next to a text that is alone in a cache whose sequences share their cells; see `Target.ask`.
 
         rows = ask(passes, text, 8, [last, a, b], [(0, (x,)), (0, (x, y)), (1, (z,))])   # last x y, and last a z
 
-    What the pass appends to the text lies where `CacheSequence.evaluate` would have put it, so its logits are those of
-    a padded batch of that size, bit for bit. Each branch has a sequence of its own; after the pass its cells are free
-    again. Recurrent states and sliding windows would take memory for each sequence, so such models have no branches.
+    The pass puts the text's new tokens into the same cells as `CacheSequence.evaluate`. So their logits are
+    bit-identical to those of a padded batch of that size. Each branch that no other extends has a separate sequence,
+    whose cells are free again after the pass. Recurrent states and sliding windows would take memory for each sequence,
+    so such models have no branches.
     """
     n, memory = len(tokens) + len(branches), passes.memory
     text.settle()
@@ -179,7 +192,10 @@ def ask(passes: Passes, text: CacheSequence, leaves: int, tokens: Sequence[int],
 
 
 def _owners(count: int, branches: Sequence[Branch]) -> tuple[list[list[int]], int]:
-    """The sequences of each row, and how many there are beside the text's: one for each branch at or behind it."""
+    """Return the sequences of each row, and the number of sequences in addition to the text's.
+
+    A row belongs to the sequences of all branches that contain it. Each branch that no other extends has a sequence.
+    """
     numbers = {(fork, path): count + i for i, (fork, path) in enumerate(branches)}
     owners: list[list[int]] = [*([0] for _ in range(count)), *([] for _ in branches)]
     used = 0
@@ -197,6 +213,15 @@ def _owners(count: int, branches: Sequence[Branch]) -> tuple[list[list[int]], in
 
 
 def cut_sequence(memory: Any, sequence: int, length: int) -> None:
-    """Leave the first `length` tokens in a sequence of llama.cpp's memory; -1: in all. TargetError if it does not."""
+    """Keep the first `length` tokens in a sequence of llama.cpp's memory.
+
+    Args:
+        memory: llama.cpp's memory.
+        sequence: Number of the sequence; -1 means all.
+        length: Number of tokens to keep.
+
+    Raises:
+        TargetError: llama.cpp did not cut the sequence.
+    """
     if not llama.llama_memory_seq_rm(memory, sequence, length, -1):
         raise TargetError(f"llama.cpp did not cut sequence {sequence} to {length} tokens")

@@ -1,15 +1,15 @@
-"""`Head`: the layer of a model that guesses the token after the next one (NextN, also called MTP), as a model.
+"""`Head`: the layer of a model that predicts the token after the next one (NextN, also called MTP), as a model.
 
-DeepSeek-V3 (arXiv 2412.19437, section 2.2) trains one: from the model's hidden state after token i and the embedding of
-token i + 1 a layer of its own, with the model's output matrix, guesses token i + 2. A second guess takes the layer's
-own output in place of a hidden state that nobody computed yet. So its cost is that of one layer and the output matrix
-per token, and it is a `Model` like any other: `evaluate` appends tokens and gives the logits after them.
+DeepSeek-V3 (arXiv 2412.19437, section 2.2) trains such a layer. Its inputs are the model's hidden state after token i
+and the embedding of token i + 1. With the model's output matrix it predicts token i + 2. A second prediction uses the
+layer's own output in place of a hidden state that the model has not computed yet. So a token costs one layer and the
+output matrix. A head is a `Model` like any other: `evaluate` appends tokens and returns the logits after them.
 
-llama.cpp runs the layer in a context of a kind of its own, whose KV cache holds that layer alone. Each text has a
-sequence in it:
+llama.cpp runs the layer in a context of a special type, whose KV cache contains only that layer. Each of the target's
+sequences has a sequence in it:
 
     heads = Heads(model, params, [states, other], n_ctx=4096, pooled=False, adapters=())
-    heads.sequences[1].prefill(text)            # a text alone
+    heads.sequences[1].prefill(text)            # one sequence
     heads.evaluate_together([Part(heads.sequences[0], [5], 1), Part(heads.sequences[1], [7], 1)])
 """
 
@@ -35,27 +35,27 @@ from ngramspec.tokens import common_prefix
 
 
 class HeadFeed(NamedTuple):
-    """What a pass appends to one sequence."""
+    """Input of a pass for one sequence."""
 
-    sequence: int  # its number
-    first: int  # number of the first token in its text
-    tokens: Sequence[int]  # at least one
-    states: States  # that go with them, one for each
-    # whether there are logits after all of them, or after none. Where only some are asked for, most of llama.cpp's
-    # graphs hand out the layer's output after other tokens (llama-cpp-python 0.3.36).
+    sequence: int  # number of the sequence
+    first: int  # position of the first token in the sequence
+    tokens: Sequence[int]  # tokens to append, at least one
+    states: States  # one hidden state for each token
+    # The pass returns logits after all tokens of a feed that speaks, and otherwise after none. If only some are
+    # requested, most of llama.cpp's graphs return the layer's output after other tokens (llama-cpp-python 0.3.36).
     speaks: bool
 
 
 HeadRows = tuple[Logits, States]
-"""What came of a feed that speaks: the logits after its tokens, and the layer's output after the last one, a row."""
+"""Result of a feed that speaks: the logits after its tokens, and one row with the layer's output after the last one."""
 
 
 class Head(EvaluatesAtOnce):
-    """The head of a loaded model, for one text, in a sequence of the context that all heads share.
+    """The head of a loaded model for one sequence, in the context that all heads share.
 
-    The target's hidden states go with the tokens that the target has evaluated. Tokens behind those are evaluated with
-    the head's own output, one by one, and once more when their states are there: `owed` counts them. Where older
-    states are missing, the cache begins behind them.
+    Tokens that the target has evaluated are evaluated with the target's hidden states. Later tokens are evaluated one
+    by one with the head's own output, and again when the target's states for them are available: `owed` counts them. If
+    older states are missing, the cache begins after them.
     """
 
     max_batch = MAX_EVALUATE
@@ -66,14 +66,14 @@ class Head(EvaluatesAtOnce):
         self.number = number
         self.n_vocab, self.n_ctx = heads.n_vocab, heads.n_ctx
         self.tokens: list[int] = []
-        self._first = 0  # number of the first token that the cache holds
-        self._true = 0  # number of the first token that is to be evaluated again
-        self._own: list[States] = []  # the head's output after its last tokens, as far as it is known
+        self._first = 0  # position of the first token in the cache
+        self._true = 0  # position of the first token that must be evaluated again
+        self._own: list[States] = []  # outputs of the head after its last tokens, as far as they are known
 
-    # ------------------------------------------------------------------ as of `ngramspec.backend.Model`
+    # ------------------------------------------------------------------ `ngramspec.backend.Model`
 
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
-        """What is not known of the target's states is left out, but the last token."""
+        """Prefill without the tokens whose target states are unknown, except the last token."""
         if not 0 < len(tokens) <= self.n_ctx:
             raise ValueError(f"prefill needs 1 to {self.n_ctx} tokens, got {len(tokens)}")
         self.rollback(0 if aligned else min(common_prefix(self.tokens, tokens), len(tokens) - 1))
@@ -83,7 +83,7 @@ class Head(EvaluatesAtOnce):
         return row
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
-        """Tokens without a hidden state of the target's take a pass each."""
+        """Append tokens; each token without a hidden state of the target takes a separate pass."""
         if not 0 < len(tokens) <= MAX_EVALUATE:
             raise ValueError(f"evaluate takes 1 to {MAX_EVALUATE} tokens, got {len(tokens)}")
         if len(self.tokens) + len(tokens) > self.n_ctx + MAX_EVALUATE:
@@ -109,7 +109,7 @@ class Head(EvaluatesAtOnce):
 
     @property
     def owed(self) -> int:
-        """How many tokens are evaluated again as soon as the target's states for them are there."""
+        """Number of tokens that are evaluated again as soon as the target's states for them are available."""
         return len(self.tokens) - max(self._true, self._first)
 
     @property
@@ -118,23 +118,35 @@ class Head(EvaluatesAtOnce):
         return self._heads.conditions
 
     def checkpoint(self) -> None:
-        """Nothing: the cache can be cut anywhere."""
+        """Do nothing, because the cache can be cut anywhere."""
 
     # ------------------------------------------------------------------ evaluating
 
     def appending(self, tokens: Sequence[int], rows: int) -> Generator[HeadFeed, HeadRows, Logits]:
-        """Append tokens, and evaluate them and what is owed pass by pass; the logits after the last `rows` of them."""
+        """Append tokens, and evaluate them and all owed tokens pass by pass.
+
+        Args:
+            tokens: Tokens to append.
+            rows: Number of the last tokens that need logits.
+
+        Yields:
+            The input of the next pass; the caller sends its result.
+
+        Returns:
+            Logits after the last `rows` tokens.
+        """
         self._heads.check()
         start = len(self.tokens)
         self.tokens += tokens
         end, states = len(self.tokens), self._states
-        read = end - rows  # the first whose logits are wanted
+        read = end - rows  # position of the first token whose logits are requested
         known = states.known(self.tokens)
-        # Tokens from this one on follow states that are yet to come. Where all that is known is newer, none will come.
+        # Tokens from this position on follow states that are not available yet. If all known states are newer, the
+        # missing ones will never be available.
         told = end if end <= states.first else min(end, known + 1) if known else 0
         seen = np.empty((0, self.n_vocab), np.float32)
         if max(told, start) < read:
-            # What the head would make of so many by itself is of no use.
+            # The head's own output is useless for that many tokens.
             self._empty(read)
             told = read
         elif told > self._true:
@@ -169,30 +181,33 @@ class Head(EvaluatesAtOnce):
         return found
 
     def _empty(self, first: int) -> None:
-        """Let the cache hold nothing, and begin at token number `first`."""
+        """Empty the cache and let it begin at position `first`."""
         self._heads.cut(self.number, 0)
         self._own.clear()
         self._true, self._first = 0, first
 
     def _feed(self, first: int, states: States, *, speaks: bool = True) -> HeadFeed:
-        """A pass over tokens from number `first` on, one for each state."""
+        """Return the input of a pass over the tokens from position `first` on, one for each state."""
         return HeadFeed(self.number, first, self.tokens[first : first + len(states)], states, speaks)
 
 
 class Heads:
-    """The heads of a loaded model's texts, in one context: a `SharedModel` as far as a draft model has to be one.
+    """The heads of a target's sequences in one context, with the part of `SharedModel` that draft models need.
 
-    Texts are not copied: a head reads one anew by the target's hidden states, which are.
+    Heads do not copy tokens between sequences. Instead, a head evaluates them again from the target's hidden states,
+    which are copied.
 
     Args:
-        params: of the context, for as many sequences as there are texts.
-        states: the target's, for each of its texts.
-        n_ctx: most tokens of a text that may stay in the cache.
-        pooled: whether the context's sequences share one pool of cells, so that a pass over several is one batch.
+        model: The llama.cpp model.
+        params: Parameters of the context, for as many sequences as the target has.
+        states: Hidden states of each of the target's sequences.
+        n_ctx: Maximum number of tokens of a sequence that may stay in the cache.
+        pooled: Whether the context's sequences share one pool of cells, so that a pass over several is one batch.
+        adapters: Adapters to apply.
         governor: Chooses the number of threads.
 
     Raises:
-        ModelError: llama.cpp makes no such context, for lack of memory.
+        ModelError: llama.cpp cannot create such a context, for lack of memory.
     """
 
     max_rows = MAX_EVALUATE
@@ -222,23 +237,23 @@ class Heads:
         self._memory = llama.llama_get_memory(self._ctx)
         self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))  # length of a row of logits
         self.n_ctx, self.max_tokens, self._pooled = n_ctx, int(params.n_batch), pooled
-        self._width: int = llama.llama_model_n_embd_out(model)  # numbers in a hidden state
+        self._width: int = llama.llama_model_n_embd_out(model)  # width of a hidden state
         self._batch = llama.llama_batch_init(self.max_tokens, self._width, 1)
         self._ids = (llama.llama_token * self.max_tokens)()
-        # llama.cpp allocates embeddings or token ids; a head takes both.
+        # llama.cpp allocates either embeddings or token ids, but a head needs both.
         self._batch.token = ctypes.cast(self._ids, type(self._batch.token))
         for i in range(self.max_tokens):
             self._batch.n_seq_id[i] = 1
         self.sequences = [Head(self, own, number) for number, own in enumerate(states)]
 
     def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
-        """Append tokens to heads, in as few passes as can be; what a head owes may take passes before.
+        """Append tokens to heads in as few passes as possible; owed tokens may take passes before these.
 
         Returns:
-            The logits of each; those of a single head may be views, valid until the next pass.
+            Logits of each head; those of a single head may be views, valid until the next pass.
 
         Raises:
-            TargetError: llama.cpp could not evaluate them; the heads are then empty.
+            TargetError: llama.cpp could not evaluate the tokens; the heads are then empty.
         """
         heads = [cast(Head, part.sequence) for part in parts]
         found: list[Logits] = [np.empty((0, 0), np.float32)] * len(parts)
@@ -266,11 +281,11 @@ class Heads:
         return found
 
     def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
-        """With caches of their own texts go one after the other."""
+        """Return the sizes of batches; sequences with separate caches are evaluated one after the other."""
         return [sum(lengths)] if self._pooled else list(lengths)
 
     def _next(self, feeds: Mapping[int, HeadFeed]) -> list[int]:
-        """The texts of the next pass: of those that do not speak, if there are any, as many as it has room for."""
+        """Return the keys of the feeds of the next pass: as many as fit, and first those that do not speak."""
         speaks = all(feed.speaks for feed in feeds.values())
         room = min(self.max_tokens, MAX_EVALUATE) if speaks else self.max_tokens
         group: list[int] = []
@@ -281,9 +296,13 @@ class Heads:
         return group
 
     def decode(self, feeds: Sequence[HeadFeed]) -> list[HeadRows]:
-        """One pass; what came of each feed. Its logits are views, valid until the next pass.
+        """Evaluate feeds in one pass and return the result of each.
 
-        All feeds speak, or none does; they have at most `max_tokens` tokens, and MAX_EVALUATE rows, in all.
+        Args:
+            feeds: Inputs with at most `max_tokens` tokens and MAX_EVALUATE rows in all; either all speak or none does.
+
+        Returns:
+            Results whose logits are views, valid until the next pass.
         """
         self.check()
         batch, ends = self._batch, []
@@ -312,7 +331,7 @@ class Heads:
         return found
 
     def cut(self, sequence: int, length: int) -> None:
-        """Let the cache of a sequence hold the first `length` tokens of its text at most."""
+        """Keep at most the first `length` tokens in the cache of a sequence."""
         self.check()
         if not llama.llama_memory_seq_rm(self._memory, sequence, length, -1):
             raise TargetError("llama.cpp could not roll back the cache of the NextN layer")

@@ -1,7 +1,7 @@
 """`Passes`: one `llama_decode` over tokens of one sequence or of several, and the logits after them.
 
-`in_order` and `equally` say into which batches llama.cpp splits it. A pass that fails leaves no cache of the context
-with anything that is not provably right.
+`in_order` and `equally` return the sizes of the batches into which llama.cpp splits it. After a failed pass, the caches
+of the context contain only what is provably right.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from ngramspec.llama.cache import Cache
 from ngramspec.llama.hidden_states import HiddenStates, rows_at
 from ngramspec.llama.threads import GovernedContext
 
-MAX_EVALUATE = 64  # most rows of logits of a pass: the buffer is reserved for this many
+MAX_EVALUATE = 64  # maximum number of logits rows in a pass, for which the buffer is reserved
 
 
 class UsedAtOnceError(RuntimeError):
-    """A context was asked for something while another thread has it at work."""
+    """A context was used while another thread runs a pass in it."""
 
     def __init__(self) -> None:
         super().__init__("this model is used from two threads at once; use a lock, or load one model per thread")
 
 
 Feed = tuple[Cache, Sequence[int], int]
-"""What a pass appends to one sequence: its cache, at least one token, and for how many of the last of them there will
-be logits."""
+"""Input of a pass for one sequence: its cache, at least one token, and the number of the last ones that need logits."""
 
 
 class Passes:
-    """The passes of an open context, which it frees unless it is told to `release` it.
+    """The passes of an open context; `close` frees the context, and `release` does not.
 
     Args:
-        caches: of all the sequences that will be fed, by number.
-        owner: what holds the model; rows of logits keep it alive.
-        n_batch: most tokens of a pass.
-        n_seq: sequences that tokens of a pass may be in at once.
+        context: The llama.cpp context.
+        caches: Caches of all sequences that will be fed, by number.
+        owner: Owner of the model; rows of logits keep it alive.
+        n_batch: Maximum number of tokens in a pass.
+        n_seq: Maximum number of sequences that a token of a pass belongs to.
         governor: Chooses the number of threads of each pass.
         returns_early: Whether `llama_decode` returns before the work is done, as on a GPU.
     """
@@ -62,51 +62,53 @@ class Passes:
         self._context = context
         self.memory = llama.llama_get_memory(context)
         self._caches = caches
-        # The owner holds the passes; a ring would keep models in memory after their last use.
+        # The owner refers to the passes, and a reference cycle would keep models in memory after their last use.
         self._owner = weakref.ref(owner)
         self.n_batch = n_batch
         self._calls = GovernedContext(context, governor, is_timed=not returns_early)
         self.governor, self.returns_early = governor, returns_early
         vocab = llama.llama_model_get_vocab(llama.llama_get_model(context))
         self.n_vocab: int = llama.llama_vocab_n_tokens(vocab)  # length of a row of logits
-        self.busy = False  # whether a pass is under way
-        self._rows = 0  # that the last pass requested
-        self._asks = False  # whether the context's passes give their states now
+        self.busy = False  # whether a pass is running
+        self._rows = 0  # number of rows that the last pass requested
+        self._asks = False  # whether the context is set to return hidden states
         self._branches = llama.llama_batch_init(MAX_EVALUATE, 0, n_seq)
         batch = self._batch = llama.llama_batch_init(n_batch, 0, 1)
-        # Not as numpy's arrays, which take three times as long to be given a few tokens.
+        # These are ctypes arrays, because assigning a few tokens to numpy arrays takes three times as long.
         self._tokens = _array(batch.token, n_batch)
         self._positions = _array(batch.pos, n_batch)
         self._asked = _array(batch.logits, n_batch)
-        # Tokens, rows and sequence of the last pass, if it was over one sequence.
+        # These are the tokens, rows and sequence of the last pass, if it was over one sequence.
         self._last_shape: tuple[int, int, int] | None = None
-        self._sequences = [0] * n_batch  # of each token, as the batch has it from the pass before
+        self._sequences = [0] * n_batch  # sequence of each token in the batch, from the pass before
         for i in range(n_batch):
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = 0
 
     def check(self) -> None:
-        """Raise ValueError if the context was closed, UsedAtOnceError if a pass is under way in another thread."""
+        """Raise ValueError if the context was closed, UsedAtOnceError if another thread runs a pass."""
         if not self._context:
             raise ValueError("the context is closed")
         if self.busy:
             raise UsedAtOnceError
 
     def decode(self, feeds: Sequence[Feed], *, states: bool = True) -> None:
-        """Append to the sequences of `feeds`, each in it once, with at most `n_batch` tokens in all.
+        """Append tokens to one or more sequences.
 
-        `states`: whether hidden states may be asked for. The last layer is then computed for all tokens, not only for
-        those whose logits are wanted, which may move last bits.
+        Args:
+            feeds: Inputs, at most one for each sequence, with at most `n_batch` tokens in all.
+            states: Whether hidden states may be requested. The last layer is then computed for all tokens, not only for
+                those whose logits are requested, which may change last bits.
 
         Raises:
-            TargetError: llama.cpp could not. The caches then hold what they held before, or less of it.
-            ValueError: the same, since a token is not in the vocabulary; or the context was closed.
-            UsedAtOnceError: another thread's pass is under way, to which nothing was done.
+            TargetError: llama.cpp could not evaluate the tokens. The caches then contain what they did before, or less.
+            ValueError: The same, because a token is not in the vocabulary; or the context was closed.
+            UsedAtOnceError: Another thread runs a pass, which is not disturbed.
         """
         if not self._context:
             raise ValueError("the context is closed")
-        # No lock: Ctrl-C after its `acquire` would leave it held. Nothing is called between these lines, so nothing
-        # comes between them.
+        # There is no lock, because Ctrl-C after its `acquire` would leave it locked. No function is called between
+        # these lines, so nothing can interrupt them.
         if self.busy:
             raise UsedAtOnceError
         self.busy = True
@@ -122,7 +124,7 @@ class Passes:
                 requested += rows
                 self._tokens[start:end] = tokens
                 self._positions[start:end] = range(length, length + size)
-                # Most passes are shaped like the one before.
+                # A pass usually has the shape of the one before, and these fields are already right.
                 shape = size, rows, cache.sequence
                 if not is_alone or shape != self._last_shape:
                     self._asked[start:end] = [0] * (size - rows) + [1] * rows
@@ -148,14 +150,19 @@ class Passes:
             self.busy = False
 
     def _move_others(self, feeds: Sequence[Feed]) -> None:
-        """Note that the recurrent states of sequences that were not in a pass may have moved."""
+        """Record that the recurrent states of sequences outside a pass may have moved."""
         fed = {cache.sequence for cache, _, _ in feeds}
         for cache in self._caches:
             if cache.sequence not in fed:
                 cache.decoded(0, alone=False)
 
     def _recover(self, feeds: Sequence[Feed], starts: Sequence[int]) -> None:
-        """Remove what a failed pass may have left; `starts`: the length of each fed sequence before it."""
+        """Remove what a failed pass may have left in the caches.
+
+        Args:
+            feeds: Inputs of the pass.
+            starts: Length of each fed sequence before the pass, as far as it was recorded.
+        """
         lengths = {cache.sequence: start for (cache, _, _), start in zip(feeds, starts, strict=False)}
         for cache in self._caches:
             if cache.sequence in lengths:
@@ -164,13 +171,16 @@ class Passes:
                 cache.disturbed()
 
     def branch(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> Logits:
-        """Evaluate (token, position, the sequences that hold it), at most MAX_EVALUATE; the logits after each.
+        """Evaluate tokens that each belong to one or more sequences, and return the logits after each.
+
+        Args:
+            rows: Token, position and sequences of each row; at most MAX_EVALUATE rows.
 
         Raises:
-            TargetError: llama.cpp could not; who calls takes out of the memory what the pass left.
+            TargetError: llama.cpp could not evaluate them; the caller must remove what the pass left in the memory.
         """
         self.check()
-        if self.busy:  # as in `decode`
+        if self.busy:  # no lock, as in `decode`
             raise UsedAtOnceError
         self.busy = True
         try:
@@ -189,7 +199,7 @@ class Passes:
         return self.fetch(len(rows))
 
     def _request_states(self, feeds: Sequence[Feed], may_ask: bool) -> list[tuple[HiddenStates, int, Sequence[int]]]:
-        """Have the next pass give hidden states, if they may be asked for and a head wants any.
+        """Request hidden states from the next pass, if that is allowed and a head needs them.
 
         Returns:
             The states of each sequence, and the start and the tokens of what the pass appends to it.
@@ -214,7 +224,7 @@ class Passes:
         self._calls.set_threads(size)
 
     def _refused(self, status: int, feeds: Sequence[Feed]) -> NoReturn:
-        """Raise what says why llama.cpp did not take a pass, as far as that can be seen."""
+        """Raise an error with the reason why llama.cpp rejected a pass, as far as it is visible."""
         for token in self._tokens[: self._batch.n_tokens]:
             if not 0 <= token < self.n_vocab:
                 raise ValueError(f"token {token} is not in the vocabulary of {self.n_vocab} tokens")
@@ -222,7 +232,7 @@ class Passes:
         raise TargetError(f"llama_decode returned {status} for {at}")
 
     def _assign(self, start: int, end: int, sequence: int) -> None:
-        """Give tokens of the batch to a sequence, as far as they are not its own from the pass before."""
+        """Assign tokens of the batch to a sequence, unless the pass before left them assigned to it."""
         for i in range(start, end):
             if self._sequences[i] != sequence:
                 self._sequences[i] = self._batch.seq_id[i][0] = sequence
@@ -257,7 +267,7 @@ class Passes:
             llama.llama_free(context)
 
     def release(self) -> None:
-        """The same, but leave the context to whoever made it."""
+        """Stop using the context, but leave it open for its creator."""
         if self._context:
             llama.llama_batch_free(self._batch)
             llama.llama_batch_free(self._branches)
@@ -265,31 +275,32 @@ class Passes:
 
 
 def _array(pointer: Any, size: int) -> Any:
-    """What a pointer points to, as a ctypes array."""
+    """Return the memory that a pointer points to as a ctypes array."""
     return ctypes.cast(pointer, ctypes.POINTER(pointer._type_ * size)).contents
 
 
 # --------------------------------------------------------------------------- how llama.cpp splits a pass
 #
-# Where all sequences share one pool of cells, and nothing else is kept of them, it takes the tokens as they come. Else
-# every batch holds equally many tokens of each of its sequences (`llama_batch_allocr::split_equal`): it begins with the
-# first sequence that has tokens left, takes in the others, and ends with the first that has no more. Read in the source
-# of llama-cpp-python 0.3.36; `tests/llama/test_split.py` compares with what llama.cpp logs.
+# If all sequences share one pool of cells and have no other state, llama.cpp splits the tokens in their order.
+# Otherwise every batch contains equally many tokens of each of its sequences (`llama_batch_allocr::split_equal`). A
+# batch starts with the first sequence that has tokens left and adds the others. It ends when one of them has no more
+# tokens. This follows the source of llama-cpp-python 0.3.36; `tests/llama/test_split.py` compares it with what
+# llama.cpp logs.
 
 
 def in_order(total: int, most: int) -> list[int]:
-    """Sizes of batches that take tokens as they come, `most` of them at once."""
+    """Return the sizes of batches that contain tokens in their order, at most `most` each."""
     return [min(most, total - start) for start in range(0, total, most)]
 
 
 def equally(lengths: Mapping[int, int], most: int, *, neighbours: bool, tail: int) -> list[int]:
-    """Sizes of batches that hold equally many tokens of each of their sequences.
+    """Return the sizes of batches that contain equally many tokens of each of their sequences.
 
     Args:
-        lengths: tokens by the number of their sequence, at least one of each.
-        most: tokens of a batch, at least one for each sequence.
-        neighbours: whether the numbers of a batch's sequences have to follow each other: each has cells of its own.
-        tail: so many last tokens of a sequence are never in two batches; 0: they may be.
+        lengths: Number of tokens by number of the sequence, at least 1 each.
+        most: Maximum number of tokens in a batch, at least 1 for each sequence.
+        neighbours: Whether the sequences of a batch must have consecutive numbers, because their cells are separate.
+        tail: Number of last tokens of a sequence that are never split between batches; 0 means that they may be.
     """
     left = dict(sorted(lengths.items()))
     sizes = []
@@ -303,7 +314,7 @@ def equally(lengths: Mapping[int, int], most: int, *, neighbours: bool, tail: in
             broken = [0 < left[sequence] - each < tail for sequence in chosen]
             fitting = broken.index(True) if True in broken else len(chosen)
             if not fitting:
-                # The first one goes alone: to its end, or so far that its tail stays together.
+                # The first sequence gets a batch alone: up to its end, or so far that its tail is not split.
                 first = left[chosen[0]]
                 each = first if first <= most else min(each, first - tail)
             chosen = chosen[: fitting or 1]

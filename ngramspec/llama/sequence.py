@@ -1,10 +1,10 @@
-"""`CacheSequence`: a text in one sequence of a context; `append` grows several in one pass.
+"""`CacheSequence`: one sequence of a context; `append` extends several in one pass.
 
     sequence.prefill(prompt)            # the four calls of a `Model`, on this sequence alone
     append(passes, [(sequence, tokens, rows), (other, tokens, rows)])
 
-A target is a sequence, and has further ones if it holds several texts. Of a sequence's `tokens` the cache may miss some
-at the end, which are then owed: the next pass evaluates them in front of its own.
+A target is a sequence, and may have further ones. The cache may lack the last of a sequence's `tokens`. These are owed:
+the next pass evaluates them before its own tokens.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ from ngramspec.shared_model import SequenceModel
 from ngramspec.tokens import common_prefix
 
 TAIL = 8
-"""A prompt's checkpoint stands so many tokens before its end, since templates often end the same prompt differently
-later on."""
+"""Distance in tokens between a prompt's checkpoint and its end, which templates often change in later requests."""
 
-APART = 64  # fewest tokens between two checkpoints of prompts: evaluating so many again takes about one pass
+APART = 64  # minimum number of tokens between two checkpoints of prompts: evaluating them again takes about one pass
 
 UNGOVERNED = Conditions()
 
 _PIECE = struct.Struct("<QQ")
-"""In front of each piece of what is saved: how many tokens were aligned, or a checkpoint is of; and its bytes."""
+"""Header of each saved piece: the number of tokens that were aligned or in the checkpoint, and the size in bytes."""
 
 
 class CacheSequence:
-    """A text in the cache of a context: a `ngramspec.shared_model.SequenceModel`.
+    """A sequence in the cache of a context, which implements `ngramspec.shared_model.SequenceModel`.
 
-    `passes` are those of its context; at most `n_ctx` tokens may stay in it.
+    Args:
+        passes: Passes of the context.
+        cache: Cache of the sequence.
+        n_ctx: Maximum number of tokens that may stay in the cache.
     """
 
     def __init__(self, passes: Passes, cache: Cache, *, n_ctx: int) -> None:
         self._passes = passes
         self.cache = cache
-        self.tokens: list[int] = []  # what the cache stands for
+        self.tokens: list[int] = []  # tokens of the sequence, including those that it owes
         self.number = cache.sequence
         self.n_vocab = passes.n_vocab
         self.n_ctx = n_ctx
@@ -52,8 +54,8 @@ class CacheSequence:
         self.fetch = passes.fetch
         kept = cache.snapshots
         self.replays = cache.recurrent and kept == 0
-        # A checkpoint holds the cells of a sliding window too, and restored they may lie in another order. Where tokens
-        # are evaluated again, it is in passes of other sizes.
+        # A checkpoint also contains the cells of a sliding window, which may have another order after it is restored.
+        # Tokens that are evaluated again go through passes of other sizes. Both may change last bits.
         self.exact_rollback = not cache.recurrent or (kept > 0 and not cache.window)
         self.max_batch = min(MAX_EVALUATE, kept + 1) if kept else MAX_EVALUATE
         self.can_rollback = True
@@ -61,7 +63,7 @@ class CacheSequence:
         self.fingerprint = ""
 
     def goes_back(self) -> bool:
-        """Whether what is evaluated behind these tokens, one or more, can be rolled back."""
+        """Return True if tokens that are evaluated after the present ones (at least one) can be rolled back."""
         if not self.replays:
             return True
         self.checkpoint()
@@ -69,7 +71,7 @@ class CacheSequence:
         self.rollback(len(self.tokens) - 1)
         return not self.owed
 
-    # ------------------------------------------------------------------ as of `SequenceModel`
+    # ------------------------------------------------------------------ `SequenceModel`
 
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
         told = progress or (lambda done, total: None)
@@ -98,8 +100,8 @@ class CacheSequence:
         was_aligned = self._aligned
         done = self.cache.length
         del self.tokens[done:]
-        # After how many tokens to keep the recurrent state for later prompts; 0: do not keep it. In exact mode the
-        # chunks of a prompt must be the same whatever is there already.
+        # The recurrent state after `stop` tokens is kept for later prompts; 0 means that none is kept. In exact mode
+        # the chunks of a prompt must not depend on what the cache already contains.
         stop = (total - 1) // n_batch * n_batch if aligned else total - TAIL
         stop = stop if self.cache.recurrent and stop - self.cache.saved >= APART else 0
         hidden = self.cache.states
@@ -155,7 +157,7 @@ class CacheSequence:
 
     @property
     def owed(self) -> int:
-        """How many tokens of the cache the next call must evaluate again before its own."""
+        """Number of tokens that the next call must evaluate again before its own."""
         return len(self.tokens) - self.cache.length
 
     @property
@@ -168,20 +170,20 @@ class CacheSequence:
         self.cache.save()
 
     def settle(self) -> None:
-        """Evaluate all that is owed."""
+        """Evaluate all owed tokens."""
         self._passes.check()
         while self.owed:
             self.pay()
 
     def pay(self) -> None:
-        """Evaluate of what is owed as much as goes into a pass."""
+        """Evaluate as many owed tokens as fit in one pass."""
         start = self.cache.length
         self._passes.decode([(self.cache, self.tokens[start : start + self._passes.n_batch], 0)])
 
     # ------------------------------------------------------------------ copies
 
     def adopt(self, other: SequenceModel, length: int) -> None:
-        """Hold the first `length` tokens of another sequence of the same context, or fewer: as `Cache.cut` can."""
+        """Copy the first `length` tokens of another sequence of the same context, or fewer, as `Cache.cut` permits."""
         self._passes.check()
         if not isinstance(other, CacheSequence) or other._passes is not self._passes or other is self:
             raise ValueError("a prefix can only be copied from another sequence of the same context")
@@ -194,7 +196,7 @@ class CacheSequence:
             self._aligned = min(other._aligned, len(self.tokens))
 
     def saved(self) -> bytes:
-        """Return the state of the sequence, including checkpoints. Pending tokens are evaluated first."""
+        """Return the state of the sequence, including checkpoints; owed tokens are evaluated first."""
         self.settle()
         if not self.tokens:
             return b""
@@ -207,7 +209,11 @@ class CacheSequence:
         return b"".join(pieces)
 
     def restore(self, tokens: Sequence[int], state: bytes) -> None:
-        """Hold what `saved` gave when a sequence held `tokens`; TargetError, and an empty sequence, if it cannot."""
+        """Restore what `saved` returned when a sequence contained `tokens`.
+
+        Raises:
+            TargetError: The state cannot be restored; the sequence is then empty.
+        """
         self.clear()
         if self.cache.states is not None:
             self.cache.states.forget()
@@ -241,15 +247,18 @@ Piece = tuple[CacheSequence, Sequence[int], int]
 
 
 def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> None:
-    """Append to several sequences, each in it once, in one pass, behind what they owe; what does not fit goes before.
+    """Append to several sequences in one pass, after the tokens that they owe.
+
+    Owed tokens that do not fit in the pass are evaluated in passes before it.
 
     Args:
-        pieces: at most n_batch tokens and MAX_EVALUATE rows in all.
-        states: as in `Passes.decode`.
+        passes: Passes of the context.
+        pieces: Tokens to append, one piece for each sequence, with at most n_batch tokens and MAX_EVALUATE rows in all.
+        states: Whether hidden states may be requested, as in `Passes.decode`.
 
     Raises:
-        ValueError: more tokens than a sequence has room for.
-        TargetError: llama.cpp could not evaluate them; the sequences are as before, though they may owe tokens.
+        ValueError: A sequence has no room for that many tokens.
+        TargetError: llama.cpp could not evaluate them; the sequences are as before, although they may owe tokens.
     """
     before = []
     feeds = []
@@ -273,7 +282,7 @@ def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> N
         for sequence, tokens, _ in pieces:
             sequence.tokens.extend(tokens)
     except UsedAtOnceError:
-        raise  # what is in the sequences is another thread's
+        raise  # another thread is changing the sequences, so leave them alone
     except BaseException:
         for (sequence, _, _), length in zip(pieces, before, strict=True):
             del sequence.tokens[length:]
@@ -283,7 +292,7 @@ def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> N
 
 
 def _pay_ahead(passes: Passes, pieces: Sequence[Piece], needed: int) -> None:
-    """Evaluate what is owed until the rest fits into one pass."""
+    """Evaluate owed tokens until the rest fits into one pass."""
     while needed > passes.n_batch:
         max((sequence for sequence, _, _ in pieces), key=lambda sequence: sequence.owed).pay()
         needed = sum(sequence.owed + len(tokens) for sequence, tokens, _ in pieces)

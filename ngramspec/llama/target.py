@@ -2,16 +2,28 @@
 
     logits = target.prefill(prompt)        # (n_vocab,) after the last token; reuses the longest common prefix
     logits = target.evaluate(tokens)       # (len(tokens), n_vocab): ONE llama_decode, appended to the cache
-    target.rollback(length)                # the cache stands for exactly its first `length` tokens again
+    target.rollback(length)                # the cache contains exactly its first `length` tokens again
 
-With several texts, a target is the first of its sequences, and one pass reads the weights once for all that are in it:
+A target computes the logits that verify drafts. A `llama_decode` reads all weights once, for one token or for several.
+So a few more tokens in a decode call cost little, and rejected ones are removed from the cache afterwards.
+
+Example: the cache holds a prompt of 1000 tokens and the vocabulary has 32 000 tokens. The next token t is known, and a
+drafter proposes 4 tokens.
+
+1. `evaluate([t, d1, d2, d3, d4])` appends 5 tokens in one decode call and returns logits of shape (5, 32000). Row 0
+   verifies d1, row 1 verifies d2, and row 4 predicts the token after d4.
+2. The decoder accepts d1 and d2 and rejects d3. It takes the next token from row 2.
+3. `rollback(1003)` keeps the prompt, t, d1 and d2, and removes d3 and d4. One decode call has yielded 3 new tokens.
+4. `prefill` of a prompt of 1200 tokens, whose first 900 are in the cache, evaluates the other 300.
+
+A target for several sequences is itself the first of them. One pass reads the weights once for all sequences in it:
 
     with Target(path, texts=4) as target:
-        row = target.sequences[1].prefill(prompt)       # a sequence alone: see `ngramspec.shared_model.SequenceModel`
+        row = target.sequences[1].prefill(prompt)       # one sequence: see `ngramspec.shared_model.SequenceModel`
         rows = target.evaluate_together([Part(target, [5], 1), Part(target.sequences[2], [7, 8, 9], 3)])
 
-The low-level API is used: logits are requested for the positions that are read and for no others, so nothing grows
-with n_ctx x n_vocab. It knows nothing about drafts or acceptance.
+The module uses llama.cpp's low-level API and requests logits only for the positions that are read. So no buffer grows
+with n_ctx x n_vocab. A target knows nothing about drafts or acceptance.
 """
 
 from __future__ import annotations
@@ -44,86 +56,94 @@ from ngramspec.sampling.option import between, one_of
 from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import Node
 
-LEAVES = 8  # most branches in one pass: 8 gain 1 % over 4 where rows are free, and 0.3 % on GPUs
+LEAVES = 8  # maximum number of branches in one pass: 8 gain 1 % over 4 if rows cost nothing, and 0.3 % on GPUs
 
 MAX_CELLS = 2**31 - 1
 
 MICRO_BATCH, WITHOUT_FLASH = 512, 128
-"""Tokens of a prompt per micro-batch. Without flash attention one holds heads x n_ctx x n_ubatch scores."""
+"""Tokens of a prompt per micro-batch, with and without flash attention.
+
+Without flash attention a micro-batch needs heads x n_ctx x n_ubatch scores.
+"""
 
 SNAPSHOTS = 16
-"""How many tokens back a recurrent state can be restored, unless longer or shorter drafts are asked for. Each snapshot
-takes as much space as the state itself, and on some architectures each is copied in every pass."""
+"""Default number of tokens by which a recurrent state can be rolled back; `draft_max` replaces it.
 
-SNAPSHOT_SHARE = 1 / 16  # snapshots may take at most this part of the free RAM or GPU memory; one is kept in any case
+Each snapshot takes as much space as the state itself. On some architectures every pass copies all snapshots.
+"""
+
+SNAPSHOT_SHARE = 1 / 16  # maximum share of the free RAM or GPU memory for snapshots; one is kept in any case
 
 SAMPLE = (
     "The river was low that summer. Every morning she walked down to the bridge, and every morning the same boat lay"
     " there, tied to the same post.\n\ndef total(numbers):\n    return sum(one for one in numbers if one > 0)\n"
 )
-"""A text such as people write, to measure rounding on."""
+"""Sample of ordinary prose and code on which rounding is measured."""
 
 OWN_STATES = ("deepseek4",)
-"""Hybrid architectures whose batches are made as if each text had a cache of its own, even where they share a pool."""
+"""Hybrid architectures whose batches llama.cpp splits as if sequences had separate caches, even in a shared pool."""
 
 ABORTS = ("minimax-01",)
-"""Architectures on which llama.cpp ends the process if texts with caches of their own meet in a batch."""
+"""Architectures on which llama.cpp aborts the process if a batch contains sequences with separate caches."""
 
-assert LEAST_MICRO >= MAX_EVALUATE  # a pass with the longest draft is one micro-batch
+assert LEAST_MICRO >= MAX_EVALUATE  # a pass with the longest draft fits in one micro-batch
 
 _FLASH = {"auto": -1, "on": 1, "off": 0}
 
 TEXTS, THREADS = between(1, MAX_EVALUATE), between(1, MOST_THREADS)
 MICRO_BATCHES, DRAFT_LENGTHS = between(LEAST_MICRO, MOST_MICRO), between(1, MAX_EVALUATE - 1)
 FLASH, TYPES, EXACTNESS = one_of(*_FLASH), one_of(*CACHE_TYPES), one_of(*EXACT)
-"""The values that arguments of a `Target` may have, and settings of loading with them."""
+"""Values allowed for the arguments of a `Target` and for the settings that are passed to it."""
 
 
 class Target(Weights, CacheSequence):
-    """A GGUF model, its context and what is in its KV cache; the calls of a `Model` are those of the first text.
+    """A GGUF model with its context and KV cache; its `Model` methods operate on the first sequence.
 
     Args:
-        path: a GGUF file (the first part of a split one).
-        texts: how many texts the cache holds, for passes over several. None: one text, and no such passes.
-        n_ctx: context size of a text in tokens; None takes the model's own, capped so that the KV cache fits in half of
-            the machine's free memory.
-        n_gpu_layers: layers to offload; negative: all, to whatever GPU the build supports.
+        path: Path of a GGUF file (the first part of a split one).
+        texts: Number of independent sequences in the cache, for passes over several. `None` means one sequence and no
+            such passes.
+        n_ctx: Context size of a sequence in tokens. `None` means the model's own size, capped so that the KV cache
+            fits in half of the machine's free memory.
+        n_gpu_layers: Number of layers to offload to any GPU that the build supports; a negative number means all.
         threads: CPU threads; `None` means one per usable core, and fewer while other programs use the cores.
         threads_batch: CPU threads of passes over more than one token; `None` means as `threads`.
         tuned_threads: Whether `threads` and `threads_batch` are the best numbers for an idle machine, which may be
             reduced while other programs use the cores.
-        micro_batch: tokens of a prompt per pass; None: 512, without flash attention 128.
-        flash_attn: "auto" leaves the choice to llama.cpp.
-        cache_type_k, cache_type_v: element type of the KV cache.
-        mmap: map the file instead of reading it.
-        exact: "on" takes the settings under which most batch sizes give bit-identical logits: on a CPU no flash
-            attention, and a cache of its own for each of several texts. "auto" measures what that costs, if it is not
-            known, and takes the fastest or those (see `ngramspec.exactness.decision`); of several texts on a GPU the
-            fastest.
-        repack: weights may be put into the order that CPU kernels like.
-        n_seq: most sequences in the cache of one text, which share its cells. `tree` and `ask` need several. None: as
-            many as `ask` needs on a GPU, where it may pay, else 1.
-        draft_max: the longest draft that will be sent: as many snapshots of a recurrent state are kept (None:
-            SNAPSHOTS), or fewer if the machine is short of memory.
-        head: also load the model's own head, which drafts for its texts, where the file holds one that this build runs.
-        lora: files of LoRA adapters, each with its scale.
+        micro_batch: Tokens of a prompt per pass; `None` means 512, or 128 without flash attention.
+        flash_attn: Use of flash attention; "auto" leaves the choice to llama.cpp.
+        cache_type_k, cache_type_v: Element types of the KV cache.
+        mmap: Whether to map the file instead of reading it.
+        exact: Choice of settings. "on" means those under which most batch sizes give bit-identical logits: on a CPU no
+            flash attention, and a separate cache for each of several sequences. "auto" measures their cost, unless it
+            is known, and chooses them or the fastest settings (see `ngramspec.exactness.decision`). With `texts` on a
+            GPU, "auto" means the fastest.
+        repack: Whether weights may be reordered for CPU kernels.
+        n_seq: Maximum number of llama.cpp sequences that share the cells of a single text. `tree` and `ask` need
+            several. `None` means as many as `ask` needs on a GPU, if branches may pay there, and 1 otherwise.
+        draft_max: Maximum draft length in tokens. The cache keeps as many snapshots of a recurrent state, or fewer if
+            the machine is short of memory; `None` means SNAPSHOTS.
+        head: Whether to also load the model's own head, which drafts for its sequences, if the file contains one that
+            this build supports.
+        lora: Files of LoRA adapters, each with its scale.
 
     Attributes:
-        notes: what the user should know about how it was loaded.
-        present: the settings that it was loaded with, those that "exact" changes aside.
+        notes: Notes for the user about how the model was loaded.
+        present: Settings that the model was loaded with, without the changes that "exact" makes.
         governor: Chooses the number of threads of each pass.
-        exact: of several texts "on" or "off", what "auto" has decided on.
+        exact: Resolved value with `texts`: "on" or "off", also if `exact` was "auto".
         exact_price: Time that the same text with and without drafts would take, as a multiple; `None` if unknown.
-        exactness: the mode of requests that "auto" has decided on.
-        setting: "fast" or "exact": what the context was opened for.
-        heads: the model's own head, a model that drafts (see `ngramspec.llama.head`); None: there is none.
-        leaves: most branches of one `ask`; 0 where the cache cannot hold any, or would give away what they share.
+        exactness: Mode of requests that "auto" has chosen.
+        setting: Setting that the context was opened with: "fast" or "exact".
+        heads: The model's own head, a draft model (see `ngramspec.llama.head`); `None` means that it is not loaded.
+        leaves: Maximum number of branches of one `ask`; 0 if the cache cannot hold branches, or could discard the
+            tokens that they share.
         tokens, n_vocab, n_ctx, max_batch, can_rollback, replays, exact_rollback, fingerprint: see
             `ngramspec.backend.Model`; max_tokens, max_rows, drafts_alone: `ngramspec.shared_model.SharedModel`.
 
     Raises:
-        ValueError: an argument is out of its range.
-        ModelError: the file cannot be loaded, cannot generate text, or the context does not fit; or an adapter cannot
+        ValueError: An argument is out of its range.
+        ModelError: The file cannot be loaded, cannot generate text, or the context does not fit; or an adapter cannot
             be applied to it.
     """
 
@@ -177,7 +197,7 @@ class Target(Weights, CacheSequence):
             raise ValueError("n_seq above 1 cannot be combined with texts above 1 or a head")
         adapts = threads is None or tuned_threads, (threads is None and threads_batch is None) or tuned_threads
         threads = threads or usable_cores()
-        shared_load()  # whose first sample is over the time of loading
+        shared_load()  # start the first sample here, so that it covers the time of loading
         types = (cache_type_k, cache_type_v)
         asked = Settings(threads, threads_batch or threads, flash_attn, micro_batch, mmap, repack, types)
         super().__init__(path, asked, n_gpu_layers=n_gpu_layers, head=head, lora=lora)
@@ -187,7 +207,7 @@ class Target(Weights, CacheSequence):
         self.leaves = self.n_seq - 1 if may_branch else 0
         attention_can_go = not self.on_gpu and cache_type_v in UNQUANTISED
         flash = "off" if flash_attn == "auto" and attention_can_go else flash_attn
-        # The micro-batch that was asked for is for the settings that were asked for.
+        # The requested micro-batch was chosen for the requested settings, so it may be too large for the exact ones.
         micro = min(_usual_micro(flash), micro_batch) if micro_batch else None
         self._under = {"fast": asked, "exact": replace(asked, flash_attn=flash, micro_batch=micro)}
         self._longest = draft_max or SNAPSHOTS
@@ -202,7 +222,7 @@ class Target(Weights, CacheSequence):
         except ModelError:
             if exact != "auto" or setting == "fast":
                 raise
-            # Too little memory for these settings; there may be enough for the others.
+            # The machine lacks memory for these settings, but may have enough for the others.
             self._decide(("fast", "padded"))
             self._open_context(size, "fast")
         if self._states:
@@ -221,12 +241,12 @@ class Target(Weights, CacheSequence):
 
     @property
     def head(self) -> Head | None:
-        """The own head of the first text."""
+        """The model's own head for the first sequence."""
         return None if self.heads is None else self.heads.sequences[0]
 
     @property
     def feeds_head(self) -> bool:
-        """Whether passes keep what the model's own head goes by."""
+        """True if passes keep the hidden states that the model's own head needs."""
         return any(states.wanted for states in self._states)
 
     @feeds_head.setter
@@ -241,11 +261,12 @@ class Target(Weights, CacheSequence):
         return self._texts > 1 and self.architecture in ABORTS
 
     def _decide(self, ways: Sequence[Way] = WAYS) -> Way:
-        """Choose for `exact="auto"` how requests are decoded."""
+        """Choose how requests are decoded with `exact="auto"`."""
         way: Way = "fast"
         if self.texts is not None and (self.on_gpu or self._aborts):
             pass
-        # As in `CacheSequence.exact_rollback`: else taking drafts back may move last bits under all settings.
+        # Here rollback is not exact (see `CacheSequence.exact_rollback`): a rejected draft may change last bits under
+        # all settings.
         elif self._recurrent and (self.window or not self._snapshots(1, "fast")):
             self.exactness = ExactnessMode(bound=UNMEASURED)
         else:
@@ -257,10 +278,10 @@ class Target(Weights, CacheSequence):
         return way
 
     def _snapshots(self, wanted: int, setting: str) -> int:
-        """How many snapshots of the recurrent state to ask for: 0 where the architecture has none."""
+        """Return the number of snapshots of the recurrent state to request; 0 if the architecture has none."""
         if not self._recurrent:
             return 0
-        # A context of a few tokens shows what the large one would do.
+        # A context of a few tokens supports snapshots if the large one does, and its states are as large.
         context = llama.llama_init_from_model(self._model, self._params(MAX_EVALUATE, 1, self._under[setting]))
         if not context:
             return wanted
@@ -278,14 +299,15 @@ class Target(Weights, CacheSequence):
 
     @property
     def _pooled(self) -> bool:
-        """Whether all sequences share one pool of cells, so that what they have in common is stored once."""
+        """True if all sequences share one pool of cells, so that a common prefix is stored once."""
         if self.texts is None:
             return self.n_seq > 1
-        # A CPU's attention goes over the cells of all texts, and rounds by where they lie; one batch gains it little.
+        # On a CPU, attention iterates over the cells of all sequences in the pool, and rounding depends on the cells'
+        # places. A single batch gains little there.
         return self.exact == "off" and self.can_pool and (self.on_gpu or self.architecture in ABORTS)
 
     def _params(self, cells: int, snapshots: int, settings: Settings, *, alone: bool = False) -> Any:
-        """llama.cpp's parameters of a context, for one text `alone` or for all."""
+        """Return llama.cpp's parameters of a context for one sequence (`alone`) or for all."""
         params = llama.llama_context_default_params()
         params.n_ctx = cells
         params.n_batch = params.n_ubatch = settings.micro_batch or _usual_micro(settings.flash_attn)
@@ -307,7 +329,7 @@ class Target(Weights, CacheSequence):
         snapshots = self._snapshots(self._longest, setting)
         while True:
             bindings.log_tail.clear()
-            # Room for the dummy tokens of a padded batch, which never stay in the cache.
+            # MAX_EVALUATE adds room for the dummy tokens of a padded batch, which never stay in the cache.
             params = self._params(self._texts * (n_ctx + MAX_EVALUATE), snapshots, self._under[setting])
             self._ctx = open_context(self._model, params, self._adapters)
             if self._ctx or snapshots <= 1:
@@ -321,7 +343,7 @@ class Target(Weights, CacheSequence):
         if 0 < snapshots < self._longest:
             self.notes.append(f"low memory: drafts are limited to {snapshots} tokens")
         self.setting = setting
-        # Flash attention on a CPU splits the context over the threads, so their number moves last bits.
+        # Flash attention on a CPU splits the context over the threads, so their number changes last bits.
         is_exact = self.exact == "on" or self.exactness.same
         adapts = (False, False) if is_exact and self.flash_attn != "off" and not self.on_gpu else self._adapts
         self.governor = ThreadGovernor(self.present.threads, self.present.threads_batch, adapts=adapts)
@@ -365,41 +387,43 @@ class Target(Weights, CacheSequence):
 
     @property
     def flash_attn(self) -> str:
-        """Flash attention as it was asked for under the setting that holds now: "auto", "on" or "off"."""
+        """Flash attention requested by the current setting: "auto", "on" or "off"."""
         return self._under[self.setting].flash_attn
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The settings that can be measured: "fast", and "exact" if it differs from that."""
+        """Settings that can be measured: "fast", and "exact" if its flash attention differs."""
         return ("fast", "exact") if self._under["exact"].flash_attn != self.present.flash_attn else ("fast",)
 
     @property
     def identity(self) -> str:
-        """The key of measurements under all `settings`."""
+        """Key of measurements under all `settings`."""
         asked = self.present
         micro = "" if asked.micro_batch is None else f" ub={asked.micro_batch}"
         return self._key(f"fa={asked.flash_attn} kv={asked.cache_types}{micro}")
 
     def trial_of(self, settings: Settings, cells: int) -> TrialContext:
-        """A separate context under other settings, but for `mmap` and `repack`.
+        """Return a separate context under other settings, except `mmap` and `repack`, which cannot change.
 
         Raises:
-            TargetError: the machine lacks the memory for it.
+            TargetError: The machine lacks the memory for the context.
         """
         self._check_open()
         return TrialContext(self._model, self._params(cells, 0, settings, alone=True), self._adapters)
 
     def trial(self, setting: str) -> TrialContext:
-        """The same under "fast" or "exact"."""
+        """Return a separate context under the setting "fast" or "exact"."""
         return self.trial_of(self._under[setting], ROOM)
 
     def embedder(self, pooling: Pooling | None, n_ctx: int) -> Embedder:
-        """What makes vectors of texts with this model's weights, in a context of its own; `close` frees it too.
+        """Return an embedder that uses this model's weights in a separate context; `close` frees it too.
 
-        `pooling`: None takes what the file says, "none" where it does not; `n_ctx`: most tokens of a text.
+        Args:
+            pooling: Pooling of the token embeddings; `None` means that of the file, or "none" if it specifies none.
+            n_ctx: Maximum number of tokens of an input.
 
         Raises:
-            ModelError: the model makes no such vectors, or the machine lacks the memory for the context.
+            ModelError: The model cannot compute embeddings, or the machine lacks the memory for the context.
         """
         self._check_open()
         if self._meta(f"{self.architecture}.attention.causal") == "false":
@@ -433,8 +457,9 @@ class Target(Weights, CacheSequence):
 
     @property
     def sequences(self) -> Sequence[CacheSequence]:
-        """The sequences, by number; the target is the first."""
-        # Made anew: a target in a list of its own would stay in memory after its last use.
+        """All sequences in order of their numbers; the target is the first."""
+        # Build the list on each call: a stored list would form a reference cycle that keeps the target in memory after
+        # its last use.
         return [self, *self._others]
 
     def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
@@ -461,7 +486,7 @@ class Target(Weights, CacheSequence):
         # llama.cpp puts sequences into one batch if their numbers follow each other.
         order = sorted(parts, key=lambda part: part.sequence.number)
         append(self._passes, [(own[sequence.number], tokens, rows) for sequence, tokens, rows in order])
-        # Where the rows of each part are among those of the pass.
+        # Map each sequence's number to the end of its rows in the logits of the pass.
         ends = dict(zip((part.sequence.number for part in order), accumulate(part.rows for part in order), strict=True))
         self._submitted = [(ends[part.sequence.number], part.rows) for part in parts]
 
@@ -486,14 +511,18 @@ class Target(Weights, CacheSequence):
 
     @property
     def can_branch(self) -> bool:
-        """Whether several continuations can share a beginning in the cache; recurrent states cannot be shared."""
+        """True if several continuations can share a prefix in the cache; recurrent states cannot be shared."""
         return self.can_pool and not self._recurrent
 
     def tree(self, root: Node) -> CacheTree:
-        """A tree of continuations of what the cache holds, `root`; nothing else may be evaluated until it is closed.
+        """Return a tree of continuations of the cached tokens; nothing else may be evaluated until it is closed.
+
+        Args:
+            root: Root of the tree, which stands for all tokens in the cache.
 
         Raises:
-            ValueError: the target was loaded for one sequence, its KV cache cannot branch, or `root` is not as long.
+            ValueError: The target was loaded for one sequence, its KV cache cannot branch, or the length of `root` is
+                not that of the cache.
         """
         self._check_open()
         if self.n_seq < 2 or not self.can_branch:
@@ -505,16 +534,23 @@ class Target(Weights, CacheSequence):
             raise ValueError(f"a tree after {root.length} tokens cannot grow where the cache holds {len(self.tokens)}")
         return CacheTree(self._passes, root, count=self.n_seq, windowed=self.window > 0)
 
-    # ------------------------------------------------------------------ branches beside the text
+    # ------------------------------------------------------------------ branches next to the sequence
 
     def ask(self, tokens: Sequence[int], branches: Sequence[Branch]) -> Logits:
-        """Append tokens as `evaluate` does; the logits after each token, then after each of the branches.
+        """Append tokens as `evaluate` does and evaluate branches in the same pass.
 
-        Both are at most `max_batch`. The tokens' logits are those that `evaluate` gives with as many tokens more, bit
-        for bit. Branches are all different, each after those that it rests on, and leave nothing in the cache.
+        The branches leave nothing in the cache.
+
+        Args:
+            tokens: Tokens to append; at most `max_batch` together with the branches.
+            branches: Distinct branches, each listed after the branches that it extends.
+
+        Returns:
+            Logits after each token, then after each branch. Those of the tokens are bit-identical to what `evaluate`
+            returns for a batch that has as many additional tokens as there are branches.
 
         Raises:
-            ValueError: more than `leaves` branches, or than there is room for.
+            ValueError: There are more than `leaves` branches, or more than fit.
             TargetError: llama.cpp could not evaluate them; the cache is as before.
         """
         self._check_open()
@@ -525,7 +561,7 @@ class Target(Weights, CacheSequence):
     # ------------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Free the context and the model; the target, and logits it returned, cannot be used afterwards."""
+        """Free the context and the model; the target and the logits that it returned cannot be used afterwards."""
         for embedder in self._embedders:
             embedder.close()
         if self._ctx:
@@ -537,5 +573,5 @@ class Target(Weights, CacheSequence):
 
 
 def _usual_micro(flash_attn: str) -> int:
-    """Tokens of a micro-batch where nothing else was asked for."""
+    """Return the default number of tokens of a micro-batch."""
     return WITHOUT_FLASH if flash_attn == "off" else MICRO_BATCH
