@@ -1,11 +1,11 @@
-"""`Embedder`: vectors that stand for texts, made of what a loaded model's last layer says of their tokens.
+"""`Embedder`: embeddings of inputs, computed from the outputs of a loaded model's last layer.
 
-    embedder = target.embedder("mean", 2048)        # the target's weights, in a context of its own
+    embedder = target.embedder("mean", 2048)        # the target's weights in a separate context
     vectors = yield from embedder.reading(tokens, lambda: 512)      # pass by pass
 
-llama.cpp's own pooling stores logits after every token of a text, and holds a text to one micro-batch where its vector
-is a mean. So rows are pooled here, which is the same as long as tokens attend to nothing that follows them: other
-models are refused.
+llama.cpp's own pooling stores logits after every token of an input, and limits an input to one micro-batch with mean
+pooling. So this module pools the rows itself. The result is the same if tokens do not attend to later tokens; other
+models are rejected.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.sequence import CacheSequence, append
 
 Pooling = Literal["none", "mean", "cls", "last"]
-"""What a text's vector is made of: the mean of its tokens', the first one's, or the last one's; "none": it has one for
-each token."""
+"""Pooling of token embeddings: their mean, the first ("cls") or the last one; "none" keeps one for each token."""
 
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # by the numbers that files have for them
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # poolings in the order of their numbers in GGUF files
 
 
 class Embedder:
-    """See above; `ngramspec.llama.target.Target.embedder` makes one.
+    """The embeddings of inputs; `ngramspec.llama.target.Target.embedder` creates one.
 
     Args:
-        context: of the model, for one sequence, which makes no vectors yet; it is freed by `close`.
-        n_ctx, n_batch: most tokens of a text, and of a pass.
+        context: Context of the model for one sequence, which computes no embeddings yet; `close` frees it.
+        pooling: Pooling of the token embeddings.
+        n_ctx: Maximum number of tokens in an input.
+        n_batch: Maximum number of tokens in a pass.
         governor: Chooses the number of threads.
     """
 
@@ -51,26 +52,33 @@ class Embedder:
     ) -> None:
         model = llama.llama_get_model(context)
         self.pooling, self.n_ctx = pooling, n_ctx
-        self.width = bindings.width_out(llama, model)  # numbers in a vector
+        self.width = bindings.width_out(llama, model)  # dimension of an embedding
         self._context, self._n_batch = context, n_batch
-        self.n_tokens = self.n_passes = 0  # evaluated so far
+        self.n_tokens = self.n_passes = 0  # number of tokens and passes evaluated so far
         cache = Cache(context, recurrent=is_recurrent(model), window=0)
         self._passes = Passes(context, [cache], self, n_batch=n_batch, governor=governor)
         self._sequence = CacheSequence(self._passes, cache, n_ctx=n_ctx)
 
     def reading(self, tokens: Sequence[int], most: Callable[[], int]) -> Generator[None, None, States]:
-        """The vectors of a text, not normalised; shape (1, width), or (tokens, width) where none are pooled.
+        """Compute the embeddings of an input; only one input may be in progress at a time.
 
-        It yields before each pass, for which `most` tells how many tokens it may have. Another text may only be begun
-        when this one has ended.
+        Args:
+            tokens: Tokens of the input.
+            most: Returns the maximum number of tokens of the next pass.
+
+        Yields:
+            `None` before each pass.
+
+        Returns:
+            Embeddings that are not normalised; shape (1, width), or (tokens, width) with pooling "none".
 
         Raises:
-            ValueError: no tokens, or more than `n_ctx`.
+            ValueError: There are no tokens, or more than `n_ctx`.
             TargetError: llama.cpp could not evaluate them.
         """
         if not 0 < len(tokens) <= self.n_ctx:
             raise ValueError(f"a text to embed has 1 to {self.n_ctx} tokens, not {len(tokens)}")
-        # Only these tokens' rows are needed, and what comes behind the last of them is not evaluated.
+        # Only the rows from `first` to `end` are needed, and later tokens are not evaluated.
         first = len(tokens) - 1 if self.pooling == "last" else 0
         end = 1 if self.pooling == "cls" else len(tokens)
         self._sequence.clear()

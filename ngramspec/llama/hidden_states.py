@@ -1,11 +1,11 @@
-"""`HiddenStates`: what a target's layers made of the last tokens of a text, for a head that guesses from that.
+"""`HiddenStates`: the target's hidden states after the last tokens of a sequence, from which a head predicts.
 
-    rows = states.handed_out(context)       # after a llama_decode of `tokens`, the first of which is number 100
+    rows = states.handed_out(context)       # after a llama_decode of `tokens`, the first of which is at position 100
     states.took(rows, 100, tokens)
-    states.known(text)                      # how many tokens of `text` have their states here, older ones aside
-    states.before(101, 104)                 # the states after the tokens in front of numbers 101, 102 and 103
+    states.known(text)                      # number of tokens of `text` with known states, counting all older ones
+    states.before(101, 104)                 # the states after the tokens at positions 100, 101 and 102
 
-llama.cpp's buffer holds those of the last pass alone. A sequence has its own, which go with its text, and are copied
+llama.cpp's buffer contains only the states of the last pass. So each sequence keeps its own states, which are copied
 with it.
 """
 
@@ -24,17 +24,24 @@ from ngramspec.llama import bindings
 from ngramspec.tokens import common_prefix
 
 KEPT = 1024
-"""States that are kept, of the last tokens. A head reads no more of a prompt than that: it guesses what comes next,
-and a state, by all that its layers attended to, tells of the tokens before it too."""
+"""Number of last tokens whose states are kept.
+
+A head reads only these tokens of a prompt. This suffices, because the layers attend to earlier tokens, so a state
+contains information about these too.
+"""
 
 States = NDArray[np.float32]  # hidden states, shape (tokens, width of the model)
 
 
 class HiddenStates:
-    """The hidden states of the last tokens of a sequence, each of `width` numbers, in order of the text.
+    """The hidden states of the last tokens of a sequence, in the order of its tokens.
 
-    At least the last `kept` are. Passes may be asked for theirs where they are `wanted`, and those over prompts where
-    `of_prompts` says so: the last layer is then computed for all of their tokens, which may move last bits.
+    A pass returns hidden states only if they are `wanted`, and a pass over a prompt only if `of_prompts` is set too.
+    The last layer is then computed for all tokens of the pass, which may change last bits.
+
+    Args:
+        width: Dimension of a hidden state.
+        kept: Minimum number of last tokens whose states are kept.
     """
 
     def __init__(self, width: int, kept: int = KEPT) -> None:
@@ -44,17 +51,17 @@ class HiddenStates:
         self._rows = np.zeros((2 * kept, width), np.float32)
         self._begin: int = self._rows.ctypes.data
         self._tokens: list[int] = []
-        self.first = 0  # number in the text of the first token whose state is here
+        self.first = 0  # position of the first token whose state is here
         self.wanted = self.of_prompts = True
 
     # ------------------------------------------------------------------ passes
 
     def due_in_prompt(self, left: int) -> bool:
-        """Whether a pass over a prompt may hand them out, with so many tokens of it yet to come."""
+        """Return True if a pass over a prompt may return states, with `left` tokens of the prompt after it."""
         return self.of_prompts and left < self._kept
 
     def ask(self, context: Any, wanted: bool) -> None:
-        """Have the next passes of a context give their states, or not."""
+        """Set whether the next passes of a context return their states."""
         self._ext.llama_set_embeddings_nextn(context, wanted, False)
 
     def forget(self) -> None:
@@ -62,15 +69,24 @@ class HiddenStates:
         self.first = 0
 
     def missed(self, start: int) -> None:
-        """Drop the states of a text from token number `start` on: a pass over those gave none."""
+        """Drop the states from position `start` on, because a pass over these tokens returned none."""
         del self._tokens[max(0, start - self.first) :]
 
     def handed_out(self, context: Any) -> int:
-        """Where the states are that the last pass of a context handed out, in order of its tokens."""
+        """Return the address of the states that the last pass of a context returned, in the order of its tokens."""
         return ctypes.addressof(self._ext.llama_get_embeddings_nextn(context).contents)
 
     def took(self, rows: int, start: int, tokens: Sequence[int]) -> int:
-        """Take the states at `rows`, of tokens from number `start` on; returns where those of the next sequence are."""
+        """Copy the states of new tokens.
+
+        Args:
+            rows: Address of the states.
+            start: Position of the first token.
+            tokens: The tokens.
+
+        Returns:
+            The address of the next sequence's states.
+        """
         self.missed(start)
         if start != self.first + len(self._tokens):
             self._tokens.clear()
@@ -82,7 +98,7 @@ class HiddenStates:
             self._tokens = self._tokens[len(self._tokens) - left :]
         held = len(self._tokens)
         self.first = start + skipped - held
-        # Every pass of the target comes here: numpy's views of what a pointer points to take longer than the copy.
+        # Every pass of the target runs this code, and creating a numpy view of a pointer takes longer than the copy.
         state = self._rows.itemsize * self._width
         ctypes.memmove(self._begin + held * state, rows + skipped * state, (size - skipped) * state)
         self._tokens += tokens[skipped:]
@@ -91,19 +107,19 @@ class HiddenStates:
     # ------------------------------------------------------------------ copies
 
     def adopt(self, other: HiddenStates, length: int) -> None:
-        """Hold what another text's are of its first `length` tokens."""
+        """Copy the states of the first `length` tokens of another sequence."""
         self.first, self._tokens = other.first, other._tokens[: max(0, length - other.first)]
         self._rows[: len(self._tokens)] = other._rows[: len(self._tokens)]
 
-    # ------------------------------------------------------------------ what a head reads
+    # ------------------------------------------------------------------ states for a head
 
     def known(self, text: Sequence[int]) -> int:
-        """How many tokens of a text have states here, those before `first` included; 0: none."""
+        """Return the number of tokens of a text with known states, including those before `first`; 0 means none."""
         same = common_prefix(self._tokens, text[self.first : self.first + len(self._tokens)])
         return self.first + same if same else 0
 
     def before(self, start: int, end: int) -> States:
-        """The states after the tokens in front of number `start` to `end`; 0 where they are not here."""
+        """Return the states after the tokens at positions from `start` - 1 to `end` - 2; unknown states are 0."""
         found = np.zeros((end - start, self._width), np.float32)
         low, high = max(start - 1, self.first), min(end - 1, self.first + len(self._tokens))
         if low < high:
@@ -121,5 +137,5 @@ def rows_at(pointer: Any, rows: int, width: int, owner: object = None) -> States
 
 @functools.cache
 def _bytes(size: int) -> Any:
-    """The type of so many bytes: making it takes longer than all else that is done to logits here."""
+    """Return the ctypes type of `size` bytes; creating it takes longer than all other steps of `rows_at`."""
     return ctypes.c_char * size

@@ -1,11 +1,11 @@
-"""What a `Llama` of llama-cpp-python has loaded, as a sequence of this room.
+"""`BorrowedSequence`: the context of a `Llama` of llama-cpp-python as a sequence of this package.
 
     sequence = BorrowedSequence(owner)
-    sequence.follow(text)                       # that the owner has evaluated
+    sequence.follow(text)                       # tokens that the owner has evaluated
     rows = sequence.evaluate([token, *draft])   # as in any other sequence
     sequence.rollback(length); sequence.settle()    # before the owner continues by itself
 
-The owner keeps the model and the context, and frees them: both must not be used afterwards.
+The owner keeps and frees the model and the context. The sequence must not be used after the owner has freed them.
 """
 
 from __future__ import annotations
@@ -30,17 +30,27 @@ __all__ = ["BorrowedSequence", "DraftModel", "LlamaCpp", "adapted", "obstacle", 
 
 
 def adapted(model_path: str, lora_path: str | None, lora_scale: float) -> str:
-    """Before a `Llama` is made: refuse what is no adapter, over which llama-cpp-python ends the process.
+    """Check the adapter of a `Llama` before it is created, because llama-cpp-python ends the process on invalid files.
 
-    Returns what tells the adapter from others; "" without one. Raises ModelError.
+    Returns:
+        A key of the adapter; "" without one.
+
+    Raises:
+        ModelError: The file is not an adapter.
     """
     return check_adapters([(lora_path, lora_scale)], Path(model_path)) if lora_path else ""
 
 
 def prepare(n_gpu_layers: int, rpc_servers: str | None = None) -> None:
-    """Before a `Llama` is made: join the machines HOST:PORT,... to this process, and leave out AMX if it is broken.
+    """Prepare this process before a `Llama` is created: connect RPC workers, and disable AMX if it is broken.
 
-    Raises ValueError for a name that is not HOST:PORT, and ModelError as `ngramspec.llama.rpc.connect` does.
+    Args:
+        n_gpu_layers: Number of layers on GPUs.
+        rpc_servers: Workers HOST:PORT,...; `None` means none.
+
+    Raises:
+        ValueError: A name is not HOST:PORT.
+        ModelError: The workers cannot be connected, as in `ngramspec.llama.rpc.connect`.
     """
     if rpc_servers is not None:
         names = rpc.workers(rpc_servers)
@@ -51,10 +61,10 @@ def prepare(n_gpu_layers: int, rpc_servers: str | None = None) -> None:
 
 
 def obstacle(owner: LlamaCpp) -> str | None:
-    """Why nothing can be drafted in the context of a `Llama`; None if something can."""
+    """Return the reason why the context of a `Llama` does not support drafts; `None` if it does."""
     model, params = owner.model, owner.context_params
     slides = llama.llama_model_n_swa(model) > 0
-    # llama.cpp answers 0 for DeepSeek4; the file tells.
+    # llama.cpp returns 0 for DeepSeek4, although its file specifies a sliding window.
     told = f"{owner.metadata.get('general.architecture')}.attention.sliding_window" in owner.metadata
     reasons = {
         "it was loaded for embeddings": params.embeddings,
@@ -68,10 +78,10 @@ def obstacle(owner: LlamaCpp) -> str | None:
 
 
 class BorrowedSequence(CacheSequence):
-    """The text of a `Llama`, whose settings `ngramspec.exactness.decision.ExactAuto` can compare.
+    """The sequence of a `Llama`, whose settings `ngramspec.exactness.decision.ExactAuto` can compare.
 
     Args:
-        owner: a `Llama` without an `obstacle`.
+        owner: `Llama` without an `obstacle`.
         adapts: Whether the number of threads for one token may change, and that for more.
     """
 
@@ -82,7 +92,8 @@ class BorrowedSequence(CacheSequence):
         self._model, self._context_params = model, owner.context_params
         self._adapters = [(owner._lora_adapter, owner.lora_scale)] if owner.lora_path else []
         cache = Cache(context, recurrent=is_recurrent(model), window=llama.llama_model_n_swa(model))
-        # Rows keep what they were given alive, and the owner holds rows.
+        # Rows of logits keep the given object alive, and the owner keeps rows. So pass the owner's context and not the
+        # owner itself, which would be a reference cycle.
         on_gpu = owner.model_params.n_gpu_layers != 0 and any(device.is_gpu for device in devices.devices())
         governor = ThreadGovernor(owner.n_threads, owner.n_threads_batch, adapts=adapts) if any(adapts) else None
         passes = Passes(context, [cache], owner._ctx, n_batch=owner.n_batch, governor=governor, returns_early=on_gpu)
@@ -92,7 +103,7 @@ class BorrowedSequence(CacheSequence):
         self.identity = self.fingerprint = _key(owner)
 
     def follow(self, text: Sequence[int]) -> None:
-        """Take over a text that the owner has evaluated, and nothing behind it."""
+        """Adopt a text that the owner has evaluated, and drop later tokens."""
         self.tokens[:] = text
         self.cache.take_over(len(self.tokens))
 
@@ -101,7 +112,7 @@ class BorrowedSequence(CacheSequence):
         self._passes.set_threads(size)
 
     def settle(self) -> None:
-        """Evaluate all that is owed, so that the owner finds the logits after the last token."""
+        """Evaluate all owed tokens, so that the owner finds the logits after the last token."""
         self._passes.check()
         while self.owed > self._passes.n_batch:
             self.pay()
@@ -109,13 +120,17 @@ class BorrowedSequence(CacheSequence):
             append(self._passes, [(self, (), 1)])
 
     def trial(self, setting: str) -> TrialContext:
-        """A separate small context under the owner's settings; TargetError: the machine lacks the memory for it."""
+        """Return a separate small context under the owner's settings.
+
+        Raises:
+            TargetError: The machine lacks the memory for it.
+        """
         params = type(self._context_params).from_buffer_copy(self._context_params)
         params.n_ctx = ROOM
         return TrialContext(self._model, params, self._adapters)
 
     def release(self) -> None:
-        """End the loan."""
+        """Stop using the owner's context."""
         self._passes.release()
 
 

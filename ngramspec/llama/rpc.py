@@ -1,9 +1,10 @@
-"""The layers of a model on other machines: llama.cpp's RPC backend, and what is said when one of them is lost.
+"""Layers of a model on other machines with llama.cpp's RPC backend, and the error when one of them is lost.
 
     connect(workers("10.0.0.2:50052,10.0.0.3:50052"))   # once per process, before a model is loaded
     target = Target(path)                               # llama.cpp then spreads its layers over these machines too
 
-llama.cpp knows devices by process, so every model that is loaded afterwards is spread. See `README.md` beside this.
+llama.cpp registers devices per process, so it spreads every model that is loaded afterwards. See `README.md` in this
+folder.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from ngramspec.llama.devices import CPU, GPU, INTEGRATED
 from ngramspec.llama.watchdog import Watchdog
 
 PATIENCE = 300.0
-"""Seconds without an answer after which a worker counts as lost, unless others are asked for. A slow machine needs as
-much for a piece of a prompt."""
+"""Default number of seconds without a response after which a worker counts as lost.
+
+A slow machine may need that long for one chunk of a prompt.
+"""
 
 GREETING, REACHING, ASKING = 10.0, 5.0, 1.0
-"""Seconds that a worker may take to say who it is, to be connected to, and to be connected to when one is looked for
-that was lost."""
+"""Timeouts in seconds: of a worker's greeting, of connecting to it, and of connecting to find out which one is lost."""
 
 BUILD = 'CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall --no-cache-dir llama-cpp-python'
 
@@ -52,19 +54,23 @@ CALLS = (
     "llama_state_seq_get_size_ext",
     "llama_state_seq_set_data_ext",
 )
-"""The functions of llama.cpp that may speak to a worker: those used in this room, and by llama-cpp-python's `Llama`."""
+"""Functions of llama.cpp that may communicate with a worker: those used in this folder and by `llama_cpp.Llama`."""
 
 FREES = ("llama_free", "llama_model_free", "llama_adapter_lora_free")
 
 
 _joined = SimpleNamespace(names=(), watchdog=None)
-"""The workers of this process: what `connect` was given, and the `Watchdog` of the calls; None before."""
+"""Workers of this process: the names passed to `connect`, and the `Watchdog` of the calls; `None` before `connect`."""
 
 _ggml = partial(bindings.ggml_function, llama)
 
 
 def workers(text: str) -> tuple[str, ...]:
-    """The workers named in a list HOST:PORT,HOST:PORT,... Raises ValueError: one is not that, or is named twice."""
+    """Return the workers named in a list HOST:PORT,HOST:PORT,...
+
+    Raises:
+        ValueError: An item is not HOST:PORT, or is listed twice.
+    """
     found: list[str] = []
     for name in (part.strip() for part in text.split(",")):
         host, _, port = name.rpartition(":")
@@ -82,19 +88,20 @@ def workers(text: str) -> tuple[str, ...]:
 
 
 def joined() -> tuple[str, ...]:
-    """The workers that this process is connected to."""
+    """Return the workers that this process is connected to."""
     names: tuple[str, ...] = _joined.names
     return names
 
 
 def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
-    """Make other machines devices of this process; nothing happens if they are already.
+    """Register other machines as devices of this process; do nothing if they already are.
 
-    A worker without an answer for `patience` seconds counts as lost. Whatever waits for it, and whatever is asked of
-    llama.cpp afterwards, then raises TargetError: a process cannot get a worker back.
+    A worker that does not respond for `patience` seconds counts as lost. Calls that wait for it, and all later calls of
+    llama.cpp, then raise TargetError, because a process cannot reconnect to a worker.
 
     Raises:
-        ModelError: this build has no RPC backend, a worker cannot be reached or is none, or others are connected.
+        ModelError: This build has no RPC backend, a name cannot be reached or is not a worker, or other workers are
+            connected.
     """
     names = tuple(names)
     if names == _joined.names:
@@ -125,13 +132,14 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
     watchdog.watch(devices, ("devices",), ())
     _load_noisily()
     _joined.names = names
-    # llama.cpp uses every registered device, and none can be removed: all workers have answered before this.
+    # llama.cpp uses every registered device, and none can be removed. So register only after all workers have
+    # responded.
     for server in servers:
         watchdog(_register, server)
 
 
 def _load_noisily() -> None:
-    """Have every model that is loaded say that it gets on, whoever loads it: that may take longer than patience."""
+    """Make every load of a model report progress to the watchdog, because loading may take longer than its patience."""
     load = llama.llama_model_load_from_file
 
     @llama.llama_progress_callback  # type: ignore[untyped-decorator]
@@ -148,13 +156,13 @@ def _load_noisily() -> None:
 
 
 def alive() -> None:
-    """Say that a call which takes long gets on, and that no worker is lost."""
+    """Report that a long call makes progress, so that no worker counts as lost."""
     if _joined.watchdog is not None:
         _joined.watchdog.alive()
 
 
 def wait_for_loss() -> str:
-    """Wait until a worker is lost, or for good if there are none; the line for the user."""
+    """Wait until a worker is lost, or forever if there are no workers, and return the message for the user."""
     if _joined.watchdog is None:
         threading.Event().wait()
     _joined.watchdog.lost.wait()
@@ -162,7 +170,11 @@ def wait_for_loss() -> str:
 
 
 def registry() -> int:
-    """ggml's handle of the RPC backend. Raises ModelError if this build has none."""
+    """Return ggml's handle of the RPC backend.
+
+    Raises:
+        ModelError: This build has no RPC backend.
+    """
     try:
         found = _ggml("ggml_backend_reg_by_name", ctypes.c_void_p, ctypes.c_char_p)(b"RPC")
     except AttributeError:
@@ -173,7 +185,14 @@ def registry() -> int:
 
 
 def _exported(backend: int, name: str, result: Any, *arguments: Any) -> Any:
-    """A function that only the RPC backend has; `backend`: its handle."""
+    """Return a function that only the RPC backend exports.
+
+    Args:
+        backend: Handle of the RPC backend.
+        name: Name of the function.
+        result: Type of its result.
+        *arguments: Types of its arguments.
+    """
     find = _ggml("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
     return ctypes.CFUNCTYPE(result, *arguments)(find(backend, name.encode()))
 
@@ -187,20 +206,25 @@ def _reach_devices(backend: int, name: str) -> int:
 
 
 def _register(server: int) -> None:
-    """Make the devices of a worker devices of this process."""
+    """Register the devices of a worker in this process."""
     _ggml("ggml_backend_register", None, ctypes.c_void_p)(server)
     device = _ggml("ggml_backend_reg_dev_get", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(server, 0)
-    # Without a backend that holds it the connection is closed, and the worker free for others until the model comes.
+    # The backend keeps the connection open. Without it, other processes could use the worker until the model is loaded.
     _ggml("ggml_backend_dev_init", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(device, None)
 
 
 def _address(host: str, port: int) -> str:
-    """The IPv4 address of a host. Raises OSError, or UnicodeError for what is no name."""
+    """Return the IPv4 address of a host.
+
+    Raises:
+        OSError: The host is unknown.
+        UnicodeError: The host name is invalid.
+    """
     return str(socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
 
 def _reach(name: str, seconds: float = REACHING) -> tuple[str, int]:
-    """The address of a worker that can be connected to."""
+    """Connect to a worker and return its address."""
     host, _, port = name.rpartition(":")
     try:
         address = _address(host, int(port)), int(port)
@@ -214,7 +238,11 @@ def _reach(name: str, seconds: float = REACHING) -> tuple[str, int]:
 
 
 def _stranger(said: str | None) -> str:
-    """Why a worker that can be connected to is none for this build; `said`: by ggml, None if nothing was heard."""
+    """Return the reason why a program that accepts connections is not a worker for this build.
+
+    Args:
+        said: ggml's error message; `None` means that the program did not respond.
+    """
     if said is None:
         return (
             f"accepts connections, but did not respond for {GREETING:g} s: it is serving another process, or it is not"
@@ -230,8 +258,14 @@ def _stranger(said: str | None) -> str:
 
 
 def _loss(names: Sequence[str], said: str | None, patience: float) -> str:
-    """Describe the lost worker and the cause, as far as known; `said` as above."""
-    time.sleep(0.2)  # a process that ends closes what it has open one by one
+    """Describe the lost worker and the cause, as far as known.
+
+    Args:
+        names: Names of all workers.
+        said: ggml's error message; `None` means that the worker did not respond.
+        patience: Seconds after which it counts as lost.
+    """
+    time.sleep(0.2)  # a process that ends closes its sockets one by one
     gone = []
     for name in names:
         try:
@@ -251,13 +285,17 @@ def _loss(names: Sequence[str], said: str | None, patience: float) -> str:
 
 
 def listening_address(host: str, port: int) -> str:
-    """The address to listen on, ADDRESS:PORT; ModelError if it cannot be, or this build has no RPC backend."""
+    """Return the address to listen on as ADDRESS:PORT.
+
+    Raises:
+        ModelError: The address cannot be used, or this build has no RPC backend.
+    """
     bindings.init_backend()
     registry()
     try:
         address = _address(host, port)
         with socket.socket() as trial:
-            # As llama.cpp does, so that a port is free again at once.
+            # llama.cpp sets this option too; without it, a port stays busy for a while after its last use.
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((address, port))
     except (OSError, UnicodeError) as error:
@@ -269,7 +307,7 @@ def listening_address(host: str, port: int) -> str:
 
 
 def lent() -> list[tuple[int, str]]:
-    """The devices that a worker lends, ggml's handles and what they are: its GPUs; without any, its CPU."""
+    """Return ggml's handles and descriptions of the devices that a worker lends: its GPUs, or its CPU without any."""
     get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
     kind = _ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
     about = _ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
@@ -279,9 +317,12 @@ def lent() -> list[tuple[int, str]]:
 
 
 def serve(address: str, threads: int, cache: Path | None) -> None:
-    """Listen and compute for whoever connects, one at a time; returns only if listening fails.
+    """Listen and compute for one client at a time; return only if listening fails.
 
-    `cache`: a folder in which large tensors are kept, so that the next load need not send them.
+    Args:
+        address: ADDRESS:PORT to listen on.
+        threads: Number of CPU threads.
+        cache: Folder in which large tensors are stored, so that the next load need not send them; `None` means none.
     """
     types = ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p
     start = _exported(registry(), "ggml_backend_rpc_start_server", None, *types)

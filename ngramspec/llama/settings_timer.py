@@ -1,7 +1,7 @@
-"""`SettingsTimer`: times settings on a loaded model, each in a small context of its own.
+"""`SettingsTimer`: times settings of a loaded model, each in a separate small context.
 
-Numbers of threads are changed in place, and contexts stay open; where the weights have to be loaded otherwise, they are
-loaded a second time beside the first.
+Numbers of threads are changed in place, and contexts stay open. If a setting requires loading the weights in another
+way, they are loaded a second time, and the first ones stay loaded.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ngramspec.llama.target import Target
 from ngramspec.llama.trial_context import TrialContext, random_tokens
 from ngramspec.machine import LONG_READING, READING, Measure, Settings
 
-SLOW = 0.1  # a pass of so many seconds is timed once; below, the better of two after one that warms up
+SLOW = 0.1  # duration in seconds above which a pass is timed once; a faster one is repeated after a warm-up
 
-REPEATS = 2
+REPEATS = 2  # number of timed passes after the warm-up, of which the fastest counts
 
 COMPARED = 600
-"""Tokens of the text on which it is tried whether settings give the same bits: more than the usual micro-batch."""
+"""Number of tokens on which settings are compared bit by bit: more than the usual micro-batch."""
 
-SPARE = 2**30  # bytes of RAM that loading the weights again must leave free
+SPARE = 2**30  # bytes of RAM that must stay free when the weights are loaded again
 
 
 class SettingsTimer:
     """A model on which settings are timed; `seconds` is the timer of `ngramspec.instruments.tuning.search.Tuning`.
 
     Args:
-        target: a loaded model; what it holds is neither read nor changed.
-        load: loads the same model once more, with the `mmap` and `repack` of the settings, and a small context.
-        depth: tokens of what is called a long context.
+        target: Loaded model, whose cache is neither read nor changed.
+        load: Loads the same model again with the `mmap` and `repack` of the settings and a small context.
+        depth: Number of tokens in a long context.
     """
 
     def __init__(self, target: Target, load: Callable[[Settings], Target], depth: int) -> None:
@@ -43,7 +43,11 @@ class SettingsTimer:
         self._open: dict[tuple[object, ...], TrialContext] = {}
 
     def seconds(self, settings: Settings, measure: Measure) -> float:
-        """Take one time, after what warms it up; TargetError, ModelError: the machine cannot have these settings."""
+        """Measure one time after a warm-up.
+
+        Raises:
+            TargetError, ModelError: The machine does not support these settings.
+        """
         trial = self._context(settings, deep=measure.deep)
         first = trial.seconds(measure.size)
         if measure.reads:
@@ -51,7 +55,7 @@ class SettingsTimer:
         return first if first > SLOW else min(trial.seconds(measure.size) for _ in range(REPEATS))
 
     def alike(self, one: Settings, other: Settings) -> bool:
-        """Whether both gave the same bits: after a short random text, for single tokens and for a batch."""
+        """Return True if two settings give bit-identical logits after random tokens, for single tokens and a batch."""
         return self._bits(one) == self._bits(other)
 
     def _bits(self, settings: Settings) -> bytes:
@@ -64,7 +68,7 @@ class SettingsTimer:
         return np.concatenate(rows).tobytes()
 
     def _context(self, settings: Settings, *, deep: bool) -> TrialContext:
-        """The context of these settings, with their threads; it holds a text of the depth, and some tokens."""
+        """Return the context of these settings with their threads; a deep one contains `depth` tokens."""
         key = (replace(settings, threads=1, threads_batch=1), deep)
         trial = self._open.get(key)
         if trial is not None:

@@ -1,15 +1,15 @@
-"""`TrialContext`: a small context of a loaded model, to measure one of its settings in for `exact="auto"` and `tune`.
+"""`TrialContext`: a small context of a loaded model that measures a setting for `exact="auto"` and `tune`.
 
     with target.trial("fast") as trial:
-        trial.begin(1024)                   # of context
-        trial.seconds(8)                    # of a pass over 8 tokens
+        trial.begin(1024)                   # length of the context
+        trial.seconds(8)                    # time of a pass over 8 tokens
         trial.identity(1024).agreeing       # the sizes of passes that agree bit for bit with single tokens
 
-Whether kernels tell batch sizes apart depends on the length of the context, and a trial must not cost seconds. So the
-context is made long without evaluating most of it: in a second context llama.cpp's passes are stopped at their first
-operation, which gives their cells positions and no contents (zeros), and the cells are copied. Attention takes the same
-time over zeros. They can be summed in any order, though, so some tokens of every stretch are real, and the caller
-evaluates the last ones before those that it compares.
+Kernels may treat batch sizes differently depending on the length of the context, and a trial must not take seconds. So
+a long context is created without evaluating most of it. In a second context, llama.cpp's passes are stopped at their
+first operation. Their cells then have positions but no contents (zeros), and are copied. Attention over zeros takes the
+same time, but zeros can be summed in any order. So some tokens of every stretch are real, and the caller evaluates the
+last tokens before those that it compares.
 """
 
 from __future__ import annotations
@@ -32,24 +32,34 @@ from ngramspec.llama.weights import Adapter, open_context
 from ngramspec.machine import LEAST_READ
 
 STRETCH, OF_STRETCH = 128, 4
-"""In a long context so many tokens of each stretch are real; kernels split it into stretches no shorter than that."""
+"""Length of a stretch of a long context, and the number of real tokens in it; kernels use no shorter stretches."""
 
 REAL, COMPARED = 13, 8
-"""How many real tokens stand before the compared ones, and how many are compared: the first ones of each batch. 13 is
-no multiple of anything: some architectures (DeepSeek 4) treat the tokens that complete a block of the context apart."""
+"""Number of real tokens before the compared ones, and of compared tokens, which are the first ones of each batch.
 
-READ = 9 * LEAST_READ + SIZES[-1]  # tokens of a text that are read to see how far rounding goes: past 512 cells
-ROOM = DEPTHS[1] + 2 * LEAST_READ + SIZES[-1]  # size of a context in which all of that has room
+13 is not a multiple of any block size: some architectures (DeepSeek 4) treat the tokens that complete a block of the
+context differently.
+"""
+
+READ = 9 * LEAST_READ + SIZES[-1]  # number of tokens evaluated to measure rounding: more than 512 cells
+ROOM = DEPTHS[1] + 2 * LEAST_READ + SIZES[-1]  # size of a context that fits all of these tokens
 
 
 class TrialContext:
-    """A context of one sequence, in which what is evaluated is rolled back to what was kept.
+    """A context of one sequence, in which evaluated tokens are rolled back to a kept state.
 
-    Its batches hold STRETCH tokens or more, whatever `params` says. Raises TargetError where the machine lacks the
-    memory for it; its methods do where llama.cpp failed.
+    Its methods raise TargetError if llama.cpp fails.
+
+    Args:
+        model: The llama.cpp model.
+        params: Parameters of the context; batches contain at least STRETCH tokens, also if they specify fewer.
+        adapters: Adapters to apply.
 
     Attributes:
-        deadline: When measuring must end, by `time.perf_counter`. Later decode calls raise `TargetError`.
+        deadline: Time by `time.perf_counter` when measuring must end. Later decode calls raise `TargetError`.
+
+    Raises:
+        TargetError: The machine lacks the memory for the context.
     """
 
     def __init__(self, model: Any, params: Any, adapters: Sequence[Adapter]) -> None:
@@ -71,23 +81,23 @@ class TrialContext:
         return context, passes, CacheSequence(passes, cache, n_ctx=params.n_ctx)
 
     def use_threads(self, single: int, batch: int) -> None:
-        """Take so many CPU threads from now on: for passes over one token, and for larger ones."""
+        """Set the numbers of CPU threads for the following passes: over one token, and over more."""
         llama.llama_set_n_threads(self._ctx, single, batch)
 
     # ------------------------------------------------------------------ measuring
 
     def begin(self, depth: int) -> None:
-        """Keep `depth` tokens of context, of which only the time of later passes must be right, and two real ones."""
+        """Keep a context of `depth` tokens and two real ones, after which times are right but logits need not be."""
         self.start(depth, contents=False)
         self.evaluate(random_tokens(self.n_vocab, depth, 2))
         self.keep()
 
     def seconds(self, size: int) -> float:
-        """Of a pass over so many tokens, or from LEAST_READ on of reading them; they are rolled back."""
+        """Return the seconds of one pass over `size` tokens, or of prefilling LEAST_READ and more; roll them back."""
         tokens = random_tokens(self.n_vocab, size, size)
         began = time.perf_counter()
         if size < LEAST_READ:
-            # Asked for two rows, it computes those of all tokens, as a pass with a draft does.
+            # With two rows, the pass computes the logits of all tokens, as a pass with a draft does.
             self.evaluate(tokens, min(2, size))
         else:
             self.read(tokens, self.micro_batch)
@@ -96,7 +106,7 @@ class TrialContext:
         return seconds
 
     def single(self) -> float:
-        """Seconds of a pass over one token, to tell what measuring will take."""
+        """Return the seconds of a pass over one token, to estimate the time of measuring."""
         self.begin(0)
         self.seconds(1)
         return self.seconds(1)
@@ -115,9 +125,10 @@ class TrialContext:
         return Identity(agreeing(1), tuple(n for n in agreeing(MOST) if n > 1))
 
     def rounding(self, text: Sequence[int]) -> float:
-        """The largest difference of one logit between passes and single tokens, in a text such as people write.
+        """Return the largest difference of a logit between passes and single tokens after an ordinary text.
 
-        It is repeated as need be; contents that no text has exaggerate.
+        Args:
+            text: Tokens, repeated as needed. Random tokens would exaggerate the difference.
         """
         text = [*text] * -(-READ // len(text))
         self.start(0)
@@ -127,7 +138,7 @@ class TrialContext:
         return max(float(np.abs(rows - found[1][: len(rows)]).max()) for rows in found.values())
 
     def _by_size(self, tail: Sequence[int]) -> dict[int, Logits]:
-        """Logits after the first `COMPARED` tokens on top of what was kept, by the size of the pass."""
+        """Return the logits after the first `COMPARED` tokens that follow the kept state, by the size of the pass."""
         singles = np.concatenate([self.evaluate([token]) for token in tail[:COMPARED]])
         self.back()
         found = {1: singles}
@@ -136,16 +147,16 @@ class TrialContext:
             self.back()
         return found
 
-    # ------------------------------------------------------------------ what is held
+    # ------------------------------------------------------------------ contents
 
     def start(self, depth: int, *, contents: bool = True) -> None:
-        """Hold `depth` tokens and nothing else. Without `contents` only the time of later passes must be right."""
+        """Replace the cached tokens by `depth` tokens; without `contents` only the time of later passes is right."""
         self._sequence.clear()
         if depth:
             self._sequence.restore([0] * depth, self._hollow(depth, OF_STRETCH if contents else 0))
 
     def _hollow(self, depth: int, count: int) -> bytes:
-        """The state of a context of so many tokens, of which the first `count` of each stretch are real."""
+        """Return the state of a context of `depth` tokens, of which the first `count` of each stretch are real."""
         stopping = False
 
         @llama.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator]
@@ -159,7 +170,7 @@ class TrialContext:
         text = random_tokens(self.n_vocab, 1, depth)
         try:
             for start in range(0, depth, STRETCH):
-                # A recurrent state that nothing was written to says nothing about one in use.
+                # A recurrent state that was never written does not represent one in use, so all its tokens are real.
                 real = start + (STRETCH if self._recurrent else count)
                 stopping = False
                 if real > start:
@@ -172,7 +183,7 @@ class TrialContext:
             passes.close()
 
     def keep(self) -> None:
-        """Mark what is held now: every later `back` returns to it."""
+        """Mark the present state, to which every later `back` returns."""
         self._kept = len(self._sequence.tokens)
         self._sequence.checkpoint()
 
@@ -182,16 +193,16 @@ class TrialContext:
             raise TargetError("llama.cpp did not roll back tokens")
 
     def read(self, tokens: Sequence[int], chunk: int) -> None:
-        """Append tokens, so many in a pass."""
+        """Append tokens, at most `chunk` in a pass."""
         for start in range(0, len(tokens), chunk):
             self.evaluate(tokens[start : start + chunk])
 
     def evaluate(self, tokens: Sequence[int], rows: int = 1) -> Logits:
-        """Append tokens in one pass; logits after the first `rows` of them, or after the last for 1."""
+        """Append tokens in one pass, and return the logits after the first `rows` of them, or after the last for 1."""
         if time.perf_counter() > self.deadline:
             raise TargetError("measuring takes too long")
-        # As in decoding, a pass that could hold a draft computes the logits after all of its tokens; one of a prefill
-        # its last token's only.
+        # As in decoding, a pass that could contain a draft computes the logits after all of its tokens. A pass of a
+        # prefill computes only those after its last token.
         asked = len(tokens) if rows > 1 else 1
         append(self._passes, [(self._sequence, tokens, asked)])
         return self._passes.fetch(asked)[:rows].copy()
@@ -207,7 +218,7 @@ class TrialContext:
 
 
 def random_tokens(n_vocab: int, seed: int, count: int) -> list[int]:
-    """Random tokens; kernels are chosen by shape, not by content."""
+    """Return random tokens, which suffice because kernels are chosen by shape and not by content."""
     return [int(t) for t in np.random.default_rng(seed).integers(0, n_vocab, count)]
 
 

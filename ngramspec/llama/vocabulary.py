@@ -35,7 +35,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-_INFILL_BUFFER = 512  # bytes that llama.cpp's infill sampler keeps for a token's text; a longer one ends the process
+_INFILL_BUFFER = 512  # size in bytes of the infill sampler's buffer for a token's text; a longer text ends the process
 
 _KINDS = {
     llama.LLAMA_TOKEN_ATTR_UNKNOWN: "unknown",
@@ -48,13 +48,17 @@ _KINDS = {
 
 
 class Vocabulary:
-    """The tokenizer of a GGUF file: text to tokens and back. The file may lack the weights.
+    """The tokenizer of a GGUF file, which converts text to tokens and back; the file need not contain weights.
 
-    `vocabulary_hash`: 16 bytes that name the vocabulary, equal where every token id stands for the same text.
-    `metadata`: the values of the file's header, without arrays.
+    Args:
+        path: Path of the file.
+
+    Attributes:
+        vocabulary_hash: Hash of the vocabulary (16 bytes), equal if every token id has the same text.
+        metadata: Values of the file's header, without arrays.
 
     Raises:
-        ModelError: the file cannot be loaded, or holds no vocabulary.
+        ModelError: The file cannot be loaded, or has no vocabulary.
     """
 
     n_ctx = 0
@@ -71,7 +75,12 @@ class Vocabulary:
 
     @classmethod
     def borrowed(cls, path: str | os.PathLike[str], model: Any) -> Self:
-        """The vocabulary of a model, llama.cpp's handle, that somebody else has loaded from a file and frees."""
+        """Return the vocabulary of a model that other code has loaded from a file and frees.
+
+        Args:
+            path: Path of the file.
+            model: llama.cpp's handle of the model.
+        """
         vocabulary = cls.__new__(cls)
         vocabulary.path, vocabulary._borrowed = Path(path), True
         vocabulary._take(model, read_header(vocabulary.path))
@@ -82,7 +91,8 @@ class Vocabulary:
         bindings.log_tail.clear()
         model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
         if not model:
-            # Python prints and drops an exception in a callback; what llama.cpp reads as its answer may be "stop".
+            # Python prints and drops an exception in a callback, such as one of Ctrl-C. llama.cpp may then take the
+            # undefined return value for a request to stop.
             if any("cancelled model load" in text for _, text in bindings.log_tail):
                 raise KeyboardInterrupt
             complaint = bindings.last_complaint()
@@ -101,7 +111,13 @@ class Vocabulary:
         self._ends: dict[int, bool] = {}
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-        """Token ids of `text`; `special` parses special tokens in it, `add_bos` adds what the model wants in front."""
+        """Return the token ids of a text.
+
+        Args:
+            text: Text to tokenize.
+            special: Whether to parse special tokens in the text.
+            add_bos: Whether to add the start token (or another prefix) if the model requires it.
+        """
         self._check_open()
         raw = text.encode("utf-8", "surrogatepass")
         size = len(raw) + 8
@@ -118,14 +134,14 @@ class Vocabulary:
         return found
 
     def piece(self, token: int) -> bytes:
-        """The bytes a token stands for; control tokens stand for none."""
+        """Return the bytes of a token's text; control tokens have none."""
         piece = self._pieces.get(token)
         if piece is None:
             piece = self._pieces[token] = self._bytes(token, special=False)
         return piece
 
     def shown(self, token: int) -> bytes:
-        """The bytes a token stands for, or the name of a control token, for whoever parses it."""
+        """Return the bytes of a token's text, or the name of a control token for parsers that need it."""
         return self.piece(token) or self._bytes(token, special=True)
 
     def _bytes(self, token: int, *, special: bool) -> bytes:
@@ -141,7 +157,7 @@ class Vocabulary:
             size = -n
 
     def is_eog(self, token: int) -> bool:
-        """Whether the token ends a generation (end of text, of turn, of message)."""
+        """Return True if the token ends a generation (end of text, of turn, of message)."""
         ends = self._ends.get(token)
         if ends is None:
             self._check_open()
@@ -150,17 +166,20 @@ class Vocabulary:
 
     @property
     def chat_template(self) -> str | None:
-        """The model's own chat template (Jinja), or what `use_chat_template` took in its place; None: there is none."""
+        """Chat template (Jinja) of the model, or the one set by `use_chat_template`; `None` if the model has none."""
         if self._chat_template is not None:
             return self._chat_template
         raw = llama.llama_model_chat_template(self._model, None)
         return raw.decode("utf-8", "replace") if raw else None
 
     def use_chat_template(self, template: str) -> None:
-        """Format conversations with another template than the model's: Jinja, or the name of one of llama.cpp's.
+        """Format conversations with another template than the model's.
+
+        Args:
+            template: Jinja template, or the name of one of llama.cpp's templates.
 
         Raises:
-            ModelError: it is not valid Jinja, or exceeds a limit.
+            ModelError: The template is not valid Jinja, or exceeds a limit.
         """
         self._chat_template = template
         for name in ("template_capabilities", "_tool_template", "_chat"):
@@ -172,7 +191,7 @@ class Vocabulary:
         self._chat.examine(bool)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's next turn: those of `chat`."""
+        """Return the token ids of a conversation up to the beginning of the assistant's next turn, as `chat` does."""
         return self.chat(messages).tokens
 
     def chat(
@@ -184,20 +203,22 @@ class Vocabulary:
         answered: bool = True,
         check: Callable[[int], None] | None = None,
     ) -> ChatPrompt:
-        """A conversation, ready for the assistant's next turn (ChatML if the model has no template).
+        """Format a conversation for the assistant's next turn (as ChatML if the model has no template).
 
-        Control tokens are the template's own; what looks like one in a message, a tool, a result or a variable is text.
+        Only the template adds control tokens. If a message, a tool, a result or a variable contains the name of one, it
+        is tokenized as text.
 
         Args:
-            messages: in OpenAI's form; a content is a string or a list of text parts.
-            tools: that the model may call. Where its template knows none, messages describe them.
-            variables: further ones of the template ("enable_thinking", ...).
-            answered: whether the prompt ends in the beginning of the assistant's turn.
-            check: function that raises an error if a text with that many characters is too long to be tokenized.
+            messages: Messages in OpenAI's format; a content is a string or a list of text parts.
+            tools: Tools that the model may call. If the template does not support tools, messages describe them.
+            variables: Further variables of the template ("enable_thinking", ...).
+            answered: Whether the prompt ends with the beginning of the assistant's turn.
+            check: Function that raises an error if a text with that many characters is too long to be tokenized.
 
         Raises:
-            ModelError: the template refuses these messages, or a control token in one cannot be told from its own.
-            ValueError: the arguments of a call are not a JSON object, or a variable is not the client's to set.
+            ModelError: The template rejects these messages, or a control token in one cannot be distinguished from its
+                own.
+            ValueError: The arguments of a call are not a JSON object, or clients cannot set a variable.
         """
         check_variables(variables)
         adapted, shown = self._tool_template.adapt(messages, tools)
@@ -213,7 +234,7 @@ class Vocabulary:
     ) -> ChatPrompt:
         """Return a prompt followed by the beginning of its answer: reasoning, which ends if there is text, and text."""
         adapt, known = self._tool_template.adapt, self._variables(variables)
-        # A string of a client must not become text of the template.
+        # A client's string must not become part of the template's own text, in which control tokens are parsed.
         known = {name: value for name, value in known.items() if not isinstance(value, str | list | dict)}
         (question, _), (answered, _) = adapt(turn(False)[:1], ()), adapt(turn(bool(thoughts)), ())
         marks = self._chat.examine(find_marks, question, answered, bool(thoughts), known)
@@ -222,7 +243,7 @@ class Vocabulary:
         return self._extended(prompt, pieces, opening)
 
     def _extended(self, prompt: ChatPrompt, pieces: Sequence[tuple[str, bool]], opening: str) -> ChatPrompt:
-        """Return a prompt followed by pieces of text; control tokens are parsed in the template's own."""
+        """Return a prompt followed by pieces of text; control tokens are parsed only in the template's own pieces."""
         tokens = list(prompt.tokens)
         for piece, own in pieces:
             tokens += self.tokenize(piece, special=own, add_bos=False) if piece else []
@@ -233,7 +254,7 @@ class Vocabulary:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Return the text of the start and end tokens; "" for one that the vocabulary lacks."""
+        """Texts of the start and end tokens; "" for one that the vocabulary lacks."""
         self._check_open()
         return (
             self._special_text(llama.llama_vocab_bos(self._vocab)),
@@ -242,12 +263,15 @@ class Vocabulary:
 
     @cached_property
     def longest_token(self) -> int:
-        """Most bytes of a token: a text of so many times as many characters as the context has tokens is too long."""
+        """Maximum number of bytes in a token, which limits the text that can fit in a context.
+
+        A text does not fit if it has more characters than this number times the context size.
+        """
         return max(len(self.piece(token)) for token in range(self.n_vocab))
 
     @cached_property
     def template_capabilities(self) -> Mapping[str, bool]:
-        """Return the features of the chat template, by llama-server's names; none if it does not work."""
+        """Features of the chat template by llama-server's names; all False if the template does not work."""
         try:
             return self._chat.examine(capabilities)
         except ModelError:
@@ -265,7 +289,7 @@ class Vocabulary:
 
     @property
     def controls(self) -> Mapping[str, int]:
-        """The ids of the control tokens by their names."""
+        """Ids of the control tokens by their names."""
         return {name: control.token for name, control in self._controls.items()}
 
     @cached_property
@@ -285,33 +309,43 @@ class Vocabulary:
 
     @property
     def end_of_turn(self) -> int | None:
-        """The token that ends an answer; None if the vocabulary has none."""
+        """Token that ends an answer; `None` if the vocabulary has none."""
         token = llama.llama_vocab_eot(self._vocab)
         token = token if token >= 0 else llama.llama_vocab_eos(self._vocab)
         return int(token) if token >= 0 else None
 
     @property
     def fill_in_tokens(self) -> FillInTokens:
-        """The tokens that mark the parts of a text with a gap in it, as far as the vocabulary has them."""
+        """Tokens that mark the parts of a fill-in-the-middle prompt, as far as the vocabulary has them."""
         self._check_open()
         marks = (llama.llama_vocab_fim_pre, llama.llama_vocab_fim_suf, llama.llama_vocab_fim_mid)
         ids = [int(f(self._vocab)) for f in (*marks, llama.llama_vocab_fim_rep, llama.llama_vocab_fim_sep)]
         return FillInTokens(*(token if token >= 0 else None for token in ids))
 
     def grammar(self, text: str) -> Grammar:
-        """Return a grammar at its start, given as GBNF or `Lark`; GrammarError if it is neither."""
+        """Return a grammar in its initial state.
+
+        Args:
+            text: Grammar in GBNF or `Lark`.
+
+        Raises:
+            GrammarError: The text is neither.
+        """
         self._check_open()
         return self.grammars.begin(text)
 
     @cached_property
     def grammars(self) -> Grammars:
-        """The compiled grammars over this vocabulary."""
+        """Compiled grammars over this vocabulary."""
         return Grammars(self)
 
     def sampler(self, sampling: Sampling) -> SamplerChain:
-        """The samplers that a `Sampling` asks for, for one text; GrammarError if its grammar is not one.
+        """Return the samplers that a `Sampling` specifies, for one sequence.
 
-        Raises ValueError for a logit bias of a token that is not in the vocabulary, or a sampler that it cannot have.
+        Raises:
+            GrammarError: The grammar is invalid.
+            ValueError: A logit bias is for a token outside the vocabulary, or the vocabulary does not support a
+                sampler.
         """
         self._check_open()
         if "infill" in sampling.samplers and self._no_infill:
@@ -327,7 +361,7 @@ class Vocabulary:
         )
 
     def prepare(self, sampling: Sampling) -> None:
-        """Prepare the parts of a sampler that take long, so that `sampler` is fast; may be called from any thread."""
+        """Prepare the slow parts of a sampler, so that `sampler` is fast; any thread may call this."""
         self._check_open()
         self._dry_samplers.prepare(sampling, self.n_ctx)
 
@@ -337,7 +371,7 @@ class Vocabulary:
 
     @cached_property
     def _no_infill(self) -> str:
-        """Why llama.cpp's infill sampler would end the process with this vocabulary; "" if it would not."""
+        """Reason why llama.cpp's infill sampler would end the process with this vocabulary; "" if it would not."""
         if self.end_of_turn is None:
             return "its vocabulary has no token that ends a text"
         text, vocab = llama.llama_vocab_get_text, self._vocab
@@ -362,7 +396,7 @@ class Vocabulary:
             raise ValueError(f"the {type(self).__name__.lower()} is closed")
 
     def close(self) -> None:
-        """Free what llama.cpp holds; the object, and logits it returned, cannot be used afterwards."""
+        """Free llama.cpp's objects; this object and the logits that it returned cannot be used afterwards."""
         if self._model and not self._borrowed:
             llama.llama_model_free(self._model)
         self._model = None
@@ -388,9 +422,12 @@ def _refuse(values: Mapping[str, Any]) -> str:
 
 
 def common_tokens(target: Vocabulary, draft: Vocabulary) -> int:
-    """How many token ids, from 0 on, mean the same to a model and its draft model: the same text, of the same kind.
+    """Return how many token ids, from 0 on, have the same text and kind in a model and its draft model.
 
-    Behind them there may be unused tokens, as padding; ModelError where vocabularies differ otherwise.
+    Later tokens may be unused ones, as padding.
+
+    Raises:
+        ModelError: The vocabularies differ in other ways.
     """
     both = min(target.n_vocab, draft.n_vocab)
     same = next((token for token in range(both) if _token(target, token) != _token(draft, token)), both)
@@ -411,7 +448,7 @@ def _told(vocabulary: Vocabulary, token: int) -> str:
 
 
 def _token(vocabulary: Vocabulary, token: int) -> tuple[bytes, str]:
-    """A token's text, and its kind."""
+    """Return the text and the kind of a token."""
     attributes = llama.llama_vocab_get_attr(vocabulary._vocab, token)
     kind = next((name for bit, name in _KINDS.items() if attributes & bit), "of no kind")
     return llama.llama_vocab_get_text(vocabulary._vocab, token), kind

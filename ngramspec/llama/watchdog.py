@@ -1,8 +1,8 @@
-"""`Watchdog`: calls of llama.cpp that wait for other machines, made so that a lost machine cannot keep the caller.
+"""`Watchdog`: runs calls of llama.cpp that wait for other machines, so that a lost machine cannot block the caller.
 
-ggml's RPC backend has no errors. Where a connection breaks it ends the process (`GGML_ABORT`); where a machine is
-silent it waits for good. Nothing can be unwound there, but the thread can be left behind: watched calls run on a thread
-of their own, all on the same one (OpenMP has its workers by thread), and callers wait for the answer.
+ggml's RPC backend reports no errors. If a connection breaks, it ends the process (`GGML_ABORT`). If a machine does not
+respond, it waits forever. Such a call cannot be unwound, but its thread can be abandoned. So watched calls run on a
+separate thread, and callers wait for the result. All run on the same thread, because OpenMP has workers per thread.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 
 from ngramspec.errors import TargetError
 
-SOURCE = "ggml-rpc"  # what stands in ggml's message if it was the RPC backend that failed: the name of its source file
+SOURCE = "ggml-rpc"  # name of the RPC backend's source file, which ggml's message contains if that backend failed
 
 LOOK = 0.1
-"""Seconds between two looks at a call. A signal that comes right before a wait begins does not end that wait."""
+"""Seconds between two checks of a call, because a signal that arrives right before a wait does not end that wait."""
 
 
 class _Call:
-    """A call, and its end: what was returned, or the error; the first one counts."""
+    """A call and its outcome, a return value or an error; the first outcome counts."""
 
     __slots__ = ("args", "begun", "ended", "function", "wake")
 
@@ -43,30 +43,36 @@ class _Call:
 
 
 class Watchdog:
-    """Runs calls that may never return. When one is given up, all that wait and all later calls raise TargetError.
+    """Runner of calls that may never return; after one is abandoned, all waiting and later calls raise TargetError.
 
-    It is given up after `patience` seconds without a sign of life: its beginning, or `alive`. `explain` makes the line
-    for the user out of ggml's message, or of None if nothing was heard. Both may be changed between calls.
+    Args:
+        patience: Seconds after which a call is abandoned, counted from its start or from the last `alive`. It may be
+            changed between calls.
+        explain: Returns the message for the user, given ggml's message or `None` if there was no response. It may be
+            changed between calls.
     """
 
     def __init__(self, patience: float, explain: Callable[[str | None], str]) -> None:
         self.patience = patience
-        self.lost = threading.Event()  # set once a call was given up
-        self.reason = ""  # why, for the user; "" until then
+        self.lost = threading.Event()  # event that is set when a call has been abandoned
+        self.reason = ""  # reason for the user; "" until then
         self.explain = explain
         self._heard = 0.0
         self._calls: SimpleQueue[_Call] = SimpleQueue()
         self._waiting: set[_Call] = set()
         self._thread = threading.Thread(target=self._work, name="llama.cpp", daemon=True)
         self._thread.start()
-        # what `ggml_set_abort_callback` is to be given
+        # The caller passes this callback to `ggml_set_abort_callback`.
         self.on_abort = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._aborting)
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function returns or raises on the watchdog's thread; TargetError, if it or one before was given up.
+        """Run a function on the watchdog's thread, and return or raise what it does.
 
-        An exception of a signal's handler waits for the end of the call, as it does in a call of C; a second one gives
-        the call up.
+        An exception of a signal handler is raised after the end of the call, as in a call of C. A second one abandons
+        the call.
+
+        Raises:
+            TargetError: This call or one before was abandoned.
         """
         if threading.current_thread() is self._thread:
             return function(*args)
@@ -88,29 +94,35 @@ class Watchdog:
         return found
 
     def free(self, function: Callable[..., None], *args: Any) -> None:
-        """The same for what frees something: nothing, once a call was given up or the process ends."""
+        """Run a function that frees something, unless a call was abandoned or the process ends."""
         if not self.lost.is_set() and not sys.is_finalizing():
             self(function, *args)
 
     def alive(self) -> None:
-        """Say that the call at work gets on."""
+        """Report that the running call makes progress."""
         self._heard = time.monotonic()
 
     def watch(self, module: Any, calls: Sequence[str], frees: Sequence[str]) -> None:
-        """Replace functions of a module by guarded ones; `frees` are those that free something."""
+        """Replace functions of a module by watched ones.
+
+        Args:
+            module: Module that contains the functions.
+            calls: Names of functions to run with `__call__`.
+            frees: Names of functions to run with `free`.
+        """
         for way, names in ((self.__call__, calls), (self.free, frees)):
             for name in names:
                 setattr(module, name, partial(way, getattr(module, name)))
 
     def _await(self, call: _Call) -> None:
-        """Have a call made, and wait for its end or for too long; a signal's exception is raised then."""
+        """Queue a call and wait for its end or its timeout; raise the exception of a signal handler afterwards."""
         interruption: BaseException | None = None
         queued = False
         while True:
             try:
                 if not queued:
                     self.alive()
-                    self._calls.put(call)  # once more, if a signal comes right behind this; it is made once
+                    self._calls.put(call)  # a signal right after this queues it twice, but it runs once
                     queued = True
                 while not call.ended:
                     left = self._heard + self.patience - time.monotonic()
@@ -146,9 +158,9 @@ class Watchdog:
             call.end(None, TargetError(self.reason))
 
     def _aborting(self, message: bytes) -> None:
-        """ggml cannot continue in this thread, and ends the process if this returns."""
+        """Handle an abort of ggml, which cannot continue in this thread and ends the process if this returns."""
         said = message.decode("utf-8", "replace")
         if SOURCE in said:
             self._lose(self.explain(said))
-            threading.Event().wait()  # for good; nobody waits for this thread any more
+            threading.Event().wait()  # never returns; no caller waits for this thread any more
         os.write(2, message + b"\n")
