@@ -1,7 +1,7 @@
-"""All of llama.cpp, and nothing else."""
+"""All code that uses llama.cpp, and no other code."""
 
 from contextlib import redirect_stdout
 
-# JamePeng's fork prints while it is imported, and stdout is for the answer.
+# JamePeng's fork prints while it is imported, but stdout must contain only the response.
 with redirect_stdout(None):
     import llama_cpp as llama_cpp

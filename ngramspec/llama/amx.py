@@ -1,9 +1,9 @@
-"""AMX: find out whether this build's kernels for Intel's matrix unit work, before they run in this process.
+"""AMX: test this build's kernels for Intel's matrix unit before they run in this process.
 
-Older gcc, such as 12.2, believes that `_tile_loadconfig` reads 8 bytes where it reads 64, and drops the rest of the
-tile configuration as never used (gcc's bug 114098, fixed in 14). A llama.cpp built with it dies (SIGSEGV, SIGILL) in
-every pass of two and more tokens. So a child process tries the kernels on the demo model. If they are broken, "AMX" is
-taken out of the list of buffer types that llama.cpp looks through when it places weights: it then takes the next one.
+Older gcc, such as 12.2, assumes that `_tile_loadconfig` reads 8 bytes although it reads 64. It drops the rest of the
+tile configuration as unused (gcc's bug 114098, fixed in 14). A llama.cpp built with it dies (SIGSEGV, SIGILL) in every
+pass of two and more tokens. So a child process tries the kernels on the demo model. If they are broken, "AMX" is
+removed from the list of buffer types that llama.cpp searches when it places weights: it then uses the next one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOTE = (
 )
 
 TOLERANCE = 0.1
-"""Most that the logits may differ from other kernels', relative, in the 2-norm. Working ones differ by 0.008."""
+"""Maximum relative difference of the logits from other kernels' in the 2-norm; that of working kernels is 0.008."""
 
 _WORKS, _BROKEN = "works", "broken"
 _DIFFERS = 3
@@ -37,9 +37,10 @@ _PATIENCE = 60.0
 
 
 def works(library: Path) -> bool:
-    """Whether the AMX kernels of an installed llama.cpp may be used; not if the child came to no verdict.
+    """Return True if the AMX kernels of an installed llama.cpp work; False if the child reached no verdict.
 
-    `library`: ggml's shared library, with the parts of ggml beside it.
+    Args:
+        library: Path of ggml's shared library, in the folder with the other parts of ggml.
     """
     parts = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in library.parent.glob("*ggml*") if f.is_file()]
     about = f"{machine.name()} {sorted(parts)}".encode()
@@ -54,7 +55,11 @@ def _judge(ended: crash_check.Ended) -> str | None:
 
 
 def hide() -> bool:
-    """Take AMX out of ggml's buffer types for all further models; whether the library exports what that takes."""
+    """Remove AMX from ggml's buffer types for all further models.
+
+    Returns:
+        True if AMX was removed; False if the library does not export the functions for that.
+    """
     function, pointer = partial(bindings.ggml_function, llama), ctypes.c_void_p
     try:
         cpu = function("ggml_backend_dev_by_type", pointer, ctypes.c_int)(0)  # enum ggml_backend_dev_type
@@ -66,7 +71,7 @@ def hide() -> bool:
     getter = address(registry(cpu), b"ggml_backend_dev_get_extra_bufts") if cpu else None
     if not getter:
         return False
-    # The very list that llama.cpp reads at each load; a null pointer ends it.
+    # llama.cpp reads this same list, which a null pointer ends, at each load.
     types = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(getter)(cpu)
     found = list(takewhile(bool, (types[i] for i in count())))
     for i, kind in enumerate([*(t for t in found if name(t) != b"AMX"), None]):
@@ -74,22 +79,24 @@ def hide() -> bool:
     return True
 
 
-# --------------------------------------------------------------------------- what the child does
+# --------------------------------------------------------------------------- the child
 
 
 def compare() -> int:
-    """Evaluate a few batches with the AMX kernels and with plain ones; the exit code."""
+    """Evaluate a few batches with the AMX kernels and with plain ones, and return the exit code."""
     bindings.init_backend()
     path = demo_model().path
     plain, tried = (_logits(path, extra) for extra in (False, True))
-    # False for a NaN too.
+    # The comparison is False for a NaN too.
     return 0 if np.linalg.norm(tried - plain) <= TOLERANCE * np.linalg.norm(plain) else _DIFFERS
 
 
 def _logits(path: Path, extra: bool) -> NDArray[np.float32]:
-    """The logits after batches of several sizes, each of whose tokens attends to all before it.
+    """Return the logits after batches of several sizes, whose tokens attend to all tokens before them.
 
-    `extra`: whether weights may be placed for kernels of their own, which then run on two threads.
+    Args:
+        path: Path of the model.
+        extra: Whether weights may be placed for special kernels, which then run on two threads.
     """
     params = llama.llama_model_default_params()
     params.n_gpu_layers, params.use_extra_bufts, params.no_host = 0, extra, extra

@@ -28,7 +28,7 @@ def builtin_names() -> tuple[str, ...]:
 
 
 class BuiltinTemplate(ChatTemplate):
-    """A template of llama.cpp's over a vocabulary; it needs no limits, so it runs in this process.
+    """One of llama.cpp's templates over a vocabulary; it needs no limits, so it runs in this process.
 
     Args:
         name: Name of the template.

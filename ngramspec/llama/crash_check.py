@@ -1,10 +1,11 @@
-"""What may crash is tried in a child process first, so that it ends the child and not this process.
+"""Trials of operations that may crash, in a child process, so that a crash ends the child and not this process.
 
-So it is with AMX kernels (`amx.py`), and here with a model file never seen before. llama.cpp checks much of a file and
-asserts the rest, which ends the process: a vocabulary with a token twice, sizes that contradict each other. Nearly all
-of that is met where the hyperparameters are read, the tensors placed and the graph built, which takes no weights: the
-child loads with `no_alloc`, in the time it takes to start Python. The few that only computing meets are found by two
-passes where the file is small (`COMPUTED`); values known to cause them are refused in every file (`check_values`).
+AMX kernels are tried in this way (`amx.py`), and this module tries each new model file. llama.cpp checks much of a file
+and asserts the rest, which ends the process. Examples are a vocabulary that contains a token twice, and contradictory
+sizes. Almost all assertions fail while llama.cpp reads the hyperparameters, places the tensors and builds the graph.
+This requires no weights: the child loads the file with `no_alloc`, in the time that Python takes to start. The few that
+fail only in computations are found by two passes if the file is small (`COMPUTED`). Values that are known to cause them
+are rejected in every file (`check_values`).
 """
 
 from __future__ import annotations
@@ -31,30 +32,35 @@ from ngramspec.models.check import check_values, has_gguf_magic
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.storage import cache_folder, keep, recall
 
-_FROM_OUTSIDE = (-2, -9, -15)  # SIGINT, SIGKILL (also for want of RAM), SIGTERM
+_FROM_OUTSIDE = (-2, -9, -15)  # signals from outside: SIGINT, SIGKILL (also for lack of RAM), SIGTERM
 _CPU_SECONDS = 60
 _TOKENIZE_SECONDS = 10  # 0.7 s for 250,000 tokens; some vocabularies take forever
 
 
 Ended = tuple[int | None, str]
-"""How a child ended: its exit code, and what it wrote to stderr. The code is negative for a signal (on Windows a crash
-is beyond 255 instead); None: it hung."""
+"""End of a child: its exit code and its output on stderr.
+
+The code is negative for a signal (on Windows a crash has a code above 255 instead); `None` means that the child hung.
+"""
 
 
 def died(code: int | None) -> bool:
-    """Whether a child crashed by itself."""
+    """Return True if a child crashed by itself."""
     return code is not None and ((code < 0 and code not in _FROM_OUTSIDE) or code > 255)
 
 
 def verdict(kind: str, about: bytes, command: list[str], patience: float, judge: Callable[[Ended], str | None]) -> str:
-    """What a child found out, now or in a process before; "" if it could not be started, or came to no verdict.
+    """Return the verdict of a child, which may be cached from an earlier process.
 
     Args:
-        kind: the cache folder in which verdicts are kept. If it cannot be written, each call tries again.
-        about: what the verdict depends on.
-        command: a module to run, and its arguments.
-        patience: seconds after which the child is taken to hang.
-        judge: the verdict of how it ended; None, which is not kept, of what says nothing.
+        kind: Name of the cache folder for verdicts. If it cannot be written, each call runs the child again.
+        about: Bytes that identify everything that the verdict depends on.
+        command: Module to run, and its arguments.
+        patience: Seconds after which the child counts as hanging.
+        judge: Returns the verdict for the end of a child; `None`, which is not cached, means no verdict.
+
+    Returns:
+        The verdict; "" if the child could not be started or there is no verdict.
     """
     known = cache_folder(kind) / _digest(about)
     checksum, _, cached = (recall(known) or "").partition(" ")
@@ -72,11 +78,11 @@ def _digest(raw: bytes) -> str:
 
 
 def run(command: list[str], patience: float) -> Ended | None:
-    """Run a child to its end, at most so many seconds; None where it cannot be started."""
-    # The program of a frozen application is no Python: it would start the application again.
+    """Run a child for at most `patience` seconds and return its end; `None` if it cannot be started."""
+    # The executable of a frozen application is not Python: it would start the application again.
     if not command[0] or getattr(sys, "frozen", False):
         return None
-    # The child imports from where this process does, and not from the folder it happens to run in.
+    # The child must import from the same folders as this process, and not from the working directory.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or "." for entry in sys.path)}
     none = subprocess.DEVNULL
     try:
@@ -91,7 +97,7 @@ def run(command: list[str], patience: float) -> Ended | None:
 
 
 def confine() -> None:
-    """For the child: leave no core file in the user's folder, and die (SIGXCPU) of too much work."""
+    """Limit the child: it writes no core file to the user's folder and dies (SIGXCPU) of too much processor time."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -101,7 +107,7 @@ def confine() -> None:
 
 
 def _limit(seconds: int) -> None:
-    """Let the kernel end this process when it has used this processor time since its start."""
+    """Let the kernel end this process when it has used `seconds` of processor time since its start."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -111,29 +117,36 @@ def _limit(seconds: int) -> None:
 # --------------------------------------------------------------------------- model files
 
 COMPUTED = 1 << 30
-"""Bytes of the largest file whose weights the child reads and computes with: some seconds on a slow disk."""
+"""Maximum size in bytes of a file whose weights the child reads and computes with: a few seconds on a slow disk."""
 
 _GOOD = "good"
 _PASSED = re.compile("alloc|memory", re.IGNORECASE)  # a lack of RAM says nothing about the file
 _ASSERTION = re.compile(r"GGML_ASSERT\(.*\) failed|GGML_ABORT.*|fatal error.*")
 _TEXT = "".join(map(chr, [*range(1, 0x250), *range(0x2010, 0x2030), 0x4E2D, 0x1F600])).encode() + b"  two\n\n\t 1234"
-_TOKENIZED = 20_000  # bytes; some vocabularies take time quadratic in the length
+_TOKENIZED = 20_000  # maximum bytes to tokenize; some vocabularies take time quadratic in the length
 _EDGE = 1 << 16
 _PATIENCE = 300.0
 _N_CTX = 256
 
 
 def check(path: Path, build: str) -> GGUFHeader | None:
-    """Refuse a damaged file, which would end the process, with ModelError; one with which the child hangs passes.
+    """Reject a damaged file, which would end the process; a file with which the child hangs is not rejected.
 
-    `build` names the build of llama.cpp that is to load it. Returns the header; None of what is no GGUF file, of which
-    llama.cpp says itself what it is.
+    Args:
+        path: Path of the file.
+        build: Name of the build of llama.cpp that will load the file.
+
+    Returns:
+        The header; `None` if the file is not a GGUF file, which llama.cpp reports itself.
+
+    Raises:
+        ModelError: The file is damaged.
     """
     if not has_gguf_magic(path):
         return None
     header = read_header(path)
     check_values(path, header)
-    # The header may be longer than the part read here, so the time counts too.
+    # The header may be longer than the edges of the file, so the key contains the time of modification too.
     stat = path.stat()
     about = f"{stat.st_size} {stat.st_mtime_ns} {build}".encode() + edges(path, stat.st_size)
     found = verdict("trial", about, [__name__, str(path)], _PATIENCE, _judge)
@@ -143,7 +156,7 @@ def check(path: Path, build: str) -> GGUFHeader | None:
 
 
 def edges(path: Path, size: int) -> bytes:
-    """The first and the last bytes of a file of that size, which tell it from others."""
+    """Return the first and the last bytes of a file of that size, which identify it."""
     with path.open("rb") as file:
         first = file.read(_EDGE)
         file.seek(max(0, size - _EDGE))
@@ -161,7 +174,7 @@ def _judge(ended: Ended) -> str | None:
 
 
 def attempt(path: Path) -> None:
-    """Run every step that may crash, cheapest first, in the child. If llama.cpp reports an error, all is well."""
+    """Run every step that may crash, cheapest first, in the child; an error that llama.cpp reports is not a crash."""
     bindings.init_backend()
     params = llama.llama_model_default_params()
     params.vocab_only = True
@@ -178,7 +191,7 @@ def attempt(path: Path) -> None:
     for weights in (False, True)[: 1 + computed]:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = 0
-        params.use_extra_bufts = False  # what they are made into is another copy of the weights
+        params.use_extra_bufts = False  # extra buffer types would make another copy of the weights
         params.no_alloc = not weights
         bindings.set_mapped(llama, params, weights)
         model = llama.llama_model_load_from_file(os.fsencode(path), params)
@@ -199,7 +212,7 @@ def attempt(path: Path) -> None:
 
 
 def _tokenize(vocab: Any) -> None:
-    """Convert all tokens to text, and texts to tokens, by which llama.cpp checks the merges and types of tokens."""
+    """Convert all tokens to text, and texts to tokens, so that llama.cpp checks the merges and types of tokens."""
     texts, size = [_TEXT], 256
     for token in range(llama.llama_vocab_n_tokens(vocab)):
         buffer = ctypes.create_string_buffer(size)
@@ -213,7 +226,7 @@ def _tokenize(vocab: Any) -> None:
 
 if __name__ == "__main__":
     confine()
-    # A child that is refused RAM for Python says nothing about the file.
+    # A child in which Python runs out of RAM says nothing about the file.
     with suppress(Exception):
         attempt(Path(sys.argv[1]))
         os._exit(0)

@@ -1,4 +1,4 @@
-"""`DrySamplers`: llama.cpp's DRY samplers by their settings, since preparing one takes milliseconds per breaker.
+"""`DrySamplers`: a cache of llama.cpp's DRY samplers, because preparing one takes milliseconds per breaker.
 
 For each sequence breaker, llama.cpp compares all tokens of the vocabulary with it. A copy of a sampler is cheap.
 """
@@ -16,7 +16,7 @@ from ngramspec.llama import bindings
 from ngramspec.sampling.settings import Sampling
 
 _CACHED = 32
-"""Number of samplers that are kept."""
+"""Maximum number of samplers that are kept."""
 
 
 def dry_window(sampling: Sampling, n_ctx: int) -> int:
@@ -30,7 +30,7 @@ def window(last_n: int, n_ctx: int) -> int:
 
 
 class DrySamplers:
-    """The DRY samplers of one vocabulary. The methods may be called from any thread.
+    """The DRY samplers of one vocabulary; any thread may call the methods.
 
     Args:
         vocab: llama.cpp's handle of the vocabulary.

@@ -1,4 +1,4 @@
-"""`Grammar`: which tokens may come next, by llguidance, and the position in one text."""
+"""`Grammar`: the tokens that may come next according to llguidance, and the position in one sequence."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ngramspec.grammars.worker import compiled, worker
 from ngramspec.tokens import ending_tokens
 
 _MAX_KEPT = 8
-"""Maximum number of unused grammars that stay compiled. Each may have grown to 200 MB in the texts that followed it."""
+"""Maximum number of unused grammars that stay compiled; each may have grown to 200 MB while it was used."""
 
 _MAX_CHARACTERS = MAX_SIZE
-"""Maximum length in characters of all compiled grammars, except those in use. Each takes 100 to 200 bytes."""
+"""Maximum total length in characters of the unused compiled grammars; each character takes 100 to 200 bytes."""
 
 Bools = NDArray[np.bool_]
 
 
 class Grammar:
-    """A grammar at one position of its text, shared by the sampler, the verifier and the drafter.
+    """A grammar at one position of a sequence, shared by the sampler, the verifier and the drafter.
 
     Args:
         vocabulary: Vocabulary of the tokens.
@@ -42,7 +42,7 @@ class Grammar:
         self._tokens: list[int] = []
         self._ended = 0  # number of tokens accepted since the text ended, which the matcher does not get
         self._bits = np.zeros((vocabulary.grammars.tokenizer.vocab_size + 31) // 32, np.int32)
-        self._mask: Bools | None = None  # of the tokens that may come next; None until it is computed
+        self._mask: Bools | None = None  # mask of the tokens that may come next; None until it is computed
 
     @property
     def is_complete(self) -> bool:
@@ -81,7 +81,7 @@ class Grammar:
         """Return which tokens may come next, by their ids; it is computed once for each position.
 
         Raises:
-            GrammarError: a limit of llguidance was exceeded.
+            GrammarError: A limit of llguidance was exceeded.
         """
         if self._mask is None:
             if self._ended:
@@ -97,7 +97,7 @@ class Grammar:
         """Advance by a token that is allowed.
 
         Raises:
-            GrammarError: the token is not allowed, or a limit of llguidance was exceeded.
+            GrammarError: The token is not allowed, or a limit of llguidance was exceeded.
         """
         self._mask = None
         if self._ended or (self.vocabulary.is_eog(token) and self.is_complete):
@@ -145,9 +145,9 @@ class Grammar:
 
 
 class Grammars:
-    """The grammars of one vocabulary, compiled; its methods may be called from any thread.
+    """The compiled grammars of one vocabulary; any thread may call the methods.
 
-    Those that were used last stay compiled, and in addition all that are held.
+    The last used grammars stay compiled, and in addition all that are held.
     """
 
     def __init__(self, vocabulary: Any) -> None:
@@ -159,17 +159,20 @@ class Grammars:
 
     @property
     def tokenizer(self) -> LLTokenizer:
-        """The vocabulary for llguidance, made with the first grammar, in up to a few seconds."""
+        """Vocabulary for llguidance, created for the first grammar in up to a few seconds."""
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = _make_tokenizer(self._vocabulary)
             return self._tokenizer
 
     def begin(self, text: str) -> Grammar:
-        """Return a grammar at the start of a text; `text`: GBNF or `Lark`.
+        """Return a grammar in its initial state.
+
+        Args:
+            text: Grammar in GBNF or `Lark`.
 
         Raises:
-            GrammarError: the text is not a grammar, or exceeds a limit.
+            GrammarError: The text is not a grammar, or exceeds a limit.
         """
         return Grammar(self._vocabulary, self.compiled(text))
 
@@ -187,7 +190,7 @@ class Grammars:
             raise
 
     def release(self, text: str) -> None:
-        """Let go of a grammar that was held."""
+        """Release a grammar that was held."""
         with self._lock:
             self._held[_key(text)] -= 1
             if not self._held[_key(text)]:
@@ -203,7 +206,7 @@ class Grammars:
         return self._add(text, text if isinstance(text, Lark) else gbnf_to_lark(text, self._find_token))
 
     def _add(self, text: str, grammar: Lark) -> LLMatcher:
-        """Compile a grammar, which is `text` as `Lark`."""
+        """Compile `grammar`, which is `text` converted to `Lark`."""
         tokenizer = self.tokenizer
         matcher = on_deep_stack(
             lambda: LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=LIMITS)
@@ -231,12 +234,12 @@ class Grammars:
 
 
 def _key(text: str) -> str:
-    """Return the key of a grammar: GBNF and `Lark` may be the same text."""
+    """Return the key of a grammar, with its type because GBNF and `Lark` may have the same text."""
     return f"{type(text).__name__} {text}"
 
 
 class _Tokens:
-    """The tokenizer that llguidance asks for; it is never called, since no grammar here forces a tokenization."""
+    """The tokenizer that llguidance requires; it is never called, because no grammar here forces a tokenization."""
 
     def __init__(self, vocabulary: Any) -> None:
         ids = range(vocabulary.n_vocab)

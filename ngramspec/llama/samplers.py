@@ -1,11 +1,11 @@
 """`SamplerChain`: llama.cpp's own samplers, in the state that plain decoding would have at this position.
 
-The verifier goes through the rows of a batch in order and stops at the first refusal, so one chain is enough for all
-rows: it sees a row only when every token before that row is settled, and it accepts emitted tokens only. A refused
-draft leaves no trace because the chain never saw it. That holds for random samplers (XTC, mirostat) too, which
-draw once per emitted token, in the order of plain decoding.
+The verifier processes the rows of a batch in order and stops at the first rejection, so one chain is enough for all
+rows. It sees a row only when every token before that row is final, and it accepts only emitted tokens. A rejected
+draft leaves no trace because the chain never saw it. This is also true of random samplers (XTC, mirostat), which draw
+once per emitted token, in the order of plain decoding.
 
-The chain ends before llama.cpp's last sampler, the draw: that is the verifier's (see `ngramspec.acceptance.rules`).
+The chain ends before llama.cpp's last sampler, because the verifier draws (see `ngramspec.acceptance.rules`).
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from ngramspec.sampling.distribution import Distribution, point_mass, softmax, t
 from ngramspec.sampling.rows import CANDIDATE, Candidates
 from ngramspec.sampling.settings import Sampling
 
-_LEAST_TEMPERATURE = 1e-20  # below it the scaled logits leave float32; nothing but the best has a chance long before
+_LEAST_TEMPERATURE = 1e-20  # below it the scaled logits exceed float32; only the best token is likely long before
 _MOVING = ("penalties", "dry")
-_DECIDING = (*_MOVING, "infill")  # after which another token may be the most likely
+_DECIDING = (*_MOVING, "infill")  # samplers after which another token may be the most likely
 _MANY_BIASES = 1000  # for more, selecting the candidates takes longer than sampling from all tokens
-_MIROSTAT_M = 100  # tokens that mirostat 1 fits Zipf's law to; llama.cpp's constant
+_MIROSTAT_M = 100  # number of tokens to which mirostat 1 fits Zipf's law; llama.cpp's constant
 
 
 class SamplerChain:
-    """See `ngramspec.sampling.sampler.Sampler`.
+    """The samplers of one sequence, which implement `ngramspec.sampling.sampler.Sampler`.
 
     Args:
+        sampling: Settings of the samplers.
+        n_vocab: Number of tokens in the vocabulary.
         vocab: llama.cpp's handle of the vocabulary; only DRY and infill need it.
-        n_ctx: what a look-back of -1 means.
-        dry_samplers: The DRY samplers of the vocabulary; `None` means that they are made for this chain only.
-        grammar: at its start.
-        suppressed: token ids that the model's file forbids.
+        n_ctx: Context size, which a look-back of -1 means.
+        dry_samplers: DRY samplers of the vocabulary; `None` means that this chain creates its own.
+        grammar: Grammar in its initial state.
+        suppressed: Token ids that the model's file forbids.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class SamplerChain:
         self.sampling = sampling
         self.grammar = grammar
         self._n_vocab = n_vocab
-        # They are not left to llama.cpp, which searches all candidates for each token that is not at its place.
+        # Biases are applied here, because llama.cpp searches all candidates for each token that is not at its index.
         biases: dict[int, float] = {}
         for token, bias in (*sampling.logit_bias, *((token, -np.inf) for token in suppressed)):
             biases[token] = biases.get(token, 0.0) + bias
@@ -84,7 +86,7 @@ class SamplerChain:
         self.needs_tokens = grammar is not None or self._window > 0
         self.bare = self._greedy and grammar is None and is_empty
         self._is_top_k = self._reach is not None and not biases and not self._window
-        # The candidates, and llama.cpp's view of them; a sampler that drops the first ones moves its pointer.
+        # llama.cpp has a view of the candidates; a sampler that drops the first ones moves the view's pointer.
         self._candidates = Candidates(n_vocab)
         self._start = self._candidates.data.ctypes.data
         data = ctypes.cast(self._start, ctypes.POINTER(llama.llama_token_data))
@@ -95,7 +97,7 @@ class SamplerChain:
     # ------------------------------------------------------------------ building
 
     def _samplers(self, vocab: Any) -> dict[str, tuple[bool, Callable[[], Any]]]:
-        """By name: whether a sampler does something here, and llama.cpp's constructor of it."""
+        """Return for each sampler by name whether it has an effect here, and llama.cpp's constructor."""
         s = self.sampling
         seed, temperature = _seed_32(s.seed), max(s.temperature, _LEAST_TEMPERATURE)
         return {
@@ -123,7 +125,7 @@ class SamplerChain:
         }
 
     def _active(self, vocab: Any) -> dict[str, Callable[[], Any]]:
-        """Constructors of the samplers that do something, in order; if greedy, up to the last that decides."""
+        """Return the constructors of samplers with an effect, in order; if greedy, up to the last that decides."""
         made = self._samplers(vocab)
         names = [name for name in self.sampling.samplers if made[name][0]]
         if self.sampling.greedy:
@@ -133,7 +135,7 @@ class SamplerChain:
         return {name: made[name][1] for name in names}
 
     def _find_reach(self, active: Iterable[str]) -> int | None:
-        """How many top logits can affect the draw, not counting tokens that a penalty or bias moves; None: all."""
+        """Return how many top logits can affect the draw, except tokens with a penalty or bias; `None` means all."""
         if self.sampling.selects or len(self._biased) > _MANY_BIASES:
             return None
         for name in active:
@@ -162,7 +164,7 @@ class SamplerChain:
             llama.llama_sampler_chain_add(chain, sampler)
         return chain
 
-    # ------------------------------------------------------------------ one text
+    # ------------------------------------------------------------------ one sequence
 
     def begin(self, prompt: Sequence[int]) -> None:
         for token in prompt[max(0, len(prompt) - self._window) :]:
@@ -201,7 +203,7 @@ class SamplerChain:
                 token = self._choose(first, count)
             else:
                 token = self._candidates.draw(first, count, self._seed, position, grammar is not None)
-            # Only if the grammar forbids the token, another one is drawn from those that it allows.
+            # If the grammar forbids the token, draw another one from those that it allows.
             if grammar is not None or self.grammar is None or self.grammar.allows(token):
                 return token
             grammar = self.grammar
@@ -252,11 +254,11 @@ class SamplerChain:
         return (self._data_pointer.value - self._start) // CANDIDATE.itemsize, array.size
 
     def _gather(self, logits: NDArray[np.float32], grammar: Grammar | None) -> int:
-        """Collect the candidates that the chain is shown: all tokens, or only those that can come through it.
+        """Collect the candidates for the chain: all tokens, or only those that it can keep.
 
-        If top-k comes first, these are the k largest logits among the tokens that no penalty or bias moves, and all
-        tokens that one does move: the k largest logits after the move are among them. With a grammar: k allowed
-        ones.
+        If top-k comes first, the candidates are all tokens with a penalty or bias, and the k largest logits among the
+        others. The k largest logits after penalties and biases are among these. With a grammar, k allowed tokens
+        without a penalty or bias are included.
 
         Returns:
             Number of candidates.
@@ -296,6 +298,6 @@ class SamplerChain:
 
 
 def _seed_32(seed: int) -> int:
-    """llama.cpp's seeds have 32 bits, of which the highest value asks for a random one."""
+    """Fold a seed to llama.cpp's 32 bits, except the highest value, which requests a random seed."""
     folded = (seed ^ (seed >> 32)) & 0xFFFFFFFF
     return folded if folded != 0xFFFFFFFF else 0

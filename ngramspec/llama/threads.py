@@ -11,18 +11,18 @@ from ngramspec.cpu.thread_governor import ThreadGovernor
 
 
 class GovernedContext:
-    """Makes the decode calls of one context.
+    """The decode calls of one context.
 
     Args:
         context: llama.cpp's context.
-        governor: Chooses the number of threads; `None` leaves it as the context has it.
+        governor: Chooses the number of threads; `None` leaves the context's number unchanged.
         is_timed: Whether the governor learns from these calls. It must do so from one context only, whose calls take
             equally long, and `llama_decode` must return when the work is done, as on a CPU.
     """
 
     def __init__(self, context: Any, governor: ThreadGovernor | None, *, is_timed: bool = False) -> None:
         self._context, self._governor, self._is_timed = context, governor, is_timed
-        self._threads = 0  # that were set last
+        self._threads = 0  # number of threads that was set last
 
     def decode(self, batch: Any) -> int:
         """Call `llama_decode` and return its status."""

@@ -271,7 +271,7 @@ class Vocabulary:
 
     @cached_property
     def template_capabilities(self) -> Mapping[str, bool]:
-        """Features of the chat template by llama-server's names; all False if the template does not work."""
+        """Features of the chat template by llama-server's names; a template that does not work has none."""
         try:
             return self._chat.examine(capabilities)
         except ModelError:
