@@ -2,7 +2,7 @@
 
     root = Node(None, -1, len(prompt))
     with target.tree(root) as tree:
-        a = root.child(token)                   # nodes are made freely
+        a = root.child(token)                   # creating a node evaluates nothing
         b = a.child(other)
         logits = tree.evaluate([a, b])          # (2, n_vocab): ONE llama_decode
         tree.keep([b])                          # frees the cells of all nodes but `b` and those before it

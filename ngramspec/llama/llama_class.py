@@ -3,7 +3,7 @@
     sequence = BorrowedSequence(owner)
     sequence.follow(text)                       # tokens that the owner has evaluated
     rows = sequence.evaluate([token, *draft])   # as in any other sequence
-    sequence.rollback(length); sequence.settle()    # before the owner continues by itself
+    sequence.rollback(length); sequence.settle()    # before the owner continues without it
 
 The owner keeps and frees the model and the context. The sequence must not be used after the owner has freed them.
 """

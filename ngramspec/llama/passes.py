@@ -224,7 +224,7 @@ class Passes:
         self._calls.set_threads(size)
 
     def _refused(self, status: int, feeds: Sequence[Feed]) -> NoReturn:
-        """Raise an error with the reason why llama.cpp rejected a pass, as far as it is visible."""
+        """Raise an error with the reason why llama.cpp rejected a pass, as far as it can be determined."""
         for token in self._tokens[: self._batch.n_tokens]:
             if not 0 <= token < self.n_vocab:
                 raise ValueError(f"token {token} is not in the vocabulary of {self.n_vocab} tokens")

@@ -1,6 +1,6 @@
-"""Which files of a folder hold text that the user wrote: all but what .gitignore names, and what is probably secret.
+"""Search for text files that the user wrote, without ignored files (.gitignore) and probable secrets.
 
-Knows nothing about tokens.
+This module knows nothing about tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathspec import GitIgnoreSpec
 from ngramspec.storage import utf8
 
 MAX_BYTES = 8 << 20
-"""Files larger than this are skipped: they are data, logs, dumps."""
+"""Maximum size of a file; larger ones are skipped, because they are data, logs or dumps."""
 
 BINARY, NOT_UTF8, UNREADABLE, SPECIAL = "binary", "not UTF-8", "unreadable", "not a regular file"
 HUGE = f"larger than {MAX_BYTES >> 20} MiB"
@@ -30,28 +30,28 @@ _SECRET_NAMES = """
 credentials.json secrets.json secrets.toml secrets.yaml secrets.yml *.tfstate *.tfvars service-account*.json
 client_secret*.json
 """
-"""Files and folders that hold passwords and keys, going by their names, as a .gitignore would name them."""
+"""Patterns, as in .gitignore, of files and folders whose names suggest passwords and keys."""
 
 _SECRETS = GitIgnoreSpec.from_lines(_SECRET_NAMES.split())
 
 
 Times = tuple[int, int]
-"""Of a file: bytes, and time of modification in nanoseconds."""
+"""Size of a file in bytes, and its time of modification in nanoseconds."""
 
 
 _Rules = tuple[tuple[Path, GitIgnoreSpec], ...]
-"""The .gitignore files that apply, outermost first, each with the folder it stands in."""
+"""Rules of the .gitignore files that apply, outermost first, each with its folder."""
 
 
 def find_files(path: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
-    """The files below `path`, or `path` itself, which neither .gitignore nor its name can forbid.
+    """Find the files below `path`, or `path` itself, which is included even if it is ignored or may be secret.
 
-    Neither links nor the folders of version control are followed. An ignored folder is ignored with all that is
-    in it, as git does it; empty files count as none.
+    Links and the folders of version control are not followed. As in git, an ignored folder is ignored with all of its
+    contents. Empty files are left out without a reason.
 
     Returns:
-        The files that may hold text, in the order of their names, and those that were left out, with the reason; a
-        folder of which nothing is taken counts as one.
+        Files that may contain text, in the order of their names, and skipped files with the reason; a folder that is
+        skipped entirely counts as one.
 
     Raises:
         OSError: `path` does not exist or cannot be read.
@@ -67,18 +67,18 @@ def find_files(path: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a file, or None if it is no UTF-8 text after all (binary: it has a zero byte).
+    """Return the text of a file; `None` if it is binary (contains a zero byte).
 
     Raises:
-        OSError: the file cannot be read.
-        UnicodeError: it is not UTF-8.
+        OSError: The file cannot be read.
+        UnicodeError: The file is not UTF-8.
     """
     raw = path.read_bytes()
     return None if b"\0" in raw else utf8(raw, marked=True)
 
 
 def _walk(folder: Path, rules: _Rules, files: dict[Path, Times], skipped: dict[Path, str]) -> None:
-    # A stack of its own: trees may be deeper than Python's.
+    # An explicit stack is used, because trees may be deeper than Python's stack.
     stack = [(folder, rules)]
     while stack:
         folder, rules = stack.pop()
@@ -118,7 +118,7 @@ def _take(path: Path, stat: os.stat_result, files: dict[Path, Times], skipped: d
 
 
 def _rules_above(folder: Path) -> _Rules:
-    """The rules of the folders around `folder`, up to the root of its repository, if it is in one."""
+    """Return the rules of the folders above `folder`, up to the root of its repository, if it is in one."""
     around = [folder, *folder.parents]
     root = next((i for i, f in enumerate(around) if (f / ".git").exists()), 0)
     exclude = around[root] / ".git" / "info" / "exclude"
@@ -142,7 +142,7 @@ def _read_rules(folder: Path, file: Path) -> _Rules:
 
 
 def _is_pattern(line: str) -> bool:
-    """Whether a line means anything; like git, one that does not is passed over."""
+    """Return True if a line is a valid pattern; like git, the callers skip other lines."""
     try:
         return bool(line.strip()) and not line.startswith("#") and len(GitIgnoreSpec.from_lines([line])) == 1
     except (ValueError, re.error):
@@ -150,7 +150,7 @@ def _is_pattern(line: str) -> bool:
 
 
 def _reason(path: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], *, folder: bool) -> str | None:
-    """Why `path` is left out, by the innermost rule that speaks of it, and by its name; None if it is not."""
+    """Return the reason to skip `path`, by the innermost rule that matches and by its name; `None` to include it."""
     for base, spec in reversed(rules):
         said = spec.check_file(path.relative_to(base).as_posix() + "/" * folder).include
         if said:

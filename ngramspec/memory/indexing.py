@@ -1,4 +1,4 @@
-"""Adding files to a memory, once or whenever they change: the new ones are tokenized, all goes into one rewrite."""
+"""Adding files to a memory, once or whenever they change: new files are tokenized and stored in a single update."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ngramspec.memory.store import Document, MemoryFileError, Store, total
 from ngramspec.tokens import Tokenizer
 
 PIECE = 1 << 16
-"""Characters that are tokenized at once: some tokenizers take more than linear time, or stack, over a long text."""
+"""Maximum number of characters tokenized at once, because time or stack of some tokenizers grows more than linearly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
     """Result of adding files."""
 
-    # new, changed, unchanged, gone: files, by what they were to the memory.
+    # These are the numbers of files by their change relative to the memory.
     new: int
     changed: int
     unchanged: int
     gone: int
-    tokens: int  # of the new and the changed ones
-    skipped: Mapping[str, int]  # files left out, by reason
+    tokens: int  # number of tokens in the new and the changed files
+    skipped: Mapping[str, int]  # number of skipped files by reason
 
 
 def add_files(
@@ -46,15 +46,23 @@ def add_files(
     progress: Progress | None = None,
     may_be_empty: bool = False,
 ) -> Added:
-    """Add files and folders to a memory; `progress` is called with the bytes done, and all of them.
+    """Add files and folders to a memory.
 
-    A file whose size and time of modification have not changed is left as it is; a changed file is replaced; a file
-    of the memory that is no longer in the folder, or no longer text, is dropped. Nothing is written before everything
-    is read, so the memory stays as it was if anything goes wrong in between.
+    A file whose size and time of modification have not changed is not read again, and a changed file is replaced. A
+    file of the memory that is no longer in the folder, or no longer text, is dropped. Nothing is written until
+    everything has been read, so the memory is unchanged if anything fails before.
+
+    Args:
+        store: Store of the memory.
+        tokenizer: Tokenizer of the store.
+        paths: Files and folders.
+        threads: Number of threads that tokenize.
+        progress: Function that is called with the bytes done and the bytes in all.
+        may_be_empty: Whether a path may contain no text.
 
     Raises:
-        MemoryFileError: a path does not exist or holds no text (unless it `may_be_empty`), or the store cannot be used
-            or written.
+        MemoryFileError: A path does not exist or contains no text (unless it `may_be_empty`), or the store cannot be
+            used or written.
     """
     known = {d.name: (d.size, d.mtime) for d in store.documents() if d.kind == "file"}
     roots = [path.resolve() for path in paths]
@@ -69,7 +77,7 @@ def add_files(
             raise MemoryFileError(f"cannot read {root}: {error.strerror or error}") from error
         found.update((str(path), times) for path, times in files.items())
         left_out.update((str(path), why) for path, why in passed_over.items())
-    # One root may name what another leaves out.
+    # One root may be a file that is skipped in another root.
     skipped = {name: why for name, why in left_out.items() if name not in found}
     fresh = {name: times for name, times in found.items() if known.get(name) != times}
     texts: dict[str, Document] = {}
@@ -84,7 +92,7 @@ def add_files(
             raise MemoryFileError(f"{root}: no text files to add{list_skipped(reasons)}")
     dropped = {name for name in known if _is_gone(name, found, skipped, roots)}
     if texts or dropped:
-        # The newest come last, where chains begin.
+        # The newest files come last, because chains begin there.
         store.update(lambda before: [*_without(before, {*texts, *dropped}), *texts.values()])
     changed = sum(name in known for name in texts)
     return Added(
@@ -98,10 +106,13 @@ def add_files(
 
 
 def remove_files(store: Store, path: Path) -> int:
-    """Drop the file `path`, or all files below it, whether they still exist or not; returns how many.
+    """Drop the file `path`, or all files below it, from a memory, even if they no longer exist.
+
+    Returns:
+        Number of dropped files.
 
     Raises:
-        MemoryFileError: the store cannot be used or written.
+        MemoryFileError: The store cannot be used or written.
     """
     root = Path(os.path.abspath(path))
     names = {d.name for d in store.documents() if d.kind == "file"}
@@ -120,9 +131,9 @@ def _without(documents: Sequence[Document], files: set[str]) -> list[Document]:
 
 
 def _is_gone(name: str, found: Mapping[str, Times], skipped: Mapping[str, str], roots: Sequence[Path]) -> bool:
-    """Whether a file of the memory was looked for and is no text any more, must not be there, or is not there.
+    """Return True if a stored file below the roots is no longer text, is not allowed in a memory, or does not exist.
 
-    What .gitignore names was added by its own name, and stays.
+    A stored file that .gitignore names was added by its own name, so it stays.
     """
     if name in skipped:
         return skipped[name] not in (UNREADABLE, IGNORED)
@@ -133,14 +144,14 @@ def _is_gone(name: str, found: Mapping[str, Times], skipped: Mapping[str, str], 
 
 
 def list_skipped(skipped: Mapping[str, int]) -> str:
-    """In words, in brackets; nothing if there are none."""
+    """Return the skipped files by reason, for a message in brackets; "" without any."""
     return f" (skipped: {', '.join(f'{n} {why}' for why, n in sorted(skipped.items()))})" if skipped else ""
 
 
 def _tokenized(
     files: Mapping[str, Times], tokenizer: Tokenizer, threads: int, progress: Progress | None
 ) -> Iterator[tuple[str, Document | str]]:
-    """Each file by its name with its text, or with the reason why it has none."""
+    """Yield the name of each file with its document, or with the reason why it was skipped."""
     stop = Event()
     total, done = sum(size for size, _ in files.values()), 0
     pool = ThreadPoolExecutor(threads)
@@ -174,7 +185,7 @@ def _tokenize(name: str, times: Times, tokenizer: Tokenizer, stop: Event) -> Doc
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in pieces of at most PIECE characters, each to the end of a line where there is one."""
+    """Yield the text in pieces of at most PIECE characters, which end at the end of a line if possible."""
     start = 0
     while start < len(text):
         end = start + PIECE
@@ -185,19 +196,19 @@ def _pieces(text: str) -> Iterator[str]:
         start = end
 
 
-# --------------------------------------------------------------------------- again, whenever files change
-# The library watchfiles says that something changed; what there is then is found out as when the folder was added. So
-# it does not matter how an editor saves (writing, or renaming a new file over the old one), in what order a checkout
-# touches files, or whether an event is lost among others.
+# --------------------------------------------------------------------------- watching folders
+# The library watchfiles only reports that something changed. The folder is then searched as when it was added. So it
+# does not matter how an editor saves (writing, or renaming a new file over the old one), in which order a checkout
+# writes files, or whether an event is lost among others.
 
 CALM_MS, BURST_MS = 200, 5000
-"""A burst is over after so long without a change, and is cut off when it lasts so long."""
+"""Milliseconds without a change after which a burst of changes is over, and maximum length of a burst."""
 
 LOOK_MS = 1000
-"""How often a folder is looked at in which nothing seems to change: it may be another one by now."""
+"""Milliseconds between checks of a folder without changes, because another folder may have replaced it."""
 
 SHARE = 0.05
-"""Most of the time that is spent reading and rewriting: after an update of a second nothing is done for 19."""
+"""Maximum share of the time spent on reading and rewriting: an update of one second is followed by a pause of 19."""
 
 
 def watch_folders(
@@ -208,16 +219,24 @@ def watch_folders(
     threads: int = 1,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Added]:
-    """Update a memory whenever files below some folders change; yields what came of each update. Never ends by itself.
+    """Update a memory whenever files below some folders change; this never ends by itself.
 
-    `sleep` is how it rests between updates.
+    Args:
+        store: Store of the memory.
+        tokenizer: Tokenizer of the store.
+        folders: Folders to watch.
+        threads: Number of threads that tokenize.
+        sleep: Function that waits between updates.
+
+    Yields:
+        The result of each update.
 
     Raises:
-        MemoryFileError: a folder is gone or another one stands in its place, it cannot be watched, or the store cannot
-            be used or written.
-        KeyboardInterrupt: a signal came while it was waiting.
+        MemoryFileError: A folder was deleted, was replaced by another one or cannot be watched, or the store cannot be
+            used or written.
+        KeyboardInterrupt: A signal arrived during a wait.
     """
-    from watchfiles import watch  # of an extra: it need not be installed
+    from watchfiles import watch  # part of an extra, so it may not be installed
 
     roots = [folder.resolve() for folder in folders]
     began = [_identity(root) for root in roots]

@@ -1,7 +1,7 @@
-"""`Memory`: texts that a drafter may look things up in, beyond the context, and where answers are remembered.
+"""`Memory`: texts that a drafter searches in addition to the context, and that can include saved answers.
 
-Each memory is a folder under the user's data folder, with a file for each tokenizer (`ngramspec.memory.store`). Whether
-answers are remembered stands in the user's configuration folder: a TOML file, which can contain `save_answers = true`.
+Each memory is a folder under the user's data folder, with a file for each tokenizer (`ngramspec.memory.store`). A TOML
+file in the user's configuration folder can contain `save_answers = true`, so that answers are saved.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ from ngramspec.storage import config_folder, data_folder, utf8, write_whole
 class Memory(Recall):
     """Texts of earlier sessions, of the user's files, and of this process.
 
-    `indexes` are the store's, that of the answers remembered since, and of what this process heard. It is read again
-    when the store was rewritten; without a store it is of this process alone. `keeps`: answers are kept in the store.
+    `indexes` contains the store's index, an index of the answers that were remembered later, and those of the texts
+    added in this process. Without a store it contains only the latter. `refresh` reads the store again if it was
+    rewritten.
+
+    Args:
+        contents: Contents of the store.
+        store: Store of the memory; `None` means that there is no store.
+        keeps: Whether answers are saved in the store.
     """
 
     def __init__(self, contents: Contents = NOTHING, *, store: Store | None = None, keeps: bool = False) -> None:
@@ -32,11 +38,11 @@ class Memory(Recall):
 
     @property
     def stored(self) -> int:
-        """Tokens that came from the store, seams included."""
+        """Number of tokens from the store, including seams."""
         return sum(index.size for index in self.indexes[: -len(self._heard)])
 
     def refresh(self) -> None:
-        """Take up what the store has become, if it was rewritten; a file that cannot be used changes nothing."""
+        """Load the store again if it was rewritten; do nothing if its file cannot be used."""
         with suppress(MemoryFileError):
             if self._store is None or self._store.generation() == self._contents.generation:
                 return
@@ -48,21 +54,21 @@ class Memory(Recall):
 
     @property
     def keeps(self) -> bool:
-        """Whether answers are kept for later sessions."""
+        """True if answers are saved for later sessions."""
         return self._keeps and self._store is not None
 
     def keep(self, tokens: Sequence[int]) -> None:
-        """Remember an answer for later sessions, if there is a store to keep it in.
+        """Save an answer for later sessions if `keeps` is set.
 
         Raises:
-            MemoryFileError: the store cannot be written; it is as before.
+            MemoryFileError: The store cannot be written; it is unchanged.
         """
         if tokens and self._keeps and self._store is not None:
             self._store.append(tokens)
 
 
 def _indexes(contents: Contents) -> list[TokenIndex]:
-    """Of the store and of its latest answers, as far as there is something in them."""
+    """Return the index of the store and that of its latest answers, without empty ones."""
     found = [contents.index] if contents.index is not None else []
     latest = TokenIndex()
     for answer in contents.answers:
@@ -79,10 +85,10 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 def memory_folder(name: str = DEFAULT) -> Path:
-    """The folder of the memory `name`; it may not exist.
+    """Return the folder of the memory `name`, which need not exist.
 
     Raises:
-        MemoryFileError: no such name is allowed.
+        MemoryFileError: The name is not allowed.
     """
     if not _NAME.fullmatch(name):
         raise MemoryFileError(
@@ -93,7 +99,7 @@ def memory_folder(name: str = DEFAULT) -> Path:
 
 
 def memory_names() -> list[str]:
-    """The memories that hold something."""
+    """Return the names of the memories that are not empty."""
     try:
         found = sorted(data_folder("memory").iterdir())
     except OSError:
@@ -101,11 +107,11 @@ def memory_names() -> list[str]:
     return [path.name for path in found if _NAME.fullmatch(path.name) and Store.all_in(path)]
 
 
-# --------------------------------------------------------------------------- whether answers are remembered
+# --------------------------------------------------------------------------- settings
 
 
 def settings_path() -> Path:
-    """Where the settings are kept."""
+    """Return the path of the settings."""
     return config_folder() / "config.toml"
 
 
@@ -122,7 +128,7 @@ def write_save_answers(value: bool, path: Path | None = None) -> None:
     """Set `save_answers` and leave the rest of the file unchanged.
 
     Raises:
-        NGramSpecError: the file cannot be used or written; it is then as before.
+        NGramSpecError: The file cannot be used or written; it is then unchanged.
     """
     path = path or settings_path()
     text, _ = _read_settings(path)
@@ -134,18 +140,18 @@ def write_save_answers(value: bool, path: Path | None = None) -> None:
         text = f"{line}\n{text}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path = path.resolve()  # a link stays a link
+        path = path.resolve()  # replaces the file that a link points to, and not the link
         write_whole(path, text)
     except OSError as error:
         raise NGramSpecError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _read_settings(path: Path) -> tuple[str, bool]:
-    """The text of the file, and what it says."""
+    """Return the text of the file and its value of `save_answers`."""
     try:
         text = utf8(path.read_bytes())
         values = tomllib.loads(text)
-    except (FileNotFoundError, NotADirectoryError):  # the latter with HOME=/dev/null
+    except (FileNotFoundError, NotADirectoryError):  # NotADirectoryError occurs with HOME=/dev/null
         return "", False
     except tomllib.TOMLDecodeError as error:
         raise NGramSpecError(f"the settings in {path} are not valid TOML ({error}); fix or delete the file") from error

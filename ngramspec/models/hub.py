@@ -1,7 +1,7 @@
-"""Models of the Hugging Face hub: from huggingface_hub, or out of its cache on this disk, which llama.cpp shares.
+"""Models of the Hugging Face hub, downloaded with huggingface_hub or from its cache, which llama.cpp shares.
 
-huggingface_hub is an optional dependency (extra `hub`), imported only when a name asks for it. What is in the cache
-needs no package: its layout is documented ("Understand caching").
+huggingface_hub is an optional dependency (extra `hub`), imported only when a name requires it. Files in the cache are
+found without the package, because the layout is documented ("Understand caching").
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ngramspec.models.check import SPLIT_NAME, listing
 PREFIX = "hf:"
 
 PREFERRED = ("Q4_K_M", "Q8_0")
-"""The quantisations that are looked for where none is named, as in llama.cpp's `common/download.cpp`."""
+"""Default quantisations in order of preference, as in llama.cpp's `common/download.cpp`."""
 
 Progress = Callable[[str, int, int | None], None]
-"""Told about a running download: (file name, bytes so far, bytes in all or None when unknown)."""
+"""Function for the progress of a download: (file name, bytes so far, bytes in all or None if unknown)."""
 
 _NAME = re.compile(PREFIX + r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<wanted>[^:\s][^:]*))?")
-_TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # as huggingface_hub reads its switches
-_LIST_TIMEOUT = 10.0  # seconds, huggingface_hub's own default for other requests
-_KEPT = "models--"  # what a repository's folder in the cache begins with
+_TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # values that huggingface_hub accepts as true
+_LIST_TIMEOUT = 10.0  # timeout in seconds, huggingface_hub's own default for other requests
+_KEPT = "models--"  # prefix of a repository's folder in the cache
 
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 """Parts of the names of files that accompany a model: images and audio, statistics, and draft heads."""
@@ -39,11 +39,16 @@ _LISTED = 12
 
 
 def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -> tuple[Path, str]:
-    """Get the GGUF file (all parts of it) that an `hf:` name asks for: its (first) path, and a short name for people.
+    """Get the GGUF file of an `hf:` name, with all of its parts.
 
-    From the hub, where files already in the local cache are not fetched again; from the cache alone when the hub
-    cannot be reached, HF_HUB_OFFLINE is set, or the extra `hub` is not installed. ModelError where it cannot be got.
-    Arguments are as of `ngramspec.models.find.resolve`.
+    Files already in the local cache are not downloaded again. Only the cache is used if the hub cannot be reached,
+    HF_HUB_OFFLINE is set, or the extra `hub` is not installed. For the arguments see `ngramspec.models.find.resolve`.
+
+    Returns:
+        Path of the (first) file, and a short name for people.
+
+    Raises:
+        ModelError: The file is not available.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -78,7 +83,7 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
 
 
 def _list_files(name: str, repo: str, endpoint: str) -> tuple[list[str], str]:
-    """Paths of all files of a repository on the hub, and ""; or none, and why the hub could not be asked."""
+    """Return the paths of all files of a repository and ""; or no paths and why the hub cannot be reached."""
     from huggingface_hub import HfApi, errors
 
     try:
@@ -99,7 +104,7 @@ def _list_files(name: str, repo: str, endpoint: str) -> tuple[list[str], str]:
 
 
 def _download(name: str, repo: str, endpoint: str, file: str, cache: Path, progress: Progress | None) -> Path:
-    """One file, from the cache when it is there and current."""
+    """Return the path of a file, which is downloaded unless the cache contains it and it is current."""
     from huggingface_hub import errors, hf_hub_download
 
     bar = _bar_class(file, progress)
@@ -119,13 +124,13 @@ def _gated(name: str, repo: str, endpoint: str) -> ModelError:
 
 
 def _line(error: Exception) -> str:
-    """The first line of an error's text that says something."""
+    """Return the first line of an error's message that is not empty."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line for line in lines if line), type(error).__name__)
 
 
 def _bar_class(file: str, progress: Progress | None) -> type:
-    """A class that huggingface_hub takes for a tqdm progress bar, and that passes the counts on."""
+    """Return a class that huggingface_hub uses as a tqdm progress bar, and that reports to `progress`."""
 
     class Bar:
         def __init__(self, *, total: float | None = None, initial: float = 0, **_appearance: Any) -> None:
@@ -138,7 +143,7 @@ def _bar_class(file: str, progress: Progress | None) -> type:
                 progress(file, int(self.n), None if self.total is None else int(self.total))
 
         def update_transfer(self, step: float) -> None:
-            """Bytes on the network, counted apart from those on the disk. Only the latter show."""
+            """Ignore bytes on the network, which are counted separately: only those on the disk are reported."""
 
         def __enter__(self) -> Bar:
             return self
@@ -147,7 +152,7 @@ def _bar_class(file: str, progress: Progress | None) -> type:
             pass
 
         def __getattr__(self, _appearance: str) -> Callable[..., None]:
-            # close, refresh, set_postfix_str and so on: how a bar looks is the caller's business.
+            # This covers close, refresh, set_postfix_str and so on, because the caller decides how a bar looks.
             return lambda *_args, **_kwargs: None
 
     return Bar
@@ -157,7 +162,7 @@ def _bar_class(file: str, progress: Progress | None) -> type:
 
 
 def cached(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """All models in the cache: the name, as `fetch` takes it, and the file."""
+    """Yield all models in the cache: the name, as `fetch` accepts it, and the file."""
     for folder in _folders(env):
         for kept in sorted(folder.glob(f"{_KEPT}*--*")):
             repo = kept.name.removeprefix(_KEPT).replace("--", "/", 1)
@@ -167,7 +172,7 @@ def cached(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _folders(env: Mapping[str, str]) -> list[Path]:
-    """The folders of the cache: the one that llama.cpp alone is told of, then the one that huggingface_hub uses too."""
+    """Return the folders of the cache: first that for llama.cpp only, then that which huggingface_hub uses too."""
     found = [Path(os.path.expanduser(told))] if (told := env.get("LLAMA_CACHE")) else []
     for name, below in (
         ("HF_HUB_CACHE", ""),
@@ -184,7 +189,7 @@ def _folders(env: Mapping[str, str]) -> list[Path]:
 
 
 def _folder_of(repo: str, env: Mapping[str, str]) -> Path:
-    """The one of `_folders` that holds a repository; if none does, the first, where llama.cpp would put it."""
+    """Return the cache folder that contains a repository; otherwise the first folder, which llama.cpp would use."""
     every = _folders(env)
     return next((folder for folder in every if (folder / _kept_as(repo)).is_dir()), every[0])
 
@@ -194,9 +199,9 @@ def _kept_as(repo: str) -> str:
 
 
 def _gguf_files(kept: Path) -> dict[str, Path]:
-    """The .gguf files of a repository in the cache: path in the repository -> file.
+    """Return the .gguf files of a cached repository by their paths in the repository.
 
-    Of the main branch; if that was not fetched, of another.
+    They belong to the main branch, or to another branch if the main one was not downloaded.
     """
     refs = kept / "refs"
     for ref in (refs / "main", *sorted(refs.glob("*"))):
@@ -210,16 +215,25 @@ def _gguf_files(kept: Path) -> dict[str, Path]:
     return {}
 
 
-# --------------------------------------------------------------------------- which of a repository's files
+# --------------------------------------------------------------------------- choice of a repository's files
 
 
 def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
-    """The files to load of those that are listed, in the order of their parts; ModelError where none or several match.
+    """Choose the files to load from a repository.
 
-    `wanted`: a file name that ends in .gguf (its folder may be left out); a quantisation such as Q4_K_M, in any case;
-    None for `PREFERRED`, else any. Of several, llama.cpp's choice: the first.
+    Args:
+        listed: Paths of the repository's files.
+        wanted: File name that ends in .gguf (its folder may be left out), or a quantisation such as Q4_K_M in any
+            case. `None` means one of `PREFERRED`, and otherwise any. If several models match, the first is chosen as
+            in llama.cpp.
+
+    Returns:
+        Files of the model in the order of its parts.
+
+    Raises:
+        ModelError: No model matches, several have the given file name, or a part is missing.
     """
-    models: dict[str, list[str]] = {}  # by the path of the first file, those of all its files in order
+    models: dict[str, list[str]] = {}  # paths of a model's files in order, by the path of the first
     for file in sorted(filter(is_model, listed)):
         split = SPLIT_NAME.match(file)
         first = f"{split['stem']}-00001-of-{split['parts']}.gguf" if split else file
@@ -252,15 +266,16 @@ def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
 
 
 def is_model(file: str) -> bool:
-    """Whether a file is a model by its name, and not one that lies beside it, as of vision."""
+    """Return True if a file is a model by its name, and not a companion file such as one for vision."""
     name = PurePosixPath(file).name.lower()
     return name.endswith(".gguf") and not any(word in name for word in _COMPANIONS)
 
 
 def _by_quant(models: Iterable[str], wanted: str) -> list[str]:
-    """The models with `wanted` as a word in their path; without any, those in which one ends with it.
+    """Return the models with `wanted` as a word in their path; without any, those with a word that ends with it.
 
-    Q2_K_XL finds UD-Q2_K_XL, and Q4_K never Q4_K_M. F16 finds BF16, as in llama.cpp, but only where there is no F16.
+    Q2_K_XL matches UD-Q2_K_XL, and Q4_K never matches Q4_K_M. F16 matches BF16, as in llama.cpp, but only if there is
+    no F16.
     """
     names, end = list(models), rf"{re.escape(wanted)}(?![A-Za-z0-9_])"
     words = (re.compile(pattern, re.IGNORECASE) for pattern in (rf"(?<![A-Za-z0-9]){end}", end))
@@ -268,6 +283,6 @@ def _by_quant(models: Iterable[str], wanted: str) -> list[str]:
 
 
 def _quant(model: str) -> str:
-    """The quantisation in a file name: the last word that looks like one; without any, the name."""
+    """Return the quantisation in a file name: the last word that looks like one; without any, the name."""
     words: list[str] = _QUANT.findall(PurePosixPath(model).name.removesuffix(".gguf"))
     return words[-1] if words else model
