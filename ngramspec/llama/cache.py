@@ -24,7 +24,8 @@ tokens and cells for the positions from 1480 to 1999, `cut(1995)` works: the win
 `cut(1900)` needs positions from 1388 on, which are gone, so it clears the cache.
 
 Each token takes memory in proportion to layers x KV heads x widths. With 32 layers, 8 KV heads and f16 keys and values
-of 128 numbers each, `bytes_per_token` returns 32 x 8 x (128 + 128) x 2 = 131 072 bytes; 4096 tokens take 512 MiB.
+of 128 numbers each, a token takes 32 x 8 x (128 + 128) x 2 = 131 072 bytes (`bytes_per_token`). So 4096 tokens take
+512 MiB.
 """
 
 from __future__ import annotations

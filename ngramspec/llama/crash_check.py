@@ -34,7 +34,7 @@ from ngramspec.storage import cache_folder, keep, recall
 
 _FROM_OUTSIDE = (-2, -9, -15)  # signals from outside: SIGINT, SIGKILL (also for lack of RAM), SIGTERM
 _CPU_SECONDS = 60
-_TOKENIZE_SECONDS = 10  # 0.7 s for 250,000 tokens; some vocabularies take forever
+_TOKENIZE_SECONDS = 10  # time limit; 250,000 tokens take 0.7 s, but some vocabularies take forever
 
 
 Ended = tuple[int | None, str]
@@ -120,7 +120,7 @@ COMPUTED = 1 << 30
 """Maximum size in bytes of a file whose weights the child reads and computes with: a few seconds on a slow disk."""
 
 _GOOD = "good"
-_PASSED = re.compile("alloc|memory", re.IGNORECASE)  # a lack of RAM says nothing about the file
+_PASSED = re.compile("alloc|memory", re.IGNORECASE)  # errors of a lack of RAM, which say nothing about the file
 _ASSERTION = re.compile(r"GGML_ASSERT\(.*\) failed|GGML_ABORT.*|fatal error.*")
 _TEXT = "".join(map(chr, [*range(1, 0x250), *range(0x2010, 0x2030), 0x4E2D, 0x1F600])).encode() + b"  two\n\n\t 1234"
 _TOKENIZED = 20_000  # maximum bytes to tokenize; some vocabularies take time quadratic in the length

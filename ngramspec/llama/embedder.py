@@ -27,7 +27,7 @@ from ngramspec.llama.sequence import CacheSequence, append
 Pooling = Literal["none", "mean", "cls", "last"]
 """Pooling of token embeddings: their mean, the first ("cls") or the last one; "none" keeps one for each token."""
 
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # poolings in the order of their numbers in GGUF files
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # poolings by their numbers in GGUF files
 
 
 class Embedder:

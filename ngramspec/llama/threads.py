@@ -17,7 +17,7 @@ class GovernedContext:
         context: llama.cpp's context.
         governor: Chooses the number of threads; `None` leaves the context's number unchanged.
         is_timed: Whether the governor learns from these calls. It must do so from one context only, whose calls take
-            equally long, and `llama_decode` must return when the work is done, as on a CPU.
+            equally long. In addition, `llama_decode` must return when the work is done, as on a CPU.
     """
 
     def __init__(self, context: Any, governor: ThreadGovernor | None, *, is_timed: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Memory: the user's own text as something to draft from, in one file per tokenizer. See `ngramspec.memory.store`."""
+"""Memory: the user's own texts as a source of drafts, in one file per tokenizer (see `ngramspec.memory.store`)."""
 
 from __future__ import annotations
 

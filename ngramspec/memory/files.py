@@ -50,8 +50,8 @@ def find_files(path: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
     contents. Empty files are left out without a reason.
 
     Returns:
-        Files that may contain text, in the order of their names, and skipped files with the reason; a folder that is
-        skipped entirely counts as one.
+        Files that may contain text, in the order of their names, and skipped files with the reason. A folder that is
+        skipped entirely counts as one file.
 
     Raises:
         OSError: `path` does not exist or cannot be read.

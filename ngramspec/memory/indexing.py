@@ -197,9 +197,9 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 # --------------------------------------------------------------------------- watching folders
-# The library watchfiles only reports that something changed. The folder is then searched as when it was added. So it
-# does not matter how an editor saves (writing, or renaming a new file over the old one), in which order a checkout
-# writes files, or whether an event is lost among others.
+# The library watchfiles only reports that something changed. The folder is then searched as when it was added. So an
+# editor may save a file by writing it or by renaming a new file over the old one. A checkout may write files in any
+# order, and an event may be lost among others.
 
 CALM_MS, BURST_MS = 200, 5000
 """Milliseconds without a change after which a burst of changes is over, and maximum length of a burst."""

@@ -137,7 +137,7 @@ class _Reader:
             for _ in range(count):
                 position += 8 + length_at(data, position)[0]
         except (struct.error, IndexError, OverflowError):
-            position = len(data) + 1  # beyond the file, or any file
+            position = len(data) + 1  # position past the end, so that `skip` raises
         self.skip(position - self.position)
 
 
