@@ -7,8 +7,8 @@
 A target computes the logits that verify drafts. A `llama_decode` reads all weights once, for one token or for several.
 So a few more tokens in a decode call cost little, and rejected ones are removed from the cache afterwards.
 
-Example: the cache holds a prompt of 1000 tokens and the vocabulary has 32 000 tokens. The next token t is known, and a
-drafter proposes 4 tokens.
+Example: the cache contains a prompt of 1000 tokens, and the vocabulary has 32 000 tokens. The next token t is known,
+and a drafter proposes 4 tokens.
 
 1. `evaluate([t, d1, d2, d3, d4])` appends 5 tokens in one decode call and returns logits of shape (5, 32000). Row 0
    verifies d1, row 1 verifies d2, and row 4 predicts the token after d4.
