@@ -1,4 +1,4 @@
-"""`Conversation`: the turns of a chat, the prompt they make within a context, and the file they are kept in."""
+"""Chat history (`Conversation`): its turns, the prompt that fits in a context, and the file format."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class Conversation:
-    """Answered turns behind an optional system message."""
+    """An optional system message and the answered turns after it."""
 
-    system: str | None = None  # the system message, or None
+    system: str | None = None  # system message, if there is one
     turns: list[Turn] = field(default_factory=list)  # all turns, oldest first
-    # The oldest turn that the last prompt had room for. Those before it are saved too, but never return to the prompt:
-    # each return would cost a prefill from there on.
+    # Index of the oldest turn in the last prompt. Earlier turns are saved too, but never return to the prompt, because
+    # each return would require a prefill of all later turns.
     first: int = 0
 
     def messages(self, first: int = 0) -> list[Message]:
-        """The system message and the turns from `first` on, as a chat template takes them."""
+        """Return the system message and the turns from `first` on, in the format of chat templates."""
         found = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in self.turns[first:]:
             found.append({"role": "user", "content": turn.user})
@@ -44,15 +44,18 @@ class Conversation:
         return found
 
     def prompt(self, question: str, encode: Callable[[list[Message]], list[int]], most: int) -> tuple[list[int], int]:
-        """The prompt that asks `question` next, as token ids, and the oldest turn that is still in it.
+        """Return the token ids of the prompt for the next question, and the index of the oldest turn in it.
 
-        Where all would be too long, drops as few turns as possible, never the system message, never the question. The
-        conversation stays as it is until `add`. O(log turns) calls of `encode`.
+        If the prompt is too long, leave out as few of the oldest turns as possible, but never the system message or the
+        question. This takes O(log turns) calls of `encode`. The conversation does not change until `add`.
 
         Args:
-            question: the new user message.
-            encode: messages to token ids; a prompt with fewer turns must not be longer.
-            most: most token ids in the prompt; PromptError where the question alone does not fit.
+            question: New user message.
+            encode: Function that converts messages to token ids; a prompt with fewer turns must not be longer.
+            most: Maximum number of tokens of the prompt.
+
+        Raises:
+            PromptError: The question does not fit even without turns.
         """
 
         def encoded(first: int) -> list[int]:
@@ -72,27 +75,37 @@ class Conversation:
         return tokens, first
 
     def add(self, question: str, answer: str, first: int) -> None:
-        """Append a turn that was answered from a prompt which began with turn `first`."""
+        """Append an answered turn; `first` is the index of the oldest turn in its prompt."""
         self.first = first
         self.turns.append(Turn(question, answer))
 
     def undo(self) -> Turn:
-        """Take the last turn back. Raises IndexError if there is none."""
+        """Remove and return the last turn.
+
+        Raises:
+            IndexError: There are no turns.
+        """
         turn = self.turns.pop()
         self.first = min(self.first, len(self.turns))
         return turn
 
 
 def answer_room(n_ctx: int, max_tokens: int) -> int:
-    """Tokens of the context that a prompt leaves free: a quarter of it, or `max_tokens` if that is less."""
+    """Return the number of tokens that a prompt must leave free: `max_tokens`, at most a quarter of the context."""
     return max(1, min(max_tokens, n_ctx // 4))
 
 
 def save(conversation: Conversation, path: Path, *, model: str, sampling: Mapping[str, Any]) -> None:
-    """Write a conversation as JSON: {"messages": [...], "model": ..., "sampling": {...}}, whole or not at all.
+    """Write a conversation atomically as JSON: {"messages": [...], "model": ..., "sampling": {...}}.
 
-    Overwrites a file that `load` accepts, and no other: NGramSpecError. `model` and `sampling`: what the answers
-    were made with, for the record.
+    Args:
+        conversation: Conversation to save.
+        path: File to write. An existing file is overwritten only if `load` accepts it.
+        model: Name of the model that generated the answers.
+        sampling: Settings with which the answers were sampled.
+
+    Raises:
+        NGramSpecError: The file exists and is not a saved conversation, or it cannot be written.
     """
     data = {"messages": conversation.messages(), "model": model, "sampling": dict(sampling)}
     try:
@@ -113,9 +126,11 @@ def _is_saved(path: Path) -> bool:
 
 
 def load(path: Path) -> tuple[Conversation, str]:
-    """Read what `save` wrote: a conversation, and the name of the model that it was had with ("" if not recorded).
+    """Return a saved conversation and the name of its model ("" if not recorded).
 
-    Raises NGramSpecError: the messages are not an optional system message followed by turns of user and assistant.
+    Raises:
+        NGramSpecError: The file cannot be read, or its messages are not an optional system message followed by turns of
+            user and assistant.
     """
     try:
         data = json.loads(path.read_bytes())
@@ -140,10 +155,10 @@ def load(path: Path) -> tuple[Conversation, str]:
 
 
 def _message(path: Path, number: int, message: object) -> tuple[str, str]:
-    """(role, content) of a message in a file."""
+    """Return the role and the content of a message in a file."""
     if isinstance(message, dict):
         role, content = message.get("role"), message.get("content")
-        # JSON can spell half a surrogate pair, which no text can hold.
+        # JSON can contain half a surrogate pair, which cannot be encoded as UTF-8.
         if isinstance(role, str) and isinstance(content, str) and not _SURROGATE.search(content):
             return role, content
     raise NGramSpecError(f'{path}: message {number} requires "role" and "content" strings')

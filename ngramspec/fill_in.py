@@ -1,14 +1,14 @@
-"""A text with a gap in it as a prompt: what stands before and after the gap, and other files of the same project.
+"""Prompts for fill-in-the-middle: the prefix, the suffix and other files of the same project.
 
-Models that fill gaps have tokens that say which part is which (fill in the middle: Bavarian et al. 2022, "Efficient
-training of language models to fill in the middle"). What such a model is shown, and continues with what belongs in the
-gap:
+Models that support it have tokens that mark these parts (Bavarian et al. 2022, "Efficient training of language models
+to fill in the middle"). The model continues the following prompt with the text of the middle:
 
     <bos> <repo>myproject\\n <sep>a.py\\n... <sep>b.py\\n... <sep>filename\\n <pre>before the gap<suf>after it<mid>
 
-This is the layout of llama-server's `/infill`, with its limits and its words for what no client tells (the names of the
-project and of the file), except for `<bos>`: it is the first token, as the model learnt it, while llama-server puts it
-between the other files and `<pre>`. What looks like a control token in a text is no control token.
+This is the layout of llama-server's `/infill`, with its limits. Clients do not send the names of the project and of the
+file, so the prompt contains the same names as in llama-server. Only `<bos>` differs: here it is the first token, as in
+training, while llama-server puts it between the other files and `<pre>`. The tokenizer does not parse control tokens in
+the texts.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from ngramspec.errors import ModelError
 from ngramspec.tokens import Tokenizer
 
 _PROJECT, _FILE = "myproject", "filename"
-_SNIPPET = "\n\n--- snippet ---\n\n"  # in front of a file, where the model has no token for that
+_SNIPPET = "\n\n--- snippet ---\n\n"  # text before each file if the model has no file token
 
 
 class FillInTokens(NamedTuple):
-    """Ids of the tokens that mark the parts; None for each that the vocabulary lacks."""
+    """Ids of the tokens that mark the parts; `None` for each that the vocabulary lacks."""
 
-    prefix: int | None  # in front of what stands before the gap
-    suffix: int | None  # in front of what stands after it
-    middle: int | None  # in front of what fills it
-    project: int | None = None  # in front of the name of a project
-    file: int | None = None  # in front of the name of a file
+    prefix: int | None  # token before the prefix
+    suffix: int | None  # token before the suffix
+    middle: int | None  # token before the middle, which the model generates
+    project: int | None = None  # token before the name of the project
+    file: int | None = None  # token before the name of each file
 
 
 class Limits(NamedTuple):
-    """How much of each part is shown, in tokens; None: all of it. What is nearest to the gap stays."""
+    """Maximum number of tokens of each part; `None` means all. Tokens far from the middle are cut."""
 
-    before: int | None = None  # of what stands before the gap, without the `prompt`
-    after: int | None = None  # of what stands after it, less the tokens of the `prompt`
-    others: int | None = None  # of the other files together, with their names and marks
+    before: int | None = None  # limit of the prefix, without the `prompt`
+    after: int | None = None  # limit of the suffix, from which the tokens of the `prompt` are subtracted
+    others: int | None = None  # limit of all other files together, with their names and marks
 
     @classmethod
     def within(cls, n_ctx: int, *, near: int, n_predict: int) -> Self:
-        """llama-server's limits: three quarters of `near` before the gap, one after it; other files fill the rest.
+        """Return llama-server's limits: three quarters of `near` are prefix, one is suffix; other files fill the rest.
 
         Args:
-            n_ctx: most tokens of prompt and answer together.
-            near: most tokens that may stand next to the gap, marks included; less where the context is small.
-            n_predict: most tokens of the answer. Twice the room is left for it, and at least an eighth of `near`.
+            n_ctx: Maximum number of tokens of prompt and answer together.
+            near: Maximum number of tokens of prefix and suffix, marks included; it is lowered if the context is small.
+            n_predict: Maximum number of tokens of the answer. The limits leave room for twice as many tokens, and for
+                at least an eighth of `near`.
         """
         left = max(2 * n_predict, near // 8)
         near = min(near, max(n_ctx - left, n_ctx // 2))
@@ -65,16 +66,19 @@ def fill_in(
     limits: Limits | None = None,
     suffix_first: bool = False,
 ) -> list[int]:
-    """Token ids of a prompt after which the model says what fills the gap between two texts.
+    """Return the token ids of a prompt that the model continues with the middle between two texts.
 
     Args:
-        prompt: how the text in the gap begins, or what else stands right before the gap; it is shown whole.
-        others: names and texts of other files, or of parts of them, the most important last.
-        limits: how much of each is shown; None: all.
-        suffix_first: show what stands after the gap first, as Codestral wants it.
+        tokenizer: Tokenizer of the model.
+        before: Text of the prefix.
+        after: Text of the suffix.
+        prompt: Beginning of the middle, or other text right before it; it is never cut.
+        others: Names and texts of other files, or of parts of them, the most important last.
+        limits: Maximum number of tokens of each part; `None` means no limits.
+        suffix_first: Put the suffix before the prefix, as Codestral requires.
 
     Raises:
-        ModelError: the model has no tokens for that.
+        ModelError: The vocabulary has no tokens for fill-in-the-middle.
     """
     marks: Any = getattr(tokenizer, "fill_in_tokens", FillInTokens(None, None, None))
     missing = [name for name in ("prefix", "suffix", "middle") if getattr(marks, name) is None]

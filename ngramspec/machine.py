@@ -1,6 +1,7 @@
-"""What this machine is, how a model runs on it (`Settings`), and which settings are kept as the fastest.
+"""The name of this machine, the settings of a model runner (`Settings`), and the tuned settings that are stored.
 
-`ngramspec.instruments.tuning` finds the fastest. One small file per model, build and machine keeps them.
+`ngramspec.instruments.tuning` finds the fastest settings. They are stored in one small file per model, build and
+machine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ngramspec.storage import cache_folder, recall, write_whole
 
 @cache
 def name() -> str:
-    """The processor and system, to tell one machine's measurements from another's."""
+    """Return the processor and system, which distinguish the measurements of different machines."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -40,7 +41,7 @@ Flash = Literal["auto", "on", "off"]
 
 MOST_THREADS = 512
 
-LEAST_MICRO, MOST_MICRO = 64, 4096  # tokens that can be asked for in a micro-batch of a prompt
+LEAST_MICRO, MOST_MICRO = 64, 4096  # range of the tokens in a micro-batch of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +49,18 @@ class Settings:
     """Settings of a runner."""
 
     threads: int  # CPU threads of a pass over one token
-    threads_batch: int  # of a pass over more: prompts, and drafts that are checked
+    threads_batch: int  # CPU threads of a pass over several tokens: a prompt or a draft
     flash_attn: Flash = "auto"  # flash attention
-    micro_batch: int | None = None  # tokens of a prompt per pass; None: the runner's default under these settings
-    mmap: bool = True  # whether the weights stay in the mapped file where they can
-    repack: bool = True  # whether weights may be put into the order that CPU kernels like
+    micro_batch: int | None = None  # tokens of a prompt per pass; `None` means the runner's default
+    mmap: bool = True  # whether the weights stay in the mapped file if possible
+    repack: bool = True  # whether weights may be reordered for faster CPU kernels
     cache_types: tuple[str, str] = ("f16", "f16")  # element types of the K and the V cache
 
     def changes(self, base: Settings) -> dict[str, Any]:
-        """The fields in which these differ from `base`; both numbers of threads where one does, as it sets the other's
-        default."""
+        """Return the fields that differ from `base`, with their values.
+
+        If one number of threads differs, both are returned, because `threads` sets the default of `threads_batch`.
+        """
         own = asdict(self)
         found = {name: value for name, value in own.items() if value != getattr(base, name)}
         if found.keys() & {"threads", "threads_batch"}:
@@ -69,7 +72,7 @@ _FLAGS = {"threads": "-t", "threads_batch": "-tb", "flash_attn": "-fa", "micro_b
 
 
 def flags(changes: Mapping[str, Any]) -> str:
-    """The options of the command line that make these changes (see `Settings.changes`), as llama.cpp names them."""
+    """Return llama.cpp's command line options for these changes (see `Settings.changes`)."""
     words: list[str] = []
     for name, value in changes.items():
         if name == "cache_types":
@@ -79,23 +82,27 @@ def flags(changes: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-# --------------------------------------------------------------------------- what is timed
+# --------------------------------------------------------------------------- measures
 
-LEAST_READ = 64  # from so many tokens on, a pass reads a prompt: logits are computed after its last token only
+LEAST_READ = 64  # minimum size of a pass that counts as prefill, which computes logits only after its last token
 
 
 class Measure(NamedTuple):
-    """A time to take."""
+    """A pass whose time is measured."""
 
-    size: int  # tokens of the pass. From LEAST_READ on they are a prompt, and the time is that of one of them.
-    deep: bool = False  # whether after a long context, and not after next to nothing
+    size: int  # tokens of the pass; from LEAST_READ on the pass is a prefill, and its time is divided by its tokens
+    deep: bool = False  # whether the pass follows a long context instead of a nearly empty one
 
     @property
     def reads(self) -> bool:
         return self.size >= LEAST_READ
 
     def named(self, depth: int) -> str:
-        """Its name in a report; `depth`: tokens of the long context."""
+        """Return the name of the measure in a report.
+
+        Args:
+            depth: Number of tokens of the long context.
+        """
         name = f"prefill {self.size}" if self.reads else f"T({self.size})"
         return f"{name} at {depth}" if self.deep else name
 
@@ -111,26 +118,26 @@ _FOUND: Mapping[str, Sequence[Any]] = {
     **{"threads": _THREADS, "threads_batch": _THREADS, "micro_batch": range(LEAST_MICRO, MOST_MICRO + 1)},
     **{"mmap": (False,), "repack": (False,), "flash_attn": ("on", "off")},
 }
-"""The values that a tuning finds."""
+"""The values that a tuning can find; a stored file with other values is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The outcome of a tuning, as it is kept."""
+    """The stored result of a tuning."""
 
-    changes: Mapping[str, Any]  # the settings that were found faster (see `Settings.changes`); empty: none is
-    ratio: float | None  # their time / that of the settings without them, where something was found
+    changes: Mapping[str, Any]  # the faster settings (see `Settings.changes`); empty if none are faster
+    ratio: float | None  # time with the changes / time without them; `None` if there are none
     date: str  # the day, as in 2026-11-22
-    applied: bool  # whether they are to be used
+    applied: bool  # whether the changes are applied when the model is loaded
 
 
 def path_of(key: str) -> Path:
-    """The file of a model, build and machine, of which `key` is the name; in the cache folder."""
+    """Return the path in the cache folder for a model, build and machine, which `key` identifies."""
     return cache_folder("tuned") / f"{key}.json"
 
 
 def recalled(path: Path) -> Tuned | None:
-    """What was kept; None where nothing was, or nothing that makes sense."""
+    """Return the stored result; `None` if there is none, or the file is invalid."""
     with suppress(ValueError, KeyError):
         kept = decode(Tuned, json.loads(recall(path) or ""))
         if all(type(value) is type(_FOUND[name][0]) and value in _FOUND[name] for name, value in kept.changes.items()):
@@ -139,7 +146,11 @@ def recalled(path: Path) -> Tuned | None:
 
 
 def keep(path: Path, kept: Tuned) -> None:
-    """Write the file. Raises NGramSpecError: the settings are to be used, and the file cannot be written."""
+    """Write the result to a file.
+
+    Raises:
+        NGramSpecError: The file cannot be written. If `kept.applied` is false, the error is ignored.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(asdict(kept)))

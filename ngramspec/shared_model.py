@@ -1,4 +1,4 @@
-"""Several texts in one cache: a pass of a `SharedModel` over its sequences reads the weights once for all of them."""
+"""Interface of a model with several sequences: one pass of a `SharedModel` reads the weights once for all of them."""
 
 from __future__ import annotations
 
@@ -9,49 +9,73 @@ from ngramspec.backend import Logits, Model
 
 
 class SequenceModel(Model, Protocol):
-    """One of the texts in a shared cache: a model of its own, which can also take part in passes with others."""
+    """A sequence of a `SharedModel`: usable as a separate model, and in passes together with other sequences."""
 
-    number: int  # from 0 on
+    number: int  # index of the sequence, from 0
 
     def reading(
         self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
     ) -> Generator[int, None, Logits]:
-        """`prefill` chunk by chunk, so that other sequences can have passes in between.
+        """Prefill chunk by chunk, so that other sequences can have passes in between.
 
-        Yields how many of the tokens are held: first those that need not be evaluated again, then after each chunk
-        but the last. Returns the logits after the last token. Whoever closes it early leaves what was read. `most` is
-        asked before each chunk for its most tokens; aligned chunks have a size of their own.
+        If the caller closes the generator early, the tokens of the finished chunks stay in the cache.
+
+        Args:
+            tokens: Token ids, as in `prefill`.
+            aligned: Use chunks of a fixed size, as in `prefill`; `most` then has no effect.
+            most: Function that returns the maximum number of tokens of the next chunk; called before each chunk.
+
+        Yields:
+            Number of these tokens in the cache: first of those that need not be evaluated again, then after each chunk
+            except the last.
+
+        Returns:
+            Logits after the last token.
         """
 
     def adopt(self, other: SequenceModel, length: int) -> None:
-        """Copy the first `length` tokens that another's cache holds, or fewer: `tokens` tells. Nothing is evaluated."""
+        """Copy up to `length` tokens from the start of another sequence's cache, without an evaluation.
+
+        The copy may be shorter than `length`; `tokens` contains the copied tokens.
+        """
 
     def saved(self) -> bytes:
-        """What the cache holds, to be `restore`d later, by any sequence of the same model under the same settings.
+        """Return the state of the cache, which any sequence of the same model with the same settings can `restore`.
 
-        Raises TargetError if the runner cannot hand it out.
+        Raises:
+            TargetError: The runner cannot copy the state.
         """
 
     def restore(self, tokens: Sequence[int], state: bytes) -> None:
-        """Make the cache hold what `saved` gave when it held `tokens`; TargetError, and an empty one, if it cannot."""
+        """Restore a state of the cache.
+
+        Args:
+            tokens: Tokens that were in the cache when `saved` was called.
+            state: State that `saved` returned.
+
+        Raises:
+            TargetError: The state cannot be restored; the cache is then empty.
+        """
 
 
 class Part(NamedTuple):
     """Work of a pass for one sequence."""
 
-    sequence: SequenceModel  # whose text grows
-    tokens: Sequence[int]  # that are appended to it, at least one
-    rows: int  # for how many of the last of them logits are wanted
+    sequence: SequenceModel  # sequence that the pass extends
+    tokens: Sequence[int]  # tokens to append to the sequence, at least one
+    rows: int  # number of tokens, counted from the last one, whose logits are returned
 
 
 class SharedModel(Protocol):
-    """Several texts evaluated together: one pass reads the weights once for all of them.
+    """A model that evaluates several sequences together: one pass reads the weights once for all of them.
 
     Attributes:
-        sequences: as many as texts can be held.
-        n_ctx: most tokens of a sequence; one pass may go beyond by `max_rows`, to be rolled back after it.
-        max_tokens, max_rows: most tokens, and most rows of logits, of a pass.
-        drafts_alone: whether a sequence's draft can be rolled back only if its pass held no other sequence.
+        sequences: All sequences of the model.
+        n_ctx: Maximum number of tokens of a sequence. One pass may exceed it by `max_rows` tokens, which are then
+            rolled back.
+        max_tokens: Maximum number of tokens of a pass.
+        max_rows: Maximum number of rows of logits of a pass.
+        drafts_alone: Whether a draft can be rolled back only if its pass contained no other sequence.
     """
 
     n_ctx: int
@@ -66,27 +90,32 @@ class SharedModel(Protocol):
     def returns_early(self) -> bool: ...
 
     def submit_together(self, parts: Sequence[Part]) -> None:
-        """Begin what `evaluate_together` does. On a GPU it may return before the work is done."""
+        """Begin the pass of `evaluate_together`. On a GPU it may return before the work is done."""
 
     def fetch_together(self) -> list[Logits]:
         """Return the logits of each part of the last `submit_together`; wait for them if necessary."""
 
     def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
-        """Append to several sequences in one pass; for each part its logits, shape (rows, n_vocab).
+        """Append tokens to several sequences in one pass and return the logits of each part, shape (rows, n_vocab).
 
-        What a sequence owes is evaluated too, in front of its tokens.
+        If a sequence owes tokens (`Model.owed`), the pass evaluates them before its new tokens.
 
         Raises:
-            ValueError: no parts, two of one sequence, too many tokens or rows, or a sequence that has no room for them.
-            TargetError: the pass failed; every sequence is as before, though it may owe tokens.
+            ValueError: There are no parts, two parts of one sequence, too many tokens or rows, or a sequence without
+                room for its tokens.
+            TargetError: The pass failed. Every sequence has the same tokens as before, though it may owe some of them.
         """
 
     def scale_adapters(self, scales: Sequence[float]) -> None:
         """Set the scale of each LoRA adapter for the following passes."""
 
     def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
-        """The sizes of the batches of a pass over parts of at least one token each; each batch reads the weights again.
+        """Return the sizes of the batches of a pass; each batch reads the weights again.
 
-        One batch of their sum, where all sequences share one pool of cells. Where each has a cache of its own, a batch
-        has equally many tokens of sequences with consecutive numbers; longer ones continue in further batches.
+        If all sequences share one pool of cells, the pass is one batch. If each sequence has a separate cache, a batch
+        has equally many tokens of sequences with consecutive numbers, and longer parts continue in further batches.
+
+        Args:
+            lengths: Number of tokens of each part, at least one.
+            sequences: Sequence of each part.
         """

@@ -1,4 +1,4 @@
-"""What happened: `Step`, one target pass and the text that came of it, and `Stats`, the counters over many."""
+"""Results of decoding: `Step` is the record of one target pass, and `Stats` are counters over many passes."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from ngramspec.acceptance.rules import TokenDecision
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.sampling.distribution import Logprobs
 
-SHORT = 16  # passes below which an estimate of the gain would be noise
+SHORT = 16  # minimum number of passes for an estimate of the gain; with fewer it would be noise
 SLOWED = 0.05  # share of passes slowed down by other programs above which the gain is not estimated
-FASTER, SLOWER = 0.5, 1.25  # nor is it if passes took less or more than this many times as long as the cost curve says
+FASTER, SLOWER = 0.5, 1.25  # range of measured / expected time of passes in which the gain is estimated
 
 StopReason = Literal["eog", "stop", "length", "context"]
-Disturbance = Literal["load", "speed"]  # other programs ran; passes took another time than measured before
+Disturbance = Literal["load", "speed"]  # "load": other programs ran; "speed": the cost of passes changed
 
 
 @dataclass(slots=True)
 class Step:
-    """The record of one target pass, or of the prefill and the token it yields (`batch` 0); not to be changed."""
+    """The record of one target pass, or of the prefill and its token (`batch` 0); it must not be changed."""
 
-    tokens: tuple[int, ...]  # token ids emitted, in order; the last is the target's own, those before it were drafted
-    # The text that each token released; text is held back while a character or a stop string may still be incomplete.
+    tokens: tuple[int, ...]  # emitted token ids, in order; the last is the target's own, the others were drafted
+    # Text that each token released. Text is held back while a character or a stop string may still be incomplete.
     pieces: tuple[str, ...] = ()
     _: KW_ONLY
-    drafted: tuple[int, ...] = ()  # token ids sent as a draft
-    accepted: int = 0  # how many of them were emitted
-    correct_guesses: int = 0  # how many tokens of the drafter's proposal were right, sent or not
-    batch: int = 0  # tokens in the pass, padding, branches and tokens that were evaluated again included
-    seconds: float = 0.0  # of the target pass (of the whole prefill at the first step)
-    # How many of `seconds` an interruption by the system added; see `CostCurve.undisturbed`.
+    drafted: tuple[int, ...] = ()  # draft tokens that were sent to the target
+    accepted: int = 0  # number of draft tokens that were emitted
+    correct_guesses: int = 0  # number of correct tokens in the drafter's proposal, sent or not
+    batch: int = 0  # tokens in the pass, including padding, branches and tokens that were evaluated again
+    seconds: float = 0.0  # time of the target pass (of the whole prefill at the first step)
+    # Part of `seconds` that an interruption by the system added; see `CostCurve.undisturbed`.
     interruption_seconds: float = 0.0
-    draft_seconds: float = 0.0  # spent on asking the drafter, and on being able to take a refused draft back
-    plain_seconds: float = 0.0  # what a pass without a draft costs now; 0 when that was not measured
+    draft_seconds: float = 0.0  # time of drafting and of preparing a rollback
+    plain_seconds: float = 0.0  # present time of a pass without a draft; 0 if it was not measured
     # Time of the pass by the cost curve; 0 if there is no curve, or other programs ran while it was measured.
     expected_seconds: float = 0.0
-    elapsed: float = 0.0  # since the step before, on the wall, its reader's time included; 0: the first, or not taken
+    elapsed: float = 0.0  # wall time since the previous step, including its reader; 0 at the first or if not measured
     is_quiet: bool = True  # whether no other program slowed the pass down
-    source: str = ""  # the drafter, or "" without a draft
-    close_calls: int = 0  # tokens that rounding could have decided, where it was counted (see `CloseCalls`)
-    # The numbers that the policy decided by; see `Policy.record`.
+    source: str = ""  # name of the drafter; "" without a draft
+    close_calls: int = 0  # number of tokens that rounding could have decided, if counted (see `CloseCalls`)
+    # Numbers that the policy's decision depended on; see `Policy.record`.
     policy_details: Mapping[str, float] = field(default_factory=dict)
     position: int = 0  # absolute index in the sequence of the first token that the pass decided
-    stop: StopReason | None = None  # why the generation ended with this step, or None
-    stop_string: str | None = None  # the stop string that ended it, where one did
-    logprobs: tuple[Logprobs, ...] = ()  # of each emitted token, where they were asked for
-    # How each drafted token that was reached, and each of the target's own, was decided on, if that was asked for.
+    stop: StopReason | None = None  # reason why the generation ended with this step; `None` if it did not
+    stop_string: str | None = None  # stop string that ended the generation, if one did
+    logprobs: tuple[Logprobs, ...] = ()  # log-probabilities of each emitted token, if requested
+    # Decision on each draft token that was reached and on each of the target's own tokens, if requested.
     decisions: tuple[TokenDecision, ...] = ()
-    verified_draft: Draft = NO_DRAFT  # the draft that `decisions` refers to; see `Plan.verified_draft`
+    verified_draft: Draft = NO_DRAFT  # draft that `decisions` refers to; see `Plan.verified_draft`
 
     @property
     def text(self) -> str:
-        """The text this step released."""
+        """Text that this step released."""
         return "".join(self.pieces)
 
     @property
@@ -66,22 +66,22 @@ class Step:
 class Stats:
     """Counters over passes. `tokens` and `passes` exclude the prefill and the token it yields."""
 
-    tokens: int = 0  # emitted by target passes
-    passes: int = 0  # of the target
+    tokens: int = 0  # tokens emitted by target passes
+    passes: int = 0  # target passes
     passes_without_draft: int = 0
-    drafted: int = 0  # draft tokens sent
-    accepted: int = 0  # and emitted
-    drafted_at: list[int] = field(default_factory=list)  # by position in the draft
-    tested_at: list[int] = field(default_factory=list)  # how often a position was reached (all before it accepted)
-    accepted_at: list[int] = field(default_factory=list)
-    seconds: float = 0.0  # of target passes
-    draft_seconds: float = 0.0  # of asking the drafter
-    plain_seconds: float = 0.0  # what the same tokens would have taken one by one, by the cost curve
+    drafted: int = 0  # draft tokens sent to the target
+    accepted: int = 0  # draft tokens emitted
+    drafted_at: list[int] = field(default_factory=list)  # draft tokens sent, by position in the draft
+    tested_at: list[int] = field(default_factory=list)  # draft tokens reached (all before them accepted), by position
+    accepted_at: list[int] = field(default_factory=list)  # draft tokens accepted, by position
+    seconds: float = 0.0  # time of target passes
+    draft_seconds: float = 0.0  # time of drafting; see `Step`
+    plain_seconds: float = 0.0  # time of plain decoding for the same tokens, by the cost curve
     expected_seconds: float = 0.0  # time of the passes by the cost curve; see `Step`
     prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0  # from each first token to the last, on the wall; see `Step.elapsed`
-    generated: int = 0  # all tokens emitted, the prefill's included
-    close_calls: int = 0  # see `Step`
+    decode_seconds: float = 0.0  # wall time from each first token to the last; see `Step.elapsed`
+    generated: int = 0  # all emitted tokens, including those of the prefill
+    close_calls: int = 0  # tokens that rounding could have decided; see `Step`
     slowed: int = 0  # passes that other programs slowed down
 
     def add(self, done: Step) -> None:
@@ -106,7 +106,7 @@ class Stats:
         while len(self.drafted_at) < k:
             for counts in (self.drafted_at, self.tested_at, self.accepted_at):
                 counts.append(0)
-        # A text that ended inside the draft says nothing about the positions after its end.
+        # If the text ended inside the draft, the positions after its end were not tested.
         reached = done.accepted if done.accepted == len(done.tokens) else done.accepted + 1
         for i in range(k):
             self.drafted_at[i] += 1
@@ -114,7 +114,7 @@ class Stats:
             self.accepted_at[i] += i < done.accepted
 
     def merge(self, other: Stats) -> None:
-        """Add another's counters to these."""
+        """Add the counters of another `Stats`."""
         for name in self.__dataclass_fields__:
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, list):
@@ -126,17 +126,17 @@ class Stats:
 
     @property
     def tokens_per_pass(self) -> float:
-        """MAT: emitted tokens per target pass, bonus token and passes without a draft included; 1.0 is plain."""
+        """Emitted tokens per target pass (MAT), including bonus tokens and passes without a draft; 1.0 in plain decoding."""
         return self.tokens / self.passes if self.passes else 1.0
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted / drafted; None when nothing was drafted."""
+        """Accepted / drafted; `None` if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else None
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens after the first per second from the first to the last; None where nobody took the time."""
+        """Tokens after the first, per second from the first to the last; `None` if no time was measured."""
         return self.tokens / self.decode_seconds if self.decode_seconds > 0 else None
 
     @property

@@ -1,4 +1,4 @@
-"""Files of the user's and of ngramspec's own: where they are kept, how they are written, how text is read from them."""
+"""The user's and ngramspec's files: their folders, atomic writing, and decoding of text."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ import platformdirs
 
 
 def cache_folder(kind: str) -> Path:
-    """The folder for what can be found out again: measurements and verdicts."""
+    """Return the folder for data that can be computed again, such as measurements."""
     return Path(platformdirs.user_cache_dir("ngramspec", appauthor=False)) / kind
 
 
 def data_folder(kind: str) -> Path:
-    """The folder for what cannot be found out again: the user's own data."""
+    """Return the folder for data that cannot be computed again: the user's own data."""
     return Path(platformdirs.user_data_dir("ngramspec", appauthor=False)) / kind
 
 
 def config_folder() -> Path:
-    """The folder of the user's settings."""
+    """Return the folder of the user's settings."""
     return Path(platformdirs.user_config_dir("ngramspec", appauthor=False))
 
 
 def state_folder() -> Path:
-    """The folder for what is handy to have the next time: the history of what was typed."""
+    """Return the folder for data that is only convenient to keep, such as the history of typed lines."""
     return Path(platformdirs.user_state_dir("ngramspec", appauthor=False))
 
 
 @contextmanager
 def replacing(path: Path, prefix: str = ".ngramspec-") -> Iterator[BinaryIO]:
-    """A file to write in the place of `path`: after the block `path` is the whole new file, or unchanged on an error.
+    """Open a temporary file that replaces `path` after the block; on an error `path` is unchanged.
 
-    Nobody but the user may read it. A crash may leave a file PREFIX*.tmp beside it.
+    Only the user may read the file. A crash may leave a file PREFIX*.tmp next to it.
 
     Raises:
-        OSError: the folder does not exist or cannot be written, or whatever else the block raises.
+        OSError: The folder does not exist or cannot be written. Errors of the block are raised too.
     """
     if sys.is_finalizing():  # a generator that was left open ends after the modules
         raise OSError("Python is ending")
@@ -56,34 +56,43 @@ def replacing(path: Path, prefix: str = ".ngramspec-") -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or not at all; raises OSError, as `replacing` does."""
+    """Write a text file atomically.
+
+    Raises:
+        OSError: The folder does not exist or the file cannot be written.
+    """
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
 
 
 def keep(path: Path, text: str) -> None:
-    """Write a text to a cache; nothing happens if the folder cannot be made or written."""
+    """Write a text to a cache; ignore the error if the folder cannot be created or written."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
 
 
 def keep_json(path: Path, data: Any) -> None:
-    """`keep`, as JSON."""
+    """Write data to a cache as JSON, with the same handling of errors as in `keep`."""
     keep(path, json.dumps(data))
 
 
 def recall(path: Path) -> str | None:
-    """Read a cached text; None if it does not exist or cannot be read."""
+    """Return a cached text; `None` if it does not exist or cannot be read."""
     with suppress(OSError, ValueError):
         return utf8(path.read_bytes())
     return None
 
 
 def utf8(raw: bytes, *, marked: bool = False) -> str:
-    """Decode bytes as UTF-8; no line break is changed. `marked`: leave out a byte order mark.
+    """Decode bytes as UTF-8 without changing line breaks.
 
-    Raises UnicodeError, which says where they are none: "not UTF-8 text (byte 5 is 0xff)".
+    Args:
+        raw: Bytes to decode.
+        marked: Remove a byte order mark at the start.
+
+    Raises:
+        UnicodeError: The bytes are not UTF-8; the message contains the place: "not UTF-8 text (byte 5 is 0xff)".
     """
     try:
         return raw.decode("utf-8-sig" if marked else "utf-8")

@@ -1,4 +1,4 @@
-"""Sequences of token ids, trees of them (`Node`), the `Tokenizer` that they come from, and text cut into tokens."""
+"""Token ids: the `Tokenizer` interface, trees of tokens (`Node`), and helpers for sequences of tokens."""
 
 from __future__ import annotations
 
@@ -8,26 +8,35 @@ from weakref import WeakKeyDictionary
 
 
 class Tokenizer(Protocol):
-    """Text to token ids, 0 to n_vocab - 1, and back."""
+    """Converter from text to token ids, 0 to n_vocab - 1, and back."""
 
     @property
     def n_vocab(self) -> int: ...
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-        """Token ids of `text`; `special` parses special tokens in it, `add_bos` adds what the model wants in front."""
+        """Return the token ids of a text.
+
+        Args:
+            text: Text to convert.
+            special: Parse special tokens in the text.
+            add_bos: Add the tokens that the model expects at the start.
+        """
 
     def piece(self, token: int) -> bytes:
-        """The bytes of a token, which need not be whole characters; none for control tokens."""
+        """Return the bytes of a token, which need not be whole characters; b"" for control tokens."""
 
     def is_eog(self, token: int) -> bool:
-        """Whether the token ends a generation (end of text, of turn, of message)."""
+        """Return True if the token ends a generation (end of text, of turn, of message)."""
 
 
 _known_ends: WeakKeyDictionary[Tokenizer, tuple[int, ...]] = WeakKeyDictionary()
 
 
 def ending_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """All tokens that end a generation, looked for once: a vocabulary has 100,000 tokens, a server many requests."""
+    """Return all tokens that end a generation.
+
+    The result is cached, because the search reads the whole vocabulary (100,000 tokens) and every request needs it.
+    """
     known = _known_ends.get(tokenizer)
     if known is None:
         known = tuple(token for token in range(tokenizer.n_vocab) if tokenizer.is_eog(token))
@@ -39,7 +48,7 @@ V = TypeVar("V")
 
 
 class TokenTable(dict[int, V]):
-    """The values of a function of a token id, each computed when it is first needed.
+    """Cached values of a function of a token id, each computed when it is first needed.
 
     Reading a known value takes no Python call, which matters in loops over all tokens of a text.
     """
@@ -53,7 +62,7 @@ class TokenTable(dict[int, V]):
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences share from the start."""
+    """Return the length of the longest common prefix of two sequences."""
     n = min(len(a), len(b))
     if list(a[:n]) == list(b[:n]):
         return n
@@ -61,7 +70,13 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def begun(text: str, marks: Collection[str], start: int = 0) -> int:
-    """Where, from `start` on, the longest end of a text begins that one of some strings may begin with."""
+    """Return the index at which the longest incomplete mark at the end of a text begins; len(text) if there is none.
+
+    Args:
+        text: Text that may end inside a mark.
+        marks: Strings to look for.
+        start: Minimum index to return.
+    """
     longest = max(map(len, marks), default=1)
     for at in range(max(start, len(text) - longest + 1), len(text)):
         if any(mark.startswith(text[at:]) for mark in marks):
@@ -73,29 +88,29 @@ Likely = Sequence[tuple[int, float]]  # (token id, natural logarithm of its prob
 
 
 class Node:
-    """A token after all that stands before it."""
+    """A token in a tree; the path from the root contains the tokens before it."""
 
     __slots__ = ("children", "holder", "length", "likely", "mark", "notes", "parent", "token")
 
     def __init__(self, parent: Node | None, token: int, length: int) -> None:
-        self.parent = parent  # the node before it; None for the root
-        self.token = token  # its id; -1 for the root, which stands for the prompt
-        self.length = length  # tokens from the start of the prompt to here
-        self.children: dict[int, Node] = {}  # nodes that follow it, by token
-        self.likely: Likely | None = None  # the most likely tokens after it; None until somebody reads the logits
-        self.notes: Any = None  # a drafter's own
-        self.holder = 0  # a sequence that holds it, if any does
-        self.mark = 0  # the last `keep` that it lived through
+        self.parent = parent  # node before this one; `None` for the root
+        self.token = token  # id of the token; -1 for the root, which represents the prompt
+        self.length = length  # number of tokens from the start of the prompt up to this one
+        self.children: dict[int, Node] = {}  # nodes after this one, by token
+        self.likely: Likely | None = None  # most likely next tokens; `None` until the logits were read
+        self.notes: Any = None  # data of a drafter
+        self.holder = 0  # sequence of the KV cache that contains the node, if any does
+        self.mark = 0  # number of the last `keep` call that kept the node
 
     def child(self, token: int) -> Node:
-        """The node of `token` after this one, made if there is none."""
+        """Return the child for a token; create it if it does not exist."""
         node = self.children.get(token)
         if node is None:
             node = self.children[token] = Node(self, token, self.length + 1)
         return node
 
     def path(self) -> list[int]:
-        """The tokens after the prompt, in order."""
+        """Return the tokens from the prompt to this node, in order."""
         tokens: list[int] = []
         node = self
         while node.parent is not None:
@@ -105,7 +120,7 @@ class Node:
 
 
 def common_ancestor(a: Node, b: Node) -> Node:
-    """The last node that two paths of one tree have in common."""
+    """Return the last node that is on the paths to both nodes of a tree."""
     while a is not b:
         if a.length < b.length:
             a, b = b, a

@@ -1,11 +1,11 @@
-"""Instruments: what measures, checks, tunes, records and replays drafting, and how it is reported.
+"""Tools that measure, check, tune, record and replay drafting, and reports on their results.
 
-benchmark            plain and drafted runs side by side; alpha by n-gram order; another server beside ours
-replay               the decoding loop on recorded answers, with costs from a curve
-selfcheck            do drafts change nothing here: texts are equal, and a rollback leaves no trace
-tuning               which settings of a machine are the fastest
-trace                every pass as a line of JSON
-prompts              the texts that benchmark and self-check run on
-memory_statistics    what a memory holds
-reports              a `Report`, as Markdown, SVG and HTML
+benchmark            comparison of plain and drafted runs; alpha by n-gram order; comparison with another server
+replay               simulation of the decoding loop on recorded answers, with costs from a curve
+selfcheck            tests that drafts change no text on this machine, and that a rollback restores the cache
+tuning               search for the fastest settings of a machine
+trace                record of every pass as JSON Lines
+prompts              prompts of benchmark and self-check
+memory_statistics    statistics of a memory
+reports              `Report`, and its output as Markdown, SVG and HTML
 """

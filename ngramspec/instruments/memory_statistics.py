@@ -1,4 +1,4 @@
-"""`statistics`: what a memory holds for one tokenizer, counted, and `report` on it; without names or texts of files."""
+"""Statistics of a memory for one tokenizer, and a report on them; both omit names and texts of files."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ngramspec.memory.store import Store, total
 from ngramspec.version import __version__
 
 MOST_KINDS = 12
-"""Kinds of files that have a bar of their own; the rest have one together."""
+"""Maximum number of file types with a separate bar; the other types share one bar."""
 
 
 Statistics = dict[str, Any]
-"""The counts of one file of a memory, as JSON: "model" (whose tokenizer), "files", "file_tokens", "answers",
-"answer_tokens", "size_bytes", and "kinds", the tokens of files by the ends of their names (".py"; "" without one), the
-most first."""
+"""The counts of one file of a memory, as JSON: "model" (that of the tokenizer), "files", "file_tokens", "answers",
+"answer_tokens", "size_bytes", and "kinds": the number of tokens of files by suffix (".py"; "" without one), largest
+first."""
 
 
 def statistics(store: Store) -> Statistics:
-    """Count what a store holds, of which there must be a file."""
+    """Return the statistics of a store, whose file must exist."""
     documents = store.documents()
     files = [document for document in documents if document.kind == "file"]
     answers = [document for document in documents if document.kind == "answer"]
@@ -41,13 +41,19 @@ def statistics(store: Store) -> Statistics:
 
 
 def bytes_per_token(one: Statistics) -> float:
-    """Bytes on the disk per token."""
+    """Return the number of bytes on the disk per token."""
     held: float = one["size_bytes"] / max(1, one["file_tokens"] + one["answer_tokens"])
     return held
 
 
 def report(name: str, stores: Sequence[Statistics], command: str) -> Report:
-    """The report on the memory `name`, with a line for each tokenizer; `command`: what was typed."""
+    """Return the report on a memory, with one row for each tokenizer.
+
+    Args:
+        name: Name of the memory.
+        stores: Statistics of each tokenizer.
+        command: Command that the user typed.
+    """
     headings = ["tokenizer", "files", "tokens of files", "answers", "tokens of answers", "MiB", "bytes per token"]
     counts = ("files", "file_tokens", "answers", "answer_tokens")
     rows = [
@@ -67,7 +73,7 @@ def report(name: str, stores: Sequence[Statistics], command: str) -> Report:
 
 
 def _bars(one: Statistics) -> Bars:
-    """Tokens by kind of file, and of answers."""
+    """Return the chart of tokens by file type, and of answers."""
     kinds = list(one["kinds"].items())
     found = [(kind or "no suffix", tokens) for kind, tokens in kinds[:MOST_KINDS]]
     if rest := sum(tokens for _, tokens in kinds[MOST_KINDS:]):

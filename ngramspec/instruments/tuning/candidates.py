@@ -1,4 +1,4 @@
-"""Candidates: the settings worth trying on a machine, and which quantisation would be cheaper."""
+"""Candidates: settings worth trying on a machine, and advice on a cheaper quantisation."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ MICRO_BATCHES = (256, 1024)
 class Candidate:
     """A setting that may be faster than the present one."""
 
-    knob: str  # what it turns: of candidates with the same knob one at most is recommended
-    change: Mapping[str, Any]  # the settings that it changes, by name
-    measures: Sequence[Measure]  # the times that it may change
-    advice: bool = False  # whether it is told of and never applied, since it changes more than the last bits of a text
+    knob: str  # name of the setting that changes; at most one candidate per knob is recommended
+    change: Mapping[str, Any]  # values of the changed settings, by name
+    measures: Sequence[Measure]  # measures that may change
+    advice: bool = False  # whether it is reported but never applied, because it changes logits by more than rounding
 
 
 def candidates(
     present: Settings, *, physical: int, logical: int, on_cpu: bool, flash_free: bool, quantised_cache: bool
 ) -> dict[str, Candidate]:
-    """What to compare with the present settings, by the options of the command line that set it.
+    """Return the candidates to compare with the present settings, by their command line options.
 
-    Of a machine with so many `physical` and `logical` cores, where the CPU may compute any of the model (`on_cpu`),
-    flash attention may be switched (`flash_free`), and a cache of 8 bits be taken.
+    Args:
+        present: Present settings.
+        physical: Number of physical cores.
+        logical: Number of logical cores.
+        on_cpu: Whether the CPU may compute a part of the model.
+        flash_free: Whether flash attention can be switched on and off.
+        quantised_cache: Whether the cache can have 8 bits per value.
     """
     found: list[Candidate] = []
 
@@ -40,7 +45,7 @@ def candidates(
             found.append(Candidate(knob, change, measures, advice))
 
     if on_cpu:
-        # Few threads saturate the memory of a machine of many cores.
+        # On a machine with many cores a few threads saturate the memory.
         counts = {physical, logical, max(1, physical // 2), max(1, 3 * physical // 4)}
         for count in sorted(counts | ({physical // 4} if physical >= 16 else set()), reverse=True):
             add("threads", (SINGLE,), threads=count)
@@ -61,15 +66,15 @@ def candidates(
 
 # --------------------------------------------------------------------------- quantisation
 
-# llama.cpp has kernels for several rows at once for the types that it repacks, and goes row by row through the others,
-# so that a batch of four costs nearly four passes there. From ggml-cpu/repack.cpp and ggml-cpu/amx/common.h of
+# For the types that it repacks, llama.cpp has kernels for several rows at once. It processes the other types row by row,
+# so a batch of four costs nearly four passes. The lists below are from ggml-cpu/repack.cpp and ggml-cpu/amx/common.h of
 # llama-cpp-python 0.3.36.
 
 STEEP = 2.0
-"""From this T(4) / T(1) on, a draft of three tokens costs as much as a second pass."""
+"""Minimum T(4) / T(1) for advice; from here on a draft of three tokens costs as much as a second pass."""
 
 MUCH = 0.25
-"""A type that takes this part of the weights or more is worth a word."""
+"""Minimum part of the weights for a type to be mentioned."""
 
 _TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
 NAMES = dict(zip((2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 39), _TYPES, strict=True))
@@ -77,17 +82,20 @@ NAMES = dict(zip((2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 39), _TYPES, strict
 
 _X86, _ARM = ("Q4_0", "Q4_K", "IQ4_NL", "MXFP4"), ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4")
 REPACKED = {"x86_64": _X86, "amd64": _X86, "arm64": _ARM, "aarch64": _ARM}
-"""By what `platform.machine()` says, in small letters."""
+"""Repacked types by the value of `platform.machine()`, in lower case."""
 
 AMX = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 """Further types with kernels for several rows on processors with AMX."""
 
 
 def advice(types: Mapping[int, int], processor: str, steepness: float, *, amx: bool = False) -> str | None:
-    """A line on which quantisation would be cheaper to verify; None where there is nothing to say.
+    """Return a sentence that recommends a quantisation with cheaper verification; `None` if there is no such advice.
 
-    `types` are the bytes of the model's tensors by ggml type, the `processor` is named as by `platform.machine()`, and
-    `steepness` is T(4) / T(1) as measured.
+    Args:
+        types: Bytes of the model's tensors by ggml type.
+        processor: Value of `platform.machine()`.
+        steepness: Measured T(4) / T(1).
+        amx: Whether the processor has AMX.
     """
     repacked = REPACKED.get(processor.lower())
     if repacked is None or steepness < STEEP:

@@ -1,7 +1,7 @@
-"""`Tuning`: from settings that may be faster to those that are, within a time; README.md says how it decides.
+"""Search for faster settings within a time limit (`Tuning`); README.md describes the method.
 
-Every setting is timed once, which warms it up; then rounds compare all with the present one; then what won, together,
-is compared once more on fresh times.
+The search has three stages. It times every setting once, which also warms it up. Then rounds compare all candidates
+with the present settings. Finally all winners together are compared with them again, with new measurements.
 """
 
 from __future__ import annotations
@@ -17,61 +17,63 @@ from ngramspec.instruments.tuning.candidates import Candidate
 from ngramspec.machine import LEAST_READ, Measure, Settings
 
 LEAST_GAIN = 0.03
-"""A setting must save this part of the time; less is not worth a setting that nobody else has."""
+"""Minimum part of the time that a setting must save. A smaller gain does not justify an unusual setting."""
 
 FALSE_ALARMS = 0.05
-"""How often, at most, a machine on which all settings are equally fast is told that one is faster."""
+"""Maximum probability of reporting a faster setting if all settings are equally fast."""
 
 TRYING, COMPARING = 0.5, 0.8
-"""Parts of the time after which no further candidate is tried, and no round begun before the last comparison."""
+"""Parts of the time limit after which no further candidate is tried, and no further round of candidates begins."""
 
 ENOUGH = 30
-"""More rounds would say nothing that these do not."""
+"""Maximum number of rounds; more would not change the result."""
 
-NO_TIME = "no time left"  # why a candidate was left out that more time would let in
-TOGETHER = "together"  # the name of the winners in the last comparison
+NO_TIME = "no time left"  # reason for skipping a candidate that a longer limit would include
+TOGETHER = "together"  # name of the combined winners in the last comparison
 
 WEIGHTS: Mapping[int, float] = {1: 128, 4: 64, 8: 32, LEAST_READ: 1000, 1024: 1000}
-"""A request that reads 1,000 tokens and then has 128 passes over one token, 64 over four and 32 over eight. It decides
-only where a setting makes one of these faster and another slower."""
+"""Weights of the measures: a request with a prompt of 1,000 tokens, then 128 passes over one token, 64 over four and 32
+over eight. They matter only if a setting makes one measure faster and another one slower."""
 
 Times = Mapping[Measure, float]
-"""Seconds of each; of reading, per token."""
+"""Seconds of each measure; for a prefill, seconds per token."""
 
 Timer = Callable[[Settings, Measure], float]
-"""Takes one time; TargetError or ModelError where these settings cannot be had on this machine."""
+"""Function that measures one time; it raises TargetError or ModelError if this machine does not support the settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A candidate beside the present settings, round by round."""
+    """The result of comparing a candidate with the present settings, round by round."""
 
-    rounds: int  # how many were compared
-    ratio: float  # the median of its time for the request of `WEIGHTS` / the present settings'
-    spread: float  # the distance between the quartiles of these ratios
-    each: Mapping[Measure, float]  # the median ratio of every measure
-    chance: float  # how likely, were both equally fast, it would be faster in so many rounds (sign test, one-sided)
-    # slower, faster: the measures that it makes so beyond noise.
-    slower: tuple[Measure, ...]
-    faster: tuple[Measure, ...]
-    gains: bool  # whether it is faster beyond noise and slower in nothing
+    rounds: int  # number of rounds
+    ratio: float  # median over rounds of the candidate's time / the present time, for the request of `WEIGHTS`
+    spread: float  # interquartile range of these ratios
+    each: Mapping[Measure, float]  # median ratio of every measure
+    chance: float  # p-value of a one-sided sign test that the candidate is faster
+    slower: tuple[Measure, ...]  # measures that the candidate makes slower beyond noise
+    faster: tuple[Measure, ...]  # measures that the candidate makes faster beyond noise
+    gains: bool  # whether the candidate is faster beyond noise, and no measure is slower beyond noise
 
 
 def sign_chance(ratios: Sequence[float]) -> float:
-    """How likely a fair coin is to show heads as often as these ratios are below 1, or more often."""
+    """Return the p-value of a one-sided sign test: that at least as many of the ratios are below 1 by chance."""
     wins, count = sum(ratio < 1 for ratio in ratios), len(ratios)
     return sum(math.comb(count, k) for k in range(wins, count + 1)) / float(2**count)
 
 
 def rounds_needed(candidates: int) -> int:
-    """The fewest rounds in which one of so many candidates can be told from noise: if it wins all of them."""
+    """Return the minimum number of rounds after which a candidate that won every round differs from noise."""
     return math.ceil(math.log2(max(1, candidates) / FALSE_ALARMS))
 
 
 def compare(present: Sequence[Times], other: Sequence[Times], candidates: int = 1) -> Comparison:
-    """Compare the times of two settings in the same rounds, at least one; of `present` more measures may be there.
+    """Compare the times of two settings in the same rounds.
 
-    `candidates` are compared in all, any of which may look faster by chance.
+    Args:
+        present: Times of the present settings in each round, at least one round; they may contain more measures.
+        other: Times of the candidate in each round.
+        candidates: Number of all candidates, any of which may be faster by chance.
     """
 
     def score(times: Times) -> float:
@@ -96,22 +98,22 @@ def compare(present: Sequence[Times], other: Sequence[Times], candidates: int = 
 class Rounds:
     """Times of the present settings and of candidates, round by round."""
 
-    timer: Timer  # takes them
-    present: Settings  # the settings that candidates are compared with
-    candidates: Mapping[str, Candidate]  # by the names that they have in a report
-    # By that name, "" for the present settings. A round that was broken off counts for nothing.
+    timer: Timer  # function that measures the times
+    present: Settings  # settings that candidates are compared with
+    candidates: Mapping[str, Candidate]  # candidates by their names in a report
+    # Times by that name, "" for the present settings. A round that was interrupted is not added.
     times: dict[str, list[Times]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.times.get("", ()))
 
     def run(self) -> Iterator[str]:
-        """Make one more round; yields the name of each setting before it is timed."""
+        """Run one more round, and yield the name of each setting before it is timed."""
         names, done = ["", *self.candidates], len(self)
         turn = done // 2 % len(names)
         measures = sorted({m for c in self.candidates.values() for m in c.measures})
         found: dict[str, Times] = {}
-        # Every other round goes backwards, so that nobody always has the same one before it.
+        # Every other round runs in reverse, so that a setting does not always follow the same one.
         for name in (names[turn:] + names[:turn])[:: -1 if done % 2 else 1]:
             yield name
             settings = replace(self.present, **self.candidates[name].change) if name else self.present
@@ -120,31 +122,31 @@ class Rounds:
             self.times.setdefault(name, []).append(times)
 
     def compared(self) -> dict[str, Comparison]:
-        """Each candidate beside the present settings; empty before the first whole round."""
+        """Return the comparison of each candidate with the present settings; empty before the first whole round."""
         count = len(self.candidates)
         return {name: compare(self.times[""], times, count) for name, times in self.times.items() if name}
 
 
 @dataclass(slots=True)
 class Tuning:
-    """A search for faster settings. After an interruption it holds what was found so far."""
+    """A search for faster settings. After an interruption it contains the results so far."""
 
-    timer: Timer  # takes the times of settings
-    present: Settings  # the settings that are to be beaten
-    candidates: Mapping[str, Candidate]  # what may beat them, by name, the most likely first
-    seconds: float = 60.0  # for all of it, about
-    clock: Callable[[], float] = time.monotonic  # tells the time in seconds
-    left_out: dict[str, str] = field(default_factory=dict)  # candidates that were not compared, and why
-    rounds: Rounds = field(init=False)  # the comparison of all others
-    last: Rounds = field(init=False)  # the comparison of the winners together; empty where nothing won
-    complete: bool = False  # whether it came to its end
+    timer: Timer  # function that measures the time of settings
+    present: Settings  # present settings, with which the candidates are compared
+    candidates: Mapping[str, Candidate]  # candidates by name, the most promising first
+    seconds: float = 60.0  # approximate time limit of the search
+    clock: Callable[[], float] = time.monotonic  # function that returns the time in seconds
+    left_out: dict[str, str] = field(default_factory=dict)  # candidates that were not compared, with the reason
+    rounds: Rounds = field(init=False)  # rounds that compare all other candidates
+    last: Rounds = field(init=False)  # rounds that compare the combined winners; empty if there are none
+    complete: bool = False  # whether the search is finished
     _began: float = 0.0
 
     def __post_init__(self) -> None:
         self.rounds = self.last = Rounds(self.timer, self.present, {})
 
     def run(self) -> Iterator[str]:
-        """Measure; yields what is timed next."""
+        """Run the search, and yield the name of each setting before it is timed."""
         self._began = self.clock()
         kept: dict[str, Candidate] = {}
         yield from self._try(kept)
@@ -156,7 +158,7 @@ class Tuning:
         self.complete = True
 
     def _try(self, kept: dict[str, Candidate]) -> Iterator[str]:
-        """Time each candidate once, beside the present settings, and keep those for which there is time."""
+        """Time each candidate once, and the present settings; add those for which there is time to `kept`."""
         known: set[Measure] = set()
         spent = 0.0
         for name, candidate in self.candidates.items():
@@ -168,7 +170,7 @@ class Tuning:
             wanted = [(self.present, m) for m in candidate.measures if m not in known]
             wanted += [(replace(self.present, **candidate.change), m) for m in candidate.measures]
             try:
-                for _ in range(2):  # the first times include loading what a setting needs
+                for _ in range(2):  # the first times include loading the model with the setting
                     began = self.clock()
                     for each in wanted:
                         self.timer(*each)
@@ -184,7 +186,7 @@ class Tuning:
             kept[name] = candidate
 
     def _turns(self, rounds: Rounds, share: float) -> Iterator[str]:
-        """Rounds until that part of the time is over, and as many as it takes to tell anything."""
+        """Run rounds until this part of the time is over, but at least as many as a decision requires."""
         needed, took = rounds_needed(len(rounds.candidates)), 0.0
         while len(rounds) < needed or (len(rounds) < ENOUGH and took < self._left(share)):
             began = self.clock()
@@ -194,7 +196,7 @@ class Tuning:
     def _confirm(self, winners: Sequence[Candidate]) -> Iterator[str]:
         changes = {name: value for one in winners for name, value in one.change.items()}
         if changes.get("flash_attn") == "off":
-            changes.pop("micro_batch", None)  # without flash attention it would hold scores for the whole context
+            changes.pop("micro_batch", None)  # without flash attention its buffers would grow with the context
         together = Candidate(TOGETHER, changes, sorted({m for one in winners for m in one.measures}))
         try:
             yield TOGETHER
@@ -207,17 +209,17 @@ class Tuning:
         yield from self._turns(self.last, 1.0)
 
     def _left(self, share: float) -> float:
-        """Seconds until this part of the time is over."""
+        """Return the seconds until this part of the time limit is over."""
         return share * self.seconds - (self.clock() - self._began)
 
     @property
     def compared(self) -> dict[str, Comparison]:
-        """Every candidate beside the present settings, as far as there is a whole round."""
+        """Comparison of each candidate with the present settings; empty before the first whole round."""
         return self.rounds.compared()
 
     @property
     def winners(self) -> dict[str, str]:
-        """Of each knob the candidate that gains most, if any gains; advice aside."""
+        """Candidate that gains most for each knob, if one gains; without candidates that are only advice."""
         found: dict[str, str] = {}
         for name in self._gaining(advice=False):
             found.setdefault(self.candidates[name].knob, name)
@@ -225,7 +227,7 @@ class Tuning:
 
     @property
     def advised(self) -> list[str]:
-        """The candidates that gain, and change too much to be applied."""
+        """Candidates that gain, but are only advice: they change too much to be applied."""
         return self._gaining(advice=True)
 
     def _gaining(self, *, advice: bool) -> list[str]:
@@ -234,23 +236,23 @@ class Tuning:
 
     @property
     def trades(self) -> list[str]:
-        """The candidates that make something faster beyond noise, and something else slower."""
+        """Candidates that make one measure faster and another one slower, both beyond noise."""
         return [name for name, comparison in self.compared.items() if comparison.faster and comparison.slower]
 
     @property
     def gain(self) -> Comparison | None:
-        """The winners together beside the present settings, on fresh times; None where nothing won."""
+        """Comparison of the combined winners with the present settings; `None` if there are none."""
         return self.last.compared().get(TOGETHER)
 
     @property
     def found(self) -> Settings | None:
-        """The settings that are faster; None where none is, or too little was measured."""
+        """The faster settings; `None` if there are none, or the search is not finished."""
         if not self.complete or (gain := self.gain) is None or not gain.gains:
             return None
         return replace(self.present, **self.last.candidates[TOGETHER].change)
 
     @property
     def times(self) -> Times:
-        """The median times of the present settings."""
+        """Median times of the present settings."""
         taken = self.rounds.times.get("", [])
         return {m: statistics.median(times[m] for times in taken) for m in sorted(taken[0])} if taken else {}
