@@ -125,8 +125,8 @@ _FOUND: Mapping[str, Sequence[Any]] = {
 class Tuned:
     """The stored result of a tuning."""
 
-    changes: Mapping[str, Any]  # the faster settings (see `Settings.changes`); empty if none are faster
-    ratio: float | None  # time with the changes / time without them; `None` if there are none
+    changes: Mapping[str, Any]  # the faster settings (see `Settings.changes`); empty if nothing is faster
+    ratio: float | None  # time with the changes / time without them; `None` without changes
     date: str  # the day, as in 2026-11-22
     applied: bool  # whether the changes are applied when the model is loaded
 
@@ -137,7 +137,7 @@ def path_of(key: str) -> Path:
 
 
 def recalled(path: Path) -> Tuned | None:
-    """Return the stored result; `None` if there is none, or the file is invalid."""
+    """Return the stored result; `None` if nothing is stored, or the file is invalid."""
     with suppress(ValueError, KeyError):
         kept = decode(Tuned, json.loads(recall(path) or ""))
         if all(type(value) is type(_FOUND[name][0]) and value in _FOUND[name] for name, value in kept.changes.items()):

@@ -126,7 +126,7 @@ class Stats:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Emitted tokens per target pass (MAT), including bonus tokens and passes without a draft; 1.0 in plain decoding."""
+        """Emitted tokens per target pass (MAT), including bonus tokens and passes without a draft; plain: 1.0."""
         return self.tokens / self.passes if self.passes else 1.0
 
     @property

@@ -70,7 +70,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def begun(text: str, marks: Collection[str], start: int = 0) -> int:
-    """Return the index at which the longest incomplete mark at the end of a text begins; len(text) if there is none.
+    """Return the index at which the longest incomplete mark at the end of a text begins, or len(text).
 
     Args:
         text: Text that may end inside a mark.

@@ -1,14 +1,14 @@
-"""Reading prompts: the packaged ones, or the user's own files and folders.
+"""Prompts from the package or from the user's own files and folders.
 
-    nothing     the packaged prompts
+    no path     the packaged prompts
     .toml       category, source, licence; per [[prompts]] an id, and text or messages
     .jsonl      per line an object with id, category, and text or messages
-    other text  one raw text; its category is the file's name without the ending
+    other text  one raw text; its category is the file's name without the suffix
     folder      its .toml and .jsonl files, and every other text file as one raw text, whose
                 category is the folder's name
 
-`messages` is a list of {role, content}; `system` beside it goes before them as a system message.
-Keys that are not listed here are an error, not ignored.
+`messages` is a list of {role, content}; the key `system` adds a system message before them.
+Keys that are not listed here are an error.
 """
 
 from __future__ import annotations
@@ -39,20 +39,23 @@ class Prompt:
     """A prompt; exactly one of `text` and `messages` is set."""
 
     id: str  # unique within its category
-    category: str  # the kind of text, by which a benchmark groups its results
-    text: str | None = None  # raw text to be continued as it stands, without a chat template
-    # A chat, each message with "role" and "content"; a system message comes first.
+    category: str  # kind of text, by which a benchmark groups its results
+    text: str | None = None  # raw text to continue without a chat template
+    # Messages of a chat, each with "role" and "content"; a system message comes first.
     messages: tuple[dict[str, str], ...] | None = None
 
 
 def load_prompts(path: Path | None) -> list[Prompt]:
-    """All prompts of a file or folder (None: the packaged ones), by file names, and within a file as written.
+    """Return all prompts of a file or folder, sorted by file name, and within a file in the given order.
 
-    In a folder, hidden files, subfolders, empty files, files that are no UTF-8 text, and files named README or
-    LICENCE/LICENSE are passed over.
+    In a folder, hidden files, subfolders, empty files, files that are not UTF-8 text, and files named README or
+    LICENCE/LICENSE are skipped.
+
+    Args:
+        path: File or folder; `None` means the packaged prompts.
 
     Raises:
-        NGramSpecError: there is no such file, it cannot be read, is malformed, or holds no prompt.
+        NGramSpecError: The file does not exist, cannot be read, is malformed, or contains no prompts.
     """
     if path is None:
         prompts = _packaged()
@@ -96,7 +99,7 @@ def _in_folder(folder: Path) -> list[Prompt]:
 
 
 def _in_file(file: Path | Traversable, category: str) -> list[Prompt]:
-    """The prompts of one file; `category` is that of a raw text."""
+    """Return the prompts of one file; `category` is used for a raw text."""
     try:
         text = _read(file)
     except UnicodeError as error:
@@ -110,7 +113,7 @@ def _in_file(file: Path | Traversable, category: str) -> list[Prompt]:
 
 
 def _read(file: Path | Traversable) -> str:
-    """The text of a file; UnicodeError if it is none."""
+    """Return the text of a file; raise a UnicodeError if it is not text."""
     try:
         text = utf8(file.read_bytes(), marked=True)
     except OSError as error:
@@ -136,7 +139,7 @@ def _from_toml(text: str, where: str) -> list[Prompt]:
 
 
 def _from_jsonl(text: str, where: str) -> Iterator[Prompt]:
-    # Not splitlines(): JSON strings may hold U+2028 and others that it splits at.
+    # splitlines() would also split at U+2028 and other characters that JSON strings may contain.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -205,16 +208,25 @@ class Case:
 
 
 Skipped = dict[str, str]
-"""The "category" and "id" of a prompt that cannot be run on this target, and the "reason"."""
+"""The "category" and "id" of a prompt that this target cannot run, and the "reason"."""
 
 
 def prepare(
     tokenizer: Vocabulary, prompts: Iterable[Prompt], max_tokens: int, n_ctx: int | None
 ) -> tuple[list[Case], list[Skipped]]:
-    """Tokenize prompts; those that the chat template refuses are skipped, and those too long for a context.
+    """Tokenize prompts, and skip those that the chat template rejects or that are too long for the context.
 
-    `max_tokens` are to be generated after each. Where there is no `n_ctx`, prompts of any length will do. Raises
-    NGramSpecError if none is left.
+    Args:
+        tokenizer: Vocabulary of the model.
+        prompts: Prompts to tokenize.
+        max_tokens: Number of tokens to generate after each prompt.
+        n_ctx: Size of the context; `None` means no limit.
+
+    Returns:
+        Cases to run, and skipped prompts.
+
+    Raises:
+        NGramSpecError: All prompts were skipped.
     """
     cases: list[Case] = []
     skipped: list[Skipped] = []

@@ -1,16 +1,16 @@
-"""A trace: the steps of the decoding loop, a line of JSON each. `TraceWriter` writes a file, `read_trace` reads one.
+"""Traces: the steps of the decoding loop as JSON Lines. `TraceWriter` writes a file, `read_trace` reads one.
 
 with TraceWriter(path) as trace:
     trace.begin(prompt, target.piece, TraceHeader.of(decoder, "my model", sampling, Acceptance()))
     for step in decoder.generate(prompt, max_tokens=200, sampling=sampling, return_decisions=True):
         trace.add(step)
 
-The lines are JSON objects in ASCII. The first is a header, {"ngramspec_trace": 3, ...}: the format's version, and the
-attributes of `TraceHeader`, which hold for all passes up to the next header. All others are passes: the attributes of
-`Step`, then the last tokens before it ("context") and the texts of all tokens in the line ("texts"), in which a byte
-that is no whole character of UTF-8 is the half surrogate U+DC00 + byte. How attributes become JSON: see
-`ngramspec.json_data`; those with a default are left out if they have it, except for the first five. The version rises
-with a change that would make existing programs misread a trace; new keys leave it.
+The lines are JSON objects in ASCII. The first is a header, {"ngramspec_trace": 3, ...}. It contains the version of the
+format and the attributes of `TraceHeader`, which apply to all passes up to the next header. All other lines are passes.
+They contain the attributes of `Step`, the last tokens before the pass ("context"), and the texts of all tokens in the
+line ("texts"). In these texts, a byte that is not part of a whole UTF-8 character is the half surrogate U+DC00 + byte.
+`ngramspec.json_data` converts the attributes to JSON. Attributes that have their default are omitted, except the first
+five. The version increases with every change that would make existing programs misread a trace, but not for new keys.
 
     {"position": 9, "batch": 3, "seconds": 0.012, "tokens": [7, 3], "pieces": [" cat", " ran"], "drafted": [7, 4],
      "accepted": 1, "decisions": [{"token": 7, "accepted": true, "p": 0.8, "why": {"margin": 0.0}}, ...],
@@ -43,10 +43,10 @@ from ngramspec.version import __version__
 VERSION = 3
 
 TOP = 5
-"""How many entries of a q are written: the most likely ones, and the drafted token's."""
+"""Number of entries of a q that are written: the most likely ones. The entry of the draft token is written too."""
 
 CONTEXT = 12
-"""Tokens of context that are written with a pass."""
+"""Number of context tokens that are written with a pass."""
 
 _MARK = "ngramspec_trace"
 _ALWAYS = ("position", "batch", "seconds", "tokens", "pieces")
@@ -57,19 +57,18 @@ class TraceHeader:
     """Header of a trace: settings that apply to the following passes."""
 
     model: str
-    sampling: Mapping[str, Any]  # all settings by name, as JSON has them
-    acceptance: str  # see `Acceptance.rule`
-    lossy: str | None = None  # what changes the output, None if nothing does
-    # drafter, policy: their names; the drafter's is "" in plain decoding.
-    drafter: str
-    policy: str
+    sampling: Mapping[str, Any]  # all settings by name, as JSON values
+    acceptance: str  # rule of acceptance; see `Acceptance.rule`
+    lossy: str | None = None  # setting that changes the output; `None` if nothing does
+    drafter: str  # name of the drafter; "" in plain decoding
+    policy: str  # name of the policy
     exact: bool = False  # whether `SpeculativeDecoder`'s `exact` was "on"
-    date: str = ""  # when it was written, in ISO 8601; `TraceWriter` fills it in
+    date: str = ""  # time of writing in ISO 8601, set by `TraceWriter`
     program: str
 
     @classmethod
     def of(cls, decoder: SpeculativeDecoder, model: str, sampling: Sampling, acceptance: Acceptance) -> TraceHeader:
-        """The header of a generation; errors as in `SpeculativeDecoder.generate`."""
+        """Return the header of a generation; it raises the same errors as `SpeculativeDecoder.generate`."""
         return cls(
             model=model,
             sampling=encode(asdict(sampling)),
@@ -91,15 +90,15 @@ class TracedPass(NamedTuple):
 
 
 BrokenLine = tuple[int, str, bool]
-"""A line of a trace that is no pass: its number, counted from 1, what is wrong with it, and whether it is the last one
-and lacks its end, as after a crash."""
+"""A line of a trace that cannot be read: its number, counted from 1, the error, and whether it lacks the line break at
+its end, as the last line does after a crash."""
 
 
 class TraceWriter:
-    """Writes a trace to a file, which is emptied: a line a pass, each to the operating system before `add` returns.
+    """Writer of a trace, which truncates the file first. Each pass is flushed to the operating system by `add`.
 
     Raises:
-        NGramSpecError: the file cannot be opened; from the methods: it cannot be written.
+        NGramSpecError: The file cannot be opened, or a method cannot write it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -108,13 +107,19 @@ class TraceWriter:
         self._piece: Piece | None = None
         self._header: TraceHeader | None = None
         with self._reporting():
-            # It holds texts: nobody but the user may read it.
+            # A trace contains texts, so only the user may read it.
             self._file = open(  # noqa: SIM115 - closed by close()
                 path, "w", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)
             )
 
     def begin(self, prompt: Sequence[int], piece: Piece, header: TraceHeader) -> None:
-        """Begin a generation: `prompt` is its context; `header` is written unless the last generation had the same."""
+        """Begin a generation.
+
+        Args:
+            prompt: Tokens before the first pass.
+            piece: Function that returns the bytes of a token.
+            header: Header of the generation; it is written unless the previous generation had an equal one.
+        """
         self._piece = piece
         self._context = deque(prompt[-CONTEXT:], maxlen=CONTEXT)
         if header != self._header:
@@ -126,8 +131,8 @@ class TraceWriter:
         """Write a step of the generation that began.
 
         Raises:
-            ValueError: none began, or the step was generated without `return_decisions=True`.
-            NGramSpecError: the file cannot be written.
+            ValueError: `begin` was not called, or the step was generated without `return_decisions=True`.
+            NGramSpecError: The file cannot be written.
         """
         if self._piece is None or not step.decisions:
             raise ValueError(
@@ -149,7 +154,7 @@ class TraceWriter:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # The first error is reported.
+        # If the block raised an error, that one is reported, not one of `close`.
         with nullcontext() if error is None else suppress(NGramSpecError):
             self.close()
 
@@ -169,7 +174,7 @@ class TraceWriter:
 
 
 def _brief(step: Step) -> Step:
-    """The step without what would fill the file: of each q the most likely tokens."""
+    """Return the step with only the most likely tokens of each q, because whole distributions would fill the file."""
     draft, laws = step.verified_draft, []
     for token, q in zip(draft.tokens, draft.q, strict=False):
         top = nsmallest(TOP, q, key=lambda other, q=q: (-q[other], other))  # type: ignore[misc]
@@ -185,10 +190,10 @@ def _tokens_of(step: Step) -> set[int]:
 
 
 def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | BrokenLine]:
-    """What the lines of a trace hold, each as soon as it is there.
+    """Yield the content of each line of a trace as soon as the line has arrived.
 
     Raises:
-        NGramSpecError: they are no trace, or one of another version.
+        NGramSpecError: The lines are not a trace, or the trace has another version.
     """
     begun = False
     for number, line in enumerate(lines, 1):
@@ -214,7 +219,7 @@ def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | Br
 def _parse(line: bytes) -> TraceHeader | TracedPass:
     try:
         data = json.loads(line)
-    except ValueError as error:  # bytes that are not UTF-8 included
+    except ValueError as error:  # also for bytes that are not UTF-8
         raise ValueError("it is not valid JSON") from error
     version = data.get(_MARK) if isinstance(data, dict) else None
     if version is None:

@@ -1,7 +1,6 @@
-"""Figures of a benchmark's runs, by category and overall, and what theory says they should have been.
+"""Figures of a benchmark's runs, by category and overall, and the gain that theory predicts.
 
-A *round* is the runs of one prompt in one repeat, drafted by one policy. Rounds whose comparison was not finished are
-left out.
+A *round* contains the runs of one prompt in one repeat, drafted with one policy. Unfinished rounds are omitted.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Round = dict[Kind, Run]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, least and greatest of some figures."""
+    """Median, minimum and maximum of some figures."""
 
     median: float
     low: float
@@ -31,7 +30,7 @@ class Spread:
 
     @classmethod
     def of(cls, figures: Iterable[float | None]) -> Spread | None:
-        """That of the figures that are known; None where there are none."""
+        """Return the spread of the known figures; `None` if no figure is known."""
         known = [figure for figure in figures if figure is not None]
         return cls(median(known), min(known), max(known)) if known else None
 
@@ -40,24 +39,24 @@ class Spread:
 class Summary:
     """The figures of one category, or of all."""
 
-    category: str  # its name, or `OVERALL`
-    prompts: int  # prompts with at least one finished round
-    rounds: int  # finished rounds
-    # plain, drafted, default: tokens per second of decoding, without the prefill, over rounds; None where none of these
-    # runs emitted anything after its first token, or there was none.
+    category: str  # name of the category, or `OVERALL`
+    prompts: int  # number of prompts with at least one finished round
+    rounds: int  # number of finished rounds
+    # Tokens per second of plain, drafted and default runs over rounds, without the prefill. `None` if there were no
+    # such runs, or they emitted nothing after the first token.
     plain: Spread | None
     drafted: Spread | None
     default: Spread | None
-    ratio: Spread | None  # drafted / plain tokens per second, each round by itself
-    exact_price: Spread | None  # plain decoding in exact mode / without it, each round by itself; None if not measured
+    ratio: Spread | None  # drafted / plain tokens per second of each round
+    exact_price: Spread | None  # plain speed with / without exact mode in each round; `None` if not measured
     stats: Stats  # counters of the drafted runs
-    alpha: float | None  # see `alpha`
-    predicted: float | None  # the gain that `predicted_gain` expects
-    identical: int  # prompts whose drafted output equalled the plain one in every finished round
+    alpha: float | None  # acceptance rate; see `alpha`
+    predicted: float | None  # predicted gain; see `predicted_gain`
+    identical: int  # number of prompts with equal drafted and plain output in every finished round
 
     @property
     def without_draft(self) -> float | None:
-        """Share of target passes that held no draft."""
+        """Share of target passes without a draft."""
         return self.stats.passes_without_draft / self.stats.passes if self.stats.passes else None
 
     @property
@@ -76,11 +75,11 @@ class Summary:
 
 
 def summarise(runs: Iterable[Run], curve: CostCurve | None) -> list[Summary]:
-    """One `Summary` per category, in order of appearance, and the overall one last; none if no round is finished.
+    """Return one summary per category, in order of appearance, and the overall one; [] if no round is finished.
 
     Args:
-        runs: of one policy, and what it is compared with (see `Benchmark.runs_of`).
-        curve: the measured cost of a pass; None if none was measured.
+        runs: Runs of one policy, and those that it is compared with (see `Benchmark.runs_of`).
+        curve: Measured cost of a pass; `None` if it was not measured.
     """
     rounds: dict[tuple[str, str, int], Round] = {}
     for run in runs:
@@ -130,16 +129,17 @@ def _ratio(done: Round, above: Kind, below: Kind) -> float | None:
 
 
 def alpha(stats: Stats) -> float | None:
-    """Accepted / tested positions of drafts, Leviathan's alpha; None where nothing was drafted."""
+    """Return accepted / tested positions of drafts, Leviathan's alpha; `None` if nothing was drafted."""
     tested = sum(stats.tested_at)
     return sum(stats.accepted_at) / tested if tested else None
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-    """Expected tokens of a pass with gamma drafted ones, each accepted with probability alpha if all before it were.
+    """Return the expected number of tokens of a pass with gamma draft tokens.
 
-    (1 - alpha^(gamma + 1)) / (1 - alpha), equation (1) of Leviathan et al. 2023: the series 1 + alpha + ... +
-    alpha^gamma, summed as such, which also holds at alpha = 1 and loses no digits close to it.
+    Each draft token is accepted with probability alpha if all before it were. Equation (1) of Leviathan et al. 2023 is
+    (1 - alpha^(gamma + 1)) / (1 - alpha). The code sums the series 1 + alpha + ... + alpha^gamma instead, which is also
+    valid at alpha = 1 and loses no digits close to it.
     """
     total = 1.0
     for _ in range(gamma):
@@ -150,14 +150,18 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 def predicted_gain(
     stats: Stats, batches: Mapping[int, int], plain_batches: Mapping[int, int], curve: CostCurve | None
 ) -> float | None:
-    """The speed-up that theory expects of drafted passes, from alpha, their draft lengths and the cost curve.
+    """Return the speed-up that theory predicts from alpha, the draft lengths and the cost curve.
 
-    Leviathan et al. 2023 (arXiv 2211.17192), theorem 3.8 with c = 0, where pass i has a draft length gamma_i of its own
-    (0 without a draft) and takes the time T of its batch size b_i, padding included; plain decoding takes T(p) a token:
+    This is theorem 3.8 of Leviathan et al. 2023 (arXiv 2211.17192) with c = 0. Pass i has the draft length gamma_i
+    (0 without a draft) and takes the time T of its batch size b_i, including padding. Plain decoding takes T(p) per
+    token:
 
         gain = sum_i E[tokens | alpha, gamma_i] * T(p) / sum_i T(b_i),    E as in their equation (1)
 
-    Drafting and Python are free in it, and positions alike. 1 if nothing was drafted; None without passes or a curve.
+    The formula ignores the time of drafting and of Python, and assumes equal acceptance at all positions.
+
+    Returns:
+        Predicted gain; 1 if nothing was drafted, `None` without passes or a curve.
     """
     if not stats.passes or not plain_batches:
         return None
@@ -174,9 +178,11 @@ def predicted_gain(
 
 
 def verdict(summaries: Sequence[Summary], caveat: str | None = None) -> str:
-    """One line: the median over categories of the median ratio, the worst category, and whether texts agree.
+    """Return a summary: the median over categories of the median ratio, the worst category, and equality of outputs.
 
-    Or that there is no ratio. `caveat`: why outputs are not meant to be equal, if they are not.
+    Args:
+        summaries: Summaries of one policy, the overall one last.
+        caveat: Reason why outputs may differ; `None` if they must be equal.
     """
     ratios = {s.category: s.ratio.median for s in summaries[:-1] if s.ratio is not None}
     if not ratios:
@@ -188,6 +194,6 @@ def verdict(summaries: Sequence[Summary], caveat: str | None = None) -> str:
 
 
 def verdicts(summaries: Mapping[str, Sequence[Summary]], caveat: str | None = None) -> list[str]:
-    """The verdict on each policy, by its name; the name is left out where there is one policy only."""
+    """Return the verdict on each policy, with its name if there are several."""
     named = len(summaries) > 1
     return [f"{policy}: {verdict(s, caveat)}" if named else verdict(s, caveat) for policy, s in summaries.items()]

@@ -1,4 +1,4 @@
-"""`benchmark_report`: a benchmark as a `Report`, for the terminal too."""
+"""Report on a benchmark, and parts of it that the terminal shows too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ngramspec.instruments.reports.report import OVERALL, Bars, Report, Section,
 from ngramspec.steps import SLOWED
 
 COLUMNS = "t/s and gain: median (minimum-maximum) over prompts and repeats; each gain compares two consecutive runs"
-"""Note on the columns of the table, the last one of a report."""
+"""Note on the columns of the table, which is the last note of a report."""
 
 
 def benchmark_report(
@@ -23,14 +23,16 @@ def benchmark_report(
     summaries: Mapping[str, Sequence[Summary]],
     more: Sequence[Section] = (),
 ) -> Report:
-    """The report on a benchmark, out of the very figures that `--json` writes.
+    """Return the report on a benchmark, with the same figures that `--json` writes.
 
     Args:
-        columns: llama-bench's columns of what was measured on, by their headings.
-        origin: the same and more, in a line.
-        command: what was typed.
-        summaries: the figures, by policy; of each the overall ones last. May be empty.
-        more: sections to end with.
+        model: Name of the model.
+        columns: Columns of llama-bench that describe the model and the machine, by their headings.
+        origin: Longer description of them on one line.
+        command: Command that the user typed.
+        benchmark: Benchmark to report.
+        summaries: Summaries by policy, the overall one last; may be empty.
+        more: Sections to append.
     """
     several = len(summaries) > 1
     # The overall rows come last.
@@ -65,7 +67,7 @@ def _headline(summaries: Mapping[str, Sequence[Summary]]) -> str:
 
 
 Rows = Sequence[tuple[str, Summary]]
-"""Figures by the name of their row, the overall ones last."""
+"""Name and summary of each row, the overall ones last."""
 
 
 def _gains(rows: Rows) -> Bars:
@@ -128,7 +130,7 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
 
 
 def text_sections(benchmark: Benchmark) -> Iterator[Section]:
-    """How the first text of each kind was drafted, and how right the odds of all drafts were."""
+    """Yield the sections on the calibration of all drafts and on the drafts in the first text of each category."""
     if benchmark.drafted.drafter is None or not benchmark.texts:
         return
     yield from reports.calibration(benchmark.reliability.to_json(), benchmark.reliability.calibration_error)
@@ -157,13 +159,13 @@ def _range(spread: Spread | None, unit: str = "") -> str:
 
 
 def speed(spread: Spread | None) -> str:
-    """Its median in tokens per second."""
+    """Return the median of a spread as text, in tokens per second."""
     value = None if spread is None else spread.median
     return figure(value, ".1f" if value is not None and value < 100 else ".0f")
 
 
 def ratio(spread: Spread | None) -> tuple[str, str]:
-    """Its median, and its least and greatest."""
+    """Return the median of a spread, and its range from minimum to maximum, as texts."""
     if spread is None:
         return "-", "-"
     return f"{spread.median:.2f}x", f"{spread.low:.2f}-{spread.high:.2f}"

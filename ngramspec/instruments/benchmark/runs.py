@@ -1,11 +1,11 @@
-"""`Benchmark`: plain and drafted decoding of the same prompts on the same target, run by run, interleaved.
+"""Benchmark of plain and drafted decoding, with interleaved runs of the same prompts on the same target.
 
-The runs compared differ only in the drafts, or in the policy behind them: target, sampling, seed and prompt are the
-same, and every run starts with the same prompt prefix in the KV cache. The order rotates from run to run (plain
-drafted, drafted plain, ...), so that a machine that slows down or warms up favours none.
+The compared runs differ only in the drafts, or in the policy that decides about them. Target, sampling, seed and prompt
+are the same, and every run starts with the same prompt prefix in the KV cache. The order rotates from run to run (plain
+drafted, drafted plain, ...), so a machine that slows down or warms up favours neither.
 
-In a repeat, all prompts in order, drafters and policies keep what they learnt on the earlier prompts, as in real use;
-the next begins with what has learnt nothing, so that no text is ever drafted by what has seen it before.
+A repeat runs all prompts in order. Within it, drafters and policies keep the data that they learned from earlier
+prompts, as in real use. Each repeat begins with new ones, so no drafter has seen a text before it drafts it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ngramspec.steps import Stats, Step, StopReason
 from ngramspec.tokens import common_prefix
 
 Kind = Literal["plain", "drafted", "default"]
-"""`plain` and `drafted` are the comparison. `default` is plain decoding on a target without exact mode: the
-price of exactness is measured against it."""
+"""`plain` and `drafted` runs are compared. `default` is plain decoding on a target without exact mode, which is the
+baseline for the cost of exact mode."""
 
 Contender = tuple[Kind, str | None]
-"""Kind of runs, and the policy of those with drafts."""
+"""Kind of a run, and its policy if it has drafts."""
 
 WARM_UP_TOKENS = 16
 
@@ -40,54 +40,55 @@ WARM_UP_TOKENS = 16
 class Run:
     """One generation."""
 
-    category: str  # of its prompt
-    prompt: str  # its id
-    kind: Kind  # see `Kind`
-    repeat: int  # counted from 0; the runs of a prompt in one repeat follow each other directly
-    output: tuple[int, ...]  # token ids emitted, the prefill's included
-    seconds: float  # wall clock from the prefill's token to the end: target passes, drafting, verification, Python
-    prefill_seconds: float  # wall clock before that; most of the prompt is in the KV cache already
-    stats: Stats  # the counters of its steps
-    batches: Counter[int]  # target passes by batch size, padding included
-    stop: StopReason | None  # why it ended
-    policy: str | None = None  # what decided how much to draft; None for plain decoding
+    category: str  # category of the prompt
+    prompt: str  # id of the prompt
+    kind: Kind  # kind of run; see `Kind`
+    repeat: int  # index of the repeat, from 0; the runs of a prompt in one repeat follow each other directly
+    output: tuple[int, ...]  # emitted token ids, including that of the prefill
+    seconds: float  # wall time from the prefill's token to the end: target passes, drafting, verification, Python
+    prefill_seconds: float  # wall time before that; most of the prompt is in the KV cache already
+    stats: Stats  # counters of the steps
+    batches: Counter[int]  # target passes by batch size, including padding
+    stop: StopReason | None  # reason for the end
+    policy: str | None = None  # policy that decided the draft lengths; `None` for plain decoding
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens of target passes per second of decoding; None if the prefill's token ended the text."""
+        """Tokens of target passes per second of decoding; `None` if the prefill's token ended the text."""
         return self.stats.tokens / self.seconds if self.stats.tokens and self.seconds > 0 else None
 
 
 Difference = dict[str, Any]
-"""Where the drafted output of a prompt first left the plain one: "category", "prompt", "repeat", "policy", "position"
-(how many tokens were equal before), the "plain" and the "drafted" token id there (None where that output had ended),
-and in greedy decoding of bare logits the "margin" between the two tokens' logits. Rounding that depends on the batch
-size moves each logit by up to `ProbeReport.max_difference`, so it explains margins of up to twice that."""
+"""The first difference between the drafted and the plain output of a prompt. Keys: "category", "prompt", "repeat",
+"policy", "position" (number of equal tokens before), "plain" and "drafted" (token ids there; `None` if that output had
+ended). In greedy decoding of bare logits, "margin" is the distance between the logits of the two tokens. Rounding that
+depends on the batch size moves each logit by up to `ProbeReport.max_difference`, so it explains margins of up to twice
+that."""
 
 
 @dataclass(slots=True)
 class Benchmark:
     """The runs of a benchmark, filled while `measure` is consumed."""
 
-    drafted: SpeculativeDecoder  # the decoder that is compared with plain decoding on its own target, in the same mode
-    cases: Sequence[Case]  # what to run; at least one
-    max_tokens: int  # most tokens per run, at least 2
-    repeat: int = 3  # runs of each kind per case, at least 1
-    sampling: Sampling = field(default_factory=Sampling)  # of all runs
-    acceptance: Acceptance = field(default_factory=Acceptance)  # of drafts, in all runs
-    # A plain decoder on a target of the same model without exact mode, or None.
+    drafted: SpeculativeDecoder  # decoder that is compared with plain decoding on its own target, in the same mode
+    cases: Sequence[Case]  # prompts to run; at least one
+    max_tokens: int  # maximum number of tokens per run, at least 2
+    repeat: int = 3  # number of runs of each kind per prompt, at least 1
+    sampling: Sampling = field(default_factory=Sampling)  # sampling settings of all runs
+    acceptance: Acceptance = field(default_factory=Acceptance)  # rule of acceptance in all runs
+    # A plain decoder on a target of the same model without exact mode, if the cost of exact mode is measured.
     default: SpeculativeDecoder | None = None
     others: Sequence[str] = ()  # further policies, for decoders like `drafted`
     _: KW_ONLY
-    # Makes a drafter, and the policy of that name, which have learnt nothing.
+    # Function that returns a new drafter and a new policy of the given name, which have learned nothing.
     unlearnt: Callable[[str], tuple[Drafter | None, Policy]]
     runs: list[Run] = field(default_factory=list, init=False)
     # "category", "prompt", "tokens" and "seconds" of each prompt read into an empty KV cache.
     prefills: list[dict[str, Any]] = field(default_factory=list, init=False)
     differences: list[Difference] = field(default_factory=list, init=False)
-    # By category, the first prompt's id, and the steps of its first run by `drafted`.
+    # For each category, the id of the first prompt, and the steps of its first run with `drafted`.
     texts: dict[str, tuple[str, list[Step]]] = field(default_factory=dict, init=False)
-    reliability: Reliability = field(default_factory=Reliability, init=False)  # of what `drafted` proposed in its runs
+    reliability: Reliability = field(default_factory=Reliability, init=False)  # calibration of the drafts of `drafted`
     _decoders: dict[Contender, SpeculativeDecoder] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,21 +107,21 @@ class Benchmark:
 
     @property
     def policies(self) -> dict[str, SpeculativeDecoder]:
-        """The drafted decoders, by the name of their policy."""
+        """Decoders with drafts, by the name of their policy."""
         return {policy: decoder for (_, policy), decoder in self._decoders.items() if policy is not None}
 
     def runs_of(self, policy: str) -> list[Run]:
-        """The runs drafted by a policy, and those they are compared with."""
+        """Return the runs drafted with a policy, and those that they are compared with."""
         return [run for run in self.runs if run.policy in (policy, None)]
 
     @property
     def total(self) -> int:
-        """How many runs `measure` makes."""
+        """Number of runs that `measure` makes."""
         return len(self.cases) * self.repeat * len(self._decoders)
 
     @property
     def complete(self) -> bool:
-        """Whether `measure` came to its end."""
+        """True if `measure` is finished."""
         return len(self.runs) == self.total
 
     @property
@@ -131,7 +132,7 @@ class Benchmark:
 
     @property
     def caveat(self) -> str | None:
-        """Why plain and drafted outputs are not meant to be equal; None where they are."""
+        """Reason why plain and drafted outputs may differ; `None` if they must be equal."""
         if self.acceptance.lossy is not None:
             return f"{self.acceptance.lossy} changes the output"
         if self.acceptance.method == "rejection" and not self.sampling.greedy:
@@ -139,26 +140,27 @@ class Benchmark:
         return None
 
     def warm_up(self) -> None:
-        """Run every decoder once, uncounted, after measuring what a drafted run of this length would measure."""
+        """Measure the cost curve of runs of this length, then run every decoder once without counting the run."""
         drafted = self.drafted
         if drafted.drafter is not None:
             drafted.read(self.cases[0].tokens)
             drafted.calibration.ensure_curve(drafted.target, self.max_tokens)
         for contender in self._decoders:
             self._run(self.cases[0], contender, 0, min(self.max_tokens, WARM_UP_TOKENS))
-        # Measured once, but from here on refreshed by the passes of each on its own, as in real use.
+        # The curve is measured once. From here on each decoder updates its copy with its own passes, as in real use.
         for other in self.policies.values():
             if other is not drafted:
                 other.calibrate(drafted.calibration)
 
     def measure(self) -> Iterator[Run]:
-        """Make the runs, one per `next`; stopping early leaves those made."""
+        """Make the runs, one per `next`; if the caller stops early, the finished runs remain."""
         order, shown = list(self._decoders), ("drafted", self.drafted.policy.name)
         for repeat in range(self.repeat):
             self.forget()
             for number, case in enumerate(self.cases):
                 self._prefill(case)
-                # From run to run, and where the prompts are a multiple, from repeat to repeat: all go first as often.
+                # The first contender rotates from prompt to prompt. If the number of prompts is a multiple of that of
+                # the contenders, it also rotates from repeat to repeat, so that all are first equally often.
                 first = (number + repeat * (len(self.cases) % len(order) or 1)) % len(order)
                 pair: dict[Contender, Run] = {}
                 for contender in order[first:] + order[:first]:
@@ -173,7 +175,7 @@ class Benchmark:
                     self._compare(case, pair["plain", None], pair["drafted", policy])
 
     def forget(self) -> None:
-        """Let the drafted decoders begin again with what has learnt nothing; what was measured of passes stays."""
+        """Give the drafted decoders new drafters and policies, which have learned nothing; keep the cost curves."""
         for name, decoder in self.policies.items():
             if decoder.drafter is not None:
                 decoder.set_drafter(*self.unlearnt(name))
@@ -192,7 +194,7 @@ class Benchmark:
     def _run(
         self, case: Case, contender: Contender, repeat: int, most: int
     ) -> tuple[Run, list[Step], list[Draft | None]]:
-        """Generate once: the run, its steps, and what was proposed for each of them."""
+        """Generate once, and return the run, its steps, and the drafter's proposal for each step."""
         how: dict[str, Any] = {"max_tokens": most, "sampling": self.sampling, "acceptance": self.acceptance}
         began = time.perf_counter()
         decoder = self._decoders[contender]
@@ -223,7 +225,7 @@ class Benchmark:
         return run, steps, proposals
 
     def _compare(self, case: Case, plain: Run, drafted: Run) -> None:
-        """Note where two outputs of a case differ, unless an earlier repeat's did."""
+        """Record the first difference of two outputs, unless an earlier repeat of this prompt had one."""
         a, b = plain.output, drafted.output
         whose = {"category": case.category, "prompt": case.id, "policy": drafted.policy}
         if a == b or any(whose.items() <= noted.items() for noted in self.differences):

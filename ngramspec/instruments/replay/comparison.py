@@ -211,14 +211,14 @@ MEASURED = "measured"
 
 
 def replay_report(document: Figures, total: int, vocabulary: str, command: str, more: Sequence[Section] = ()) -> Report:
-    """The report on a replay.
+    """Return the report on a replay.
 
     Args:
-        document: of `CurveComparison.document`, and what the replay was asked for ("settings").
-        total: the conversations that were to be replayed.
-        vocabulary: whose tokens, for people.
-        command: what was typed.
-        more: sections to end with.
+        document: Result of `CurveComparison.document`, with the options of the replay as "settings".
+        total: Number of conversations in the input, including those that were not replayed.
+        vocabulary: Name of the tokenizer, for readers.
+        command: Command that the user typed.
+        more: Sections to append.
     """
     settings = document["settings"]
     rows = {name: document["results"][f"{settings['drafter']}@{name}"] for name in document["curves"]}

@@ -1,12 +1,12 @@
 """Replay: the decoding loop on recorded answers, as if each were the greedy output of a target.
 
 `SpeculativeDecoder` itself runs, so drafter, policy and loop are those of real decoding. Only the target is a record,
-whose passes take the time given by a cost curve, and the verifier compares with the record. No logits exist. One
-drafter and one policy serve all recordings, in order.
+whose passes take the time given by a cost curve. The verifier compares drafts with the record; there are no logits. One
+drafter and one policy process all recordings, in order.
 
-The rules are those of the harness for other drafters, so that figures compare: the first token comes from the
-prefill and is not counted; a pass over k drafted tokens emits the accepted ones and one more, unless the record ended;
-nobody is told how long the record is.
+The rules are those of the harness for other drafters, so that figures are comparable. The first token comes from the
+prefill and is not counted. A pass over k draft tokens emits the accepted ones and one more, unless the record ended.
+The drafter and the policy do not know the length of the record.
 """
 
 from __future__ import annotations
@@ -38,30 +38,33 @@ from ngramspec.steps import Stats, Step
 from ngramspec.tokens import common_prefix
 
 ENDLESS = 1 << 30
-"""Room for an answer: the loop must not know where the record ends."""
+"""Context size of the target and limit of an answer: the loop must not know where the record ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
     """A recorded answer as token ids."""
 
-    # category, id: whose it is.
-    category: str
-    id: str
-    prompt: Sequence[int]  # all that the model saw before it answered
-    response: Sequence[int]  # what it answered, end of turn included; at least 2 tokens
+    category: str  # category of the conversation
+    id: str  # id of the conversation
+    prompt: Sequence[int]  # all tokens before the answer
+    response: Sequence[int]  # tokens of the answer, including the end of turn; at least 2
 
 
 class RecordedTarget(ModelBase):
-    """A model without weights: it counts tokens, and its clock runs by a cost curve, in units of T(1).
+    """A model without weights: it counts tokens, and its clock follows a cost curve, in units of T(1).
 
-    No token ends anything, nor says anything unless `says` tells what.
+    No token ends a generation.
+
+    Args:
+        curve: Cost of a pass.
+        says: Function that returns the bytes of a token; `None` means that tokens have no text.
     """
 
     n_ctx = ENDLESS
     n_vocab = 0
     max_batch = LARGEST
-    leaves = 8  # as a model on a GPU has
+    leaves = 8  # same number as for a model on a GPU
 
     def __init__(self, curve: CostCurve, says: Piece | None = None) -> None:
         self.tokens: list[int] = []
@@ -69,11 +72,11 @@ class RecordedTarget(ModelBase):
         self.seconds = 0.0
         self._curve = curve
         self._last = 1
-        # Rows without columns: what a verifier that knows the answer needs to see of logits.
+        # The rows have no columns, because a verifier that knows the answer reads no logits.
         self._rows = np.empty((LARGEST, 0), np.float32)
 
     def clock(self) -> float:
-        """Modelled time."""
+        """Return the simulated time."""
         return self.seconds
 
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
@@ -115,7 +118,7 @@ class RecordedTarget(ModelBase):
 
 
 class RecordedVerifier:
-    """Keeps a draft while it equals the recorded answer, and gives the record's next token after it."""
+    """A verifier that accepts draft tokens while they equal the recorded answer, and adds its next token."""
 
     fixed_length = False
 
@@ -138,33 +141,33 @@ class RecordedVerifier:
 
 @dataclass(slots=True)
 class ReplayCounts:
-    """The counts of some recordings."""
+    """Counts over several recordings."""
 
-    transcripts: int = 0  # how many
-    prompt_tokens: int = 0  # of their prompts
-    # The counters of all their steps; its seconds are the target's (modelled ones: in units of T(1)).
+    transcripts: int = 0  # number of recordings
+    prompt_tokens: int = 0  # number of tokens in their prompts
+    # Counters of all steps; the seconds are simulated times of the target, in units of T(1).
     stats: Stats = field(default_factory=Stats)
-    batches: Counter[int] = field(default_factory=Counter)  # target passes by batch size, padding included
-    changes: int = 0  # passes of another size than the one before
-    begin_seconds: float = 0.0  # CPU time of the prefills, where no target takes any: the drafter's to read the prompts
-    work_seconds: float = 0.0  # CPU time of drafting and learning, drafter and policy
-    reliability: Reliability = field(default_factory=Reliability)  # of the acceptance that the drafter predicted
+    batches: Counter[int] = field(default_factory=Counter)  # target passes by batch size, including padding
+    changes: int = 0  # passes whose size differs from that of the previous one
+    begin_seconds: float = 0.0  # CPU time of the prefills, in which only the drafter works: it reads the prompts
+    work_seconds: float = 0.0  # CPU time of drafting and learning, of drafter and policy
+    reliability: Reliability = field(default_factory=Reliability)  # calibration of the predicted acceptance
 
     def merge(self, other: ReplayCounts) -> None:
-        """Add another's counts to these."""
+        """Add the counts of another `ReplayCounts`."""
         self.stats.merge(other.stats)
         self.reliability.merge(other.reliability)
         for name in ("transcripts", "prompt_tokens", "batches", "changes", "begin_seconds", "work_seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def speedup(self, curve: CostCurve) -> float:
-        """Cost of emitting the same tokens in one-token passes / cost of these passes, both by `curve`."""
+        """Return the cost of the same tokens in one-token passes / the cost of these passes, both by `curve`."""
         cost = sum(count * curve.ratio(size) for size, count in self.batches.items()) + self.changes * curve.switch
         return self.stats.tokens / cost if cost else 1.0
 
 
 class MeteredDrafts(Drafts):
-    """Drafts that take the CPU time in which the drafter learns: `work_seconds`, of this thread."""
+    """Drafts that measure the CPU time of this thread in which the drafter learns (`work_seconds`)."""
 
     work_seconds = 0.0
 
@@ -176,9 +179,9 @@ class MeteredDrafts(Drafts):
 
 
 class MeteredLoop(BranchingLoop):
-    """A decoding loop that takes the CPU time of drafting and planning: `work_seconds`, of this thread.
+    """A decoding loop that measures the CPU time of this thread for drafting and planning (`work_seconds`).
 
-    Branches are answered by the recording.
+    The recording answers branches.
     """
 
     work_seconds = 0.0
@@ -200,12 +203,17 @@ class MeteredLoop(BranchingLoop):
 
 
 class Replay:
-    """Replays recordings with one drafter (None: plain decoding) and one policy, which drafts by the curve.
+    """A replay of recordings with one drafter and one policy.
 
-    Where `piece` says what tokens stand for, steps have their text.
+    Args:
+        drafter: Drafter; `None` means plain decoding.
+        policy: Policy, or its name.
+        draft_max: Maximum number of draft tokens; `None` means the policy's default.
+        curve: Cost curve of the simulated passes, which the policy uses too.
+        piece: Function that returns the bytes of a token; `None` means that steps have no text.
 
     Raises:
-        ValueError: the drafter or the policy reads logits, which a record lacks, or `SpeculativeDecoder` refuses them.
+        ValueError: The drafter or the policy reads logits, which a record lacks, or `SpeculativeDecoder` rejects them.
     """
 
     def __init__(
@@ -230,7 +238,7 @@ class Replay:
         self._last = 1
 
     def run(self, recording: Recording, watch: Callable[[Step], None] | None = None) -> ReplayCounts:
-        """Replay one recording, and count; `watch` is told of every step before the next pass."""
+        """Replay one recording and return its counts; `watch` is called with each step before the next pass."""
         tally = ReplayCounts(1, len(recording.prompt))
         self._meter.work_seconds = self._drafts.work_seconds = 0.0
         emitted, end = 0, len(recording.response)

@@ -1,7 +1,7 @@
-"""Recorded conversations: reading them from files, and turning them into tokens for a replay.
+"""Recorded conversations from files, and their conversion to tokens for a replay.
 
-README.md tells the shapes that an entry may have. `content` may be a list of parts, of which the texts count; the
-categories "overall" and "macro", the names of totals, get a "_".
+README.md describes the formats of an entry. `content` may be a list of parts, of which only the texts are used. The
+categories "overall" and "macro" get a "_", because totals have these names.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary
 
 MAX_TOTAL = 8192
-"""Tokens of a prompt and its response; of a longer prompt the head is left out."""
+"""Maximum number of tokens of a prompt and its response; longer prompts are cut at the start."""
 
 MAX_RESPONSE = 1500
-"""Tokens of a response; a longer one is cut, and then has no end of turn."""
+"""Maximum number of tokens of a response; a longer one is cut, and then has no end of turn."""
 
 SEED = 1234
 """Seed of a sample."""
@@ -40,26 +40,31 @@ _SEPARATOR = re.compile(r"^=== (prompt|response)[^\S\n]*\n", re.MULTILINE)
 class Transcript:
     """A recorded answer."""
 
-    category: str  # the kind of text, by which results are grouped
-    id: str  # its own, or its place in the file
-    # A conversation, each message with "role" and "content", or the very text that was continued.
+    category: str  # kind of text, by which results are grouped
+    id: str  # id of the entry, or its place in the file
+    # Messages of a conversation, each with "role" and "content", or the raw text before the response.
     prompt: tuple[dict[str, str], ...] | str
-    response: str  # what was answered
+    response: str  # text of the response
 
 
 @dataclass(slots=True)
 class Transcripts:
     """Conversations found in files."""
 
-    usable: list[Transcript] = field(default_factory=list)  # in the order of the files, and within a file as written
-    broken: list[str] = field(default_factory=list)  # what is no transcript, a line for each: where, and what is wrong
-    empty: int = 0  # how many have no response
+    usable: list[Transcript] = field(default_factory=list)  # transcripts in the order of the files and their entries
+    broken: list[str] = field(default_factory=list)  # error messages, one for each invalid entry
+    empty: int = 0  # number of entries without a response
 
     def read(self, name: str, raw: bytes, *, strict: bool = False) -> None:
-        """Take in a file, whose name is for complaints, and the category.
+        """Add the entries of a file.
+
+        Args:
+            name: Name of the file, for error messages and the category.
+            raw: Contents of the file.
+            strict: Raise an error for an invalid entry instead of adding it to `broken`.
 
         Raises:
-            NGramSpecError: an entry is broken, and `strict` refuses the file for that.
+            NGramSpecError: An entry is invalid, and `strict` is set.
         """
         category = PurePath(name).stem
         for place, entry in _entries(raw):
@@ -81,7 +86,7 @@ class Transcripts:
 
 
 def _entries(raw: bytes) -> Iterator[tuple[str, Any]]:
-    """(place, object) of each entry; what is wrong, a ValueError, in place of an object that cannot be read."""
+    """Yield the place and the object of each entry; a ValueError replaces an object that cannot be read."""
     raw = raw.removeprefix(b"\xef\xbb\xbf")
     start = raw.strip()
     whole = _parse(raw) if start.startswith(b"[") or b"\n" in start else None
@@ -92,7 +97,7 @@ def _entries(raw: bytes) -> Iterator[tuple[str, Any]]:
     elif re.match(rb"(\s*\n)?=== (prompt|response)\s*?(\n|$)", raw):
         yield from _pairs(raw)
     else:
-        # Not splitlines(): JSON strings may hold U+2028 and others that it splits at.
+        # splitlines() would also split at U+2028 and other characters that JSON strings may contain.
         for number, line in enumerate(raw.split(b"\n"), 1):
             if line.strip():
                 yield f"line {number}", _parse(line)

@@ -1,7 +1,6 @@
-"""A report as Markdown, in the style of llama-bench, and as a page of HTML: one file, which asks for and runs nothing.
+"""Reports as Markdown, in the style of llama-bench, and as one HTML file without scripts and requests.
 
-What models and files say is escaped. Beyond that the page's own policy forbids scripts and requests, whatever stands in
-it.
+Texts of models and files are escaped. In addition, the page's Content-Security-Policy forbids scripts and requests.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def _lines(table: Table) -> list[str]:
 
 
 def _code(text: str) -> str:
-    """Text as it is; a fence longer than any run of backticks in it ends where it should."""
+    """Return a text as inline code, inside a fence that is longer than any run of backticks in the text."""
     text = " ".join(shown(text).split("\n"))
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " if text.startswith("`") or text.endswith("`") else ""
@@ -140,7 +139,7 @@ _TAGS: dict[Mark, tuple[str, str]] = {
 
 
 def _marked(text: str, mark: Mark) -> str:
-    # A refused line break would break a line that the text does not have.
+    # A line break in a rejected token is shown as a symbol, because the text does not contain the break.
     before, after = _TAGS[mark]
     return f"{before}{_escaped(text.replace(chr(10), '⏎') if mark == 'refused' else text)}{after}"
 

@@ -1,6 +1,6 @@
-"""`Report`: figures as data, to be shown to others: Markdown has its table, SVG its bars, HTML its sections.
+"""Reports as data (`Report`): Markdown shows the table, SVG the bars, and HTML the sections.
 
-`origin` and `command` say how to get the figures again.
+With `origin` and `command` a reader can reproduce the figures.
 """
 
 from __future__ import annotations
@@ -11,65 +11,63 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-if TYPE_CHECKING:  # steps need numpy, which the command line does without where it only shows help
+if TYPE_CHECKING:  # steps import numpy, which the command line need not load to show help
     from ngramspec.steps import Step
 
 Mark = Literal["", "kept", "refused", "corrected"]
-"""What became of a token: it was not drafted; drafted and kept, or refused; or the model's own in place of a refused
-one."""
+"""Outcome of a token: "" if it was not drafted, "kept" if the draft token was accepted, "refused" if it was rejected,
+and "corrected" for the model's own token after a rejected one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells of text, row by row."""
+    """A table of cells, row by row."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    text: int = 1  # how many columns, from the left, are text; the others are figures
-    totals: int = 0  # how many rows, from below, sum up the others
+    text: int = 1  # number of columns with text, counted from the left; the others contain figures
+    totals: int = 0  # number of rows with totals, counted from the last row
 
 
 class Bar(NamedTuple):
-    """A figure by its name."""
+    """A bar of a chart."""
 
     name: str
     value: float
-    # low, high: its spread, None if there is none.
-    low: float | None
-    high: float | None
-    label: str  # the figure in words
-    other: bool = False  # it is not ours, but what ours is compared with
+    low: float | None  # lower end of the spread; `None` means no spread
+    high: float | None  # upper end of the spread; `None` means no spread
+    label: str  # value as text
+    other: bool = False  # whether the bar is the baseline that others are compared with
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A bar per figure, from above."""
+    """A bar chart, from top to bottom."""
 
-    about: str  # what the figures are, in a line
+    about: str  # short description of the values
     bars: Sequence[Bar]
-    # Where a line is drawn that says neither gain nor loss, and what it stands for; None: no line.
+    # Value and label of the line for neither gain nor loss; `None` means no line.
     even: tuple[float, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """A chart of lines."""
+    """A line chart."""
 
     about: str
-    # across, up: what the axes count.
-    across: str
-    up: str
-    series: Mapping[str, Sequence[tuple[float, float]]]  # the lines by name: points (across, up), joined in order
-    guide: str | None = None  # the name of the one that is no measurement, but what others are compared with
+    across: str  # title of the horizontal axis
+    up: str  # title of the vertical axis
+    series: Mapping[str, Sequence[tuple[float, float]]]  # points (across, up) of each line by name, joined in order
+    guide: str | None = None  # name of the line that is a reference and not a measurement
 
 
 Span = tuple[str, Mark]
-"""A piece of a text, and what became of it."""
+"""A piece of a text, and the outcome of its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A text, as it was drafted."""
+    """A text whose pieces are marked as drafted or not."""
 
     name: str
     spans: Sequence[Span]
@@ -80,7 +78,7 @@ Figure = Table | Bars | Lines | Passage
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a page: its heading, what its figures mean, and the figures."""
+    """A section of a page: its heading, an explanation of its figures, and the figures."""
 
     heading: str
     about: str
@@ -89,30 +87,33 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is reported; see above."""
+    """The contents of a report."""
 
     title: str
     table: Table
     bars: Bars
-    origin: str  # model, machine, build and the like, in a line
-    command: str  # what was typed, or what comes to the same
+    origin: str  # short text with model, machine, build and so on
+    command: str  # command that the user typed, or an equivalent one
     sections: Sequence[Section] = ()
-    notes: Sequence[str] = ()  # what must be known of the figures, a sentence each
-    headline: str = ""  # the main result
+    notes: Sequence[str] = ()  # facts that readers must know about the figures, one sentence each
+    headline: str = ""  # main result
 
 
 # --------------------------------------------------------------------------- drafted texts
 
 Piece = Callable[[int], bytes]
-"""The bytes that a token stands for."""
+"""Function that returns the bytes of a token."""
 
 Texts = Mapping[str, tuple[str, Sequence["Step"]]]
-"""A text of each category: its prompt's name, and its steps."""
+"""One text of each category: the name of its prompt, and its steps."""
 
 
 def spans_of(step: Step, piece: Piece) -> Iterator[Span]:
-    """A step's text, token by token. Refused tokens never were text; what is no whole character in them is U+FFFD."""
-    # A text that ended inside its draft has no token at index `accepted`: the rest was not refused, only unread.
+    """Yield the text of a step, token by token.
+
+    Rejected tokens were never decoded as part of the text, so incomplete characters in them become U+FFFD.
+    """
+    # If the text ended inside its draft, it has no token at index `accepted`: the rest was not rejected, only unread.
     for i, released in enumerate(step.pieces):
         refused = i == step.accepted and step.refused
         if refused:
@@ -121,7 +122,7 @@ def spans_of(step: Step, piece: Piece) -> Iterator[Span]:
 
 
 def drafted_texts(about: str, texts: Texts, piece: Piece) -> Section:
-    """How texts were drafted."""
+    """Return the section that shows how texts were drafted."""
     passages = []
     for category, (name, steps) in texts.items():
         spans = (span for step in steps for span in spans_of(step, piece) if span[0])
@@ -133,28 +134,40 @@ def drafted_texts(about: str, texts: Texts, piece: Piece) -> Section:
 # --------------------------------------------------------------------------- figures and sections of several reports
 
 OVERALL, MACRO = TOTALS = "overall", "macro"
-"""The rows that stand for all kinds of text: all tokens together, and the mean of the kinds."""
+"""Names of the rows for all categories: all tokens together, and the mean of the categories."""
 
 POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-"""Draft positions in a table; a chart has all."""
+"""Draft positions in a table; a chart contains all of them."""
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 32, 64)
-"""Sizes of a pass in a table; likewise."""
+"""Sizes of a pass in a table; a chart contains all of them."""
 
 
 def figure(value: float | None, form: str, unit: str = "") -> str:
-    """A figure for a cell; a dash where there is none."""
+    """Return the text of a cell; `None` becomes a dash."""
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
 def gains(about: str, known: Mapping[str, tuple[float, float | None, float | None]], form: str) -> Bars:
-    """Speeds over that of plain decoding, by name: the figure, its least and its greatest value."""
+    """Return a bar chart of speeds relative to plain decoding.
+
+    Args:
+        about: Description of the chart.
+        known: Value, minimum and maximum of each bar, by name.
+        form: Format of the values.
+    """
     bars = [Bar(name, value, low, high, f"{value:{form}}x") for name, (value, low, high) in known.items()]
     return Bars(about, bars, even=(1.0, "plain decoding"))
 
 
 def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, totals: int) -> Section:
-    """Acceptance by position in the draft, by name; the chart shows the last `totals`, which sum up the others."""
+    """Return the section on acceptance by position in the draft.
+
+    Args:
+        rates: Acceptance rates at each position, by name.
+        about: Explanation of the figures.
+        totals: Number of totals at the end of `rates`; the chart shows only these.
+    """
     longest = max(map(len, rates.values()), default=0)
     places = [place for place in POSITIONS if place <= longest]
     rows = [
@@ -170,7 +183,12 @@ def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, total
 
 
 def costs(curves: Mapping[str, Mapping[int, float]], switch: float | None = None) -> Section:
-    """Cost curves: the seconds by size, and the cost of a change of size."""
+    """Return the section on the cost of passes.
+
+    Args:
+        curves: Cost curves by name: seconds of a pass by its size.
+        switch: Cost of a change of size; `None` or 0 omits it.
+    """
     series = {
         name: [(size, value / seconds[1]) for size, value in sorted(seconds.items())]
         for name, seconds in curves.items()
@@ -185,7 +203,12 @@ def costs(curves: Mapping[str, Mapping[int, float]], switch: float | None = None
 
 
 def calibration(cells: Sequence[Mapping[str, Any]], error: float | None) -> list[Section]:
-    """How right the odds were that drafts were given, if any were; of `Reliability` its cells and its error."""
+    """Return the section on the calibration of predicted acceptance; an empty list if nothing was predicted.
+
+    Args:
+        cells: Cells of `Reliability`.
+        error: Calibration error of `Reliability`; `None` if nothing was predicted.
+    """
     if error is None:
         return []
     about = f"All positions of all proposed drafts, verified or not; expected calibration error {error:.4f}."
@@ -208,11 +231,11 @@ CONTROLS: Mapping[int, int] = {
     0x7F: 0x2421,
     **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
 }
-"""For `str.translate`: the symbol of each (ESC: ␛), but not of \\n and \\t."""
+"""Table for `str.translate` that replaces control characters except \\n and \\t by their symbols (ESC: ␛)."""
 
 _SHOWN = {**CONTROLS, **dict.fromkeys((0xFFFE, 0xFFFF), 0xFFFD)}
 
 
 def shown(text: str) -> str:
-    """Text of a model or a file as XML and terminals may hold it: control characters as their symbols."""
+    """Return a text that is safe in XML and on terminals: control characters become their symbols."""
     return text.encode("utf-8", "replace").decode("utf-8").translate(_SHOWN)

@@ -1,7 +1,7 @@
-"""Charts as SVG: bars with their spread, and lines. Drawn here by hand, since a library would be larger than a report.
+"""Charts as SVG: bars with their spread, and lines. There is no chart library, which would be larger than a report.
 
-Colours stand in classes, not in variables of CSS, which viewers beside browsers do not know; those for dark screens
-take the place of the others where the viewer says that it is dark.
+Colours are set by CSS classes, because viewers other than browsers do not support CSS variables. A media query replaces
+them on dark screens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ngramspec.instruments.reports.report import Bar, Bars, Lines, Report, shown
 WIDTH = 760
 
 _COLOURS = (
-    # (class, what has the colour, on light screens, on dark ones)
+    # (class, properties with the colour, colour on light screens, colour on dark screens)
     ("ground", ("fill",), "#ffffff", "#0d1117"),
     ("ink", ("fill",), "#1f2328", "#f0f6fc"),
     ("dim", ("fill",), "#59636e", "#9198a1"),
@@ -51,15 +51,15 @@ STYLE = "\n".join(
         "}",
     ]
 )
-"""The look of all charts, which stand in an element of the class "chart"."""
+"""Style sheet of all charts, which must be inside an element of the class "chart"."""
 
-_CHARACTER = 7.2  # pixels of a character of 13 px, about
+_CHARACTER = 7.2  # approximate width in pixels of a character of 13 px
 _ROW, _BAR = 30, 16
 _MOST_NAME = 30
 
 
 def svg(report: Report) -> str:
-    """A file with the report's chart, its title and its origin."""
+    """Return an SVG file with the chart, the title and the origin of a report."""
     height, drawn = _bars(report.bars, top=64)
     for text in (f"{report.origin}; {report.command}", *report.notes):
         for line in wrap(shown(text), 104, break_on_hyphens=False):
@@ -82,7 +82,7 @@ def svg(report: Report) -> str:
 
 
 def chart(figure: Bars | Lines) -> str:
-    """A chart to stand in a page that has `STYLE`."""
+    """Return a chart for a page that contains `STYLE`."""
     height, drawn = _bars(figure, top=12) if isinstance(figure, Bars) else _lines(figure)
     about = escape(shown(figure.about))
     opened = f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}" aria-label="{about}">'
@@ -93,7 +93,7 @@ def chart(figure: Bars | Lines) -> str:
 
 
 def _bars(figure: Bars, top: int) -> tuple[int, list[str]]:
-    """(height, elements)"""
+    """Return the height and the elements of a bar chart."""
     names = [_short(bar.name) for bar in figure.bars]
     left = 36 + _CHARACTER * max(map(len, names), default=0)
     right = WIDTH - 36 - _CHARACTER * max((len(bar.label) for bar in figure.bars), default=0)
@@ -126,7 +126,7 @@ def _bar(bar: Bar, name: str, left: float, top: float, scale: float, even: float
         yield f'<line class="spread" x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}"/>'
         for x in (low, high):
             yield f'<line class="spread" x1="{x:.1f}" y1="{middle - 4}" x2="{x:.1f}" y2="{middle + 4}"/>'
-    # Where the line of no gain would cross the label, the label stands behind it.
+    # If the line of no gain would cross the label, the label is to the right of the line.
     if even is not None and end < left + scale * even < end + 12 + _CHARACTER * len(bar.label):
         end = left + scale * even
     yield _text(end + 8, base, bar.label, "dim")
@@ -138,7 +138,7 @@ _TOP, _BOTTOM, _LEFT, _RIGHT = 16, 268, 64, WIDTH - 24
 
 
 def _lines(figure: Lines) -> tuple[int, list[str]]:
-    """(height, elements)"""
+    """Return the height and the elements of a line chart."""
     points = [point for line in figure.series.values() for point in line] or [(0.0, 0.0)]
     counts = all(float(x).is_integer() for x, _ in points) and max(x for x, _ in points) > 1
     across = _ticks(min(x for x, _ in points), max(x for x, _ in points), counts)
@@ -183,7 +183,7 @@ def _lines(figure: Lines) -> tuple[int, list[str]]:
 
 
 def _ticks(least: float, greatest: float, whole: bool) -> list[float]:
-    """Five or so round numbers that take in both, two at least; `whole`: whole ones."""
+    """Return about five round numbers, at least two, whose range includes both limits; integers if `whole`."""
     greatest = max(greatest, least + 1e-9) if greatest > least else least + 1
     rough = (greatest - least) / 5
     power = 10 ** math.floor(math.log10(rough))

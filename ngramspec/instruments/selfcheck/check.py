@@ -31,34 +31,37 @@ from ngramspec.instruments.selfcheck.texts import LogitsKeeper, Setting, TextCom
 Name = Literal["rollback", "greedy", "same seed"]
 
 LEAST_PROMPT = 8
-"""Where time or context is short, prompts are cut from the front, but never below this many tokens."""
+"""Minimum length of a prompt that is cut at the start because time or context is short."""
 
-_ROLLBACK_SHARE = 0.15  # the most of the time that the rollback tests may take
-_PROBE_SHARE = 0.25  # where two depths take more of the time, the probe looks at one
-_READING_SHARE = 0.4  # the most of a prompt's time that reading it may take
+_ROLLBACK_SHARE = 0.15  # maximum share of the time for the rollback tests
+_PROBE_SHARE = 0.25  # maximum share of the time for a probe of two depths; otherwise it tests one
+_READING_SHARE = 0.4  # maximum share of a prompt's time for its prefill
 FEWEST = 4
-"""Tokens of a text, at least, however little time there is."""
+"""Minimum number of tokens of a text, even if there is too little time."""
 
-_PACE = 32  # tokens read to see how fast that goes
+_PACE = 32  # number of tokens with which the speed of the prefill is measured
 
 
 class SelfCheck:
-    """The checks, made while `run` is consumed; stopping early leaves what was found.
+    """The checks, which run while `run` is consumed. If the caller stops early, the results so far remain.
 
     Args:
-        cases: prompts; at least one. Long ones are cut to their ends.
-        max_tokens: most tokens of a text, at least 2; slow models emit fewer.
-        seconds: the time for all checks, above 0; the least that each must do may take longer, and comparing batch
-            sizes for exact mode comes on top.
-        exact: the target runs under its exact settings, and everything must be equal bit for bit.
+        target: Model to check.
+        cases: Prompts, at least one. Long ones are cut at the start.
+        drafter: Drafter to check.
+        max_tokens: Maximum number of tokens of a text, at least 2; slow models emit fewer.
+        seconds: Time for all checks, above 0. The minimum work of each check may take longer, and the comparison of
+            batch sizes for exact mode is not included.
+        exact: Whether the target runs with its exact settings, so that everything must be equal bit for bit.
 
     Attributes:
-        broken: what a check raised, by its name.
-        spent: seconds by check.
-        ungrammatical: why no text could be held to a grammar; None if there is no such reason.
+        broken: Error that a check raised, by the name of the check.
+        spent: Seconds by check.
+        ungrammatical: Reason why the check of grammars was skipped, if it was.
 
     Raises:
-        ValueError: no cases, a number out of its range or too large for the context, or an unknown drafter.
+        ValueError: There are no cases, a number is out of range or too large for the context, or the drafter is
+            unknown.
     """
 
     def __init__(
@@ -214,14 +217,14 @@ class SelfCheck:
         """Compare the greedy texts of a prompt, then those of the sampling settings whose turn it is."""
         began = self._clock()
         with self._blaming("greedy"):
-            # In exact mode each text reads it again.
+            # In exact mode each text requires another prefill.
             most = int(_READING_SHARE * seconds / (5 if self.exact else 1) / self._read)
             most = min(max(LEAST_PROMPT, most), self.target.n_ctx - self.max_tokens)
             case = replace(case, tokens=case.tokens[-most:])
             read(self.target, case.tokens, exact=self.exact)
             self._read = (self._clock() - began) / len(case.tokens)
             self._compare(case, self.settings[0], (began + seconds - self._clock()) / 2)
-        turns = -(-(len(self.settings) - 1) // len(self.cases))  # one, unless there are fewer prompts than settings
+        turns = -(-(len(self.settings) - 1) // len(self.cases))  # 1, unless there are fewer prompts than settings
         for setting in islice(self._sampled, turns):
             if self._texts_broken or (setting[1].grammar is not None and self.ungrammatical):
                 continue
@@ -232,46 +235,46 @@ class SelfCheck:
                     self.ungrammatical = str(error)
 
     def _compare(self, case: Case, setting: Setting, seconds: float) -> None:
-        """Compare two texts, as long as they can be made in about so many seconds."""
+        """Compare two texts whose length is limited to what can be generated in about this many seconds."""
         began = self._clock()
         most = min(max(FEWEST, int(seconds / (2 * self._pass))), self.max_tokens)
         pair = self._texts.compare(case, setting, most, cut=most < self.max_tokens)
         self.pairs.append(pair)
-        if pair.difference is None:  # which would take time to explain
+        if pair.difference is None:  # the explanation of a difference takes time that would distort the measurement
             self._pass = (self._clock() - began) / (2 * pair.tokens)
 
 
 # --------------------------------------------------------------------------- rollback
 
 BATCHES = (5, 2, 1, 16)
-"""Sizes of what is evaluated, rolled back, and evaluated again. That of a full draft comes first, as time may run out
-before the end of the list."""
+"""Sizes of the batches that are evaluated, rolled back, and evaluated again. The size of a full draft comes first,
+because time may run out before the end of the list."""
 
 DEPTHS = (24, 300)
-"""Tokens of context before the batch."""
+"""Numbers of context tokens before the batch."""
 
 ROOM = max(DEPTHS) + 2 * max(BATCHES)
-"""Tokens of text that all tests take."""
+"""Number of tokens that all tests together require."""
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackTest:
-    """A batch evaluated, rolled back, and evaluated again."""
+    """The result of evaluating a batch, rolling it back, and evaluating it again."""
 
-    depth: int  # tokens in the cache before the batch
-    size: int  # tokens in the batch
-    # 0 if the whole batch was rolled back and evaluated again. Otherwise this many of its tokens were kept, and what
-    # followed was evaluated twice: after two batches of this size that differ in the tokens rolled back.
+    depth: int  # number of tokens in the cache before the batch
+    size: int  # number of tokens in the batch
+    # 0 if the whole batch was rolled back and evaluated again. Otherwise this many of its tokens were kept. The next
+    # batch was then evaluated twice: after two batches of this size that differ in the tokens rolled back.
     kept: int
-    left_over: int  # tokens that the cache reports beyond those that it was rolled back to
-    difference: float  # largest difference of a logit between the two evaluations; inf where one is nan
-    identical: bool  # whether they are the same bits
+    left_over: int  # number of tokens in the cache after the rollback that should have been removed
+    difference: float  # maximum difference of a logit between the two evaluations; inf if one is nan
+    identical: bool  # whether the logits are equal bit for bit
 
 
 def rollback_tests(target: Model, text: Sequence[int]) -> Iterator[RollbackTest]:
     """Test every size at every depth that the text and the context have room for.
 
-    Like is compared with like: whatever is evaluated twice stands in the same place of a batch of the same size.
+    Tokens that are evaluated twice have the same place in a batch of the same size, so that their logits must be equal.
     """
     other = [(token + 1) % target.n_vocab for token in text]
     room = min(len(text), target.n_ctx)

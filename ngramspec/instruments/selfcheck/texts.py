@@ -1,9 +1,9 @@
-"""Plain and drafted texts of the same prompt: are their tokens equal, and if not, does the batch size explain it?
+"""Comparison of plain and drafted texts of the same prompt; differences are explained by the batch size if possible.
 
-The last bits of logits may depend on the batch size (see `ngramspec.cost.measure`). A difference counts as explained by
-that only if two things are shown. Each of the two tokens is what the sampler takes, with the noise of that place, from
-the logits of its own pass. And some logits within the probe's bound of plain decoding's make the sampler take the
-drafted token.
+The last bits of logits may depend on the batch size (see `ngramspec.cost.measure`). They explain a difference only if
+two conditions are true. First, the sampler draws each of the two tokens from the logits of that token's pass, with the
+noise of that position. Second, there are logits within the probe's bound of those of plain decoding from which the
+sampler draws the drafted token.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ GRAMMAR = r"""
 root   ::= record{8,}
 record ::= "{\"name\": \"" [a-z]{1,12} "\", \"size\": " [0-9]{1,6} "}\n"
 """
-"""The grammar forces half of such a text."""
+"""Grammar that forces about half of the tokens of a text."""
 
 
 Setting = tuple[str, Sampling, str | None]
-"""A way of choosing tokens under which drafts must not change the text: its name, and how drafts are verified."""
+"""Settings under which drafts must not change the text: name, sampling, and method of verification."""
 
 
 def settings(seed: int) -> tuple[Setting, ...]:
-    """Greedy decoding, and ways of sampling with a seed."""
+    """Return the settings to check: greedy decoding, and several ways of sampling with a seed."""
     warm = partial(Sampling, temperature=0.8, seed=seed)
     return (
         (GREEDY, Sampling(), None),
@@ -49,7 +49,7 @@ def settings(seed: int) -> tuple[Setting, ...]:
 
 
 Draw = Callable[[Logits], int]
-"""The token that is taken from logits of shape (n_vocab,), at one place of a text."""
+"""Function that returns the token drawn from logits of shape (n_vocab,), at one position of a text."""
 
 _BISECTIONS = 12
 
@@ -58,36 +58,45 @@ _BISECTIONS = 12
 class TextDifference:
     """The first difference of two texts."""
 
-    position: int  # how many tokens were equal before
-    plain: int | None  # the token id there; None where that text had ended
-    drafted: int | None
-    plain_text: str  # what it stands for
-    drafted_text: str
-    plain_logit: float | None  # its logit in plain decoding
-    drafted_logit: float | None
-    bound: float  # how far batch sizes move a logit here, by the probe; 0 in exact mode
-    # How far any of these logits must move at most for the drafted token to be taken; in greedy decoding half the gap
-    # between the two. None if `bound` is not enough, or if a token is not what the sampler takes.
+    position: int  # number of equal tokens before the difference
+    plain: int | None  # token id of the plain text; `None` if that text had ended
+    drafted: int | None  # token id of the drafted text; `None` if that text had ended
+    plain_text: str  # text of the plain token
+    drafted_text: str  # text of the drafted token
+    plain_logit: float | None  # logit of the plain token in plain decoding
+    drafted_logit: float | None  # logit of the drafted token in plain decoding
+    bound: float  # maximum movement of a logit by the batch size, measured by the probe; 0 in exact mode
+    # Upper bound of the movement of logits with which the sampler draws the drafted token. In greedy decoding this is
+    # half the distance between the two logits. `None` if `bound` is not enough, or the sampler draws other tokens.
     needed: float | None
 
 
 def movement(
     draw: Draw, plain_row: Logits, drafted_row: Logits, plain: int, drafted: int, bound: float
 ) -> float | None:
-    """How far logits must move for `draw` to take the drafted token: `TextDifference.needed`.
+    """Return how far logits must move for `draw` to return the drafted token (`TextDifference.needed`).
 
-    A row within the distance returned does make the sampler take the drafted token. That no closer row does is certain
-    only without filters. `bound`: the largest movement that counts; 0: none counts.
+    There is a row within the returned distance from which the sampler draws the drafted token. Only without filters is
+    it certain that no closer row has this effect.
+
+    Args:
+        draw: Sampler at the position of the difference.
+        plain_row: Logits of plain decoding.
+        drafted_row: Logits of the pass with a draft.
+        plain: Token of the plain text.
+        drafted: Token of the drafted text.
+        bound: Maximum movement that explains a difference; with 0 nothing is explained.
     """
     if bound <= 0 or draw(plain_row) != plain or draw(drafted_row) != drafted:
         return None
 
     def taken(distance: float) -> bool:
         step = np.float32(distance)
-        # Without filters nothing within the distance favours a token more than this; filters look at other tokens too.
+        # Without filters this row favours the token most of all rows within the distance. Filters also depend on the
+        # other tokens.
         favoured = plain_row - step
         favoured[drafted] = plain_row[drafted] + step
-        # These are the drafted pass's logits, moved no further than the distance from the plain ones.
+        # These are the logits of the drafted pass, limited to the distance from the plain ones.
         clipped = np.clip(drafted_row, plain_row - step, plain_row + step)
         return draw(favoured) == drafted or draw(clipped) == drafted
 
@@ -107,17 +116,16 @@ class TextPair:
     category: str
     prompt: str
     setting: str
-    prompt_tokens: int  # how much of the prompt was read
-    tokens: int  # how many were compared
-    # drafted, accepted: draft tokens sent, and emitted.
-    drafted: int
-    accepted: int
-    cut: bool  # whether it was kept short for want of time
-    difference: TextDifference | None  # the first one, if there is any
+    prompt_tokens: int  # number of tokens of the prompt that were read
+    tokens: int  # number of compared tokens
+    drafted: int  # number of draft tokens sent to the target
+    accepted: int  # number of draft tokens emitted
+    cut: bool  # whether the texts are shorter because there was too little time
+    difference: TextDifference | None  # first difference, if there is one
 
 
 class LogitsKeeper:
-    """A model that holds on to the logits it returned last, which are valid until it returns others."""
+    """A model that stores its last logits, which are valid until it returns others."""
 
     def __init__(self, target: Model) -> None:
         self._target = target
@@ -145,20 +153,26 @@ class LogitsKeeper:
 
 @dataclass(slots=True)
 class TextComparison:
-    """Makes and compares texts."""
+    """A comparison of plain and drafted texts."""
 
-    target: LogitsKeeper  # what both decoders run on
-    # plain, drafted: in the same mode.
+    target: LogitsKeeper  # target of both decoders
+    # Both decoders run in the same mode.
     plain: SpeculativeDecoder
     drafted: SpeculativeDecoder
-    # Tells how far batch sizes move a logit; asked when a text differs, and may use the target.
+    # Function that returns how far batch sizes move a logit. It is called when a text differs, and may use the target.
     bound: Callable[[], float]
 
     def compare(self, case: Case, setting: Setting, most: int, *, cut: bool) -> TextPair:
-        """Make both texts of a prompt, of up to `most` tokens; the drafted one ends where it differs.
+        """Generate both texts of a prompt and compare them; the drafted one ends at the first difference.
+
+        Args:
+            case: Prompt.
+            setting: Settings of both texts.
+            most: Maximum number of tokens.
+            cut: Whether `most` is lower because there is too little time.
 
         Raises:
-            GrammarError: the setting's grammar and this vocabulary do not go together.
+            GrammarError: The vocabulary does not support the grammar of the setting.
         """
         plain, _, _ = self._generate(self.plain, case.tokens, setting, most)
         try:
@@ -179,11 +193,11 @@ class TextComparison:
         most: int,
         expected: Sequence[int] | None = None,
     ) -> tuple[list[int], Stats, Logits | None]:
-        """A text's tokens, its counters, and the logits of its last token if that differs from the expected one."""
+        """Generate a text; return its tokens, its counters, and the logits of its last token if it is not expected."""
         tokens: list[int] = []
         stats, row = Stats(), None
         _, sampling, acceptance = setting
-        # Short texts repeat little. What is to come, slightly wrong, has drafts accepted and refused in any text.
+        # Short texts repeat little. A prediction with some errors leads to accepted and rejected drafts in any text.
         foretold: list[int] = []
         if expected is not None and decoder.drafter is not None and decoder.drafter.prediction is not None:
             foretold = [(token + (i % 8 == 7)) % self.target.n_vocab for i, token in enumerate(expected)]
@@ -205,7 +219,7 @@ class TextComparison:
     def _explain(
         self, prompt: Sequence[int], setting: Setting, plain: list[int], drafted: list[int], drafted_row: Logits | None
     ) -> TextDifference:
-        """Look into the first difference of two texts, which is where the second one ends."""
+        """Return the details of the first difference of two texts, which is at the end of the second one."""
         common = common_prefix(plain, drafted)
         bound, target, (_, sampling, _) = self.bound(), self.target, setting
         vocabulary = self.plain.vocabulary
@@ -227,6 +241,6 @@ class TextComparison:
 
 
 def read(target: Model, prompt: Sequence[int], *, exact: bool) -> None:
-    """Read a prompt into an empty cache, so that a generation finds it there."""
+    """Read a prompt into an empty cache, so that a generation can reuse it."""
     target.clear()
     target.prefill(prompt, aligned=exact)

@@ -66,9 +66,9 @@ def candidates(
 
 # --------------------------------------------------------------------------- quantisation
 
-# For the types that it repacks, llama.cpp has kernels for several rows at once. It processes the other types row by row,
-# so a batch of four costs nearly four passes. The lists below are from ggml-cpu/repack.cpp and ggml-cpu/amx/common.h of
-# llama-cpp-python 0.3.36.
+# For the types that it repacks, llama.cpp has kernels for several rows at once. It processes the other types row by
+# row, so a batch of four costs nearly four passes. The lists below are from ggml-cpu/repack.cpp and
+# ggml-cpu/amx/common.h of llama-cpp-python 0.3.36.
 
 STEEP = 2.0
 """Minimum T(4) / T(1) for advice; from here on a draft of three tokens costs as much as a second pass."""

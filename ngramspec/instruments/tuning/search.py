@@ -39,7 +39,7 @@ Times = Mapping[Measure, float]
 """Seconds of each measure; for a prefill, seconds per token."""
 
 Timer = Callable[[Settings, Measure], float]
-"""Function that measures one time; it raises TargetError or ModelError if this machine does not support the settings."""
+"""Function that measures one time; it raises TargetError or ModelError if the settings do not work on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Tuning:
     clock: Callable[[], float] = time.monotonic  # function that returns the time in seconds
     left_out: dict[str, str] = field(default_factory=dict)  # candidates that were not compared, with the reason
     rounds: Rounds = field(init=False)  # rounds that compare all other candidates
-    last: Rounds = field(init=False)  # rounds that compare the combined winners; empty if there are none
+    last: Rounds = field(init=False)  # rounds that compare the combined winners; empty without winners
     complete: bool = False  # whether the search is finished
     _began: float = 0.0
 
@@ -241,12 +241,12 @@ class Tuning:
 
     @property
     def gain(self) -> Comparison | None:
-        """Comparison of the combined winners with the present settings; `None` if there are none."""
+        """Comparison of the combined winners with the present settings; `None` without winners."""
         return self.last.compared().get(TOGETHER)
 
     @property
     def found(self) -> Settings | None:
-        """The faster settings; `None` if there are none, or the search is not finished."""
+        """The faster settings; `None` if nothing is faster, or the search is not finished."""
         if not self.complete or (gain := self.gain) is None or not gain.gains:
             return None
         return replace(self.present, **self.last.candidates[TOGETHER].change)
