@@ -1,7 +1,7 @@
-"""Calls whose arguments are written as JSON, or all of which are Python; rows of calls; and JSON that comes in pieces.
+"""Parsers of calls with JSON arguments and of calls in Python, of several calls in a row, and of incomplete JSON.
 
-A call is a JSON object that names the tool, `{"name": "f", "arguments": {...}}`, or a name and arguments between marks,
-or one of `[f(city="Paris"), g()]`.
+A call is a JSON object such as `{"name": "f", "arguments": {...}}`, a name and arguments between marks, or an item of a
+Python list such as `[f(city="Paris"), g()]`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ _KEYS = _ARGUMENTS | {"id", "type"}
 _FENCE = "```"
 
 ReadCall = Callable[[Reader, Deltas, Tools], Reads[bool]]
-"""Reads what follows the beginning of a call; whether one was begun, else it may leave the reader anywhere."""
+"""Parser of the text after the start of a call, which returns True if a call began. Otherwise the position of the reader
+is undefined."""
 
 
 def rows(ends: Mapping[str, str], item: str, one: ReadCall) -> dict[str, ReadCall]:
-    """How calls in a row begin, and who reads them. `ends`: what closes a row, by what opens it. `item`: what stands
-    before each call, which `one` reads; it may begin a row of its own.
+    """Return the parsers of several calls in a row, by the strings that they begin with.
+
+    Args:
+        ends: String that closes a row, by the string that opens it.
+        item: String before each call; it may also begin a row.
+        one: Parser of one call.
     """
 
     def read(reader: Reader, answer: Deltas, tools: Tools, *, end: str, begun: bool) -> Reads[bool]:
@@ -49,7 +54,12 @@ def rows(ends: Mapping[str, str], item: str, one: ReadCall) -> dict[str, ReadCal
 
 
 def objects(*ends: str, known: bool = False) -> ReadCall:
-    """Reads calls as JSON objects, up to one of `ends`; `known` as `read_calls` has it."""
+    """Return a parser of calls that are JSON objects.
+
+    Args:
+        ends: Strings at the end of the calls.
+        known: Accept only calls of known tools; see `read_calls`.
+    """
 
     def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
         yield from reader.space()
@@ -61,14 +71,14 @@ def objects(*ends: str, known: bool = False) -> ReadCall:
 
 
 def named(separator: str, name: str, end: str = "", *, fence: str = "", or_objects: bool = False) -> ReadCall:
-    """Reads a call whose name comes next, then a separator, and its JSON arguments.
+    """Return a parser of calls that consist of a name, a separator, and JSON arguments.
 
     Args:
-        separator: what stands between the two.
-        name: a pattern of what stands before it, whose group is the name.
-        end: what ends the call.
-        fence: where it is not the arguments that follow the separator, but the name: what stands behind that.
-        or_objects: whether calls as JSON objects may come instead.
+        separator: String after the name.
+        name: Pattern of the text before the separator, whose group is the name.
+        end: String at the end of the call.
+        fence: String after the name, in the form in which the name is after the separator; "" excludes that form.
+        or_objects: Whether calls may also be JSON objects.
     """
     pattern = re.compile(name, re.DOTALL)
 
@@ -97,10 +107,13 @@ def named(separator: str, name: str, end: str = "", *, fence: str = "", or_objec
 
 
 def read_calls(reader: Reader, answer: Deltas, known: Container[str] | None = None) -> Reads[bool]:
-    """One call or a JSON list of them; whether one was begun.
+    """Parse one call or a JSON list of calls; return True if a call began.
 
-    `known`: where an object may be no call at all, the tools' names: one with another name, without arguments, or with
-    keys that calls do not have, is none. None: it is a call whatever it names.
+    Args:
+        reader: Text to parse.
+        answer: Deltas to which the calls are added.
+        known: Names of the tools. An object with another name, without arguments, or with keys that calls do not have,
+            is not a call. `None` accepts every object with a name.
     """
     if not (yield from reader.take("[")):
         return (yield from _read_call(reader, answer, known))
@@ -120,9 +133,12 @@ def read_calls(reader: Reader, answer: Deltas, known: Container[str] | None = No
 
 
 def read_arguments(reader: Reader, answer: Deltas, name: str) -> Reads[bool | None]:
-    """Begin a call if its arguments come next, and pass them on; None if it was not begun, else whether they are whole.
+    """Begin a call if its arguments come next, and add them to the answer.
 
-    They are a JSON object, or one written as a JSON string, or null for none.
+    Arguments are a JSON object, a JSON string that contains one, or null.
+
+    Returns:
+        Whether the arguments are complete; `None` if no call began.
     """
     opening = yield from reader.peek()
     if opening == "{":
@@ -137,7 +153,7 @@ def read_arguments(reader: Reader, answer: Deltas, name: str) -> Reads[bool | No
 
 
 def _read_call(reader: Reader, answer: Deltas, known: Container[str] | None) -> Reads[bool]:
-    """One call as an object, from its brace on; whether it was begun."""
+    """Parse a call that is a JSON object; return True if it began."""
     name: str | None = None
     held: str | None = None  # arguments that came before the name
     begun = False
@@ -178,7 +194,7 @@ def _read_call(reader: Reader, answer: Deltas, known: Container[str] | None) -> 
 
 
 def _object(text: str) -> str | None:
-    """A text that is a JSON object, or null for an empty one, or holds one as a string; None for any other."""
+    """Return the JSON object in a text, which may also be null or a string with an object; `None` for other texts."""
     try:
         value = json.loads(text)
         value = json.loads(value) if isinstance(value, str) else value
@@ -192,14 +208,19 @@ def _object(text: str) -> str | None:
 
 
 def python(end: str, *, known: bool = False) -> ReadCall:
-    """Reads calls as Python writes them, up to `end`; or as JSON objects, with `known` as `read_calls` has it."""
+    """Return a parser of calls that are Python expressions or JSON objects.
+
+    Args:
+        end: String at the end of the calls.
+        known: Accept only JSON objects that call known tools; see `read_calls`.
+    """
     as_objects = objects(end, known=known)
 
     def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
         yield from reader.space()
         if (yield from reader.peek()) == "{":
             return (yield from as_objects(reader, answer, tools))
-        # All at once, as only the end shows that they are calls.
+        # The text is parsed as a whole, because only its end shows that it contains calls.
         source, found = yield from reader.before(end)
         calls = _python_calls(source.strip()) if found else []
         if not calls or not all(name in tools for name, _ in calls):
@@ -212,7 +233,7 @@ def python(end: str, *, known: bool = False) -> ReadCall:
 
 
 def _python_calls(source: str) -> list[tuple[str, str]]:
-    """Names and JSON arguments of the calls that an expression is; empty if it is anything else."""
+    """Return the names and JSON arguments of the calls in an expression; [] if it contains anything else."""
     try:
         tree = ast.parse(source, mode="eval").body
         calls = tree.elts if isinstance(tree, ast.List) else [tree]
@@ -233,8 +254,8 @@ def _python_call(node: ast.expr) -> tuple[str, str]:
 
 
 # --------------------------------------------------------------------------- JSON
-# It is passed on piece by piece as far as it is valid; control characters in strings, as small models write line
-# breaks, are passed on escaped.
+# JSON is emitted piece by piece as far as it is valid. Control characters in strings are escaped, because small models
+# write line breaks unescaped.
 
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
 _WORD = re.compile(r"[A-Za-z0-9+.-]*")
@@ -244,12 +265,12 @@ _ESCAPES = [f"\\{character}" for character in '"\\/bfnrtu']
 
 
 def read_value(reader: Reader, emit: Emit) -> Reads[bool]:
-    """Pass a JSON value on, whose first character comes next; whether it is whole.
+    """Parse and emit a JSON value whose first character comes next; return True if it is complete.
 
-    If not, the reader stands where it stopped being one.
+    If it is not, the reader is at the first character that is not part of the value.
     """
     brackets: list[str] = []
-    wanted = "value"  # or "key", ":", ","; with "first", what is open may also end here
+    wanted = "value"  # or "key", ":", ","; if `first` is set, the open list or object may also end here
     first = False
     while True:
         character = yield from reader.peek()
@@ -283,7 +304,7 @@ def read_value(reader: Reader, emit: Emit) -> Reads[bool]:
 
 
 def read_string(reader: Reader) -> Reads[str | None]:
-    """The string whose opening quote comes next, decoded; None if there is none."""
+    """Parse a JSON string and return it decoded; `None` if no complete string comes next."""
     parts: list[str] = []
     if (yield from reader.peek()) != '"' or not (yield from _read_string(reader, parts.append)):
         return None
@@ -292,12 +313,12 @@ def read_string(reader: Reader) -> Reads[str | None]:
 
 
 def quote(text: str) -> str:
-    """A text as a JSON string."""
+    """Return a text as a JSON string."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def escape(text: str) -> str:
-    """A piece of text as it stands within a JSON string."""
+    """Return a piece of text as part of a JSON string."""
     return quote(text)[1:-1]
 
 
@@ -310,7 +331,7 @@ def _read_string(reader: Reader, emit: Emit) -> Reads[bool]:
             emit((yield from reader.read(1)))
             return True
         if character == "\\":
-            # Read only when it is whole and known, so that what is passed on is never half an escape.
+            # An escape is read only when it is complete and valid, so that half an escape is never emitted.
             start = reader.at
             escaped = yield from reader.take(*_ESCAPES)
             code = (yield from reader.read(4)) if escaped == "\\u" else ""

@@ -137,12 +137,12 @@ class ToolTemplate:
 
 
 def _short(id_: str) -> str:
-    """An id of nine letters and digits, the same for the same id."""
+    """Return an id of nine letters and digits, which depends only on the given id."""
     return id_ if len(id_) == 9 and id_.isalnum() else hashlib.blake2b(id_.encode()).hexdigest()[:9]
 
 
 def _results_in_turns(messages: list[Message]) -> list[Message]:
-    """Results as turns of the user, one turn for those in a row and for what the user says next."""
+    """Return messages with results in user turns; consecutive results share a turn with the next user message."""
     turned: list[Message] = []
     open_ = False
     for message in messages:
@@ -158,7 +158,7 @@ def _results_in_turns(messages: list[Message]) -> list[Message]:
 
 
 def _described(messages: list[Message], text: str, system: bool) -> list[Message]:
-    """With a text behind the system message, or before the first turn where there can be none."""
+    """Return messages with a text after the system message; without support for one, before the first turn."""
     first = messages[0] if messages else None
     if first is not None and first["role"] == "system":
         return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]

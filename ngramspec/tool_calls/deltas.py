@@ -1,6 +1,4 @@
-"""`Delta`: what an answer is made of, text, thoughts and calls of tools, in pieces, which `Deltas` collects; `Reader`:
-the text it is read from.
-"""
+"""Pieces of an answer (`Delta`): text, reasoning and calls of tools. `Deltas` collects them; `Reader` is the input."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 class Tool:
     """A function that the model may call; `parameters` is a JSON schema.
 
-    Where `strict` is false, forced calls leave out what no grammar can say of it.
+    If `strict` is false, the grammar of forced calls ignores the parts of the schema that no grammar can express.
     """
 
     name: str
@@ -26,30 +24,32 @@ class Tool:
     strict: bool = False
 
 
-Tools = Mapping[str, Tool]  # the tools that may be called, by their names
+Tools = Mapping[str, Tool]  # tools that may be called, by their names
 
 
 class Delta(NamedTuple):
     """Addition to an answer by a further piece of the model's text: text, or the start of a call."""
 
-    # "text": of the answer; "thought": what the model thought before it; "call": a call of a tool begins; "arguments":
-    # more of the last call's arguments, which joined are a JSON object.
+    # "text" is content, and "thought" is reasoning before it. "call" is the start of a call of a tool. "arguments" is a
+    # piece of the last call's arguments, which joined are a JSON object.
     kind: Literal["text", "thought", "call", "arguments"]
     text: str = ""
-    call: int = 0  # counts the calls of an answer from 0 on
-    id: str = ""  # of a call that begins
-    name: str = ""  # of its tool
+    call: int = 0  # index of the call in the answer, from 0
+    id: str = ""  # id of a call that begins
+    name: str = ""  # name of the tool of a call that begins
 
 
 _ID = string.ascii_letters + string.digits
 
 
 class Deltas:
-    """Collects the deltas of an answer.
+    """The deltas of an answer.
 
-    White space around calls and thoughts is the form's, not the answer's. So it is held until something follows: before
-    a call and after one it is dropped, and at the end of an answer without calls it is content. `short_ids`: ids of
-    calls are nine letters and digits, as Mistral's templates demand, not "call_...".
+    White space around calls and reasoning belongs to the form, not to the answer. So it is held back until more text
+    follows. It is dropped before and after a call, and is content at the end of an answer without calls.
+
+    Args:
+        short_ids: Make ids of nine letters and digits, as Mistral's templates require, instead of "call_...".
     """
 
     def __init__(self, short_ids: bool = False) -> None:
@@ -61,7 +61,7 @@ class Deltas:
         self._thinking = False
 
     def content(self, text: str) -> None:
-        """A piece of content."""
+        """Add a piece of content."""
         self._thought, self._thinking = "", False
         text, self._held = self._held + text, ""
         if self._drop:
@@ -73,7 +73,7 @@ class Deltas:
             self._add(Delta("text", body))
 
     def think(self, text: str) -> None:
-        """A piece of thought."""
+        """Add a piece of reasoning."""
         text = self._thought + text
         if not self._thinking:
             text = text.lstrip()
@@ -85,7 +85,7 @@ class Deltas:
         self._drop = True
 
     def begin(self, name: str, arguments: str = "") -> None:
-        """A call begins, with the beginning of its arguments."""
+        """Begin a call, with the first piece of its arguments."""
         self._thought, self._thinking = "", False
         self._held, self._drop = "", True
         id_ = "".join(secrets.choice(_ID) for _ in range(9 if self._short_ids else 24))
@@ -94,19 +94,19 @@ class Deltas:
         self.arguments(arguments)
 
     def arguments(self, text: str) -> None:
-        """A piece of the last call's arguments."""
+        """Add a piece of the last call's arguments."""
         if text:
             self._add(Delta("arguments", text, self._calls - 1))
 
     def end(self, dropped: bool = False) -> None:
-        """The answer ended; `dropped`: with half a call, which is not told, nor the white space before it."""
+        """End the answer; if an incomplete call was `dropped`, drop the white space before it too."""
         self._drop = self._drop or dropped
         if self._held and not self._drop:
             self._add(Delta("text", self._held))
         self._held = ""
 
     def drain(self) -> list[Delta]:
-        """The deltas since the last call, those of one kind joined."""
+        """Return the deltas since the last `drain`; consecutive ones of one kind are joined."""
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -118,7 +118,7 @@ class Deltas:
             self._deltas[-1] = last._replace(text=last.text + delta.text)
 
 
-# --------------------------------------------------------------------------- what is read
+# --------------------------------------------------------------------------- input
 
 
 T = TypeVar("T")
@@ -138,28 +138,28 @@ def _patterns(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str
 
 
 class Reader:
-    """Text that arrives in pieces, read as if it were there at once, and how far it was read.
+    """Text that arrives in pieces and is read as if it were complete, and the current position.
 
-    What reads is a generator, which yields where it needs more text than has come: what it decides depends on the text
-    alone, never on where it was cut.
+    Parsers are generators, which yield if they need more text than has arrived. So their results depend only on the
+    text, never on how it is divided into pieces.
     """
 
     def __init__(self) -> None:
-        self.at = 0  # the next character's place; setting it back reads again
-        self.ended = False  # whether no more will come
-        self.cut = False  # whether there would have been more: what had begun to be a mark is then dropped
+        self.at = 0  # index of the next character; a parser can set it back to read again
+        self.ended = False  # whether the text is complete
+        self.cut = False  # whether a limit ended the text; an incomplete mark at the end is then dropped
         self._text = ""
 
     def feed(self, piece: str) -> None:
-        """More text."""
+        """Add a piece of text."""
         self._text += piece
 
     def rest(self) -> str:
-        """Text that has arrived and is unread."""
+        """Return the text that has arrived and is unread."""
         return self._text[self.at :]
 
     def peek(self) -> Reads[str]:
-        """The next character, unread; "" at the end."""
+        """Return the next character without reading it; "" at the end."""
         while self.at == len(self._text):
             if self.ended:
                 return ""
@@ -167,7 +167,7 @@ class Reader:
         return self._text[self.at]
 
     def read(self, count: int) -> Reads[str]:
-        """The next characters; fewer at the end."""
+        """Read and return the next `count` characters; fewer at the end."""
         while len(self._text) - self.at < count and not self.ended:
             yield
         found = self._text[self.at : self.at + count]
@@ -175,7 +175,7 @@ class Reader:
         return found
 
     def run(self, characters: re.Pattern[str], emit: Emit) -> Reads[None]:
-        """Emit characters as long as they are of a kind; `characters` matches any number of them."""
+        """Read and emit characters while they match; `characters` matches any number of them."""
         while True:
             match = characters.match(self._text, self.at)
             end = match.end() if match else self.at
@@ -191,7 +191,7 @@ class Reader:
         yield from self.run(SPACE, lambda _: None)
 
     def take(self, *literals: str) -> Reads[str | None]:
-        """Read the longest of some strings that comes next; None where none of them does."""
+        """Read and return the longest of several strings that comes next; `None` if no string does."""
         while True:
             longest = max((word for word in literals if self._text.startswith(word, self.at)), key=len, default=None)
             rest = self._text[self.at : self.at + max(map(len, literals))]
@@ -201,15 +201,18 @@ class Reader:
             yield
 
     def skip(self, *ends: str) -> Reads[None]:
-        """Skip white space and, if one of some strings follows, that; or its beginning, where the text breaks off."""
+        """Skip white space and one of several strings after it, or the beginning of one at the end of the text."""
         yield from self.space()
         if (yield from self.take(*ends)) is None and self.ended and any(end.startswith(self.rest()) for end in ends):
             self.at = len(self._text)
 
     def until(self, markers: Collection[str], emit: Emit) -> Reads[str | None]:
-        """Emit what comes before the first of some strings, and read that string; None: the text ended without one.
+        """Emit the text before the first of several strings, and read that string.
 
-        What could begin one of them is held back. None of the strings may begin with another.
+        Text that could be the beginning of such a string is held back. No string may be a prefix of another.
+
+        Returns:
+            String that was found; `None` if the text ended without one.
         """
         whole, partial, longest = _patterns(tuple(markers))
         while True:
@@ -229,7 +232,7 @@ class Reader:
             yield
 
     def before(self, *markers: str) -> Reads[tuple[str, str | None]]:
-        """Return the text before the first of several strings, as a whole, and that string; as `until` finds it."""
+        """Return the text before the first of several strings, and that string; see `until`."""
         parts: list[str] = []
         found = yield from self.until(markers, parts.append)
         return "".join(parts), found

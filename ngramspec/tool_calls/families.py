@@ -1,7 +1,7 @@
-"""The families of models, as a table: how a chat template tells one, how its calls begin, who reads them.
+"""Table of model families: the signs of their chat templates, the start of their calls, and the parsers.
 
-And the grammars that force calls. Where a family's own calls hold no JSON, or none was seen, calls are written in
-Hermes' form, which it reads, too.
+This module also makes the grammars that force calls. If the calls of a family contain no JSON, or their form is
+unknown, calls are written in Hermes' form, which the family's parsers read too.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from ngramspec.tool_calls.tagged import invoked, read_function, read_gemma4, rea
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family writes calls."""
+    """The form of a model family's calls."""
 
     name: str
-    signs: tuple[tuple[str, ...], ...]  # what its chat templates contain: all strings of one of these groups
-    # What a call begins with, anywhere in an answer, and who reads what follows. None begins with another.
+    signs: tuple[tuple[str, ...], ...]  # groups of strings; a chat template of the family contains all of one group
+    # Parsers of the text after the start of a call, by that start. A start may be anywhere in an answer. No start is a
+    # prefix of another.
     starts: Mapping[str, ReadCall] = field(default_factory=dict)
-    # What stands before and after the JSON arguments of a call; %(name)s is the tool's name, %(json)s the same as JSON.
+    # Text before and after the JSON arguments of a call; %(name)s is the tool's name, %(json)s is the name as JSON.
     call: tuple[str, str] = ('<tool_call>\n{"name": %(json)s, "arguments": ', "}\n</tool_call>")
-    # What stands before the first call so written, between two (None: there is one only), after the last.
+    # Text before the first call, between two calls (`None` allows only one), and after the last.
     around: tuple[str, str | None, str] = ("", "\n", "")
-    # Reads calls that need no beginning where they begin an answer, or stand behind another call.
+    # Parser of calls without a start, which are only at the beginning of an answer or after another call.
     bare: ReadCall | None = None
-    # Whether an answer is messages in gpt-oss' channels, of which calls are some; instead of `starts`.
+    # Whether an answer consists of messages in gpt-oss' channels, and some messages are calls; replaces `starts`.
     channels: bool = False
     short_ids: bool = False  # whether ids of calls have nine characters
 
     def write(self, name: str) -> tuple[str, str]:
-        """What stands before and after the JSON arguments of a call of a tool."""
+        """Return the text before and after the JSON arguments of a call of a tool."""
         before, after = self.call
         return before % {"name": name, "json": quote(name)}, after
 
@@ -47,7 +48,7 @@ _TAG = {"<tool_call>": read_hermes}
 _DSML = "｜DSML｜"
 _DEEPSEEK_ROW, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _DEEPSEEK_CALL, _DEEPSEEK_NAMED, _DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-# V3.1: name, separator, arguments. V3 and R1: "function", separator, name, arguments in a fence.
+# V3.1 writes name, separator, arguments. V3 and R1 write "function", separator, name, and arguments in a code fence.
 _DEEPSEEK = {
     **rows(
         {_DEEPSEEK_ROW: _DEEPSEEK_END},
@@ -139,11 +140,11 @@ FAMILIES = (
         {"```tool_code": python("```", known=True), "```tool_call": _FENCED, "```json": _FENCED, **_TAG},
     ),
 )
-"""In the order in which they are asked whether a chat template is theirs."""
+"""All families, in the order in which their signs are looked for in a chat template."""
 
 
 def family_of(template: str | None) -> Family | None:
-    """The family that a chat template belongs to, by what it contains; None for an unknown one."""
+    """Return the family of a chat template, according to the strings in it; `None` for an unknown family."""
     for family in FAMILIES:
         if template and any(all(sign in template for sign in group) for group in family.signs):
             return family
@@ -161,7 +162,7 @@ _THOUGHTS = {
 
 
 def thought_tags(template: str | None) -> dict[str, str]:
-    """The tags around thoughts that a chat template speaks of, closing ones by opening ones."""
+    """Return the tags around reasoning that a chat template mentions, closing ones by opening ones."""
     source = template or ""
     return {start: end for start, end in _THOUGHTS.items() if start.strip() in source or end in source}
 
@@ -182,7 +183,7 @@ def missing_turn(template: str | None, opening: str) -> str:
 
 
 def opened(tags: Mapping[str, str], opening: str) -> str | None:
-    """The tag that the end of a prompt has opened, so that the answer begins within thoughts; None for none."""
+    """Return the tag that the end of a prompt opens, so that the answer begins with reasoning; `None` without a tag."""
     return next((tag for tag in tags if opening.rstrip().endswith(tag.rstrip())), None)
 
 
@@ -201,7 +202,7 @@ def answer_grammar(
 ) -> Lark:
     """Return the grammar of answers that call tools, in the form that `parser_for` reads, or are JSON.
 
-    Thoughts may come first if the template knows them, and must end before that.
+    If the template mentions reasoning, the answer may begin with it.
 
     Args:
         tools: Tools that may be called.
@@ -250,7 +251,7 @@ def _call(family: Family, tool: Tool, controls: Mapping[str, int]) -> str:
     before, after = family.call
     try:
         if (key := _KEY_OF_ARGUMENTS.fullmatch(before)) is not None:
-            # As one piece of JSON: only then it can be told apart from an answer that is JSON by its first property.
+            # The call must be one JSON rule, which can be distinguished from a JSON answer by its first property.
             return call_rule(tool.name, key[1], parameters, strict=tool.strict)
         arguments = json_rule(parameters, strict=tool.strict)
     except GrammarError as error:
@@ -267,9 +268,9 @@ _KEY_OF_ARGUMENTS = re.compile(r'\{"name": %\(json\)s, "([a-z]+)": ')
 
 
 def _thoughts_first(rest: str, template: str | None, opening: str, controls: Mapping[str, int]) -> list[str]:
-    """Return rules whose start is the rule `rest`, with thoughts before it if the model thinks.
+    """Return rules whose start is the rule `rest`, with reasoning before it if the model reasons.
 
-    If the prompt has opened thoughts, they must end first; if the template knows tags, there may be thoughts.
+    If the prompt has opened reasoning, it must end first. If the template mentions tags, there may be reasoning.
     """
     tags = thought_tags(template)
     begun = opened(tags, opening)

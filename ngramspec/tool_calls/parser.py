@@ -1,4 +1,4 @@
-"""`parser_for`: what turns the text of an answer into content, thoughts and calls while it is written."""
+"""Streaming parser that divides the text of an answer into content, reasoning and calls."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from ngramspec.tool_calls.calls import read_arguments
 from ngramspec.tool_calls.deltas import Delta, Deltas, Reader, Reads, Tool, Tools
 from ngramspec.tool_calls.families import HERMES, Family, family_of, opened, thought_tags
 
-_NAMING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]+)')  # a call that has no mark before it
-_SHORT, _NEAR = 12, 80  # characters of a text that says nothing yet, and of one in which a call would have a name
+_NAMING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]+)')  # start of a call without a mark before it
+# Numbers of characters after which a text is long enough to be judged, and within which a call contains its name.
+_SHORT, _NEAR = 12, 80
 
 
 def parser_for(template: str | None, tools: Sequence[Tool] = (), *, opening: str = "") -> AnswerParser:
-    """A parser for one answer of a model.
+    """Return a parser for one answer of a model.
 
     Args:
-        template: the model's chat template, in Jinja; None if it has none.
-        tools: that may be called; without any, what looks like a call is content.
-        opening: what the prompt ends in (`ChatPrompt.opening`): an answer may begin within thoughts.
+        template: Chat template of the model, in Jinja; `None` if it lacks one.
+        tools: Tools that may be called; without tools, calls are content.
+        opening: Text at the end of the prompt (`ChatPrompt.opening`), which may open reasoning.
     """
     return AnswerParser(family_of(template) or HERMES, tools, thought_tags(template), opening)
 
 
 def thoughts_parser(template: str | None, *, opening: str = "") -> AnswerParser:
-    """A parser that tells thoughts from content and takes nothing for a call.
+    """Return a parser that separates reasoning from content, and parses no calls.
 
-    Where the template speaks of no tags around thoughts, they are <think> and </think>.
+    If the template mentions no tags around reasoning, they are <think> and </think>.
     """
     return AnswerParser(HERMES, (), thought_tags(template) or thought_tags("<think>"), opening)
 
 
 class AnswerParser:
-    """Reads one answer. No text makes it raise. Made by `parser_for` and `thoughts_parser`."""
+    """A parser of one answer, made by `parser_for` or `thoughts_parser`. It raises no errors, whatever the text is."""
 
     ended: bool | None = None  # it never ends a text early
 
@@ -62,7 +63,7 @@ class AnswerParser:
 def _read_answer(
     reader: Reader, answer: Deltas, tools: Tools, *, family: Family, tags: Mapping[str, str], opening: str
 ) -> Reads[None]:
-    """Thoughts, at the beginning or begun by the prompt; then content and calls."""
+    """Parse reasoning, at the beginning or opened by the prompt, then content and calls."""
     tag: str | None = opened(tags, opening)
     if tag is None and tags:
         yield from reader.space()
@@ -75,7 +76,7 @@ def _read_answer(
         yield from reader.until((), answer.content)
         return
     while True:
-        # Here calls may begin that begin nowhere else; behind, those that begin anywhere.
+        # Calls without a start may only begin here. Calls with a start may begin anywhere after this place.
         if family.bare:
             before = reader.at
             yield from reader.space()
@@ -98,7 +99,7 @@ def _read_answer(
 
 
 def _cut_off(reader: Reader, start: str, tools: Tools) -> bool:
-    """Whether what comes next, which begins as calls do and is none, was going to be one when a limit cut it."""
+    """Return True if the text, which begins like a call, would have become one if a limit had not cut it."""
     text = reader.rest().removeprefix(start).strip()
     return reader.cut and (len(text) < _SHORT or text[0] in "{[<" or any(name in text[:_NEAR] for name in tools))
 
@@ -112,7 +113,7 @@ _NAMED = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def _read_channels(reader: Reader, answer: Deltas, tools: Tools) -> Reads[None]:
-    """gpt-oss' messages, one after the other: analysis are thoughts, a recipient makes a call, all else is content."""
+    """Parse gpt-oss' messages: the analysis channel is reasoning, a recipient makes a call, other text is content."""
     while (yield from reader.peek()):
         before = reader.at
         start = yield from reader.take(_CHANNEL, _START, _TO)
@@ -130,7 +131,7 @@ def _read_channels(reader: Reader, answer: Deltas, tools: Tools) -> Reads[None]:
 
 
 def _read_message(reader: Reader, answer: Deltas, tools: Tools, start: str) -> Reads[bool]:
-    """A message behind the start of its header; whether it is one."""
+    """Parse a message after the start of its header; return True if it is a message."""
     header, found = yield from reader.before(_MESSAGE, *_ENDS)
     if found != _MESSAGE:
         return False
@@ -142,7 +143,7 @@ def _read_message(reader: Reader, answer: Deltas, tools: Tools, start: str) -> R
         if not tools or (yield from read_arguments(reader, answer, recipient[1])) is None:
             return False
         yield from reader.space()
-        take = answer.content  # of what is no JSON
+        take = answer.content  # for text after the JSON
     elif not channel:
         return False
     found = yield from reader.until((*_ENDS, _CHANNEL, _START), take)

@@ -1,7 +1,8 @@
-"""Calls with parameters in tags, passed on as JSON: the tool's schema tells what is text and what is a number.
+"""Parsers of calls whose parameters are in tags; the tool's schema gives the type of each value in the resulting JSON.
 
-Also what stands in `<tool_call>`: Hermes' and Qwen's JSON, Qwen3-Coder's tags, GLM's keys and values. They begin alike,
-and models mix them up, so what follows decides. And Gemma 4's `call:f{key:<|"|>text<|"|>}`.
+The parser of `<tool_call>` supports Hermes' and Qwen's JSON, Qwen3-Coder's tags, and GLM's keys and values. They all
+begin with this tag, and models mix the forms, so the text after the tag decides. Gemma 4 has a separate parser for
+`call:f{key:<|"|>text<|"|>}`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from ngramspec.tool_calls.calls import ReadCall, escape, quote, read_arguments, read_calls, rows
 from ngramspec.tool_calls.deltas import Deltas, Emit, Reader, Reads, Tool, Tools
 
-_DEEPEST = 32  # references within references
+_DEEPEST = 32  # maximum depth of references within references
 _TEXT = frozenset({"string"})
 _KINDS = {
     str: _TEXT,
@@ -33,14 +34,14 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """How parameters are written."""
+    """The marks around parameters."""
 
-    parameter: str  # what stands before a parameter's name
-    named: str  # what stands behind it; up to `value`, attributes may follow
-    value: str  # what the value begins behind; "": right behind `named`
-    ended: str  # what ends the value
-    end: str  # what ends the call
-    lines: bool = False  # whether the value stands on lines of its own
+    parameter: str  # mark before the name of a parameter
+    named: str  # mark after the name; attributes may follow it up to `value`
+    value: str  # mark before the value; "" if the value follows `named`
+    ended: str  # mark at the end of the value
+    end: str  # mark at the end of the call
+    lines: bool = False  # whether line breaks surround the value
 
 
 _QWEN = Tags("<parameter=", ">", "", "</parameter>", "</function>", lines=True)
@@ -62,7 +63,7 @@ def read_hermes(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
 
 
 def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-    """Parse the text after "<function=": "name>", and parameters in tags, or all of them as JSON."""
+    """Parse the text after "<function=": a name and ">", then parameters in tags, or all parameters as JSON."""
     name, found = yield from reader.before(">")
     name = name.strip().strip("\"'")
     if not found or not name:
@@ -78,7 +79,7 @@ def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
 
 
 def _read_keys(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-    """A call whose name comes next, of a tool that there is, and then keys and values."""
+    """Parse a call: the name of an existing tool, then keys and values."""
     name, found = yield from reader.before(_GLM.parameter, _GLM.end)
     name = name.strip()
     if found is None or name not in tools:
@@ -88,7 +89,12 @@ def _read_keys(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
 
 
 def invoked(mark: str, *openings: str) -> dict[str, ReadCall]:
-    """How `<invoke name="f">` begins, and who reads it: `mark` begins its tags, `openings` are the tags of rows."""
+    """Return the parsers of calls in the form `<invoke name="f">`, by the strings that they begin with.
+
+    Args:
+        mark: String at the start of the name of each tag.
+        openings: Tags around several calls.
+    """
     item = f'<{mark}invoke name="'
     tags = Tags(f'<{mark}parameter name="', '"', ">", f"</{mark}parameter>", f"</{mark}invoke>")
 
@@ -100,10 +106,11 @@ def invoked(mark: str, *openings: str) -> dict[str, ReadCall]:
 
 
 def _read_tagged(reader: Reader, answer: Deltas, name: str, tool: Tool | None, tags: Tags) -> Reads[bool]:
-    """Begin a call if parameters come next, or its end, and pass them on as a JSON object; whether it was begun.
+    """Parse parameters in tags as a JSON object; return True if a call began.
 
-    Text is passed on as it comes, other values when they are whole. The object ends where something else follows than a
-    parameter; where the answer ends before the call does, it stays open.
+    A call begins if a parameter or the end of the call comes next. Strings are emitted as they arrive, and other values
+    when they are complete. The object ends before the first text that is not a parameter. If the answer ends inside the
+    call, the object stays incomplete.
     """
     yield from reader.space()
     found = yield from reader.take(tags.parameter, tags.end)
@@ -130,10 +137,10 @@ def _read_tagged(reader: Reader, answer: Deltas, name: str, tool: Tool | None, t
 
 
 def _read_value(reader: Reader, emit: Emit, types: frozenset[str] | None, tags: Tags) -> Reads[bool]:
-    """One value up to its end; whether that came."""
+    """Parse a value; return True if its end was found."""
     if types == _TEXT:
         emit('"')
-        held = ""  # a line break that may stand at the very end, where it is none of the text
+        held = ""  # a line break that belongs to the value only if more text follows
 
         def push(text: str) -> None:
             nonlocal held
@@ -155,7 +162,12 @@ def _read_value(reader: Reader, emit: Emit, types: frozenset[str] | None, tags: 
 
 
 def as_json(text: str, types: frozenset[str] | None) -> str:
-    """A written value as JSON: of the types it may have, None for any; as a string where it is none of them."""
+    """Return a value as JSON; a value of another type becomes a string.
+
+    Args:
+        text: Text of the value.
+        types: JSON types that the value may have; `None` means any.
+    """
     bare = text.strip()
     if types is not None:
         bare = _PYTHON.get(bare, bare)
@@ -164,7 +176,7 @@ def as_json(text: str, types: frozenset[str] | None) -> str:
         if not isinstance(value, str) and (types is None or _kinds(value) & types):
             return json.dumps(value, ensure_ascii=False)
         if isinstance(value, str) and types is not None and "string" not in types:
-            return as_json(value, types)  # a value that was put into quotes
+            return as_json(value, types)  # the model put a value of another type into quotes
     except (ValueError, RecursionError):
         pass
     return quote(text)
@@ -175,14 +187,14 @@ def _refuse(constant: str) -> None:
 
 
 def _kinds(value: Any) -> frozenset[str]:
-    """The JSON types of a value."""
+    """Return the JSON types of a value."""
     if isinstance(value, float):
         return frozenset({"number", "integer"} if value.is_integer() else {"number"})
     return _KINDS[type(value)]
 
 
 def _types(tool: Tool | None, key: str) -> frozenset[str] | None:
-    """The types that a tool's schema gives to a parameter; None if it does not say."""
+    """Return the types of a parameter in the schema of a tool; `None` if the schema has no type."""
     root: Mapping[str, Any] = tool.parameters if tool is not None else {}
     properties = root.get("properties")
     return _types_of(properties.get(key) if isinstance(properties, Mapping) else None, root, 0)
@@ -231,9 +243,9 @@ def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
 
 
 def _read_rest(reader: Reader, emit: Emit) -> Reads[bool]:
-    """Parse the text after an opening brace as JSON; returns whether its closing brace came."""
+    """Parse the text after an opening brace as JSON; return True if its closing brace was found."""
     brackets = ["}"]
-    first = True  # nothing stands in the innermost brackets yet
+    first = True  # whether the innermost brackets are still empty
     while brackets:
         yield from reader.space()
         if (yield from reader.take(brackets[-1])):
@@ -264,7 +276,7 @@ def _read_rest(reader: Reader, emit: Emit) -> Reads[bool]:
 
 
 def _read_key(reader: Reader) -> Reads[str | None]:
-    """A key, in quotes or bare, and the colon behind it."""
+    """Parse a key, with or without quotes, and the colon after it."""
     if (yield from reader.take(_QUOTE)):
         key, _ = yield from reader.before(_QUOTE)
         yield from reader.space()
@@ -274,7 +286,7 @@ def _read_key(reader: Reader) -> Reads[str | None]:
 
 
 def _read_word(reader: Reader, emit: Emit) -> Reads[bool]:
-    """Text in quotes, or a bare word: JSON's, or text again."""
+    """Parse a string in quotes, or a bare word, which is a JSON value or a string; return True if it is complete."""
     if (yield from reader.take(_QUOTE)):
         emit('"')
         found = yield from reader.until((_QUOTE,), lambda text: emit(escape(text)))
