@@ -1,21 +1,22 @@
-"""Drafts of beam search: `BeamDrafter` guesses what may follow a text, `BeamPlan` which guesses a pass evaluates.
+"""Drafts of beam search: `BeamDrafter` guesses continuations of a text, and `BeamPlan` selects the guesses of a pass.
 
-A guess is several tokens with their probabilities, from one of two sources; the one with the longer context counts:
+A guess consists of several tokens with their probabilities. There are two sources, of which the one with the longer
+context is used:
 
-    rows    the most likely tokens that the target gave the last time after the same 1 to 3 tokens, with their
-            probabilities (as in Token Recycling, Luo et al. 2024, arXiv 2408.08696): beams differ in a token and then
-            continue alike.
-    copies  what followed the same 1 to 8 tokens, the most that were seen, in the prompt or in what all beams agree on.
+    rows    the most likely tokens of the target's last row after the same 1 to 3 tokens, with their probabilities (as
+            in Token Recycling, Luo et al. 2024, arXiv 2408.08696), because beams often differ in only one token
+    copies  tokens that followed the longest known context of 1 to 8 tokens, in the prompt or in the common start of
+            all beams
 
-The draft is itself a beam search (Leviathan et al. 2023, appendix A.4): each step takes the best `width` results, by
-the target's rows where they are known and by guesses elsewhere. It is evaluated to the length k that maximises
+The draft is itself a beam search (Leviathan et al. 2023, appendix A.4). Each step takes the best `width` results, by
+the target's rows if they are known and by guesses otherwise. It is evaluated to the length k that maximises
 
     1 + c_1 + c_1 c_2 + ... + c_1 ... c_k - rate * T(n + n_1 + ... + n_k)
 
-with c_i the chance that step i of the draft holds all that the search then chooses, n the rows that the pass must
-compute in any case, n_i those that step i adds, T the seconds of a pass by its size, and rate the recent steps per
-second, but no less than plain beam search makes. About PARTLY of the rows of a step that misses need not be computed
-later, and their share of T is not counted.
+Here c_i is the probability that step i of the draft contains all nodes that the search then chooses. n is the number of
+rows that the pass must compute without a draft, and n_i the number that step i adds. T is the seconds of a pass by its
+size. rate is the recent number of steps per second, but at least that of plain beam search. If a step misses, about
+PARTLY of its rows need not be computed later, and their share of T is not counted.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from ngramspec.drafting.chances import FadingRate
 from ngramspec.drafting.draft import MarginalCost
 from ngramspec.tokens import Likely, Node
 
-ORDERS = 3  # most tokens of context that a row is remembered by
-LONGEST = 8  # and a copy
-AHEAD = 2  # a copy's context must be this much longer than a row's to be preferred: a row says more
-CLEARLY = 2  # another copy is preferred to the most recent one if it was seen at least this many times as often
+ORDERS = 3  # maximum number of context tokens of a row
+LONGEST = 8  # maximum number of context tokens of a copy
+AHEAD = 2  # minimum number of tokens by which a copy's context must exceed a row's, which contains more information
+CLEARLY = 2  # minimum ratio of occurrences for which the most frequent copy is preferred to the most recent one
 FADE = 0.98  # factor by which earlier counts fade at each new count
 SUREST = 0.99
 
@@ -40,23 +41,23 @@ Context = tuple[int, ...]
 
 
 class BeamDrafter:
-    """Guesses continuations of the nodes of a tree. One instance serves many searches, one at a time.
+    """A drafter that guesses continuations of the nodes of a tree, for several searches, one at a time.
 
-    A node's `notes` are the copy proposed after it, and the probability that the target gives such copies.
+    The `notes` of a node are the copy proposed after it, and the probability that the target gives such copies.
     """
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a search."""
-        self._end: Context = ()  # of the prompt and all that was committed
+        self._end: Context = ()  # last tokens of the prompt and of all committed tokens
         self._prompt_end = tuple(prompt[-LONGEST:])
-        # How often each token was seen after a context, the most recent one last.
+        # Number of occurrences of each token after a context, the most recent token last.
         self._copies: defaultdict[Context, dict[int, int]] = defaultdict(dict)
         self._rows: dict[Context, Likely] = {}
         self._trust: defaultdict[tuple[int, int], FadingRate] = defaultdict(lambda: FadingRate(1.0, 2.0, fade=FADE))
         self.commit(prompt)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Take in the next tokens that all beams agree on."""
+        """Add the next tokens that all beams have in common."""
         for token in tokens:
             for start in range(len(self._end)):
                 seen = self._copies[self._end[start:]]
@@ -64,7 +65,7 @@ class BeamDrafter:
             self._end = (*self._end, token)[-LONGEST:]
 
     def see(self, node: Node, likely: Likely) -> None:
-        """Learn what the target says after `node`."""
+        """Learn the target's prediction after a node."""
         tail = self._tail(node)[-ORDERS:]
         for start in range(len(tail)):
             self._rows[tail[start:]] = likely
@@ -73,7 +74,7 @@ class BeamDrafter:
             trust.add(sum(math.exp(logprob) for token, logprob in likely if token == copy))
 
     def guess(self, node: Node) -> tuple[Likely, int]:
-        """Return likely successors of `node` and the length of their context, at most LONGEST; 0: unknown."""
+        """Return likely tokens after a node and the length of their context, at most LONGEST; 0 means no guess."""
         tail = self._tail(node)
         contexts = [tail[start:] for start in range(len(tail))]
         known = next((context for context in contexts[-ORDERS:] if context in self._rows), ())
@@ -92,7 +93,7 @@ class BeamDrafter:
         return _with_copy(copy, min(trust.value, SUREST), others), len(seen)
 
     def _tail(self, node: Node) -> Context:
-        """The last LONGEST tokens up to a node, oldest first."""
+        """Return the last LONGEST tokens up to a node, oldest first."""
         tail: list[int] = []
         at = node
         while at.parent is not None and len(tail) < LONGEST:
@@ -102,7 +103,7 @@ class BeamDrafter:
 
 
 def _with_copy(copy: int, trust: float, others: Likely) -> Likely:
-    """A copy with the probability that copies are trusted with; the other guesses share the rest."""
+    """Return guesses in which the copy has the probability `trust`, and the other tokens share the rest."""
     instead = sum(math.exp(logprob) for other, logprob in others if other == copy)
     likely = [(copy, math.log(trust))]
     if instead < 1.0:
@@ -111,36 +112,39 @@ def _with_copy(copy: int, trust: float, others: Likely) -> Likely:
     return sorted(likely, key=lambda guess: -guess[1])
 
 
-# --------------------------------------------------------------------------- which guesses a pass evaluates
+# --------------------------------------------------------------------------- guesses that a pass evaluates
 
 DECAY = 0.95  # factor by which earlier gains and costs fade at each pass
 SIZES = range(1, 65)
-MANY = 4  # steps with more guesses than this are counted as having so many
+MANY = 4  # maximum number of guesses of a step that is distinguished in the statistics
 
 PARTLY = 0.5
-"""Share of a step's rows that the search chooses though it does not choose all; measured 0.3 to 0.5 for 2 to 8 beams.
-A single beam chooses one or none."""
+"""Share of a step's rows that the search chooses if it does not choose all; measured 0.3 to 0.5 for 2 to 8 beams. A
+single beam chooses one row or no row."""
 
 COVERED = (0.15, 0.4, 0.7, 0.9, 0.6, 0.65, 0.65, 0.7, 0.9)
-"""Chance that a step with one guess holds all that the search chooses, by the guess's context, on the demo model
-(rounded): 1 to 3 are mostly rows, more are copies. It counts as WEIGHT steps."""
+"""Probability that a step with one guess contains all nodes that the search chooses, by the length of the guess's
+context, measured on the demo model (rounded). Contexts of 1 to 3 tokens are mostly rows, longer ones are copies. The
+prior has the weight of WEIGHT steps."""
 
 EACH, WEIGHT = 0.84, 4.0
-"""EACH: by how much each further guess lowers that chance, as the choice is right only if they all were good enough."""
+"""EACH is the factor of that probability for each further guess, because all guesses of a step must be good enough."""
 
 
 Layer = tuple[list[Node], list[Node], FadingRate]
-"""One step of a draft: the nodes that it chooses, those of them whose rows are not known, and how often such steps held
-all that the search chose."""
+"""One step of a draft: the nodes that it chooses, those of them without known rows, and the rate of such steps that
+contained all nodes that the search chose."""
 
 
 class BeamPlan:
-    """Drafts for one search.
+    """The drafts of one search.
 
     Args:
-        curve: cost of a pass by its size; None: all cost the same.
-        width: how many texts each step takes.
-        farthest: most steps ahead.
+        drafter: Drafter that makes the guesses.
+        curve: Cost of a pass by its size; `None` means that all passes cost the same.
+        width: Number of texts that each step takes.
+        farthest: Maximum number of steps of a draft.
+        is_eog: Predicate for tokens that end a generation.
     """
 
     def __init__(
@@ -156,25 +160,26 @@ class BeamPlan:
         self._partly = PARTLY * (1.0 - 1.0 / width)
         self._covered: dict[tuple[int, int], FadingRate] = {}  # by shortest context and number of guesses
         self._layers: list[Layer] = []
-        self._scale = 1.0  # of the curve's seconds
-        self._per_token = 0.0  # seconds of other work than the pass, per token in it
-        self._steps = self._seconds = 0.0  # of the last passes, fading
+        self._scale = 1.0  # factor of the curve's seconds
+        self._per_token = 0.0  # seconds of work outside the pass, per token of the pass
+        self._steps = self._seconds = 0.0  # fading sums over the last passes
 
     def plan(
         self, live: Sequence[tuple[float, Node]], steps: int, room: int, leaves: int
     ) -> tuple[list[Node], list[Node]]:
-        """(nodes to be evaluated ahead, nodes known already that may be needed), both without the live ones.
+        """Return the nodes to evaluate ahead, and the known nodes that may be needed, both without the live ones.
 
         Args:
-            live: score and last token of each text of the next step; some of their rows are missing.
-            steps, room: most steps ahead that can be of use, and most nodes to be evaluated ahead.
-            leaves: most leaves of what is kept and evaluated, the live texts among them.
+            live: Score and last node of each text of the next step; some of their rows are missing.
+            steps: Maximum number of steps that the search can still use.
+            room: Maximum number of nodes to evaluate ahead.
+            leaves: Maximum number of leaves among all kept and evaluated nodes, including the live texts.
         """
         self._layers = self._draft(live, min(steps, self._farthest), room, leaves)
         sent = self._layers[: self._best(sum(node.likely is None for _, node in live))]
         new = [node for _, unknown, _ in sent for node in unknown]
         known = [node for nodes, _, _ in self._layers for node in nodes if node.likely is not None]
-        # Forget nodes that were imagined but are not sent, and those sent earlier that are no longer hoped for.
+        # Forget nodes that were drafted but are not sent, and nodes that were sent earlier but are no longer needed.
         kept = {*new, *known}
         for node in [node for _, node in live] + new + known:
             node.children = {token: child for token, child in node.children.items() if child in kept}
@@ -213,8 +218,8 @@ class BeamPlan:
         return layers
 
     def _coverage(self, contexts: Sequence[int]) -> FadingRate:
-        """How often a step held all that the search chose, by the contexts' lengths that its guesses rested on."""
-        if not contexts:  # a step without guesses is sure
+        """Return the rate of steps that contained all chosen nodes, for steps with guesses of these context lengths."""
+        if not contexts:  # a step without guesses is certain
             return FadingRate(1.0, 1.0, fade=1.0)
         key = min(contexts), min(len(contexts), MANY)
         if key not in self._covered:
@@ -223,7 +228,7 @@ class BeamPlan:
         return self._covered[key]
 
     def _best(self, size: int) -> int:
-        """How many of the layers are worth their time, if a pass without them evaluates `size` tokens."""
+        """Return the number of layers that are worth their time, if a pass without them evaluates `size` tokens."""
         if self._curve is None:
             return len(self._layers)
         rate = self._rate(self._curve)
@@ -243,17 +248,17 @@ class BeamPlan:
         return best
 
     def _rate(self, curve: CostCurve) -> float:
-        """Recent steps per second, but no less than plain beam search makes."""
+        """Return the recent number of steps per second, but at least that of plain beam search."""
         plain = 1.0 / self._cost(curve, self._width)
         return max(plain, self._steps / self._seconds) if self._seconds else plain
 
     def _cost(self, curve: CostCurve, size: int) -> float:
-        """Seconds of a pass and of the other work that goes with it."""
+        """Return the seconds of a pass and of the work outside it."""
         switch = curve.switch if size != curve.last else 0.0
         return self._scale * (curve.seconds(size) + switch) + self._per_token * size
 
     def _price(self) -> MarginalCost | None:
-        """Seconds that one more token costs a pass: a step ahead must be reached often enough to be worth it."""
+        """Return the cost of one more token in a pass, which a further step must be likely enough to justify."""
         curve = self._curve
         if curve is None:
             return None
@@ -261,8 +266,14 @@ class BeamPlan:
         return MarginalCost(self._rate(curve), slopes)
 
     def learn(self, size: int, seconds: float, besides: float, taken: Sequence[Sequence[Node]]) -> None:
-        """Learn how the last planned pass went: `size` tokens in `seconds`, and `besides` for all other work; and the
-        live texts of each step `taken` since."""
+        """Learn the result of the last planned pass.
+
+        Args:
+            size: Number of tokens of the pass.
+            seconds: Time of the pass.
+            besides: Time of all other work.
+            taken: Last nodes of the live texts after each step since the pass.
+        """
         for (drafted, _, covered), nodes in zip(self._layers, taken, strict=False):
             chosen = {(node.parent, node.token) for node in drafted}
             hit = all((node.parent, node.token) in chosen for node in nodes)
@@ -273,6 +284,6 @@ class BeamPlan:
         self._seconds = DECAY * self._seconds + seconds + besides
         self._per_token += 0.1 * (besides / size - self._per_token)
         if self._curve is not None:
-            # The curve itself is not refreshed: without passes of one token nothing anchors it.
+            # The curve itself is not updated, because passes of one token, which would anchor it, do not occur.
             self._scale += 0.1 * (min(seconds / self._curve.seconds(size), 3.0 * self._scale) - self._scale)
             self._curve.last = size

@@ -1,17 +1,17 @@
-"""`BeamSearch`: beam search with drafts. Beams and scores are those of beam search without drafts, in fewer passes.
+"""Beam search with drafts. Beams and scores are those of beam search without drafts, in fewer passes.
 
-Beam search keeps the `beams` most likely texts. A text scores the sum of the logarithms of its tokens' probabilities
-under the softmax of the target's raw logits; there is no length penalty. A step expands each live text by every
-token and keeps the best `beams` of all the results; equal scores go to the text that ranked higher, then to the
-larger logit, then to the lower token id. A result that ends (its last token ends generations, or completes a stop
-string) is finished and takes no part in later steps. The search continues for at most `max_tokens` steps; as scores
-only fall, it is over as soon as `beams` texts are finished and none alive scores more than the last of those.
+Beam search keeps the `beams` most likely texts. The score of a text is the sum of the logarithms of its tokens'
+probabilities, by the softmax of the target's raw logits; there is no length penalty. A step expands each live text by
+every token and keeps the best `beams` of all the results. Among equal scores, the text that ranked higher is preferred,
+then the larger logit, then the lower token id. A result is finished if its last token ends generations or completes a
+stop string, and it is not expanded in later steps. The search continues for at most `max_tokens` steps. Scores only
+fall, so the search ends early when `beams` texts are finished and no live text scores more than the last of them.
 
 Without drafts every step costs a pass. Leviathan, Kalman, Matias (2023, arXiv 2211.17192, appendix A.4) let a cheap
-model, here a `BeamDrafter`, run ahead with a beam search of its own, and evaluate all its nodes in one pass: a step is
-then free if all that the target's logits make it choose is among them. Three additions: known rows replace guesses;
-drafted nodes that were not reached yet stay in the cache; and a text whose row is missing holds nothing up if enough
-results of the other texts score more.
+model, here a `BeamDrafter`, run ahead with a separate beam search, and evaluate all its nodes in one pass. A step costs
+no pass if all nodes that it chooses are among them. There are three additions. Known rows replace guesses. Drafted
+nodes that were not reached yet stay in the cache. And a text without a row does not delay a step if enough results of
+the other texts score more.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ if TYPE_CHECKING:
     from ngramspec.llama.cache_tree import CacheTree
     from ngramspec.llama.target import Target
 
-DRAFT_MAX = 16  # most steps that a draft runs ahead, unless told otherwise
-SEQUENCES = 64  # the `n_seq` that a target for beam search is loaded with: one for each row of the largest pass
+DRAFT_MAX = 16  # default maximum number of steps of a draft
+SEQUENCES = 64  # `n_seq` of a target for beam search: one sequence for each row of the largest pass
 
 
 class BeamSearch:
-    """One beam search after another on one target, with drafts or without.
+    """Beam searches on one target, one at a time, with or without drafts.
 
     Args:
-        target: loaded with `n_seq` above `beams`; `SEQUENCES` leaves room for drafts.
-        beams: how many texts are kept; 1 is greedy decoding.
-        drafter: None for plain beam search.
-        calibration: tells which drafts pay; None: all that fits is drafted.
-        draft_max: most steps that a draft runs ahead, at least 1.
+        target: Target with an `n_seq` above `beams`; `SEQUENCES` leaves room for drafts.
+        beams: Number of texts to keep; 1 is greedy decoding.
+        drafter: Drafter; `None` means plain beam search.
+        calibration: Cost of passes, which decides the draft lengths; `None` means that all drafts that fit are used.
+        draft_max: Maximum number of steps of a draft, at least 1.
+        clock: Function that returns the time in seconds; `None` means `time.perf_counter`.
 
     Attributes:
-        stats: counters of the last search. `tokens`: by how many each text grew after the first, which is how many
-            passes the search takes without drafts; `drafted`: tokens evaluated before any live text ended in them;
-            `draft_seconds`: of all other work for the passes: drafting, reading logits, choosing.
+        stats: Counters of the last search. `tokens` is the number of tokens of each text after the first one, which is
+            the number of passes without drafts. `drafted` counts tokens that were evaluated before a live text ended in
+            them. `draft_seconds` is the time of all other work: drafting, reading logits, choosing.
 
     Raises:
-        ModelError: the target's memory cannot hold several continuations of a text.
-        ValueError: `beams` below 1, or more than the target's sequences can hold; `draft_max` below 1.
+        ModelError: The target's memory cannot contain several continuations of a text.
+        ValueError: `beams` is below 1 or not below the target's `n_seq`, or `draft_max` is below 1.
     """
 
     def __init__(
@@ -94,25 +95,27 @@ class BeamSearch:
         stop: Sequence[str] = (),
         progress: Progress | None = None,
     ) -> Generator[None]:
-        """Search; yields after the prefill and after each pass. `hypotheses` tells what was found, at any time.
+        """Search, and yield after the prefill and after each pass; `hypotheses` returns the results at any time.
 
         Args:
-            prompt, stop, progress: as in `SpeculativeDecoder.generate`.
-            max_tokens: most tokens of a text, at least 1; None: what the context has room for.
+            prompt: Token ids of the prompt, as in `SpeculativeDecoder.generate`.
+            max_tokens: Maximum number of tokens of a text, at least 1; `None` means until the context is full.
+            stop: Stop strings, as in `SpeculativeDecoder.generate`.
+            progress: Function that receives the progress of the prefill.
 
         Raises:
-            PromptError: the prompt is empty, or the context has no room for so many texts of that length.
-            ValueError: `max_tokens` below 1, or an empty stop string.
-            BadLogits: during the search, at a nan in the target's logits.
-            TargetError: llama.cpp failed; what was found stays found.
+            PromptError: The prompt is empty, or the context has no room for `beams` texts of this length.
+            ValueError: `max_tokens` is below 1, or a stop string is empty.
+            BadLogits: A logit of the target is nan (raised during the search).
+            TargetError: llama.cpp failed; the results so far remain.
         """
-        # Checked here, not at the first `next`: a wrong call must fail where it is made.
+        # The arguments are checked here and not at the first `next`, so that a wrong call fails immediately.
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
         if not prompt:
             raise PromptError("the prompt is empty")
         room = (self.target.n_ctx - len(prompt)) // self.beams
-        # A single text ends where the context does, as in plain decoding.
+        # A single text ends when the context is full, as in plain decoding.
         if room < (1 if self.beams == 1 else max_tokens or 1):
             raise PromptError(self._too_much(len(prompt), max_tokens or 1, room))
         self._limit = min(max_tokens or room, room)
@@ -122,7 +125,7 @@ class BeamSearch:
         return self._run(list(prompt), self._state, progress)
 
     def hypotheses(self) -> list[Hypothesis]:
-        """The best texts so far, at most `beams`, the best one first."""
+        """Return the best texts so far, at most `beams`, the best one first."""
         state = self._state
         return state.hypotheses(self._out_of if state.steps == self._limit else None) if state is not None else []
 
@@ -184,7 +187,7 @@ class BeamSearch:
         return bool(state.live) and state.steps < self._limit
 
     def _take_steps(self, state: BeamState) -> list[list[Node]]:
-        """Take all steps whose rows are known; the last tokens of the texts still alive after each."""
+        """Take all steps whose rows are known; return the last tokens of the live texts after each step."""
         taken: list[list[Node]] = []
         while self._goes_on(state):
             extensions = state.extensions(self._read)
@@ -192,18 +195,18 @@ class BeamSearch:
                 break
             nodes = state.step(extensions)
             self.stats.accepted += sum(node.likely is not None or node in self._rows for node in nodes)
-            self.stats.tokens = state.steps - 1  # of the first step, the prefill made the row
+            self.stats.tokens = state.steps - 1  # the row of the first step comes from the prefill
             taken.append(nodes)
         return taken
 
     def _choose(self, tree: CacheTree, state: BeamState, plan: BeamPlan | None) -> list[Node]:
-        """The nodes that the next pass evaluates; nodes that are no longer needed leave the cache."""
+        """Return the nodes that the next pass evaluates, and remove nodes that are no longer needed from the cache."""
         nodes = [beam.node for beam in state.live]
         missing = [node for node in nodes if self._read(node) is None]
         kept = [node if node.likely is not None or node.parent is None else node.parent for node in nodes]
         ahead: list[Node] = []
         if plan is not None:
-            if tree.windowed:  # nothing may stay that is ahead of the texts
+            if tree.windowed:  # the cache must not keep nodes ahead of the texts
                 for node in nodes:
                     node.children = {}
             self._read_all([*nodes])
@@ -217,7 +220,7 @@ class BeamSearch:
         return missing + ahead
 
     def _commit(self, nodes: Sequence[Node]) -> None:
-        """Tell the drafter what all texts agree on."""
+        """Pass the tokens that all texts have in common to the drafter."""
         common = reduce(common_ancestor, nodes)
         if common is not self._trunk and self.drafter is not None:
             self.drafter.commit(common.path()[self._trunk.length - common.length :])
@@ -226,7 +229,7 @@ class BeamSearch:
     # ------------------------------------------------------------------ rows
 
     def _read(self, node: Node) -> Likely | None:
-        """Return the target's prediction after a node; None if it was not evaluated."""
+        """Return the target's prediction after a node; `None` if it was not evaluated."""
         if node.likely is None:
             row = self._rows.get(node)
             if row is None:
@@ -244,9 +247,9 @@ class BeamSearch:
                 nodes += node.children.values()
 
     def _likely(self, row: Logits) -> Likely:
-        """The tokens that a step may choose after a row, best first: `beams` of them are enough."""
+        """Return the tokens that a step may choose after a row, best first; `beams` of them are enough."""
         suppressed = self.target.suppressed
         best = logprobs(row, 0, self.beams + len(suppressed)).top
         if not math.isfinite(best[0][1]):
-            top_token(row)  # says what is wrong
+            top_token(row)  # raises a BadLogits with the reason
         return [(t, logprob) for t, logprob in best if logprob > -math.inf and t not in suppressed][: self.beams]

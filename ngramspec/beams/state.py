@@ -1,4 +1,4 @@
-"""`BeamState`: the texts of a beam search, and what a step does to them. Knows nothing of passes and drafts."""
+"""State of a beam search: its texts and the steps that extend them, independent of passes and drafts."""
 
 from __future__ import annotations
 
@@ -14,27 +14,34 @@ from ngramspec.tokens import Likely, Node
 
 
 class Hypothesis(NamedTuple):
-    """One of the texts found."""
+    """A text that the search found."""
 
-    tokens: tuple[int, ...]  # after the prompt, the one that ended it included
-    text: str  # up to a stop string
-    score: float  # sum of the natural logarithms of their probabilities
-    stop: StopReason | None  # why it ended; None while it is alive
+    tokens: tuple[int, ...]  # tokens after the prompt, including the one that ended the text
+    text: str  # text up to a stop string
+    score: float  # sum of the natural logarithms of the tokens' probabilities
+    stop: StopReason | None  # reason for the end; `None` while the text is alive
 
 
 class Beam(NamedTuple):
-    """A text: its score, its last token, and its characters for the check of stop strings (None: there are none)."""
+    """A text: its score, its last token, and its characters for the search for stop strings, if there are any."""
 
     score: float
     node: Node
     stream: TextStream | None
 
 
-Extension = tuple[float, Beam, int]  # a text with one more token: its new score, the text before, the token
+Extension = tuple[float, Beam, int]  # extended text: new score, text before the extension, added token
 
 
 class BeamState:
-    """One search, which keeps `beams` texts behind `root`, the prompt; strings in `stop` end a text."""
+    """The state of one search.
+
+    Args:
+        vocabulary: Vocabulary of the target.
+        beams: Number of texts to keep.
+        root: Node of the prompt.
+        stop: Stop strings, which end a text.
+    """
 
     def __init__(self, vocabulary: Vocabulary, beams: int, root: Node, stop: Sequence[str]) -> None:
         self._vocabulary = vocabulary
@@ -46,9 +53,11 @@ class BeamState:
         self.steps = 0
 
     def extensions(self, read: Callable[[Node], Likely | None]) -> list[Extension] | None:
-        """The best `beams` results of a step, the best one first; None if rows are missing that it may depend on.
+        """Return the best `beams` results of a step, the best one first; `None` if the step needs a missing row.
 
-        `read` tells the target's `beams` most likely tokens, at least, after a node; None if that row is missing.
+        Args:
+            read: Function that returns at least the target's `beams` most likely tokens after a node; `None` if that
+                row is missing.
         """
         found: list[Extension] = []
         missing = -math.inf
@@ -65,7 +74,7 @@ class BeamState:
         return found if enough or missing == -math.inf else None
 
     def step(self, extensions: Sequence[Extension]) -> list[Node]:
-        """Continue with these texts; returns the last tokens of those that live."""
+        """Continue with these texts, and return the last nodes of the live ones."""
         live: list[Beam] = []
         finished = list(self._finished)
         children: dict[Node, dict[int, Node]] = {beam.node: {} for beam in self.live}
@@ -93,7 +102,11 @@ class BeamState:
         return [beam.node for beam in live]
 
     def hypotheses(self, out_of: StopReason | None) -> list[Hypothesis]:
-        """The best texts so far, at most `beams`, the best one first; `out_of`: why the live ones end here, if so."""
+        """Return the best texts so far, at most `beams`, the best one first.
+
+        Args:
+            out_of: Reason why the live texts end here; `None` if they continue.
+        """
         found: list[tuple[Beam, StopReason | None]] = [*self._finished, *((beam, out_of) for beam in self.live)]
         found.sort(key=lambda one: -one[0].score)
         return [self._hypothesis(beam, stop) for beam, stop in found[: self._beams] if beam.node.parent is not None]
@@ -103,5 +116,5 @@ class BeamState:
         tokens = tuple(beam.node.path())
         text = "".join(stream.push(vocabulary.piece(token)) for token in tokens if not vocabulary.is_eog(token))
         text += stream.finish()
-        # A stop string may have waited for the end of a longer one that began before it.
+        # A complete stop string may have been held back because a longer one that began before it was still possible.
         return Hypothesis(tokens, text, beam.score, "stop" if stop and stream.stopped else stop)

@@ -1,10 +1,10 @@
-"""`load`: from a model's name to a target, a decoder that drafts for it, and the user's memory.
+"""Loading of a model by its name: the target, a decoder that drafts for it, and the user's memory.
 
     with ngramspec.load("model.gguf", draft_model="small.gguf") as model:
         for step in model.decoder.generate(model.target.tokenize("def fib(n):"), max_tokens=200):
             print(step.text, end="")
 
-All that opens a model comes through here: the commands, the server, the plugin for `llm`, and the draft model of
+This module opens the models of the commands, the server and the plugin for `llm`, and the draft model of
 `ngramspec.Llama`.
 """
 
@@ -37,23 +37,23 @@ from ngramspec.models.hub import PREFIX, Progress
 from ngramspec.shared_model import SharedModel
 
 Tell = Callable[[str], object]
-"""Takes what the user should know of what is opened, a line each."""
+"""Function that receives notes for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model, ready to generate."""
+    """A loaded model."""
 
     target: Target  # the model
-    decoder: SpeculativeDecoder  # generates with it, and drafts
-    # The user's texts that are drafted from; it remembers what it is told by `hear`. None: there is none.
+    decoder: SpeculativeDecoder  # decoder that generates with the target, with drafts
+    # The user's texts for drafting; it remembers the tokens passed to `hear`. `None` without a memory.
     memory: Memory | None
-    settings: LoadSettings  # how it was loaded, with those that tuning keeps
-    tuned: Mapping[str, Any]  # what tuning changed
-    draft_model: Target | None  # a second model that drafts
+    settings: LoadSettings  # settings of the model, including the tuned ones
+    tuned: Mapping[str, Any]  # settings that tuning changed
+    draft_model: Target | None  # second model that drafts, if there is one
 
     def close(self) -> None:
-        """Free the models."""
+        """Free the target and the draft model."""
         self.target.close()
         if self.draft_model is not None:
             self.draft_model.close()
@@ -73,26 +73,30 @@ def load(
     progress: Progress | None = None,
     **changes: Any,
 ) -> LoadedModel:
-    """Load a model as the command line does: checked, with tuned settings, drafts, and the user's memory.
+    """Check and load a model as the command line does, with tuned settings, drafts, and the user's memory.
 
     Args:
-        model: a GGUF file, or a name as `resolve` takes it; None: the default model.
-        settings: how; None: as by default.
-        on_note: gets what the user should know, a line each.
-        progress: is told about downloads.
-        changes: settings by name, in place of those of `settings`.
+        model: GGUF file, or a name for `resolve`; `None` means the default model.
+        settings: Settings; `None` means the defaults.
+        on_note: Function that receives notes for the user.
+        progress: Function that receives the progress of downloads.
+        changes: Settings by name that replace those in `settings`.
 
     Raises:
-        LoadSettingsError: a setting has a value that it cannot have, or two contradict each other.
-        NGramSpecError: there is no such model or memory, it cannot be loaded, or the draft model cannot draft for it.
+        LoadSettingsError: A setting has an invalid value, or two settings contradict each other.
+        NGramSpecError: The model or the memory does not exist or cannot be loaded, or the draft model cannot be used
+            for this model.
     """
     settings = replace(settings or LoadSettings(), **changes)
     return open_found(find(model, settings, progress), settings, on_note=on_note)
 
 
 def find(model: str | os.PathLike[str] | None, settings: LoadSettings, progress: Progress | None = None) -> ModelSource:
-    """Connect to the machines, and find, fetch if need be, and check the files. Errors as of `load`."""
-    # Without machines too: a process that is connected to some would spread every model over them.
+    """Connect to the RPC workers, and find, download if necessary, and check the files.
+
+    It raises the same errors as `load`.
+    """
+    # Also called without RPC workers, because a process that is connected to some would spread every model over them.
     connect(() if settings.rpc is None else workers(settings.rpc), settings.rpc_timeout or PATIENCE)
     name = None if model is None else os.fspath(model)
     if settings.hf_repo is not None:
@@ -115,13 +119,16 @@ def open_found(
     learn: bool = True,
     remember: bool = False,
 ) -> LoadedModel:
-    """`load`, of files that were found.
+    """Load the files that `find` returned.
 
     Args:
-        texts: as of `Target`: how many are generated at once, by an engine.
-        learn: the drafter continues from what earlier sessions learnt, leaves what it learns to later ones, and drafts
-            repeated requests from their earlier answers. A benchmark, which repeats prompts, does not.
-        remember: answers that the memory is told to keep are kept, if the user has switched that on.
+        found: Files of the model and of the draft model.
+        settings: Settings.
+        on_note: Function that receives notes for the user.
+        texts: Number of sequences that an engine generates at once; see `Target`.
+        learn: Load and save the learned state of the drafter, and draft repeated requests from their earlier answers.
+            Benchmarks disable this, because they repeat prompts.
+        remember: Let the memory save answers for later sessions, if the user has enabled that.
     """
     settings, changes = tuned(found.path, settings, on_note)
     target = open_target(
@@ -146,9 +153,13 @@ def open_found(
 
 
 def open_target(path: Path, settings: LoadSettings, on_note: Tell = lambda _: None, **more: Any) -> Target:
-    """Load a model alone, of a file that was checked: the one place where a target or a draft model is made.
+    """Load only a model, from a checked file. All targets and draft models are made here.
 
-    The settings are taken as they are; `more`: arguments of `Target` that are no settings.
+    Args:
+        path: File of the model.
+        settings: Settings; tuned ones are not applied.
+        on_note: Function that receives notes for the user.
+        more: Arguments of `Target` that are not in `settings`.
     """
     target = Target(path, **settings.for_target, **more)
     for line in target.notes:
@@ -160,7 +171,7 @@ def open_target(path: Path, settings: LoadSettings, on_note: Tell = lambda _: No
 
 
 def tuned_file(path: Path, settings: LoadSettings) -> Path:
-    """Where `ngramspec tune` keeps the settings that are the fastest for a model, loaded so."""
+    """Return the path at which `ngramspec tune` saves the fastest settings for a model with these settings."""
     return path_of(tuning_key(path, settings.gpu_layers, (settings.cache_type_k, settings.cache_type_v)))
 
 
@@ -168,11 +179,11 @@ _TUNED = {
     **{name: name for name in ("threads", "threads_batch", "flash_attn")},
     **{"micro_batch": "ubatch_size", "mmap": "no_mmap", "repack": "no_repack"},
 }
-"""The fields of `LoadSettings` by the names that tuning has for them."""
+"""The fields of `LoadSettings` by their names in tuning."""
 
 
 def tuned(path: Path, settings: LoadSettings, on_note: Tell) -> tuple[LoadSettings, dict[str, Any]]:
-    """The settings with those that `tune --apply` keeps for the model, where they say nothing else; and these alone."""
+    """Return the settings with the saved ones of `tune --apply` for all that have their default, and the changes."""
     if settings.ignore_tuned:
         return settings, {}
     kept, plain = recalled(tuned_file(path, settings)), LoadSettings()
@@ -180,7 +191,7 @@ def tuned(path: Path, settings: LoadSettings, on_note: Tell) -> tuple[LoadSettin
     if "threads" in said:
         said.add("threads_batch")
     if settings.flash_attn == "off":
-        said.add("micro_batch")  # wide pieces of a prompt are found to be faster with flash attention only
+        said.add("micro_batch")  # tuning measured larger micro-batches only with flash attention
     applied = kept.changes if kept is not None and kept.applied else {}
     changes = {name: value for name, value in applied.items() if name not in said}
     if changes:
@@ -197,7 +208,7 @@ def tuned(path: Path, settings: LoadSettings, on_note: Tell) -> tuple[LoadSettin
 def open_drafter(
     target: Target, found: ModelSource, settings: LoadSettings, *, on_note: Tell, learn: bool, remember: bool = False
 ) -> tuple[Drafter | None, Memory | None, Target | None]:
-    """Open the drafter (None for plain decoding), its memory and the draft model. See `open_found`."""
+    """Open the drafter (`None` for plain decoding), its memory and the draft model; see `open_found`."""
     if settings.no_draft:
         return None, None, None
     if not target.can_rollback:
@@ -213,7 +224,7 @@ def open_drafter(
         kept = file_of(target.vocabulary_hash) if learn and settings.drafter == DEFAULT else None
     asked = small = None
     if target.heads is not None:
-        # A draft model is evaluated and rolled back, never copied.
+        # The cast is valid because a draft model is only evaluated and rolled back, never copied.
         shared = cast(SharedModel, target.heads) if target.texts is not None else None
         asked = DraftModel(target.heads.sequences[0], n_vocab=target.n_vocab, shared=shared)
     elif found.draft is not None:
@@ -233,9 +244,12 @@ def open_drafter(
 
 
 def as_drafter(target: Vocabulary, model: Target) -> DraftModel:
-    """A loaded model as what drafts for a target; one with several texts drafts for as many, by `DraftModel.beside`.
+    """Return a loaded model as a draft model for a target.
 
-    Raises a ModelError where it has another vocabulary, or cannot roll back what it has evaluated.
+    A model with several sequences can draft for as many sequences of the target.
+
+    Raises:
+        ModelError: The model has another vocabulary, or its state cannot be rolled back.
     """
     known = common_tokens(target, model)
     if not model.can_rollback:
@@ -246,10 +260,16 @@ def as_drafter(target: Vocabulary, model: Target) -> DraftModel:
 
 
 def open_memory(name: str | None, target: Vocabulary, *, on_note: Tell, keep: bool) -> Memory:
-    """The memory `name` for the tokenizer of `target`; None: the default memory, which need not exist.
+    """Return a memory for the tokenizer of a target.
 
-    `keep`: answers are kept for later sessions, if the user has switched that on. Raises an NGramSpecError where the
-    memory is named, and holds nothing for this tokenizer.
+    Args:
+        name: Name of the memory; `None` means the default memory, which need not exist.
+        target: Vocabulary of the target.
+        on_note: Function that receives notes for the user.
+        keep: Save answers for later sessions, if the user has enabled that.
+
+    Raises:
+        NGramSpecError: `name` is given, and the memory contains nothing for this tokenizer.
     """
     keep = keep and saves_answers()
     folder = memory_folder(name or DEFAULT_MEMORY)

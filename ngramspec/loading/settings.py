@@ -64,7 +64,7 @@ class LoadSettingsError(ValueError):
 
 
 def _parse_lora(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
-    """FILE,FILE, as often as was given; a name with a comma stands in quotation marks."""
+    """Parse FILE,FILE of each occurrence of the option; a name with a comma must be in quotation marks."""
     names = [name for row in csv.reader(texts) for name in row or [""]]
     if not all(names):
         raise LoadSettingsError(f"{{lora}} must be a list of file names, got {','.join(texts)!r}")
@@ -72,7 +72,7 @@ def _parse_lora(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
 
 
 def _parse_scaled(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
-    """FILE:SCALE,FILE:SCALE in the same way."""
+    """Parse FILE:SCALE,FILE:SCALE of each occurrence of the option."""
     try:
         pairs = [item.rpartition(":") for item, _ in _parse_lora(texts)]
         return tuple((name, float(scale)) for name, _, scale in pairs)

@@ -257,21 +257,21 @@ class Sampling:
                 )
 
     def _changed(self, concerned: Callable[[Option], bool]) -> list[str]:
-        """Those of the concerned settings that do not have their default."""
+        """Return the names of the settings of a kind that do not have their default."""
         defaults = {f.name: f.default for f in fields(self)}
         return [n for n, known in options(self).items() if concerned(known) and getattr(self, n) != defaults[n]]
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken (after penalties, biases and grammar)."""
+        """True if the most likely token is always taken (after penalties, biases and grammar)."""
         return self.temperature == 0 and self.dynatemp_range == 0
 
     @property
     def moves_logits(self) -> bool:
-        """Whether penalties, biases, a grammar or infill change which token is the most likely."""
+        """True if penalties, biases, a grammar or infill can change which token is the most likely."""
         return "infill" in self.samplers or bool(self._changed(lambda known: known.moves))
 
     @property
     def selects(self) -> bool:
-        """Whether a sampler draws the token itself, with random numbers of its own."""
+        """True if a sampler draws the token itself, with separate random numbers."""
         return self.mirostat != 0

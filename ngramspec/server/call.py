@@ -1,9 +1,8 @@
-"""`Call`: a request of a `Server` and its `ServedModel`; `Fields`: its JSON, each field checked when it is read;
-`ApiError`: what is wrong with it, as a client is told.
+"""An HTTP request (`Call`), its JSON (`Fields`), the error sent to the client (`ApiError`), and the server's state.
 
-Null means what a field's absence means. Whatever is not asked for is not looked at, since clients send much that other
-servers know. A client retries what is answered with 5xx, at the cost of another generation: what a retry cannot fix is
-a 400.
+Fields are checked when they are read. A null field is treated as a missing one. Unknown fields are ignored, because
+clients send many that other servers support. Clients retry requests whose status is 5xx, at the cost of another
+generation. So the status is 400 if a retry cannot succeed.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ _FIELDS = {GrammarError: "grammar", PromptError: "prompt", ModelError: "messages
 """Field of a request that an error refers to, by the type of the error."""
 
 dumped = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode
-"""An object as JSON in one line, which never holds a nan or an infinity: these are no JSON."""
+"""Function that encodes an object as JSON on one line. It rejects nan and infinity, which JSON lacks."""
 
 
 def json_answer(data: Any, status: int = 200) -> Response:
-    """A response that is JSON."""
+    """Return a JSON response."""
     return Response(dumped(data), status, media_type="application/json")
 
 
@@ -55,16 +54,16 @@ MAX_MESSAGE = 2000
 
 
 class ApiError(Exception):
-    """A request that gets no answer, or no whole one."""
+    """An error that is sent to the client instead of a response or of its rest."""
 
     def __init__(
         self,
         status: int,
         message: str,
         *,
-        param: str | None = None,  # the field that is wrong
-        type: str | None = None,  # one of llama-server's; None: what goes with the status
-        code: int | str | None = None,  # what clients tell errors apart by; None: the status
+        param: str | None = None,  # name of the invalid field
+        type: str | None = None,  # one of llama-server's types; `None` means that of the status
+        code: int | str | None = None,  # code by which clients distinguish errors; `None` means the status
         details: Mapping[str, Any] | None = None,  # further fields
         is_final: bool = False,  # True if the client should not retry, whatever the status is
     ) -> None:
@@ -81,7 +80,7 @@ class ApiError(Exception):
 
 
 def worded(error: ApiError) -> dict[str, Any]:
-    """An error as llama-server and OpenAI word it."""
+    """Return the JSON of an error in the format of llama-server and OpenAI."""
     told: dict[str, Any] = {"code": error.code, "message": error.message, "type": error.type}
     if error.param is not None:
         told["param"] = error.param
@@ -89,13 +88,14 @@ def worded(error: ApiError) -> dict[str, Any]:
 
 
 def bad_field(name: str, message: str) -> ApiError:
-    """A field of the request is wrong; the message says so beginning with its name."""
+    """Return the error for an invalid field; the message must begin with its name."""
     return ApiError(400, message, param=name)
 
 
 def overflow(prompt_tokens: int, n_ctx: int) -> ApiError:
-    """The prompt leaves no room for an answer. Clients, which then shorten it, know this by the code, the type, or
-    one of the two phrases.
+    """Return the error for a prompt that leaves no room for an answer.
+
+    Clients recognise it by the code, the type, or one of the two phrases in the message, and then shorten the prompt.
     """
     return ApiError(
         400,
@@ -108,6 +108,7 @@ def overflow(prompt_tokens: int, n_ctx: int) -> ApiError:
 
 
 def leaving() -> ApiError:
+    """Return the error for requests during shutdown."""
     return ApiError(503, "the server is shutting down")
 
 
@@ -155,9 +156,13 @@ LIST = "adapters"
 
 
 class Fields:
-    """A JSON object of a request; `path`: what its fields' names begin with in errors: "messages[0]."
+    """A JSON object of a request.
 
     All methods that read a field raise an ApiError if it has another type or value; `needed_...` also if it is missing.
+
+    Args:
+        data: The object.
+        path: Prefix of the fields' names in error messages, such as "messages[0].".
     """
 
     def __init__(self, data: Mapping[str, Any], path: str = "") -> None:
@@ -168,19 +173,19 @@ class Fields:
         return self.data.get(name) is not None
 
     def name(self, *names: str) -> str:
-        """The first of several names of one field that is there; the first of all if none is."""
+        """Return the first of several names of a field that the request contains; without one, the first name."""
         return next((name for name in names if name in self), names[0])
 
     def wrong(self, name: str, must: str) -> ApiError:
-        """The error that a field is not what it must be."""
+        """Return the error for a field with another type or value than `must` describes."""
         return bad_field(self.path + name, f"{self.path}{name} must be {must}, got {shown(self.data.get(name))}")
 
     def refused(self, name: str, problem: str) -> ApiError:
-        """The error that a field of the right type still cannot be."""
+        """Return the error for a field that has a valid type but cannot be used."""
         return bad_field(self.path + name, f"{self.path}{name}: {problem}")
 
     def refused_image(self) -> ApiError:
-        """Return the error that a part of a message is an image. The status is llama-server's."""
+        """Return the error for an image in a message, with llama-server's status."""
         problem = "image input is not supported; this model accepts only text"
         return ApiError(500, f"{self.path}type: {problem}", param=f"{self.path}type", is_final=True)
 
@@ -196,7 +201,7 @@ class Fields:
         return self.text(name) or ""
 
     def needed_name(self, name: str) -> str:
-        """A text that is not empty."""
+        """Return a string that is not empty."""
         value = self.needed_text(name)
         if not value:
             raise self.refused(name, "must not be empty")
@@ -213,7 +218,7 @@ class Fields:
         return self.choice(name, allowed, "")
 
     def whole(self, name: str, default: int | None = None, *, least: int = 0, most: int = _MOST) -> int | None:
-        """A whole number. 5.0 is one: JavaScript does not tell them apart."""
+        """Return a whole number. 5.0 is accepted, because JavaScript does not distinguish it from 5."""
         value = self.data.get(name)
         if value is None:
             return default
@@ -225,14 +230,14 @@ class Fields:
         return value
 
     def number(self, name: str) -> float | None:
-        """A finite number."""
+        """Return a finite number."""
         value = self.data.get(name)
         if value is None:
             return None
         try:
             if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
                 return float(value)
-        except OverflowError:  # a whole number beyond all floats
+        except OverflowError:  # a whole number that exceeds the range of floats
             pass
         raise self.wrong(name, "a finite number")
 
@@ -255,12 +260,12 @@ class Fields:
         return found
 
     def check_count(self, name: str, count: int, most: int, noun: str) -> None:
-        """Refuse a field with more than so many items."""
+        """Raise an ApiError for a field with more than `most` items."""
         if count > most:
             raise bad_field(self.path + name, f"{self.path}{name} must have at most {most:,} {noun}, got {count:,}")
 
     def parts(self, name: str, read: Callable[[Fields], str]) -> list[str]:
-        """The texts of a field that holds one, or a list of objects, each of which `read` makes a text of."""
+        """Return the texts of a field that is a string, or a list of objects from which `read` gets the texts."""
         value = self.data.get(name)
         return [value] if isinstance(value, str) else [read(part) for part in self.objects(name)]
 
@@ -276,7 +281,7 @@ class Fields:
         return self._typed(name, list) or []
 
     def objects(self, name: str) -> Iterator[Fields]:
-        """Return the objects of a list."""
+        """Yield the objects of a list."""
         items = self.list(name)
         self.check_count(name, len(items), MAX_ITEMS, "items")
         for i, item in enumerate(items):
@@ -285,7 +290,7 @@ class Fields:
             yield Fields(item, f"{self.path}{name}[{i}].")
 
     def needed(self, name: str) -> Any:
-        """Any value but null."""
+        """Return a value of any type except null."""
         if name not in self:
             raise bad_field(self.path + name, f"{self.path}{name} is missing")
         return self.data[name]
@@ -298,7 +303,7 @@ class Fields:
 
 
 def shown(value: Any) -> str:
-    """A value as an error message may show it: short, or only its type."""
+    """Return a short text of a value for an error message; only the type if the value is long."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):
@@ -310,7 +315,7 @@ def shown(value: Any) -> str:
 
 # --------------------------------------------------------------------------- the server
 
-EUCLIDEAN = 2  # llama-server's
+EUCLIDEAN = 2  # llama-server's default scaling of embeddings
 UNLIMITED = -1  # reasoning budget that means no limit, as in llama-server
 DEFAULT_TEMPERATURE = 0.8  # llama.cpp's, as in `ngramspec chat`
 
@@ -321,23 +326,25 @@ class ServedModel:
 
     service: Engine
     vocabulary: Vocabulary
-    name: str  # that clients are told
-    path: str = ""  # of its file, as the user named it
-    meta: Mapping[str, Any] = field(default_factory=dict)  # what is known: n_params, n_ctx_train, size and such
-    speculative: bool = True  # whether answers are drafted
-    suffix_first: bool = False  # whether gaps are shown with what stands behind them first
-    exact: bool = False  # whether texts are the same bit for bit whatever is drafted
-    drafter: str = ""  # its name; "" for none
-    predict: int | None = None  # most tokens of a text where a request does not say; None: as many as the context holds
-    embedder: Embedder | None = None  # makes vectors of texts; None: nobody does
-    embd_normalize: int = EUCLIDEAN  # how they are scaled where a request does not say; see `embeddings.normalized`
-    threads: Callable[[], ThreadState] | None = None  # returns the numbers of threads at present
+    name: str  # name of the model for clients
+    path: str = ""  # path of the model file, as the user typed it
+    meta: Mapping[str, Any] = field(default_factory=dict)  # known metadata: n_params, n_ctx_train, size and so on
+    speculative: bool = True  # whether responses are drafted
+    suffix_first: bool = False  # whether fill-in-the-middle prompts contain the suffix before the prefix
+    exact: bool = False  # whether texts are the same bit for bit with any drafts
+    drafter: str = ""  # name of the drafter; "" without drafting
+    # Maximum number of tokens for requests that do not set it; `None` means until the context is full.
+    predict: int | None = None
+    embedder: Embedder | None = None  # model that makes embeddings; `None` if they are disabled
+    # Scaling of embeddings for requests that do not set it; see `embeddings.normalized`.
+    embd_normalize: int = EUCLIDEAN
+    threads: Callable[[], ThreadState] | None = None  # function that returns the present numbers of threads
     aliases: Sequence[str] = ()  # all names of the model that clients may use
     tags: Sequence[str] = ()  # labels of the model, for clients only
     adapters: Sequence[str] = ()  # files of LoRA adapters; the service has their scales
-    # variables of the chat template, for requests that do not set them
+    # Variables of the chat template, for requests that do not set them.
     variables: Mapping[str, Any] = field(default_factory=dict)
-    # maximum number of tokens in a block of reasoning, for requests that do not say
+    # Maximum number of tokens in a block of reasoning, for requests that do not set it.
     reasoning_budget: int = UNLIMITED
     reasoning_message: str = ""  # text before the closing tag that ends reasoning at its budget
 
@@ -346,16 +353,20 @@ class ServedModel:
         return self.service.n_ctx
 
     def check_size(self, characters: int, n_ctx: int | None = None) -> None:
-        """Refuse a text of so many characters if they are too many whatever its tokens are; it is not tokenized then.
+        """Raise an ApiError for a text that is too long for the context even with the longest tokens.
 
-        `n_ctx`: of the context; None: that of a request.
+        Such a text need not be tokenized.
+
+        Args:
+            characters: Number of characters of the text.
+            n_ctx: Size of the context; `None` means that of a request.
         """
         room = self.n_ctx if n_ctx is None else n_ctx
         if characters > room and characters > room * self.vocabulary.longest_token:
             raise overflow(-(-characters // self.vocabulary.longest_token), room)
 
     def most(self, asked: int | None) -> int:
-        """Most tokens of a text for which a request asks for so many."""
+        """Return the maximum number of tokens of a response; `asked` is the number in the request."""
         return (self.predict or self.n_ctx) if asked is None else asked
 
 
@@ -363,23 +374,23 @@ class ServedModel:
 class Server:
     """State shared by all requests."""
 
-    # How tokens are chosen where a request does not say so; seed None: a random one for each request.
+    # Sampling settings for requests that do not set them.
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=DEFAULT_TEMPERATURE))
-    seed: int | None = None
-    ping_seconds: float = 15.0  # of silence, after which a stream says that it is alive
-    most_bytes: int = 16 * 2**20  # of a request
+    seed: int | None = None  # seed for requests that do not set it; `None` means a random one for each request
+    ping_seconds: float = 15.0  # seconds without an event after which a stream sends a sign of life
+    most_bytes: int = 16 * 2**20  # maximum size of a request
     is_verbose: bool = False  # True if responses contain `__verbose` unless a request sets verbose to false
     has_slots: bool = True  # False if /slots is disabled
     has_page: bool = True  # False if the chat page is disabled
     has_metrics: bool = True  # False if /metrics is disabled
-    slot_folder: Path | None = None  # where what slots hold may be saved; None: nowhere
-    model: ServedModel | None = None  # None until it is loaded
-    draining: bool = False  # whether no more requests are taken
-    failure: str | None = None  # why there will never be a model
-    began: int = field(default_factory=lambda: int(time.time()))  # when it was started, in seconds since 1970
+    slot_folder: Path | None = None  # folder in which slots can be saved; `None` disables saving
+    model: ServedModel | None = None  # the model; `None` until it is loaded
+    draining: bool = False  # whether the server rejects new requests
+    failure: str | None = None  # error with which the model failed to load
+    began: int = field(default_factory=lambda: int(time.time()))  # time of the start, in seconds since 1970
 
     def ready(self) -> ServedModel:
-        """The model; an ApiError where it is not loaded yet, or the server is being stopped."""
+        """Return the model; raise an ApiError if it is not loaded, or the server is shutting down."""
         if self.draining:
             raise leaving()
         if self.failure is not None:
@@ -394,20 +405,20 @@ class Counters:
     """Log entry of one HTTP request; it contains no text of a user or a model."""
 
     method: str = ""
-    path: str = "?"  # so where there is no such address
-    status: int = 499  # of HTTP; so where the client left before there was one
-    took: float = 0.0  # seconds from the request's first byte to the answer's last
-    prompt_tokens: int = 0  # of all prompts, cached ones included
-    cached: int = 0  # those of them that were in the cache
-    tokens: int = 0  # generated
-    decoded: int = 0  # generated after the first tokens, which come from the logits of the prompts
+    path: str = "?"  # path of the endpoint; "?" for an unknown one
+    status: int = 499  # HTTP status; 499 if the client disconnected before the response
+    took: float = 0.0  # seconds from the first byte of the request to the last byte of the response
+    prompt_tokens: int = 0  # tokens of all prompts, including cached ones
+    cached: int = 0  # tokens of the prompts that were in the cache
+    tokens: int = 0  # generated tokens
+    decoded: int = 0  # generated tokens without the first ones, which come from the logits of the prompts
     drafted: int = 0
     accepted: int = 0
-    seconds: float = 0.0  # of generating, prompts not included
-    field: str = ""  # that was wrong with it; "" for none
+    seconds: float = 0.0  # time of decoding, without prefill
+    field: str = ""  # name of the invalid field, if the request had one
 
     def add(self, prompt_tokens: int, done: Done) -> None:
-        """Count a text that ended."""
+        """Add the numbers of a finished text."""
         self.prompt_tokens += prompt_tokens
         self.cached += done.cached
         self.tokens += done.stats.generated
@@ -419,14 +430,14 @@ class Counters:
 
 @dataclass
 class Call:
-    """One request: the server, the fields of its JSON (for GET of its query), what it costs, its query and path."""
+    """An HTTP request."""
 
     server: Server
-    given: Fields
+    given: Fields  # fields of the JSON, or of the query of a GET request
     counters: Counters = field(default_factory=Counters)
     query: Fields = field(default_factory=lambda: Fields({}))
     headers: Headers = field(default_factory=Headers)
-    requests: Sequence[Request] = ()  # of the engine, once their prompts are known
+    requests: Sequence[Request] = ()  # requests to the engine, after their prompts are known
 
     @cached_property
     def model(self) -> ServedModel:
@@ -434,5 +445,5 @@ class Call:
 
     @property
     def streamed(self) -> bool:
-        """Whether the answer is wanted as it comes."""
+        """True if the client asks for a stream."""
         return self.given.flag("stream")

@@ -1,6 +1,6 @@
-"""`answer_chat`: the response to a chat, for every API that has chats.
+"""Responses to chats, for every API with chats.
 
-Each API reads its JSON into a `ChatTask`, with a `Transcript` and a `Toolbox`, and words the answers with its `Reply`.
+Each API reads its JSON into a `ChatTask`, with a `Transcript` and a `Toolbox`. Its `Reply` formats the answers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ngramspec.tool_calls.families import answer_grammar
 from ngramspec.tool_calls.parser import parser_for
 
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""The APIs' levels of effort in the words that chat templates know."""
+"""Levels of effort of the APIs, and the names that chat templates support."""
 
 NO_REASONING: Mapping[str, Any] = {"enable_thinking": False, "reasoning_effort": None}
 """Variables of the chat template that disable reasoning; an effort that the server sets has no effect then."""
@@ -36,25 +36,25 @@ NO_REASONING: Mapping[str, Any] = {"enable_thinking": False, "reasoning_effort":
 class ChatTask:
     """A conversation to answer."""
 
-    # In OpenAI's form: "role" (system, user, assistant, tool), "content" (a string, or several text parts), and where
-    # they apply "tool_calls" (with arguments as a JSON string), "tool_call_id", "name", "reasoning_content".
+    # Messages in OpenAI's form: "role" (system, user, assistant, tool) and "content" (a string, or several text parts).
+    # If they apply: "tool_calls" (with arguments as a JSON string), "tool_call_id", "name", "reasoning_content".
     messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Tool] = ()  # that may be called
-    tool_choice: str = "auto"  # or "none", "required", or the name of the tool that must be called
-    parallel: bool = True  # whether one answer may hold several calls
-    form: Form | None = None  # JSON that the answer must be; None for any text
-    max_tokens: int | None = None  # most tokens to emit; None: as many as the context holds
-    stop: tuple[str, ...] = ()  # this and others of these names: see `Request`
+    tools: Sequence[Tool] = ()  # tools that may be called
+    tool_choice: str = "auto"  # "auto", "none", "required", or the name of the tool that must be called
+    parallel: bool = True  # whether one answer may contain several calls
+    form: Form | None = None  # JSON that the answer must be; `None` means any text
+    max_tokens: int | None = None  # maximum number of tokens; `None` means until the context is full
+    stop: tuple[str, ...] = ()  # stop strings; for this and the next two fields see `Request`
     logprobs: int | None = None
     post_sampling: bool = False
-    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template ("enable_thinking": False, ...)
-    prediction: str = ""  # a text that the answer is likely to copy
-    reasoning_budget: int | None = None  # the API's own budget of reasoning; see `read_budget`
-    # Whether a last message of the assistant that calls no tools is continued with, as in llama-server; else it is
-    # answered by a turn of its own. `answered`: whether the prompt then ends in the beginning of that turn.
+    variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the template: "enable_thinking" and so on
+    prediction: str = ""  # text that the answer probably copies
+    reasoning_budget: int | None = None  # budget of reasoning in the API's own field; see `read_budget`
+    # Whether a last message of the assistant without calls is continued, as in llama-server. Otherwise the answer is a
+    # separate turn.
     continued: bool = True
-    answered: bool = True
-    before: Sequence[int] = ()  # token ids of an earlier text, which the conversation follows
+    answered: bool = True  # whether the prompt ends with the start of that separate turn
+    before: Sequence[int] = ()  # token ids of an earlier text before the conversation
 
     def __post_init__(self) -> None:
         if self.tool_choice == "required" and not self.tools:
@@ -62,7 +62,7 @@ class ChatTask:
 
     @property
     def begun(self) -> Mapping[str, Any] | None:
-        """The message to continue with."""
+        """Message that the answer continues; `None` if the answer is a separate turn."""
         last = self.messages[-1] if self.messages and self.continued else {}
         return last if last.get("role") == "assistant" and not last.get("tool_calls") else None
 
@@ -72,9 +72,11 @@ class ChatTask:
 
 
 def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
-    """The prompt of a conversation, with the tools that may be called, and an answer that was begun; tokenizes.
+    """Render and tokenize the prompt of a conversation, with the callable tools and the start of the answer.
 
-    Raises an ApiError where the conversation or a variable cannot be, a ModelError where the template refuses them.
+    Raises:
+        ApiError: The conversation or a variable is invalid.
+        ModelError: The chat template rejects them.
     """
     model.check_size(sum(_content_size(message.get("content", "")) for message in task.messages))
     vocabulary, begun = model.vocabulary, task.begun
@@ -99,7 +101,7 @@ def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     if begun is None:
         return prompt
     content = begun.get("content", "")
-    # llama-server joins the parts of a begun answer in this way, and those of other messages by one line end.
+    # llama-server joins the parts of the continued message with two line ends, and those of other messages with one.
     text = content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
     return vocabulary.begun_answer(prompt, begun.get("reasoning_content", ""), text, variables)
 
@@ -109,13 +111,17 @@ def _content_size(content: str | Sequence[Mapping[str, str]]) -> int:
 
 
 async def count_prompt(call: Call, task: ChatTask) -> int:
-    """How many tokens the prompt of a conversation has. Raises as `chat_prompt` does."""
+    """Return the number of tokens of the prompt; it raises the same errors as `chat_prompt`."""
     return len((await asyncio.to_thread(chat_prompt, call.model, task)).tokens)
 
 
 def _lay_out(call: Call, task: ChatTask) -> tuple[Request, str]:
-    """The request of a task, and the text that its prompt ends in (`ChatPrompt.opening`). Raises as `chat_prompt` does,
-    and an ApiError where fields contradict each other.
+    """Return the request of a task, and the text at the end of its prompt (`ChatPrompt.opening`).
+
+    It raises the same errors as `chat_prompt`.
+
+    Raises:
+        ApiError: Fields contradict each other.
     """
     model, sampling = call.model, read_sampling(call, schemas=False)
     prompt = chat_prompt(model, task)
@@ -176,11 +182,11 @@ async def answer_chat(call: Call, task: ChatTask, reply: Reply) -> Response:
 
 
 class Transcript:
-    """Collects the turns of a conversation as the messages of a `ChatTask`, in a form that chat templates can render.
+    """The turns of a conversation as messages of a `ChatTask`, in a form that chat templates can render.
 
-    Many templates refuse a system message that is not the first, or two turns of one side in a row. So system texts
-    before the first turn become one message, later ones part of the user's turn, within <system> tags (moving them to
-    the front would spoil the cached prompt); and neighbouring turns of one side become one.
+    Many templates reject a system message that is not the first, or two consecutive turns of one side. So system texts
+    before the first turn become one message, and consecutive turns of one side become one. Later system texts become
+    part of the user's turn, inside <system> tags, because moving them to the front would invalidate the cached prompt.
     """
 
     def __init__(self) -> None:
@@ -196,7 +202,7 @@ class Transcript:
             self.say("user", f"<system>\n{text}\n</system>")
 
     def say(self, role: str, text: str) -> None:
-        """The user or the assistant said something."""
+        """Add a text of the user or the assistant."""
         message = self._turn(role)
         message["content"] = _joined(message["content"], text)
 
@@ -206,7 +212,7 @@ class Transcript:
         message["reasoning_content"] = _joined(message.get("reasoning_content", ""), text)
 
     def call(self, call: str, name: str, arguments: str) -> None:
-        """The assistant called a tool; `arguments` is JSON."""
+        """Add a tool call of the assistant; `arguments` is JSON."""
         self._names[call] = name
         calls = self._turn("assistant").setdefault("tool_calls", [])
         calls.append({"id": call, "type": "function", "function": {"name": name, "arguments": arguments}})
@@ -224,7 +230,7 @@ class Transcript:
 
 
 def as_json(arguments: Mapping[str, Any]) -> str:
-    """A call's arguments as models write them."""
+    """Return the arguments of a call as JSON, in the form that models write."""
     return json.dumps(arguments, ensure_ascii=False)
 
 
@@ -243,24 +249,25 @@ def _joined(before: str, text: str) -> str:
 
 # --------------------------------------------------------------------------- tools
 
-_PLAIN = "functions"  # the namespace of tools that are in none
+_PLAIN = "functions"  # namespace of tools without a namespace
 _INPUT = {"input": {"type": "string"}}
 _FREE = {"type": "object", "properties": _INPUT, "required": ["input"], "additionalProperties": False}
-"""A custom tool takes any text; as a function it takes that text as its one argument."""
+"""Parameters of a custom tool as a function: its only argument is the text that the tool receives."""
 
 
 class Toolbox:
-    """The tools of a request of OpenAI's APIs as functions, and calls of functions as calls of those tools."""
+    """The conversion of tools in OpenAI's APIs to functions, and of calls of functions to calls of those tools."""
 
     def __init__(self) -> None:
-        self.tools: list[Tool] = []  # as functions, each under a name of its own
-        # Original names of functions: a tool's name, and its namespace.
+        self.tools: list[Tool] = []  # tools as functions with unique names
+        # Original name and namespace of the tool of each function.
         self.origins: dict[str, tuple[str, str | None]] = {}
-        self.custom: set[str] = set()  # the functions that stand for custom tools
+        self.custom: set[str] = set()  # functions that represent custom tools
 
     def add(self, tools: Iterable[Fields], namespace: str | None = None) -> None:
-        """Take in functions, custom tools, and namespaces of both (Codex has one for each MCP server). Web search and
-        its like, which OpenAI's servers or its own models bring along, are left out.
+        """Add functions, custom tools, and namespaces of both (Codex has one for each MCP server).
+
+        Other tools such as web search, which only OpenAI's servers or models provide, are omitted.
         """
         for tool in tools:
             match tool.needed_name("type"):
@@ -273,9 +280,14 @@ class Toolbox:
     def add_one(
         self, tool: Fields, kind: str, namespace: str | None = None, *, unique: bool = True, schema: str = "parameters"
     ) -> None:
-        """Take in a tool of the kind "function" or "custom".
+        """Add a tool.
 
-        `unique`: there may be only one of its name. `schema`: the field of its parameters, needed under another name.
+        Args:
+            tool: Fields of the tool.
+            kind: Kind of the tool: "function" or "custom".
+            namespace: Namespace of the tool, if it has one.
+            unique: Reject a second tool of the same name.
+            schema: Name of the field with the parameters; it is required if it is not "parameters".
         """
         own = tool.needed_name("name")
         name = function_name(own, namespace)
@@ -284,7 +296,7 @@ class Toolbox:
         description = tool.text("description") or ""
         if kind == "custom":
             grammar = tool.object("format")
-            grammar = grammar and (grammar.object("grammar") or grammar)  # as chat completions have it, or responses
+            grammar = grammar and (grammar.object("grammar") or grammar)  # as in chat completions, or as in responses
             if grammar is not None and (definition := grammar.text("definition")):
                 description += f"\nThe input keeps to this grammar:\n{definition}"
             self.custom.add(name)
@@ -297,7 +309,7 @@ class Toolbox:
         self.origins[name] = own, namespace
 
     def read_choice(self, given: Fields, field: str) -> str:
-        """Return the tools to call: see `ChatTask`. If only some are allowed, the others are dropped."""
+        """Return the choice of tools (see `ChatTask`); if only some tools are allowed, drop the others."""
         if not isinstance(given.data.get(field), dict):
             return given.choice(field, ("auto", "none", "required"), "auto")
         choice = given.needed_object(field)
@@ -305,8 +317,8 @@ class Toolbox:
             case None | "function" | "custom":
                 return self.choose(choice)
             case "allowed_tools":
-                allowed = choice.object("allowed_tools") or choice  # as chat completions have it, or responses
-                # Those of OpenAI's servers have no name.
+                allowed = choice.object("allowed_tools") or choice  # as in chat completions, or as in responses
+                # Tools of OpenAI's servers have no name.
                 named = [one for one in allowed.objects("tools") if {"name", "function", "custom"} & one.data.keys()]
                 kept = {self.choose(one) for one in named}
                 self.tools = [tool for tool in self.tools if tool.name in kept]
@@ -315,7 +327,7 @@ class Toolbox:
                 raise choice.refused("type", f"unsupported tool type {other!r}")
 
     def choose(self, choice: Fields) -> str:
-        """The function that a choice names by "name" and "namespace"."""
+        """Return the function that a choice names with "name" and "namespace"."""
         named = choice.object("function") or choice.object("custom") or choice
         name = function_name(named.needed_name("name"), named.text("namespace"))
         if name not in self.origins:
@@ -323,19 +335,19 @@ class Toolbox:
         return name
 
     def origin(self, function: str) -> tuple[str, str | None]:
-        """The tool that a function stands for, by its name and namespace; itself where the model made it up."""
+        """Return the name and namespace of a function's tool; the given name for a function that does not exist."""
         return self.origins.get(function, (function, None))
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """The function that a tool is given as. Namespaces of Codex end in "__" or do not, by its version."""
+    """Return the name of the function that represents a tool. Only some versions of Codex end namespaces with "__"."""
     if namespace is None or namespace == _PLAIN:
         return name
     return f"{namespace.removesuffix('__')}__{name}"
 
 
 def free_text(arguments: str) -> str:
-    """The input of a custom tool, out of the arguments of its function; the arguments themselves where they are cut."""
+    """Return the input of a custom tool from the arguments of its function; incomplete arguments stay as they are."""
     try:
         value = json.loads(arguments)
     except ValueError:

@@ -1,7 +1,7 @@
-"""The fields that all APIs share which generate text: how tokens are chosen, how many, what the text must be like.
+"""The fields that all APIs for generation share: sampling, number of tokens, and constraints of the text.
 
-Every setting of `Sampling` is a field of the same name, which is llama-server's too, or of other servers' names; a
-request's take the place of the server's defaults. A value that cannot be is an `ApiError` that names its field.
+Every setting of `Sampling` is a field of the same name, as in llama-server, or of the name in other servers. The fields
+of a request override the server's defaults. An invalid value raises an `ApiError` that names its field.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ _TYPES = get_type_hints(Sampling)
 T = TypeVar("T")
 _OFF = {f.name: f.default for f in fields(Sampling)}
 
-_OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "mirostat": "mirostat_mode"}  # vLLM's, text-generation-webui's
+_OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "mirostat": "mirostat_mode"}
+"""Names of settings in vLLM and text-generation-webui."""
 
 MAX_TOKENS = 65_536
 """Maximum number of tokens in `logit_bias` and `stop_token_ids`."""
 
-MOST_ANSWERS = 128  # texts that one request may ask for: OpenAI's limit
+MOST_ANSWERS = 128  # maximum number of answers of a request, which is OpenAI's limit
 
 
 def read_sampling(call: Call, schemas: bool = True) -> Sampling:
-    """The sampling that a request asks for; `schemas` as in `read_grammar`."""
+    """Return the sampling settings of a request; for `schemas` see `read_grammar`."""
     given, server = call.given, call.server
     asked: dict[str, Any] = {}
     for name in _OPTIONS:
@@ -63,10 +64,10 @@ def read_sampling(call: Call, schemas: bool = True) -> Sampling:
 
 
 def _consistent(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """The settings that have a say: what was asked for, and the defaults that do not contradict it.
+    """Return the effective settings: those of the request, and the defaults that do not contradict them.
 
-    Settings of samplers that do not run have none, nor has a temperature without its sampler; nor have those of any
-    sampler under mirostat, which takes their place.
+    Settings of samplers that do not run have no effect, and neither has a temperature without its sampler. Mirostat
+    replaces all samplers, so their settings have no effect with it.
     """
     chosen = defaults | asked
     off = set[str]()
@@ -82,7 +83,7 @@ def _consistent(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, An
 
 
 def _banned(given: Fields, vocabulary: Tokenizer) -> list[tuple[int, float]]:
-    """Tokens that may not come at all, as biases: `bad_words` of one token, and with `ignore_eos` those that end."""
+    """Return biases against forbidden tokens: `bad_words` of one token, and with `ignore_eos` all ending tokens."""
     banned = {tokens[0] for tokens in _bad_words(given, vocabulary) if len(tokens) == 1}
     if given.flag("ignore_eos"):
         banned |= {*ending_tokens(vocabulary)}
@@ -90,7 +91,7 @@ def _banned(given: Fields, vocabulary: Tokenizer) -> list[tuple[int, float]]:
 
 
 def _bad_words(given: Fields, vocabulary: Tokenizer) -> list[tuple[int, ...]]:
-    """The tokens of each of `bad_words`, as it begins a text and with a space before it."""
+    """Return the tokens of each of `bad_words`, both without and with a space before the word."""
     found = []
     for word in given.texts("bad_words"):
         if not word.strip():
@@ -100,7 +101,7 @@ def _bad_words(given: Fields, vocabulary: Tokenizer) -> list[tuple[int, ...]]:
 
 
 def read_rules(call: Call) -> TextRules:
-    """`min_tokens`, `stop_token_ids` and `bad_words`, as vLLM has them."""
+    """Return the rules in vLLM's fields `min_tokens`, `stop_token_ids` and `bad_words`."""
     given, vocabulary = call.given, call.model.vocabulary
     least = given.whole("min_tokens", 0) or 0
     given.check_count("stop_token_ids", len(given.list("stop_token_ids")), MAX_TOKENS, "tokens")
@@ -109,7 +110,7 @@ def read_rules(call: Call) -> TextRules:
 
 
 def check_token(vocabulary: Tokenizer, value: Any, name: str) -> int:
-    """A token id of this model."""
+    """Return a token id; raise an ApiError if the model has no such token."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocabulary.n_vocab:
         most = vocabulary.n_vocab - 1
         raise bad_field(name, f"{name} must contain strings or token ids from 0 to {most}, got {shown(value)}")
@@ -131,11 +132,11 @@ def _read_setting(name: str, given: Fields, key: str, vocabulary: Tokenizer) -> 
 _SAMPLER_CHARACTERS = 1000  # more than the names of all samplers
 
 _LETTERS = dict(zip("edskypmxti", (*SAMPLERS, *NAMED_ONLY), strict=True))
-"""llama.cpp's letters of samplers."""
+"""llama.cpp's letters for samplers."""
 
 
 def _samplers(given: Fields, key: str) -> tuple[str, ...]:
-    """Names of samplers, or llama-server's text with a letter for each: "kpt"."""
+    """Return the names of samplers, which may be given as llama-server's letters, such as "kpt"."""
     names, text = parse_samplers(";".join(given.texts(key, characters=_SAMPLER_CHARACTERS))), given.data[key]
     if isinstance(text, str) and set(text) <= _LETTERS.keys() and not set(names) <= set(_LETTERS.values()):
         return tuple(_LETTERS[letter] for letter in text)
@@ -143,7 +144,8 @@ def _samplers(given: Fields, key: str) -> tuple[str, ...]:
 
 
 _READERS: Mapping[str, Callable[[Fields, str], Any]] = {
-    "top_k": lambda given, key: max(0, given.whole(key, least=-(2**31)) or 0),  # llama.cpp's other way to say "all"
+    # In llama.cpp, negative numbers also mean all tokens.
+    "top_k": lambda given, key: max(0, given.whole(key, least=-(2**31)) or 0),
     "seed": lambda given, key: given.whole(key, -1, least=-1, most=2**64 - 1) or 0,
     "samplers": _samplers,
     "dry_sequence_breakers": lambda given, key: tuple(given.texts(key)),
@@ -151,9 +153,9 @@ _READERS: Mapping[str, Callable[[Fields, str], Any]] = {
 
 
 def _biases(given: Fields, key: str, vocabulary: Tokenizer) -> tuple[tuple[int, float], ...]:
-    """llama-server's pairs [[15043, 1.0], [" never", false]], or OpenAI's object {"15043": 1}.
+    """Return the biases in llama-server's pairs [[15043, 1.0], [" never", false]] or OpenAI's object {"15043": 1}.
 
-    A text stands for each of its tokens, and false for "never".
+    The bias of a text applies to each of its tokens; false forbids them.
     """
     raw = given.data[key]
     if isinstance(raw, dict):
@@ -192,7 +194,7 @@ def read_max_tokens(given: Fields) -> int | None:
 
 
 def read_stop(given: Fields) -> tuple[str, ...]:
-    """The strings that end a text."""
+    """Return the stop strings."""
     stop = given.texts("stop")
     if not all(stop):
         raise bad_field("stop", "stop must not contain an empty string")
@@ -200,7 +202,7 @@ def read_stop(given: Fields) -> tuple[str, ...]:
 
 
 def read_prediction(given: Fields) -> str:
-    """OpenAI's predicted output: `{"type": "content", "content": ...}`."""
+    """Return OpenAI's predicted output, which is `{"type": "content", "content": ...}`."""
     prediction = given.object("prediction")
     if prediction is None:
         return ""
@@ -210,13 +212,13 @@ def read_prediction(given: Fields) -> str:
 
 
 def read_slot(call: Call) -> int | None:
-    """The slot to prefer; any number means one of them."""
+    """Return the preferred slot; numbers beyond the last slot wrap around."""
     slot = call.given.whole("id_slot", -1, least=-1)
     return None if slot is None or slot == -1 else slot % len(call.model.service.report().slots)
 
 
 def read_scales(call: Call, name: str = "lora") -> tuple[float, ...] | None:
-    """Return the scales of all LoRA adapters that a request asks for; None if it asks for none.
+    """Return the scales of all LoRA adapters in a request; `None` if it sets no scale.
 
     The field is a list such as `[{"id": 0, "scale": 0.5}]`. Adapters that it omits have scale 0, as in llama-server.
     """
@@ -233,7 +235,7 @@ def read_scales(call: Call, name: str = "lora") -> tuple[float, ...] | None:
 
 
 def read_answers(given: Fields, prompts: int = 1) -> int:
-    """How many answers to each prompt are asked for."""
+    """Return the requested number of answers to each prompt."""
     count = given.whole(given.name("n", "n_cmpl"), least=1, most=MOST_ANSWERS) or 1
     if prompts * count > MOST_ANSWERS:
         raise bad_field("n", f"n must be at most {MOST_ANSWERS} for all prompts together, got {prompts * count}")
@@ -241,7 +243,7 @@ def read_answers(given: Fields, prompts: int = 1) -> int:
 
 
 def read_usage_too(call: Call) -> bool:
-    """Whether the answer is a stream that ends in a chunk with the usage."""
+    """Return True if the response is a stream that ends with a chunk of usage."""
     options = call.given.object("stream_options") if call.streamed else None
     return options is not None and options.flag("include_usage")
 
@@ -258,8 +260,8 @@ def several_seeds(request: Request, count: int) -> list[Request]:
     return [replace(request, sampling=replace(sampling, seed=(sampling.seed + i) % 2**64)) for i in range(count)]
 
 
-# --------------------------------------------------------------------------- what a text must be like
-# None is dropped in silence: what cannot be kept is a 400.
+# --------------------------------------------------------------------------- constraints of the text
+# A constraint is never ignored: the status is 400 if the server cannot satisfy it.
 
 _FORMATS = ("text", "json_object", "json_schema")
 
@@ -275,7 +277,7 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "truncate_prompt_tokens": ((-1,), "prompts are never truncated"),
     "use_beam_search": ((False,), "beam search is not available"),
 }
-"""vLLM's and llama-server's fields that would change a text, their values that do not, and what to do instead."""
+"""Unsupported fields of vLLM and llama-server that change a text, their values without effect, and an alternative."""
 
 MAX_CHOICES = 100_000
 """Maximum number of strings in `guided_choice`."""
@@ -290,22 +292,28 @@ class Form:
 
     schema: Mapping[str, Any]  # {} means any object
     field: str  # name of the field that asks for it
-    strict: bool = True  # refuse what cannot be kept of the schema; otherwise leave it out
+    strict: bool = True  # reject unsupported parts of the schema instead of ignoring them
 
     def rule(self) -> str:
-        """Return the expression of this JSON; an ApiError that names the field if it cannot be kept."""
+        """Return the grammar expression of this JSON; raise an ApiError if the schema is not supported."""
         return prepared(self.field, json_rule, self.schema, strict=self.strict)
 
     def grammar(self) -> Lark:
-        """Return the grammar of texts that are this JSON; raises as `rule` does."""
+        """Return the grammar of texts that are this JSON; it raises the same errors as `rule`."""
         return lark(f"start: {self.rule()}")
 
 
 def prepared(field: str, make: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Return the grammar or expression that a function makes, in the worker's process and time.
+    """Return the grammar or expression that a function makes, within the worker's limits.
+
+    Args:
+        field: Name of the field, for error messages.
+        make: Function that makes the grammar or expression.
+        arguments: Arguments of the function.
+        named: Keyword arguments of the function.
 
     Raises:
-        ApiError: it cannot be made; the message begins with the name of the field.
+        ApiError: The grammar cannot be made; the message begins with the name of the field.
     """
     try:
         return worker.call(make, *arguments, **named)
@@ -314,16 +322,16 @@ def prepared(field: str, make: Callable[..., T], *arguments: Any, **named: Any) 
 
 
 def read_grammar(given: Fields, schemas: bool = True) -> str | None:
-    """Return the grammar that a request asks for, except for a `response_format`; None if it asks for none.
+    """Return the grammar of a request, except that of a `response_format`; `None` if there is no grammar.
 
     Args:
         given: Fields of the request.
-        schemas: Take vLLM's `guided_json` into account. Otherwise `read_form` reads it, for answers with thoughts.
+        schemas: Include vLLM's `guided_json`. Otherwise `read_form` reads it, for answers with reasoning.
     """
     for name, (agreeing, instead) in _UNSUPPORTED.items():
         if name in given and given.data[name] not in agreeing:
             raise given.refused(name, f"is not supported; {instead}")
-    grammar = given.text("grammar") or None  # llama-server's way to say "none" is ""
+    grammar = given.text("grammar") or None  # "" means no grammar, as in llama-server
     if "json_schema" in given:
         if "grammar" in given:
             raise bad_field("json_schema", "json_schema and grammar exclude each other")
@@ -338,7 +346,7 @@ def read_grammar(given: Fields, schemas: bool = True) -> str | None:
 
 
 def _guided(given: Fields) -> dict[str, tuple[Fields, str]]:
-    """vLLM's constraints by kind: `guided_json` and such, or the same within `structured_outputs`."""
+    """Return vLLM's constraints by kind, from `guided_json` and so on, or from `structured_outputs`."""
     found: dict[str, tuple[Fields, str]] = {}
     for where, prefix in ((given, "guided_"), (given.object("structured_outputs") or Fields({}), "")):
         for kind in _GUIDED:
@@ -378,7 +386,7 @@ def _guided_form(where: Fields, name: str, kind: str) -> Form:
 
 
 def read_form(given: Fields, own: Form | None = None) -> Form | None:
-    """Return the JSON that the answer must be, by an API's own field or one of vLLM's; None for any text."""
+    """Return the JSON that the answer must be, from an API's own field or one of vLLM's; `None` means any text."""
     for kind, (where, name) in _guided(given).items():
         if kind in _SCHEMAS:
             if own is not None:
@@ -388,7 +396,7 @@ def read_form(given: Fields, own: Form | None = None) -> Form | None:
 
 
 def read_format(given: Fields) -> Form | None:
-    """Return what `response_format` asks for, or one of vLLM's fields, as `read_form` does."""
+    """Return the JSON that the answer must be, from `response_format` or one of vLLM's fields."""
     asked = given.object("response_format")
     kind = "text" if asked is None else asked.choice("type", _FORMATS, "text")
     if asked is None or kind == "text":

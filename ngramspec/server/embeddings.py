@@ -17,7 +17,7 @@ from ngramspec.server.call import MAX_ITEMS, ApiError, Call, ServedModel, bad_fi
 from ngramspec.server.openai_completions import read_tokens, several
 
 Vectors = NDArray[np.float32]
-"""Of one text; shape (1, width), or (tokens, width) where none are pooled."""
+"""Vectors of one text; shape (1, width), or (tokens, width) without pooling."""
 
 NO_LIMIT = 2**31
 """More tokens than any request contains."""
@@ -27,7 +27,7 @@ LARGEST = 32760.0
 
 
 async def embeddings(call: Call) -> Response:
-    """A vector for each text. Where `content` holds them, as llama-server has it, the answer is llama-server's too."""
+    """Return a vector for each text; if they are in llama-server's field `content`, respond in its format."""
     given = call.given
     if "input" not in given and "content" in given:
         return await embedding(call)
@@ -52,7 +52,7 @@ async def embeddings(call: Call) -> Response:
 
 
 async def embedding(call: Call) -> Response:
-    """A list of vectors for each text: of one, or of as many as it has tokens where none are pooled."""
+    """Return a list of vectors for each text: one vector, or without pooling one for each token."""
     embedder = _embedder(call)
     texts = await asyncio.to_thread(_read_texts, call, call.given.name("content", "input"))
     found = await _embed(call, embedder, texts)
@@ -90,7 +90,7 @@ async def ollama_embeddings(call: Call) -> Response:
 
 
 def _pooling_embedder(call: Call) -> Embedder:
-    """Return the embedder; raises an ApiError if it does not make one vector of each text."""
+    """Return the embedder; raise an ApiError if it does not make one vector of each text."""
     embedder = _embedder(call)
     if embedder.pooling == "none":
         raise ApiError(
@@ -114,7 +114,7 @@ def _read_texts(call: Call, name: str, truncate: bool = False) -> list[list[int]
     if not values:
         raise bad_field(name, f"{name} must not be empty")
     room = embedder.n_ctx
-    if truncate:  # a text that is much too long is not worth tokenizing
+    if truncate:  # tokenizing a text that is much too long would be a waste of time
         most = embedder.n_ctx * call.model.vocabulary.longest_token
         values = [one[:most] if isinstance(one, str) else one for one in values]
         room = NO_LIMIT
@@ -140,7 +140,7 @@ def _truncated(model: ServedModel, tokens: list[int], most: int) -> list[int]:
 async def _embed(
     call: Call, embedder: Embedder, texts: Sequence[Sequence[int]], width: int | None = None
 ) -> list[Vectors]:
-    """Return the scaled vectors of each text, of their first `width` numbers. Texts of other requests come between."""
+    """Return the scaled vectors of each text, cut to `width` numbers; other requests run between the texts."""
     kind = call.given.whole("embd_normalize", call.model.embd_normalize, least=-1)
     assert kind is not None
     found = []
@@ -154,15 +154,18 @@ async def _embed(
 
 
 def normalized(vectors: Vectors, kind: int) -> Vectors:
-    """Vectors, shape (any number, width), scaled as llama-server's `--embd-normalize` says.
+    """Return scaled vectors, as with llama-server's `--embd-normalize`.
 
-    `kind` -1: not at all; 0: the largest number becomes LARGEST; p: the p-norm becomes 1, with 2 the length.
+    Args:
+        vectors: Vectors, shape (any number, width).
+        kind: Kind of scaling: -1 means no scaling, with 0 the largest number becomes LARGEST, and with p the p-norm
+            becomes 1 (2 is the Euclidean length).
     """
     if kind == -1:
         return vectors
     largest = np.abs(vectors).max(axis=1, keepdims=True).astype(np.float64)
     largest[largest == 0] = 1.0
-    parts = vectors / largest  # powers of them stay within what a float holds
+    parts = vectors / largest  # with numbers of at most 1, powers do not overflow
     if kind == 0:
         scaled = parts * LARGEST
     else:

@@ -1,6 +1,4 @@
-"""llama-server's own endpoints: `/completion` continues texts, `/infill` fills gaps, `/tokenize`, `/detokenize`,
-`/apply-template`. `LineLimits` ends an editor's suggestion early.
-"""
+"""llama-server's endpoints `/completion`, `/infill`, `/tokenize`, `/detokenize` and `/apply-template`."""
 
 from __future__ import annotations
 
@@ -27,13 +25,13 @@ from ngramspec.tool_calls.deltas import Delta
 
 
 async def completion(call: Call) -> Response:
-    """Continue one text, or several."""
+    """Continue one prompt, or several."""
     prompts = await asyncio.to_thread(read_prompts, call.model, call.given)
     return await continue_prompts(call, prompts, listed=several(call.given.data["prompt"]))
 
 
 async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, listed: bool = False) -> Response:
-    """Continue each prompt as often as answers are wanted; `listed`: the answer is a list, even of one."""
+    """Continue each prompt, once for each requested answer; if `listed`, the response is a list even for one answer."""
     given = call.given
     n_probs = given.whole(given.name("n_probs", "logprobs"), 0, most=call.model.vocabulary.n_vocab) or None
     cache_prompt = given.flag("cache_prompt", True)
@@ -49,7 +47,7 @@ async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, list
 
 
 class NativeReply(Reply):
-    """Continued texts, or their stream; `listed`: the answer is a list."""
+    """A response with completions, or its stream; if `listed`, the response is a list."""
 
     def __init__(self, call: Call, requests: Sequence[Request], listed: bool) -> None:
         super().__init__(len(requests))
@@ -109,7 +107,7 @@ class NativeReply(Reply):
 
 
 def _chosen(told: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The fields of these names, of which "a/b" is b within a; names of nothing name nothing."""
+    """Return the fields with these names, where "a/b" is the field b of a; unknown names are ignored."""
     found: dict[str, Any] = {}
     for name in names:
         value: Any = told
@@ -127,8 +125,9 @@ MAX_TEXT = 1_000_000
 
 
 async def tokenize(call: Call) -> Response:
-    """Token ids of a text, or of a list of texts and token ids; `with_pieces`: with the text of each, in bytes where
-    it is none.
+    """Return the token ids of a text, or of a list of texts and token ids.
+
+    If `with_pieces` is set, each token has its text, or its bytes if they are not UTF-8.
     """
     given, vocabulary = call.given, call.model.vocabulary
     mixed = isinstance(given.data.get("content"), list)
@@ -159,7 +158,7 @@ def _piece(raw: bytes) -> str | list[int]:
 
 
 async def detokenize(call: Call) -> Response:
-    """The text of token ids, control tokens by their names, so that tokenizing it gives the tokens again."""
+    """Return the text of token ids, with the names of control tokens, so that `/tokenize` returns the same tokens."""
     vocabulary, given = call.model.vocabulary, call.given
 
     def join() -> str:
@@ -171,7 +170,7 @@ async def detokenize(call: Call) -> Response:
 
 
 async def apply_template(call: Call) -> Response:
-    """Return the prompt of a chat as text, with its control tokens except for one that `/completion` adds in front."""
+    """Return the prompt of a chat as text, without the first control token if `/completion` adds it."""
     model, (task, _) = call.model, await asyncio.to_thread(read_chat, call.given)
     task = replace(task, form=read_format(call.given))
     prompt = await asyncio.to_thread(chat_prompt, model, task)
@@ -181,26 +180,26 @@ async def apply_template(call: Call) -> Response:
     return json_answer({"prompt": prompt.text.removeprefix(bos) if adds_bos else prompt.text})
 
 
-# --------------------------------------------------------------------------- gaps
+# --------------------------------------------------------------------------- fill-in-the-middle
 
 
-NEAR = 2048  # most tokens of the texts next to the gap: the size of a batch in llama-server
+NEAR = 2048  # maximum number of tokens of prefix and suffix: the size of a batch in llama-server
 
-_NAMELESS = "tmp"  # llama-server's name of a file without one
+_NAMELESS = "tmp"  # llama-server's name for a file without a name
 
 
 async def infill(call: Call) -> Response:
-    """Fill a gap once, or several times, as llama.vim and llama.vscode ask for it; all fields of `/completion` apply.
+    """Generate the text between a prefix and a suffix, for llama.vim and llama.vscode; `/completion`'s fields apply.
 
-    `input_extra` is parts of the project's other files: the model sees them, and drafts come from them.
-    `t_max_prompt_ms` is no limit, as in llama-server: an editor gives up a request that no longer matters by hanging
-    up, and a prompt that is not read now has to be read for the next one.
+    `input_extra` contains parts of the project's other files. The model sees them, and drafts come from them.
+    `t_max_prompt_ms` is ignored, as in llama-server: an editor disconnects if it no longer needs a suggestion, and the
+    next request would have to read the rest of the prompt anyway.
     """
     return await continue_prompts(call, [await asyncio.to_thread(_prompt, call)])
 
 
 def _prompt(call: Call) -> list[int]:
-    """The token ids that ask for it; tokenizes."""
+    """Return the token ids of the prompt."""
     given, model = call.given, call.model
     before, after = given.needed_text("input_prefix"), given.needed_text("input_suffix")
     others = [
@@ -213,22 +212,22 @@ def _prompt(call: Call) -> list[int]:
 
 
 class LineLimits:
-    """Where an editor's suggestion ends before the model ends it.
+    """Limits that end an editor's suggestion before the model does.
 
-    What a line's indentation is shows with its first other character: until then it is held back, so that the text
-    depends on no token's or draft's length.
+    The indentation of a line is known only when its first other character arrives. Until then the line is held back, so
+    that the text does not depend on the lengths of tokens and drafts.
 
     Args:
-        seconds: from the first token on, after which the text ends with the next line end (`t_max_predict_ms`).
-        indent: the text ends before a line, other than its first, that begins with fewer spaces and tabs (`n_indent`).
-            A blank line has none, so it ends a text, as in llama-server, for which editors set this.
-        clock: seconds from some moment on.
+        seconds: Seconds after the first token, after which the text ends with the next line end (`t_max_predict_ms`).
+        indent: Minimum number of spaces and tabs at the start of each line except the first (`n_indent`). The text ends
+            before a line with fewer. A blank line has 0, so it ends the text, as in llama-server.
+        clock: Function that returns the time in seconds.
     """
 
     def __init__(
         self, seconds: float | None = None, indent: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.ended: bool | None = False  # what comes afterwards is no part of the text
+        self.ended: bool | None = False  # whether the text has ended; later text is dropped
         self._seconds, self._indent, self._clock = seconds, indent, clock
         self._began: float | None = None
         self._at_margin = False

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: a chat in OpenAI's words, with what llama-server adds to them."""
+"""OpenAI's `/v1/chat/completions`, with llama-server's additional fields."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ngramspec.server.reply import (
 from ngramspec.server.telemetry import read_telemetry
 
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
-"""As templates know them."""
+"""Roles of the API, and the corresponding roles of chat templates."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -61,7 +61,7 @@ async def chat_completions(call: Call) -> Response:
 
 
 async def input_tokens(call: Call) -> Response:
-    """How many tokens the prompt of a chat has."""
+    """Return the number of tokens of the prompt of a chat."""
     task, _ = await asyncio.to_thread(read_chat, call.given)
     count = await count_prompt(call, task)
     return json_answer({"object": "response.input_tokens", "input_tokens": count})
@@ -81,18 +81,18 @@ def read_logprobs(given: Fields, model: ServedModel) -> int | None:
 
 
 def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
-    """The fields that say what the prompt is (messages, tools, variables of the template), and what tools stand for."""
+    """Return a task with the fields of the prompt (messages, tools, variables of the template), and its tools."""
     toolbox = Toolbox()
     for item in given.objects("tools"):
         kind = item.choice("type", ("function", "custom"), "function")
         toolbox.add_one(item.needed_object(kind), kind, unique=False)
-    for item in given.objects("functions"):  # as they were before there were tools
+    for item in given.objects("functions"):  # older form of tools
         toolbox.add_one(item, "function", unique=False)
     given.needed("messages")
     messages = [_message(message, i) for i, message in enumerate(given.objects("messages"))]
     answered = given.flag("add_generation_prompt", True)
     begun = bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-    anew = answered and "add_generation_prompt" in given  # said in so many words: a turn of its own
+    anew = answered and "add_generation_prompt" in given  # the request explicitly asks for a separate turn
     continued = given.flag("continue_final_message", begun and not anew)
     if continued and not begun:
         raise given.refused("continue_final_message", "the last message must be an assistant message with text")
@@ -103,7 +103,7 @@ def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
     task = ChatTask(
         messages=messages,
         tool_choice=toolbox.read_choice(given, given.name("tool_choice", "function_call")),
-        tools=toolbox.tools,  # those that the choice allows
+        tools=toolbox.tools,  # `read_choice` has dropped the tools that may not be called
         variables=_variables(given),
         continued=continued,
         answered=answered,

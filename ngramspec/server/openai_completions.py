@@ -1,6 +1,4 @@
-"""`/v1/completions`: texts continued, in OpenAI's words, with `suffix` and `echo`; prompts and the requests to continue
-them, as llama-server's endpoints have them too.
-"""
+"""OpenAI's `/v1/completions`, with `suffix` and `echo`, and readers of prompts that other endpoints use too."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ async def completions(call: Call) -> Response:
 
 
 def _read(call: Call) -> tuple[list[Request], list[str]]:
-    """A request for each text, those of one prompt together, and what is told before each text; tokenizes."""
+    """Return a request for each answer, grouped by prompt, and the text that `echo` puts before each answer."""
     given, model = call.given, call.model
     answers = read_answers(given)
     if (given.whole("best_of", answers) or 0) != answers:
@@ -55,7 +53,7 @@ def _read(call: Call) -> tuple[list[Request], list[str]]:
     suffix = given.text("suffix")
     if echo and suffix and logprobs is not None:
         raise bad_field("echo", "echo with logprobs cannot be combined with suffix")
-    if suffix:  # asks for what stands between `prompt` and it; all of both is shown
+    if suffix:  # the answer is the text between `prompt` and the suffix, of which nothing is cut
         if not isinstance(given.data.get("prompt"), str):
             raise bad_field("suffix", "suffix requires a single string as prompt")
         prompts = [gap_prompt(model, given.data["prompt"], suffix)]
@@ -72,13 +70,13 @@ def _read(call: Call) -> tuple[list[Request], list[str]]:
 
 
 def _read_logprobs(given: Fields, model: ServedModel) -> int | None:
-    if isinstance(given.data.get("logprobs"), bool):  # as a chat spells it
+    if isinstance(given.data.get("logprobs"), bool):  # the form of chat completions
         return (given.whole("top_logprobs", most=model.vocabulary.n_vocab) or 0) if given.flag("logprobs") else None
     return given.whole("logprobs", most=model.vocabulary.n_vocab)
 
 
 def _texts(model: ServedModel, given: Fields, prompts: Sequence[Sequence[int]]) -> list[str]:
-    """The prompts' own texts."""
+    """Return the texts of the prompts."""
     value = given.data["prompt"]
     if isinstance(value, str):
         return [value]
@@ -88,15 +86,15 @@ def _texts(model: ServedModel, given: Fields, prompts: Sequence[Sequence[int]]) 
 
 
 class CompletionReply(Reply):
-    """A completion of texts, or its stream."""
+    """A response with completions, or its stream."""
 
     def __init__(self, call: Call, requests: Sequence[Request], echoes: Sequence[str]) -> None:
         super().__init__(len(requests))
         self._model, self._requests, self._echoes = call.model, requests, echoes
-        self._each = read_answers(call.given)  # answers to one prompt
+        self._each = read_answers(call.given)  # number of answers to one prompt
         self._usage_too = read_usage_too(call)
-        self._untold = dict(enumerate(echoes))  # by the choices whose streams have not begun
-        self._offsets = [0 for _ in self.answers]  # characters of each text that its logprobs have told
+        self._untold = dict(enumerate(echoes))  # text before each choice whose stream has not begun
+        self._offsets = [0 for _ in self.answers]  # number of characters before the next logprobs of each text
         self._head = {
             "id": f"cmpl-{secrets.token_urlsafe(18)}",
             "object": "text_completion",
@@ -138,7 +136,7 @@ class CompletionReply(Reply):
     def _choice(
         self, number: int, text: str, logprobs: Sequence[Logprobs], end: End | None, echoed: bool = False
     ) -> dict[str, Any]:
-        """A choice, or a part of one; `echoed`: with the prompt."""
+        """Return a choice, or a part of one; if `echoed`, it includes the prompt."""
         request, table = self._requests[number], None
         if request.logprobs is not None:
             before = [(request.prompt[0], None), *[(one.token, one) for one in self.answers[number].scored]]
@@ -148,7 +146,7 @@ class CompletionReply(Reply):
         return {"index": number, "text": text, "finish_reason": reason, "logprobs": table}
 
     def _table(self, number: int, rows: Sequence[tuple[int, Logprobs | None]]) -> dict[str, Any]:
-        """OpenAI's table of logprobs: columns, with the most likely tokens by their text; a first token has none."""
+        """Return OpenAI's table of logprobs, by column; the first token of a prompt has null instead of a value."""
         table: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, one in rows:
             top: dict[str, float] = {}
@@ -166,7 +164,7 @@ class CompletionReply(Reply):
 
 
 def read_prompts(model: ServedModel, given: Fields) -> list[list[int]]:
-    """The token ids of each prompt. A text spells out control tokens too: clients put them there."""
+    """Return the token ids of each prompt. Control tokens in texts are parsed, because clients write them."""
     value = given.data.get("prompt")
     if value is None:
         raise bad_field("prompt", "prompt is missing")
@@ -179,14 +177,24 @@ def read_prompts(model: ServedModel, given: Fields) -> list[list[int]]:
 
 
 def several(value: Any) -> bool:
-    """Whether the value of `prompt` is a list of prompts, not one of tokens and texts."""
+    """Return True if the value of `prompt` is a list of prompts, and not one prompt of tokens and texts."""
     if not isinstance(value, list):
         return False
     return any(isinstance(item, list | dict) for item in value) or all(isinstance(item, str) for item in value)
 
 
 def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = None) -> list[int]:
-    """The token ids of a text, or of a list of token ids and texts, for a context of `n_ctx`; None: a request's."""
+    """Return the token ids of a prompt.
+
+    Args:
+        model: Model whose tokens they are.
+        value: Text, list of token ids and texts, or llama-server's object.
+        name: Name of the field, for error messages.
+        n_ctx: Size of the context; `None` means that of a request.
+
+    Raises:
+        ApiError: The value is invalid, or too long for the context.
+    """
     vocabulary = model.vocabulary
     if isinstance(value, dict):
         value = _object_text(Fields(value, f"{name}."))
@@ -228,7 +236,7 @@ def _part_text(part: Fields) -> str:
 def read_requests(
     call: Call, prompts: Sequence[Sequence[int]], sampling: Sampling, logprobs: int | None, **more: Any
 ) -> list[Request]:
-    """Requests that continue each prompt as often as answers are wanted; `more`: of what `Request` has."""
+    """Return the requests for each prompt, one for each requested answer; `more` contains fields of `Request`."""
     given, count = call.given, read_answers(call.given, len(prompts))
     refuse_budget(given)
     shared = read_shared(call, sampling, read_max_tokens(given), read_stop(given))
@@ -244,7 +252,7 @@ def gap_prompt(
     others: Sequence[tuple[str, str]] = (),
     limits: Limits | None = None,
 ) -> list[int]:
-    """The prompt for what belongs between two texts; see `ngramspec.fill_in.fill_in`."""
+    """Return the prompt for the text between two texts; see `ngramspec.fill_in.fill_in`."""
     first = model.suffix_first
     try:
         return fill_in(model.vocabulary, before, after, prompt=prompt, others=others, limits=limits, suffix_first=first)

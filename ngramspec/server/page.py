@@ -1,8 +1,8 @@
-"""The chat page at `/`, made of the files in `web/`; `render`: Markdown as elements, which it makes one by one, so that
-no text ever becomes markup.
+"""The chat page at `/`, made of the files in `web/`, and its Markdown as elements, so that text is never markup.
 
-An element is [tag, attributes, *children], and text is itself. Tags and attributes are those named here, whatever the
-text says. HTML and character references stay as they are typed, a line break is one, formulas keep every character.
+An element is [tag, attributes, *children], and text is a string. Only the tags and attributes in this module occur,
+whatever the text contains. HTML and character references remain text, line breaks are kept, and formulas keep every
+character.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ngramspec.server.highlighting import highlight
 
 
 def hash_of(text: str) -> str:
-    """A text as a source of a Content-Security-Policy."""
+    """Return the source expression of a text for a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 @cache
 def contents() -> tuple[str, dict[str, str]]:
-    """The page, with its style sheet and its scripts in it, and its headers."""
+    """Return the page, with inlined style sheet and scripts, and its headers."""
     web = files("ngramspec.server").joinpath("web")
     allowed: dict[str, list[str]] = {"style": [], "script": []}
 
@@ -60,7 +60,7 @@ def contents() -> tuple[str, dict[str, str]]:
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        # Text that is made into elements is an error, whoever wrote it.
+        # With these two lines the browser reports an error if any script turns text into markup.
         "require-trusted-types-for 'script'",
         "trusted-types 'none'",
     )
@@ -74,7 +74,7 @@ def contents() -> tuple[str, dict[str, str]]:
 
 
 async def page(call: Call) -> Response:
-    """Answer with the page, or with 304 where the browser has it."""
+    """Return the page, or status 304 if the browser has it in its cache."""
     if not call.server.has_page:
         raise ApiError(404, "File Not Found")
     html, headers = contents()
@@ -84,7 +84,7 @@ async def page(call: Call) -> Response:
 
 
 async def markdown(call: Call) -> Response:
-    """Answer with a text as elements: `text`, and in `drafted` what of it to mark."""
+    """Return the Markdown in `text` as elements; the spans in `drafted` are marked."""
     return json_answer(await asyncio.to_thread(_rendered, call.given))
 
 
@@ -104,7 +104,7 @@ Node = str | list[Any]
 Span = tuple[int, int]
 
 MOST = 100_000
-"""Characters of a text that is rendered; a longer one stays as it is."""
+"""Maximum number of characters of a rendered text; a longer one remains plain text."""
 
 _MOST_COLOURED = 50_000
 _ESCAPED = frozenset("*_`~#|.+-$")
@@ -119,9 +119,13 @@ _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
 
 
 def render(source: str, drafted: Sequence[Span] = ()) -> tuple[list[Node], int]:
-    """The blocks of a text, and where in it the last one begins: whatever follows, the blocks before stay.
+    """Return the blocks of a text and the index at which the last block begins.
 
-    Elements of what was `drafted`, as [start, end) in order, are of the class "drafted".
+    Further text can change only the last block.
+
+    Args:
+        source: Text in Markdown.
+        drafted: Drafted spans as [start, end), in order; their elements have the class "drafted".
     """
     if len(source) > MOST:
         return [["div", {"class": "plain"}, source]], 0
@@ -140,7 +144,7 @@ def render(source: str, drafted: Sequence[Span] = ()) -> tuple[list[Node], int]:
 
 
 def _escape(state: StateInline, silent: bool) -> bool:
-    """A backslash before a character that means something in Markdown, and rarely does in LaTeX."""
+    """Parse a backslash before a character that has a meaning in Markdown, but rarely after a backslash in LaTeX."""
     at = state.pos
     if state.src[at] != "\\" or at + 1 >= state.posMax or state.src[at + 1] not in _ESCAPED:
         return False
@@ -151,7 +155,7 @@ def _escape(state: StateInline, silent: bool) -> bool:
 
 
 def _formula(state: StateInline, silent: bool) -> bool:
-    r"""$x$, $$x$$, \(x\) or \[x\] within a text; a dollar before a digit ends nothing: it is a price."""
+    r"""Parse $x$, $$x$$, \(x\) or \[x\] inside text; a dollar sign before a digit is a price and ends no formula."""
     if state.src[state.pos] not in "$\\" or not (found := _FORMULA.match(state.src, state.pos, state.posMax)):
         return False
     if not silent:
@@ -161,7 +165,7 @@ def _formula(state: StateInline, silent: bool) -> bool:
 
 
 def _formula_block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    r"""$$ or \[ at the beginning of a line, up to a line that ends with the other one."""
+    r"""Parse a block from $$ or \[ at the start of a line to the first line end with the closing mark."""
     first = state.bMarks[start] + state.tShift[start]
     closing = {"$$": "$$", "\\[": "\\]"}.get(state.src[first : first + 2])
     if closing is None or state.is_code_block(start):
@@ -181,7 +185,7 @@ def _formula_block(state: StateBlock, start: int, end: int, silent: bool) -> boo
 
 
 def _parser() -> MarkdownIt:
-    # Without setext headings and references no line changes what a block above it means.
+    # Setext headings and references are disabled, because with them a later line could change a block above it.
     off = ["lheading", "reference", "html_block", "html_inline", "entity", "text_join"]
     made = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).disable(off)
     made.inline.ruler.at("escape", _escape)
@@ -197,7 +201,7 @@ _PARSER = _parser()
 
 
 class _Elements:
-    """Elements of what was parsed; their texts are looked for in the source, in order, to see what was drafted."""
+    """A converter of parsed Markdown to elements; it searches their texts in the source, in order, to mark drafts."""
 
     def __init__(self, source: str, drafted: Sequence[Span]) -> None:
         self._source, self._drafted = source, drafted
@@ -206,11 +210,11 @@ class _Elements:
         self._highlights = True
 
     def within(self, start: int, end: int) -> None:
-        """The next block stands there."""
+        """Set the range of the next block in the source."""
         self._at, self._end = start, end
 
     def of(self, node: SyntaxTreeNode) -> list[Node]:
-        """The elements of a node: one, or what is in one that only groups."""
+        """Return the elements of a node: one, or the children of a node that is only a group."""
         if node.type in ("text", "text_special"):
             return self._text(node.content)
         if node.type in ("link", "image"):
@@ -228,7 +232,7 @@ class _Elements:
                 inner = self._content
             case "fence" | "code_block":
                 tag, attributes, inner = "pre", {"language": language_of(node.info)}, self._code
-            case "heading":  # below those of the page
+            case "heading":  # below the headings of the page
                 tag = f"h{min(int(tag[1]) + 2, 6)}"
             case "ordered_list":
                 attributes = {"start": int(node.attrs.get("start", 1))}
@@ -240,7 +244,7 @@ class _Elements:
         return [element for child in node.children for element in self.of(child)]
 
     def _link(self, node: SyntaxTreeNode) -> list[Node]:
-        """A link to the web; an image becomes one, since nothing is fetched; any other is its text."""
+        """Return a link to the web or to an image, because the page fetches nothing; other links become text."""
         target = str(node.attrs.get("href") or node.attrs.get("src") or "")
         shown = self._children(node) or [target]
         return [["a", {"href": target}, *shown]] if _LINK.match(target) else shown
@@ -250,7 +254,7 @@ class _Elements:
 
     def _text(self, text: str) -> list[Node]:
         found: list[Node] = []
-        for i, part in enumerate(_BREAK.split(text)):  # tables hold no other line break
+        for i, part in enumerate(_BREAK.split(text)):  # <br> is the only line break in tables
             if i:
                 found.append(["br", {}])
             for line in part.splitlines(keepends=True):
@@ -271,7 +275,7 @@ class _Elements:
         return [("", code)]
 
     def _line(self, pieces: Sequence[tuple[str, str]]) -> list[Node]:
-        """Pieces of a line, each of a class and a text, parted where a draft begins or ends."""
+        """Return the elements of a line, given as pieces with a class and a text, split at the ends of drafts."""
         text = "".join(piece for _, piece in pieces)
         classes = [name for name, piece in pieces for _ in piece]
         for start, end in self._drafts_in(text):
@@ -285,7 +289,7 @@ class _Elements:
         return found
 
     def _drafts_in(self, text: str) -> Iterator[Span]:
-        """Return the drafted spans of the following text, ignoring Markdown syntax; each is where it is found first."""
+        """Yield the drafted spans of a text, which is searched in the source after the previous one."""
         start = self._source.find(text, self._at, self._end)
         if start < 0:
             return
@@ -297,12 +301,12 @@ class _Elements:
 
 
 def language_of(info: str) -> str:
-    """The language that stands behind a fence."""
+    """Return the language in the info string of a fence."""
     return info.split(maxsplit=1)[0] if info.strip() else ""
 
 
 def _lines(pieces: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Return the lines of code, as pieces with a class and a text."""
+    """Yield the lines of code, as pieces with a class and a text."""
     line: list[tuple[str, str]] = []
     for name, text in pieces:
         for piece in text.splitlines(keepends=True):

@@ -35,7 +35,7 @@ _ELSEWHERE = (
     *("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "computer_call"),
     *("mcp_list_tools", "tool_search_call", "tool_search_output", "compaction", "compaction_trigger"),
 )
-"""Items of a conversation that tell what OpenAI's servers did, or hold what only these can read."""
+"""Items of a conversation that only OpenAI's servers create or can read; they are ignored."""
 
 
 async def responses(call: Call) -> Response:
@@ -46,7 +46,7 @@ async def responses(call: Call) -> Response:
 
 
 async def input_tokens(call: Call) -> Response:
-    """How many tokens the prompt of a chat has."""
+    """Return the number of tokens of the prompt of a chat."""
     task, _, _ = await asyncio.to_thread(read_request, call.given)
     return json_answer({"object": "response.input_tokens", "input_tokens": await count_prompt(call, task)})
 
@@ -55,9 +55,10 @@ async def input_tokens(call: Call) -> Response:
 
 
 def read_request(given: Fields) -> tuple[ChatTask, Toolbox, dict[str, Any]]:
-    """What a request asks for, what its tools stand for, and the fields that the answer repeats.
+    """Return the task of a request, its tools, and the fields that the response repeats.
 
-    An ApiError where a field cannot be, or asks for what is not done here.
+    Raises:
+        ApiError: A field is invalid or not supported.
     """
     _refuse(given)
     transcript, toolbox = Transcript(), Toolbox()
@@ -68,7 +69,7 @@ def read_request(given: Fields) -> tuple[ChatTask, Toolbox, dict[str, Any]]:
     task = ChatTask(
         messages=transcript.messages,
         tool_choice=toolbox.read_choice(given, "tool_choice"),
-        tools=toolbox.tools,  # those that the choice allows
+        tools=toolbox.tools,  # `read_choice` has dropped the tools that may not be called
         parallel=given.flag("parallel_tool_calls", default=True),
         form=read_form(given, form),
         max_tokens=given.whole("max_output_tokens", least=1),
@@ -112,7 +113,7 @@ def _input(given: Fields, transcript: Transcript, toolbox: Toolbox) -> None:
         for item in given.objects("input"):
             _item(item, transcript, toolbox)
     if not transcript.messages:
-        transcript.say("user", "")  # Codex asks so whether anybody is there
+        transcript.say("user", "")  # Codex sends an empty input to check the connection
 
 
 def _item(item: Fields, transcript: Transcript, toolbox: Toolbox) -> None:
@@ -159,7 +160,7 @@ def _call(item: Fields, kind: str, transcript: Transcript) -> None:
 
 
 def _text(item: Fields, name: str) -> str:
-    """The text of a field that holds a string or parts."""
+    """Return the text of a field that is a string or a list of parts."""
     item.needed(name)
     return "\n".join(item.parts(name, _part))
 
@@ -179,7 +180,7 @@ def _part(part: Fields) -> str:
 
 
 def _format(given: Fields) -> tuple[dict[str, Any], Form | None]:
-    """The form of the text as the answer repeats it, and what that means."""
+    """Return the format of the text as the response repeats it, and the corresponding `Form`."""
     text = given.object("text")
     form = text.object("format") if text else None
     if form is None:
@@ -207,9 +208,15 @@ def _variables(given: Fields) -> dict[str, Any]:
 
 
 class ResponseReply(Reply):
-    """A response, or its stream of events; each event is sent under the name in its "type".
+    """A response, or its stream of events; the name of each event is its "type".
 
-    `toolbox` and `echo` are of `read_request`; the ids of the items are made of `id`; `name`: the model's, as told.
+    Args:
+        call: HTTP request.
+        toolbox: Tools that `read_request` returned.
+        echo: Fields that `read_request` returned.
+        id: Id of the response, from which the ids of the items are derived.
+        name: Name of the model in the response.
+        prediction: Text that the answer probably copies.
     """
 
     def __init__(
@@ -223,7 +230,7 @@ class ResponseReply(Reply):
         self._output: list[dict[str, Any]] = []
         self._sent = 0
         self._growth = ""  # start of the events of the open block as JSON, up to the text
-        self._closed: Block | None = None  # whether it was cut is known only when nothing follows it
+        self._closed: Block | None = None  # its last events are sent later, because it was cut only if nothing follows
 
     def whole(self) -> dict[str, Any]:
         (answer,) = self.answers
@@ -359,7 +366,7 @@ class ResponseReply(Reply):
         return text + self._chunk("response.output_item.done", {"output_index": block.index, "item": item})
 
     def _named(self, block: Block) -> tuple[str, str]:
-        """The type of the item that a block is, and its id."""
+        """Return the type and the id of the item of a block."""
         custom = block.name in self._toolbox.custom
         kind = {"text": "message", "thought": "reasoning"}.get(block.kind) or (
             "custom_tool_call" if custom else "function_call"
@@ -371,7 +378,7 @@ class ResponseReply(Reply):
         return place if block.kind == "call" else place | {"content_index": 0}
 
     def _item(self, block: Block, cut: bool = False) -> dict[str, Any]:
-        """The item that a block is, with all it holds so far."""
+        """Return the item of a block, with its content so far."""
         kind, id = self._named(block)
         item: dict[str, Any] = {"id": id, "type": kind, "status": "incomplete" if cut else "completed"}
         if kind == "message":

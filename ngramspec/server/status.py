@@ -14,13 +14,13 @@ from ngramspec.server.reply import FINGERPRINT
 
 
 async def health(call: Call) -> Response:
-    """Whether there is a model to ask."""
+    """Return the status "ok" if the model is loaded."""
     call.server.ready()
     return json_answer({"status": "ok"})
 
 
 async def models(call: Call) -> Response:
-    """The one model, as OpenAI lists them ("data") and as ollama does ("models")."""
+    """Return the list with the only model, in OpenAI's format ("data") and in Ollama's ("models")."""
     name = call.model.name
     details = {"format": "gguf", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
     named = {"name": name, "model": name, "type": "model", "capabilities": ["completion"], "details": details}
@@ -28,7 +28,7 @@ async def models(call: Call) -> Response:
 
 
 async def model(call: Call) -> Response:
-    """The one model, by its name."""
+    """Return the only model, if the name is correct."""
     name = call.given.text("id")
     if name not in (call.model.name, *call.model.aliases):
         raise ApiError(
@@ -52,7 +52,7 @@ def _listed(call: Call) -> dict[str, Any]:
 
 
 async def props(call: Call) -> Response:
-    """Settings and properties of the model."""
+    """Return the settings and properties of the model."""
     model = call.model
     bos, eos = model.vocabulary.ends
     settings = generation_settings(call.server.sampling, -1, ())
@@ -95,7 +95,7 @@ async def scale_lora_adapters(call: Call) -> Response:
 
 
 async def slots(call: Call) -> Response:
-    """Return the state of each slot. With `fail_on_no_slot` the status is 503 while none is free."""
+    """Return the state of each slot. With `fail_on_no_slot` the status is 503 if all slots are busy."""
     if not call.server.has_slots:
         raise ApiError(501, "/slots is disabled; start the server without --no-slots")
     model = call.model
@@ -106,7 +106,7 @@ async def slots(call: Call) -> Response:
 
 
 def _slot(call: Call, slot: Slot) -> dict[str, Any]:
-    """A slot in llama-server's words; what it works for is told, but no text of it."""
+    """Return a slot in llama-server's format, with properties of its request but without any text."""
     model, request = call.model, slot.request
     most = -1 if request is None or request.max_tokens >= model.n_ctx else request.max_tokens
     told: dict[str, Any] = {

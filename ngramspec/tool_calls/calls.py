@@ -20,8 +20,8 @@ _KEYS = _ARGUMENTS | {"id", "type"}
 _FENCE = "```"
 
 ReadCall = Callable[[Reader, Deltas, Tools], Reads[bool]]
-"""Parser of the text after the start of a call, which returns True if a call began. Otherwise the position of the reader
-is undefined."""
+"""Parser of the text after the start of a call, which returns True if a call began. Otherwise the reader's position is
+undefined."""
 
 
 def rows(ends: Mapping[str, str], item: str, one: ReadCall) -> dict[str, ReadCall]:
