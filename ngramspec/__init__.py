@@ -6,8 +6,8 @@
         for step in model.decoder.generate(model.target.tokenize("def fib(n):"), max_tokens=200):
             print(step.text, end="", flush=True)
 
-Importing this is cheap: what it names is imported when it is first used. llama.cpp is loaded by `load`, `LoadSettings`,
-`Target`, `Llama` and `LlamaDraftModel` alone; the algorithms do without.
+Importing this package is cheap: it imports the module of a name when the name is first used. Only `load`,
+`LoadSettings`, `Target`, `Llama` and `LlamaDraftModel` load llama.cpp; the algorithms do not require it.
 """
 
 import os
@@ -18,8 +18,8 @@ from ngramspec.version import __version__ as __version__
 
 # Set before ggml loads. Otherwise ggml starts a debugger that prints every thread when it ends the process.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-# Set before libgomp loads. GOMP_SPINCOUNT is how many turns a thread waits for the others before it sleeps. With few
-# turns an idle machine decodes slowly, with many a busy one. ngramspec/policies/README.md has the measurements.
+# Set before libgomp loads. GOMP_SPINCOUNT is the number of turns that a thread waits for the others before it sleeps.
+# Few turns make decoding slow on an idle machine, and many on a busy one; see ngramspec/policies/README.md.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 

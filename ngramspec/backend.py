@@ -1,4 +1,4 @@
-"""The interface of a model runner. Implement it in a package next to `ngramspec.llama` to use another library.
+"""Interface of a model runner. Implement it in a package next to `ngramspec.llama` to use another library.
 
 All other packages use a model through two protocols: `Model` evaluates tokens, and `Vocabulary` converts them. One
 object may implement both (`Runner`), as `ngramspec.llama.target.Target` does. Implement them in this order:
@@ -46,13 +46,13 @@ Progress = Callable[[int, int], None]  # called with (tokens done, tokens in all
 
 @runtime_checkable
 class Vocabulary(Tokenizer, Protocol):
-    """The tokens of a model, and how one is chosen."""
+    """The tokens of a model, and its samplers."""
 
     def sampler(self, sampling: Sampling) -> Sampler:
         """Return a sampler for one text.
 
         Raises:
-            ValueError, GrammarError: the vocabulary does not support these settings.
+            ValueError, GrammarError: The vocabulary does not support these settings.
         """
 
 
@@ -63,12 +63,11 @@ class Model(Protocol):
         tokens: Token ids in the cache, in order: those of the prompt and appended ones.
         n_vocab: Length of a row of logits.
         n_ctx: Maximum number of tokens that may stay in the cache. One pass may exceed it by `max_batch` tokens, which
-        are
-            then rolled back.
+            are then rolled back.
         max_batch: Maximum number of tokens of one `evaluate` of which all but the first can be rolled back.
         can_rollback: Whether `rollback` can remove tokens; if not, nothing is drafted.
         replays: Whether a rollback requires a `checkpoint` before the pass, and evaluates tokens again after it.
-        exact_rollback: Whether logits after a rollback are bit for bit those of a cache that never held the tokens.
+        exact_rollback: Whether logits after a rollback are bit for bit those of a cache that never had the tokens.
         owed: Number of tokens in the cache that the next call evaluates again, before its new ones.
         fingerprint: Key of everything that measured costs depend on: file, build, machine, settings. With "" they are
             not stored.
@@ -89,19 +88,19 @@ class Model(Protocol):
     def max_batch(self) -> int: ...
 
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
-        """Make the cache stand for exactly `tokens`; the logits after the last one, shape (n_vocab,).
+        """Fill the cache with exactly these tokens, and return the logits after the last one, shape (n_vocab,).
 
-        What the cache already has in common with them need not be evaluated again.
+        Their common prefix with the tokens in the cache need not be evaluated again.
 
         Args:
-            tokens: 1 to n_ctx token ids.
-            aligned: the logits must depend on `tokens` alone, bit for bit, not on what the cache held before. Only
-                exact mode asks for it; evaluating everything again is right, if slow.
-            progress: called after each chunk.
+            tokens: Token ids, 1 to n_ctx of them.
+            aligned: Whether the logits must depend only on `tokens`, bit for bit, and not on the earlier contents of
+                the cache. Only exact mode requires it. Evaluating all tokens again is correct, but slow.
+            progress: Function that is called after each chunk.
         """
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
-        """Append tokens in one pass; the logits after each of them, shape (len(tokens), n_vocab)."""
+        """Append tokens in one pass, and return the logits after each of them, shape (len(tokens), n_vocab)."""
 
     def submit(self, tokens: Sequence[int]) -> None:
         """Append tokens in one pass, as `evaluate` does. On a GPU it may return before the work is done."""
@@ -110,7 +109,7 @@ class Model(Protocol):
         """Return the logits of the last `submit`, which `evaluate` would have returned; wait for them if necessary."""
 
     def rollback(self, length: int) -> None:
-        """Make the cache stand for the first `length` of its tokens. Does nothing where these are all of them."""
+        """Keep only the first `length` tokens in the cache; do nothing if these are all of them."""
 
     def clear(self) -> None:
         """Empty the cache."""
@@ -128,7 +127,7 @@ class Model(Protocol):
     def owed(self) -> int: ...
 
     def checkpoint(self) -> None:
-        """Let `rollback` go back to here, until the next checkpoint."""
+        """Save the state, so that `rollback` can return to it until the next checkpoint."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -141,7 +140,7 @@ class Model(Protocol):
 
 
 class EvaluatesAtOnce:
-    """`submit` and `fetch` of a `Model` that returns from `evaluate` when the work is done."""
+    """The `submit` and `fetch` of a `Model` whose `evaluate` returns when the work is done."""
 
     returns_early: bool = False
     _fetched: Logits
@@ -157,7 +156,7 @@ class EvaluatesAtOnce:
 
 
 class ModelBase(EvaluatesAtOnce):
-    """The defaults of a `Model` whose cache can be cut anywhere: nothing to prepare, nothing owed, nothing kept."""
+    """The defaults of a `Model` whose cache can be cut anywhere, without checkpoints, owed tokens and stored costs."""
 
     can_rollback: bool = True
     replays: bool = False

@@ -1,22 +1,21 @@
-"""The errors a user can cause and fix. A message is one line: what was wrong, and what to do.
+"""Errors that a user can cause and fix. The message is one line with the problem and the solution.
 
-A defect of ngramspec itself is never one of these; it stays an ordinary Python exception with its
-traceback.
+Defects of ngramspec itself raise ordinary Python exceptions, which are shown with a traceback.
 """
 
 from __future__ import annotations
 
 
 class NGramSpecError(Exception):
-    """Base of every error meant to be shown to the user as it stands, without a traceback."""
+    """Base class of errors whose message is shown to the user without a traceback."""
 
 
 class ModelError(NGramSpecError):
-    """The model that was asked for cannot be used."""
+    """The requested model cannot be used."""
 
 
 class TargetError(NGramSpecError):
-    """llama.cpp failed in the middle of its work."""
+    """llama.cpp failed during an evaluation."""
 
 
 class PromptError(NGramSpecError):
@@ -28,4 +27,4 @@ class ShutdownError(NGramSpecError):
 
 
 class GrammarError(NGramSpecError):
-    """A grammar or JSON schema is not one, or leaves no token to choose."""
+    """A grammar or JSON schema is invalid, or allows no token."""

@@ -1,7 +1,7 @@
 """Dataclasses as JSON objects and back, checked against their annotations.
 
-A field that has its default value is left out. Numbers that JSON lacks are the strings "inf", "-inf" and "nan". Half a
-surrogate pair, which JSON can spell and no text can hold, becomes a question mark.
+Fields with their default value are omitted. Numbers that JSON lacks are the strings "inf", "-inf" and "nan". Half a
+surrogate pair, which JSON can contain but UTF-8 cannot, becomes a question mark.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: type[Data], data: Any) -> Data:
-    """The dataclass that `encode` wrote; keys that it does not know are ignored.
+    """Return the dataclass of a value that `encode` returned; unknown keys are ignored.
 
     Raises:
-        ValueError: a field is missing, or is not what its annotation says; the message is one line.
+        ValueError: A field is missing, or has another type than its annotation; the message is one line.
     """
     try:
         found: Data = _adapter(kind).validate_python(encode(data))
@@ -54,5 +54,5 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _default(field: Field[Any]) -> Any:
-    """Return the default of a field; MISSING if it is required."""
+    """Return the default of a field, or MISSING if the field is required."""
     return field.default if field.default_factory is MISSING else field.default_factory()

@@ -1,4 +1,4 @@
-"""`Request`: a text to continue, and how. Every front end fills in this list of fields, and there is no other."""
+"""Request to continue a text (`Request`), which all front ends use."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Request:
         logprobs: Report the log-probabilities of each emitted token and of this many of the most likely tokens; `None`
             means no log-probabilities.
         post_sampling: Report them from the distributions that tokens were drawn from, after all samplers.
-        return_decisions: Report how each token was decided on; not with a verifier.
+        return_decisions: Report the decision on each token; not available with a verifier.
         controls: Show control tokens in the text, for callers that parse them. Tokens that end a text stay hidden.
         scored: Also report the log-probabilities of the prompt's tokens (engine only).
-        slot: The slot to prefer (engine only); `None` means the one that holds most of the prompt.
-        cache_prompt: Whether tokens of the prompt that a slot already holds may be reused (engine only).
+        slot: Slot to prefer (engine only); `None` means the one that contains most of the prompt.
+        cache_prompt: Whether tokens of the prompt that a slot already contains may be reused (engine only).
         scales: Scales of the LoRA adapters (engine only); `None` means those of the engine.
     """
 

@@ -111,7 +111,7 @@ def _is_defined_in(module: ModuleType, value: object, base: type) -> bool:
 
 
 def _describe(name: str, file: str, error: BaseException) -> str:
-    """Return the line about an error: its place is the last one in the user's file."""
+    """Return the message of an error, with the innermost line of the user's file."""
     path = os.path.realpath(os.path.expanduser(file))
     lines = [number for frame, number in walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
     words = str(error)

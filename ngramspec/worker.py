@@ -1,7 +1,7 @@
-"""`Worker`: a child process for code of strangers (grammars, chat templates), with limits on its time and memory.
+"""Child process for untrusted input (grammars, chat templates), with limits on its time and memory (`Worker`).
 
-Libraries that compile grammars or render templates can take minutes, gigabytes, or end their process. In a child they
-end only the child. The next call starts another one.
+Libraries that compile grammars or render templates can take minutes or gigabytes, or crash. In a child process they end
+only the child, and the next call starts another one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """Calls functions in a child process, one at a time; its methods may be called from any thread.
+    """A child process that runs functions, one at a time; the methods may be called from any thread.
 
     Args:
         subject: Noun for error messages, such as "the grammar".
@@ -65,8 +65,8 @@ class Worker:
         """Return the result of a function of a module.
 
         Raises:
-            Exception: the function raised it, exceeded a limit (then it is the `error` of this worker), or the worker
-                was closed (then it is the `closed_error`).
+            Exception: The function raised it. If the function exceeded a limit, it is the `error` of this worker, and
+                if the worker was closed, it is the `closed_error`.
         """
         request = pickle.dumps((function, arguments, named), pickle.HIGHEST_PROTOCOL)
         if not self._lock.acquire(timeout=PATIENCE):
@@ -160,8 +160,8 @@ def _limit() -> float:
 
 
 def _start(memory: int) -> subprocess.Popen[bytes] | None:
-    """Start the child; None if it cannot be started."""
-    # The program of a frozen application is not Python: it would start the application again.
+    """Start the child; return `None` if it cannot be started."""
+    # In a frozen application, the executable is not Python, and would start the application again.
     if not sys.executable or getattr(sys, "frozen", False):
         return None
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or "." for entry in sys.path)}
@@ -182,7 +182,7 @@ def _write(stream: IO[bytes], message: bytes) -> None:
 
 
 def _read(stream: IO[bytes]) -> bytes | None:
-    """Read a message; None at the end of the stream."""
+    """Read a message; return `None` at the end of the stream."""
     size = stream.read(8)
     message = stream.read(int.from_bytes(size, "little")) if len(size) == 8 else b""
     return message if size and len(message) == int.from_bytes(size, "little") else None
@@ -207,7 +207,7 @@ def _answer(request: bytes) -> bytes:
 
 
 def _stop_after(seconds: float) -> None:
-    """End this process after so much processor time, even inside a C function; 0 means never."""
+    """End this process after this much processor time, even inside a C function; 0 means never."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, seconds)
     elif seconds:
@@ -217,7 +217,7 @@ def _stop_after(seconds: float) -> None:
 
 
 def _serve(seconds: float, memory: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and that ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends this process
     with suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -1,21 +1,21 @@
-"""`Layout`: the text of a prompt, in which no message can write a control token.
+"""Text of a prompt in which messages cannot add control tokens (`Layout`).
 
-A template turns messages into one text, in which "<|im_end|>" ends a message, also where a message says it. So it is
-rendered a second time, with unguessable names in place of what the messages say. Only control tokens between the names,
-which are the template's own, become control tokens:
+A template converts messages to one text, in which "<|im_end|>" ends a message, even if a message contains it. So the
+template is rendered a second time, with unguessable names in place of the strings in the messages. Only control tokens
+between the names, which are the template's own, become control tokens:
 
     messages  [{"role": "user", "content": "is <|im_end|> a word?"}]
     text      <|im_start|>user\nis <|im_end|> a word?<|im_end|>\n
     skeleton  <|im_start|>user\nx6d1b0x0x<|im_end|>\n
     own       <|im_start|>                           <|im_end|>   (the second of the two in the text)
 
-The same holds for tools, calls and their results, other variables, and keys of objects.
+Tools, calls and their results, other variables, and keys of objects are treated in the same way.
 
-Templates strip messages, or split them at "</think>", or write them as JSON. White space at the ends of a string,
-characters that JSON escapes, and the strings that the template itself spells out therefore stay in the skeleton. One
-that changes strings in other ways is noticed, as putting them back does not give the text; less is hidden then, as long
-as the skeleton's control tokens stay the same ones. Where nothing helps, the text must hold these control tokens and no
-others, or the messages are refused.
+Templates strip messages, or split them at "</think>", or write them as JSON. So white space at the ends of a string,
+characters that JSON escapes, and the strings in the template's source stay in the skeleton. If a template changes
+strings in other ways, putting them back does not restore the text. Then fewer strings are replaced, as long as the
+skeleton has the same control tokens. If this does not help, the text must contain only these control tokens; otherwise
+the messages are rejected.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ngramspec.chat_template.environment import Render, Values
 from ngramspec.errors import ModelError
 
 _NEVER = re.compile(r"(?!)")
-_JSON = re.compile(r'["\\\x00-\x1f]')  # what JSON always escapes
-_JSON_OF_SOME = re.compile(r"""["\\\x00-\x1f\x7f<>&'/]|[^\x00-\x7f]""")  # and what some writers of JSON escape too
+_JSON = re.compile(r'["\\\x00-\x1f]')  # characters that JSON always escapes
+_JSON_OF_SOME = re.compile(r"""["\\\x00-\x1f\x7f<>&'/]|[^\x00-\x7f]""")  # characters that some JSON encoders escape
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null", "function"}) | {
@@ -75,8 +75,8 @@ class LayoutTemplate:
         """Return the prompt of a conversation.
 
         Raises:
-            ModelError: a string contains the text of a control token, and the template changes strings in a way that
-                leaves unclear which of them are its own.
+            ModelError: A string contains the text of a control token, and the template changes strings so much that
+                its own control tokens cannot be identified.
         """
         text = self._render(values)
         found = [match.span() for match in self._pattern.finditer(text)]
@@ -84,7 +84,7 @@ class LayoutTemplate:
         return Layout(text, own, found == own, bool(self._bos) and skeleton.startswith(self._bos), opening)
 
     def _skeleton(self, values: Values, text: str, found: list[Span]) -> tuple[str, list[Span], str]:
-        """The text with names in place of strings, where in the text the template's own control tokens are, its end."""
+        """Return the text with names in place of strings, the places of the template's control tokens, and its end."""
         kept = ("", "")
         trusted: Counter[str] | None = None
         for left, keys in ((_JSON, True), (_JSON_OF_SOME, True), (_JSON_OF_SOME, False)):
@@ -97,7 +97,7 @@ class LayoutTemplate:
             if rebuilt == text and controls == trusted:
                 return skeleton, own, opening
             if theirs := Counter(text[start:end] for start, end in found) - trusted:
-                continue  # hiding less may tell them apart
+                continue  # with fewer names it may be possible to identify them
             break
         if theirs:
             raise ModelError(
@@ -108,10 +108,13 @@ class LayoutTemplate:
 
 
 class _Hiding:
-    """Names in place of strings.
+    """The replacement of strings by names.
 
-    What stays: what the template spells out (`spelled`), keys that it asks for (`names`), characters in `left`, and the
-    letters that a key begins with, unless `keys`.
+    Args:
+        spelled: Pattern of strings in the template's source, which are not replaced.
+        names: Keys that the template uses, which are not replaced.
+        left: Pattern of characters that are not replaced.
+        keys: Whether the letters at the start of a key are replaced.
     """
 
     def __init__(self, spelled: re.Pattern[str], names: frozenset[str], left: re.Pattern[str], keys: bool) -> None:
@@ -121,12 +124,12 @@ class _Hiding:
         self._numbers: dict[str, int] = {}
 
     def values(self, values: Values) -> dict[str, Any]:
-        """The template's variables with names in place of the strings in them."""
+        """Return the template's variables with names in place of strings."""
         hidden = {name: self._value(value) for name, value in values.items() if name != "messages"}
         return hidden | {"messages": [self._message(message) for message in values["messages"]]}
 
     def rebuild(self, skeleton: str, controls: re.Pattern[str]) -> tuple[str, list[Span], str]:
-        """A skeleton with its strings put back, where its control tokens are in that, and what follows the last one."""
+        """Return a skeleton with its strings, the places of its control tokens, and the text after the last string."""
         hidden = list(self._numbers)
         own: list[Span] = []
         rebuilt, at = list[str](), 0
@@ -152,7 +155,7 @@ class _Hiding:
         return hidden
 
     def _plain(self, value: Any) -> Any:
-        """An id: templates count its characters."""
+        """Return an id unchanged if it is plain, because templates count its characters."""
         return value if isinstance(value, str) and _PLAIN.fullmatch(value) else self._value(value)
 
     def _value(self, value: Any, key: str = "") -> Any:
@@ -168,18 +171,19 @@ class _Hiding:
     def _key(self, name: str) -> str:
         if name in self._names:
             return name
-        # Some templates sort keys: how one begins is left then.
+        # Some templates sort keys, so the start of a key is kept then.
         plain = None if self._keys else _PLAIN.match(name)
         return name[: plain.end()] + self._text(name[plain.end() :]) if plain else self._text(name)
 
     def _text(self, text: str) -> str:
-        """A string in names, except white space at its ends and what stays."""
+        """Return a string with names in place of its parts, except white space at their ends and patterns that stay."""
         parts = []
         at = 0
         for start, end in [*(match.span() for match in self._stays.finditer(text)), (len(text), len(text))]:
             piece = text[at:start]
             if core := piece.strip():
-                # One name for one text: templates ask whether a parameter is among those required.
+                # Equal texts have the same name, because templates check if a parameter is in the list of required
+                # ones.
                 number = self._numbers.setdefault(core, len(self._numbers))
                 piece = piece.replace(core, f"{self._mark}{number}x", 1)
             parts += [piece, text[start:end]]
@@ -188,20 +192,20 @@ class _Hiding:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that matches any of some texts, the longest first; without texts it matches nothing."""
+    """Return a pattern that matches any of several texts, the longest first; without texts it matches nothing."""
     longest_first = sorted(texts, key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else _NEVER
 
 
 def _words(source: str) -> tuple[set[str], frozenset[str]]:
-    """The strings that a template spells out, without white space around them, and the names that it uses.
+    """Return the stripped strings in the source of a template, and the names that it uses.
 
-    Of the strings, single characters say too little.
+    Strings of one character are omitted, because almost every text contains them.
     """
     strings, names = set(), set()
     for _, kind, value in Environment(extensions=["jinja2.ext.loopcontrols"]).lex(source):
         if kind == "string":
-            # As Jinja reads them: escapes, and line ends as they are.
+            # Jinja decodes escapes, and keeps line ends.
             strings.add(value[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape").strip())
         elif kind == "name":
             names.add(value)

@@ -37,10 +37,10 @@ large_worker = Worker("the chat template", "render", ModelError, ShutdownError, 
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation as the model reads it."""
+    """The prompt of a conversation."""
 
     tokens: list[int]  # ids of the prompt
-    text: str  # of the prompt, control tokens included
+    text: str  # text of the prompt, including control tokens
     # Text of the template at the end, which ends in the begun answer: "<think>\\n" if it begins with reasoning.
     opening: str
 
@@ -86,8 +86,8 @@ class ChatTemplate:
             check: Function that raises an error if a text with that many characters is too long to be tokenized.
 
         Raises:
-            ModelError: the template rejects the conversation or exceeds a limit, or a string contains the text of a
-                control token that cannot be told apart from those of the template.
+            ModelError: The template rejects the conversation or exceeds a limit, or a string contains the text of a
+                control token that cannot be distinguished from those of the template.
         """
         layout = self.lay_out({**variables, "messages": messages})
         if check is not None:
@@ -95,7 +95,7 @@ class ChatTemplate:
         return ChatPrompt(self._tokens(layout, tokenizer), layout.text, layout.opening)
 
     def lay_out(self, values: Mapping[str, Any]) -> Layout:
-        """Return the text of a prompt for the variables of the template; raises as `prompt` does."""
+        """Return the text of a prompt for the variables of the template; it raises the same errors as `prompt`."""
         with _nesting_errors():
             raw = pickle.dumps(dict(values), pickle.HIGHEST_PROTOCOL)
         return self._call(large_worker if len(raw) > LARGE else worker, _lay_out, raw)
@@ -104,7 +104,7 @@ class ChatTemplate:
         """Return the result of a function of a module that renders conversations with its first argument.
 
         Raises:
-            ModelError: the template is not valid Jinja, or exceeds a limit.
+            ModelError: The template is not valid Jinja, or exceeds a limit.
         """
         result: T = self._call(worker, _examine, function, arguments, named)
         return result

@@ -1,10 +1,10 @@
-"""`Llama`: llama-cpp-python's class of that name, with drafts.
+"""llama-cpp-python's class `Llama` with drafts.
 
     from ngramspec import Llama  # in place of: from llama_cpp import Llama
 
-The parent's `generate` is left as it is: it evaluates a token, samples the next one, and yields it. Here `eval` takes a
-draft along with the token and answers the calls that follow from what it evaluated ahead, as long as the parent's
-sampler chooses the drafted tokens. So the sampler is asked for the same tokens in the same order, whatever it holds.
+The parent's `generate` is not changed: it evaluates a token, samples the next one, and yields it. The method `eval` of
+this class evaluates a draft together with the token. It answers the following calls from the draft, as long as the
+parent's sampler chooses the draft tokens. So the sampler draws the same tokens in the same order, with any state.
 """
 
 from __future__ import annotations
@@ -35,34 +35,35 @@ from ngramspec.steps import Stats
 
 
 class Llama(LlamaCpp):  # type: ignore[misc]
-    """`llama_cpp.Llama` that drafts: the same arguments, methods and answers.
+    """`llama_cpp.Llama` with drafts and the same arguments, methods and answers.
 
     Args:
-        model_path: a GGUF file.
-        exact: "auto": batches of those sizes alone whose logits are bit for bit those of single tokens, if such sizes
-            are enough for drafts under the settings given; else of all sizes, and rounding may then decide between two
-            tokens. "on": never others. "off": all sizes, and nothing is measured.
-        persist_stats: load and save, from one process to the next, how drafts about single tokens fared.
-        draft_model: a GGUF file of the same vocabulary, or a name as `ngramspec` takes it, that drafts too where that
-            pays, on the GPU unless `n_gpu_layers` is 0; or a `Target`, which is then this object's alone. A
-            `LlamaDraftModel` drafts in the parent's way, and nothing else does.
-        rpc_servers: machines to spread the layers over, "HOST:PORT,...", where `ngramspec rpc-worker` runs; they serve
-            this process, whatever it loads afterwards. `n_gpu_layers` is then -1 unless it is given.
-        prediction: a text that answers are likely to copy, such as a file that they change: what is drafted from first.
-            A wrong one changes no text.
-        settings: what the parent takes.
+        model_path: GGUF file.
+        exact: Batch sizes of drafts. "on" allows only sizes whose logits are bit for bit those of single tokens. "auto"
+            does the same if these sizes are enough for drafts with the given settings. Otherwise it allows all sizes,
+            and rounding may then decide between two tokens. "off" allows all sizes and measures nothing.
+        persist_stats: Load and save statistics on drafts after single tokens, for later processes.
+        draft_model: GGUF file with the same vocabulary, or a name for `ngramspec`. It drafts if that saves time, on the
+            GPU unless `n_gpu_layers` is 0. Or a `Target`, which must not be used elsewhere. A `LlamaDraftModel` is used
+            by the parent, and replaces all other drafts.
+        rpc_servers: Machines for the layers, "HOST:PORT,...", on which `ngramspec rpc-worker` runs. All models that
+            this process loads later use them too. The default of `n_gpu_layers` is then -1.
+        prediction: Text that answers probably copy, such as a file that they change. Drafts come from it first, and a
+            wrong one does not change the output.
+        settings: Arguments of the parent.
 
     Attributes:
-        prediction: as above; it may be set again before each call.
-        drafting_disabled_reason: why nothing is drafted for this model under these settings; None where something is.
+        prediction: The argument, which may be set again before each call.
+        drafting_disabled_reason: Reason why there are no drafts for this model and these settings; `None` if there are.
 
     Raises:
-        ValueError: an unknown `exact`, a list of machines that is none, or no layer for them; and as the parent.
-        TypeError: a `draft_model` that is a `Llama`.
-        ModelError: the draft model or the adapter cannot be used; this build has no RPC backend, or a machine cannot be
+        ValueError: `exact` is unknown, `rpc_servers` is not a list of machines, there is no layer for them, or an
+            argument of the parent is invalid.
+        TypeError: `draft_model` is a `Llama`.
+        ModelError: The draft model or the adapter cannot be used, this build has no RPC backend, or a machine cannot be
             reached.
-        TargetError: a machine was lost; every later call raises it too.
-        RuntimeError: of all that evaluates or samples, while another thread does with this object.
+        TargetError: The connection to a machine was lost; all later calls raise it too.
+        RuntimeError: A method was called while another thread evaluates or samples with this object.
     """
 
     _look: SpeculativeEvaluator | None = None
@@ -94,7 +95,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         adapted(model_path, settings.get("lora_path"), settings.get("lora_scale", 1.0))
         prepare(layers, rpc_servers)
         super().__init__(model_path, draft_model=draft_model if self._small is None else None, **settings)
-        # Flash attention splits the context over the threads, so their number moves last bits.
+        # Flash attention splits the context between the threads, so their number changes the last bits of logits.
         may_adapt = exact == "off" or not settings.get("flash_attn")
         single, batch = (settings.get(name) is None for name in ("n_threads", "n_threads_batch"))
         self._adapts = may_adapt and single, may_adapt and batch
@@ -115,12 +116,12 @@ class Llama(LlamaCpp):  # type: ignore[misc]
 
     @property
     def draft_stats(self) -> Stats:
-        """Counters over the passes of all generations: how much was drafted, and what it gained."""
+        """Counters over the passes of all generations."""
         return self._look.stats if self._look is not None else Stats()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Guard against concurrent use: raises UsedAtOnceError for a call from another thread."""
+        """Raise a UsedAtOnceError if another thread is using this object."""
         if not self._lock.acquire(False):
             raise UsedAtOnceError
         try:
@@ -146,12 +147,12 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             return
         finally:
             if self._look is not None:
-                # If it is another's turn, that rolls back what is ahead here.
+                # If another thread is using the object, its generation rolls the draft back.
                 with suppress(UsedAtOnceError), self._turn():
                     self._look.end(mine)
 
     def _begin(self, grammar: Any) -> object:
-        """A generation begins; returns what `SpeculativeEvaluator.end` is to be told."""
+        """Begin a generation; return its handle for `SpeculativeEvaluator.end`."""
         if self.draft_model is not None or self.drafting_disabled_reason is not None:
             return None
         if self._look is None:
@@ -170,7 +171,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
                 super().eval(tokens)
 
     def _ahead(self, tokens: Sequence[int]) -> bool:
-        """Answer an evaluation from what was evaluated ahead, or with a draft; False: the parent has to."""
+        """Evaluate from an earlier draft or with a new one; return False if the parent must evaluate the tokens."""
         look, length = self._look, self.n_tokens
         if look is None or not len(tokens):
             return False
@@ -191,7 +192,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         with self._turn():
             if look is not None and look.behind:
                 idx = (self.n_tokens - 1 if idx is None else idx) - look.behind
-            # Without this, llama.cpp ends the process.
+            # Without this check, llama.cpp ends the process if there are no logits.
             if not self._ctx.get_logits_ith(-1 if idx is None else idx - self.n_tokens):
                 raise RuntimeError("no logits to sample from: another generation was started on this model")
             token: int = super().sample(*args, idx=idx, **settings)
@@ -227,7 +228,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         look, self._look, self._asked = self._look, None, None
         if look is not None:
             look.close()
-        if hasattr(self, "_stack"):  # not where `__init__` refused its arguments
+        if hasattr(self, "_stack"):  # it is missing if `__init__` rejected its arguments
             super().close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -241,16 +242,15 @@ class Llama(LlamaCpp):  # type: ignore[misc]
 
 
 class LlamaDraftModel(DraftModel):  # type: ignore[misc]
-    """Drafts for `llama_cpp.Llama(path, draft_model=LlamaDraftModel())`, where `ngramspec.Llama` cannot take its place.
+    """A drafter for `llama_cpp.Llama(path, draft_model=LlamaDraftModel())`, if `ngramspec.Llama` cannot replace it.
 
-    Nothing measures what a batch costs here, so drafts that do not pay are sent all the same and text may come slower;
-    a refused draft that the KV cache cannot let go (recurrent and hybrid models) is not noticed, and changes the text;
-    and the logits of all tokens are computed. Texts above n_batch tokens need `logits_all=True`: n_ctx x n_vocab x 4
-    bytes.
+    It has three disadvantages. The cost of a batch is not measured, so drafts can make decoding slower. If the KV cache
+    cannot roll back a rejected draft (recurrent and hybrid models), the text changes without an error. And the logits
+    of all tokens are computed. Texts above n_batch tokens require `logits_all=True`: n_ctx x n_vocab x 4 bytes.
 
     Args:
-        num_pred_tokens: most tokens in a draft.
-        min_probability: a draft ends when the estimated probability that all of it is accepted falls below this.
+        num_pred_tokens: Maximum number of tokens in a draft.
+        min_probability: Minimum estimated probability that the whole draft is accepted; a draft ends below it.
     """
 
     def __init__(self, num_pred_tokens: int = 10, min_probability: float = 0.3) -> None:
@@ -260,7 +260,7 @@ class LlamaDraftModel(DraftModel):  # type: ignore[misc]
         self._text: list[int] = []
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
-        """The tokens that may follow `input_ids`, shape (n,); none where nothing is likely enough."""
+        """Return a draft of the tokens after `input_ids`, shape (n,); it is empty if no token is likely enough."""
         before, self._text = self._text, input_ids.tolist()
         known = len(before)
         if 0 < known < len(self._text) and self._text[:known] == before:

@@ -1,9 +1,9 @@
-"""`SpeculativeEvaluator`: evaluates tokens that may come next together with one that has come.
+"""Evaluation of a token together with a draft of the next ones (`SpeculativeEvaluator`).
 
-    row = look.next(token, text)    # the logits after `token`: of a new pass, or of an earlier one that guessed right
+    row = look.next(token, text)    # logits after `token`, from a new pass or from an earlier draft
 
-The owner asks for one token after the other and gets what evaluating them one by one would give. What was evaluated in
-vain is rolled back when another token comes, and by `drop`, after which the cache holds what was asked for and no more.
+The owner asks for one token after another, and gets the logits that plain evaluation would return. Draft tokens are
+rolled back when another token comes, and by `drop`, after which the cache contains only the owner's tokens.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ngramspec.steps import Stats, Step
 from ngramspec.tokens import TokenTable
 
 SAVED_AFTER = 1.0
-"""Seconds of passes after which what was learnt is written to disk: short answers are not each worth it."""
+"""Seconds of passes after which learned data is written to disk; writing after every short answer is wasteful."""
 
 
 def _sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
-    """The sizes of passes that drafts may use; measures which agree, if that is not known."""
+    """Return the sizes of passes that drafts may use; measure which sizes agree if that is not known."""
     sizes = range(1, sequence.max_batch + 1)
     if exact == "off" or not sequence.exact_rollback:
         return sizes if exact != "on" else (1,)
@@ -52,17 +52,19 @@ def _sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
 
 
 class SpeculativeEvaluator(DraftedText):
-    """Drafts for the texts of a `Llama`, one after the other.
+    """A drafting evaluator for the texts of a `Llama`, one at a time.
 
     Args:
-        owner: it has no `obstacle`.
-        exact, persist_stats: see `ngramspec.dropin.llama.Llama`.
-        model: drafts too, where that pays.
+        owner: Object without an `obstacle` to drafts.
+        exact: Exact mode; see `ngramspec.dropin.llama.Llama`.
+        persist_stats: Whether to load and save learned data.
+        model: Draft model, used if its drafts save time.
+        adapts: Whether the numbers of threads for single tokens and for batches may be adapted.
 
     Attributes:
-        stats: counters over all passes that were asked for one by one.
-        active: whether passes are to hold drafts; only within a generation.
-        behind: how many rows of logits stand behind the last token's in llama.cpp's buffer.
+        stats: Counters over all passes for single tokens.
+        active: Whether passes may contain drafts; true only during a generation.
+        behind: Number of rows of logits after that of the last token in llama.cpp's buffer.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class SpeculativeEvaluator(DraftedText):
         self._saved_at_end = weakref.finalize(self, _save, self._calibration, drafter, self.stats)
         self._generation: object = None
         self._guide: GrammarGuide | None = None
-        self._sampled: int | None = None  # chosen by the owner, and not evaluated yet
+        self._sampled: int | None = None  # token that the owner has chosen but not evaluated
         self.active = False
         self.lost()
 
@@ -99,9 +101,9 @@ class SpeculativeEvaluator(DraftedText):
         self._sequence.set_threads(size)
 
     def lost(self) -> None:
-        """The owner has evaluated something by itself, or the cache holds another text: nothing is ahead."""
-        self._ahead: Pass | None = None  # the last pass; None: nothing is ahead
-        self._at = self._base = 0  # of its tokens the last one that came, and the length of the text before it
+        """Forget the last pass, because the owner has evaluated tokens itself or the cache contains another text."""
+        self._ahead: Pass | None = None  # last pass, whose draft may still be used
+        self._at = self._base = 0  # index of the last used token in that pass, and length of the text before the pass
         self._batch: list[int] = []
         self._rows: Sequence[Row] = ()
         self.behind = 0
@@ -109,9 +111,14 @@ class SpeculativeEvaluator(DraftedText):
     # ------------------------------------------------------------------ a generation
 
     def begin(self, grammar: str | None, prediction: Sequence[int] = ()) -> object:
-        """A generation begins, under a grammar in GBNF perhaps, that is likely to copy the tokens of `prediction`.
+        """Begin a generation.
 
-        Returns what `end` is to be told.
+        Args:
+            grammar: Grammar in GBNF, if the generation has one.
+            prediction: Tokens that the generation probably copies.
+
+        Returns:
+            Handle of the generation, for `end`.
         """
         self.drop()
         self._drafter.prediction = prediction
@@ -120,14 +127,14 @@ class SpeculativeEvaluator(DraftedText):
         if grammar is not None and self.active:
             try:
                 self._guide = GrammarGuide(self._vocabulary.grammar(grammar))
-            except GrammarError:  # the owner reads it more leniently: then it tells nothing about drafts
+            except GrammarError:  # the owner's parser may accept the grammar, but then it cannot help drafts
                 self._guide = None
         self._generation = object()
         return self._generation
 
     def end(self, generation: object) -> None:
-        """A generation has ended, wherever it was; if another has begun since, that one continues."""
-        # A stream that is open when the interpreter ends comes here after all that can still be done.
+        """End a generation, unless another one has begun since."""
+        # If a stream is still open when the interpreter ends, this method is called too late to do anything.
         if generation is not self._generation or sys.is_finalizing():
             return
         self.active, self._guide = False, None
@@ -137,21 +144,26 @@ class SpeculativeEvaluator(DraftedText):
             self._unsaved = 0.0
 
     def sampled(self, token: int) -> None:
-        """The owner has chosen the next token."""
+        """Record the next token, which the owner has chosen."""
         self._sampled = token
         if self.active and self._guide is not None:
             if self._guide.grammar.allows(token):
                 self._guide.grammar.accept(token)
-            else:  # the owner's grammar allows control tokens within texts: then ours knows nothing of the rest
+            else:  # the owner's grammar allows control tokens inside texts, after which our state is invalid
                 self._guide = None
                 self.drafts.forget_grammar()
 
     # ------------------------------------------------------------------ a token
 
     def next(self, token: int, text: NDArray[np.intc]) -> Row | None:
-        """The logits after one more token, shape (n_vocab,), valid until the next call; None: evaluate it yourself.
+        """Return the logits after one more token, shape (n_vocab,), valid until the next call.
 
-        The token follows `text`, all that the owner has evaluated, and knows of.
+        Args:
+            token: Token to evaluate.
+            text: All tokens before it that the owner has evaluated.
+
+        Returns:
+            Logits; `None` if the owner must evaluate the token itself.
         """
         length = len(text)
         self._sampled = None
@@ -168,11 +180,11 @@ class SpeculativeEvaluator(DraftedText):
         return self._pass(token)
 
     def _first(self, token: int, text: NDArray[np.intc]) -> Row | None:
-        """Follow a text from here on."""
+        """Start with a new text, and evaluate its next token; return the result as `next` does."""
         self.drop()
         sequence = self._sequence
         held = text.tolist()
-        # Parts of a text that were no tokens, such as images, are not to be looked up.
+        # Parts of a text that are not tokens, such as images, have invalid ids, which the drafter must not see.
         if not held or not 0 <= min(held) <= max(held) < sequence.n_vocab or sequence.n_ctx - len(held) < 2:
             self.active = False
             return None
@@ -200,7 +212,7 @@ class SpeculativeEvaluator(DraftedText):
         return self._pass(token)
 
     def _pass(self, token: int) -> Row | None:
-        """Evaluate a token, and what may follow it."""
+        """Evaluate a token with a draft of the next ones."""
         sequence = self._sequence
         length, room = len(sequence.tokens), sequence.n_ctx - len(sequence.tokens)
         if room <= sequence.max_batch:
@@ -227,13 +239,19 @@ class SpeculativeEvaluator(DraftedText):
         self._loop.prepare(known.curve, sizes, known.restore, is_provisional=known.is_provisional)
 
     def _give_up(self) -> None:
-        """Leave the rest of this generation to the owner."""
+        """Stop drafting for the rest of this generation; the owner evaluates its tokens."""
         self.active = False
         self.lost()
         self._sequence.settle()
 
     def _learn(self, current: Pass, token: int, overhead: float = 0.0) -> None:
-        """Learn from a pass, which led to `token`; `overhead`: seconds that rolling back its draft took."""
+        """Learn from a finished pass.
+
+        Args:
+            current: The pass.
+            token: Token after the accepted draft tokens.
+            overhead: Seconds of the rollback of the draft.
+        """
         draft = current.plans[0].sent
         done = Step(
             (*self._batch[1 : self._at + 1], token),
@@ -248,7 +266,7 @@ class SpeculativeEvaluator(DraftedText):
         self.stats.add(done)
 
     def drop(self) -> None:
-        """Take back what is ahead; the cache then holds what the owner asked for, and its logits are at hand."""
+        """Roll back the draft; the cache then contains only the owner's tokens, and their last logits are available."""
         if self._ahead is None:
             return
         if self._sampled is not None:
@@ -260,7 +278,7 @@ class SpeculativeEvaluator(DraftedText):
             self.behind = 0
 
     def close(self) -> None:
-        """Use nothing of the owner's from now on."""
+        """Release everything that belongs to the owner, and save the learned data."""
         self.active = self._able = False
         self._guide = None
         self.lost()
@@ -270,7 +288,7 @@ class SpeculativeEvaluator(DraftedText):
 
 
 def _save(calibration: Calibration, drafter: Drafter, stats: Stats) -> None:
-    """Write to disk what was learnt, if there was anything to learn from."""
+    """Write the learned data to disk, if there were any passes."""
     if stats.passes:
         calibration.save()
         drafter.save_state()

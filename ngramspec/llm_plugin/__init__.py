@@ -1,7 +1,7 @@
-"""The plugin of simonw's `llm`: `llm -m ngramspec/NAME "..."`, for every model that `ngramspec models` lists.
+"""Plugin for simonw's `llm`: `llm -m ngramspec/NAME "..."`, for every model that `ngramspec models` lists.
 
-`llm` loads all plugins whenever it starts, so importing this loads neither numpy nor llama.cpp; the first prompt does.
-Nothing is printed here: `llm` does that.
+`llm` loads all plugins when it starts, so this module imports neither numpy nor llama.cpp before the first prompt.
+`llm` prints the output.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
     from ngramspec.loading.load import LoadedModel
     from ngramspec.loading.settings import LoadSettings
 
-ALIAS = "ngramspec"  # what the default model is called too, and what all names begin with
-OLDEST = "0.32"  # the `llm` from which on a prompt says which messages it stands for
+ALIAS = "ngramspec"  # alias of the default model, and prefix of all names
+OLDEST = "0.32"  # first version of `llm` whose prompts contain their messages
 
 
 @llm.hookimpl
 def register_models(register: Callable[..., None]) -> None:
-    """Name the default model, and those on this disk."""
+    """Register the default model, and the models on this disk."""
     from ngramspec.models.find import names
 
     register(NGramSpec(None), aliases=(ALIAS,))
-    # A folder that cannot be looked into is no reason for `llm` not to start.
+    # `llm` must start even if a folder cannot be read.
     with suppress(OSError):
         for name in dict.fromkeys(name for name, _ in names()):
             register(NGramSpec(name))
 
 
 class PromptFailed(llm.ModelError, click.ClickException):
-    """A prompt that cannot be answered, in one line. `llm chat` shows that for errors of click's alone."""
+    """An error for a prompt that cannot be answered. `llm chat` shows only errors of click without a traceback."""
 
 
 class NGramSpec(llm.Model):
-    """A GGUF model that drafts. What it loads, it keeps until it is asked under other options of loading.
+    """A GGUF model with drafts. It stays loaded until a prompt has other options for loading.
 
     Args:
-        name: as `ngramspec` takes it; None: its default model.
+        name: Name for `ngramspec`; `None` means the default model.
     """
 
     can_stream = True
@@ -60,7 +60,7 @@ class NGramSpec(llm.Model):
 
     @property
     def Options(self) -> type[llm.Options]:  # type: ignore[override]  # noqa: N802 - llm's name
-        """The options of a prompt; made when they are first asked for."""
+        """Class of the options of a prompt, made at the first access."""
         from ngramspec.llm_plugin.answering import prompt_options
 
         return prompt_options()
@@ -68,10 +68,10 @@ class NGramSpec(llm.Model):
     def execute(
         self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: llm.Conversation | None
     ) -> Iterator[str | StreamEvent]:
-        """Answer a prompt. It comes in pieces either way; without a stream, `llm` joins them.
+        """Answer a prompt in pieces; without a stream, `llm` joins them.
 
         Raises:
-            PromptFailed: the model cannot be loaded, or the prompt not be answered.
+            PromptFailed: The model cannot be loaded, or the prompt cannot be answered.
         """
         if not hasattr(llm, "Message"):
             raise PromptFailed(f"ngramspec requires llm {OLDEST} or later; upgrade with: llm install -U llm")

@@ -1,7 +1,7 @@
-"""A prompt of `llm`'s as a conversation of the model, the answer as `llm`'s events, and the options of a prompt.
+"""Conversion of prompts of `llm` to conversations, and of answers to events of `llm`; the options of a prompt.
 
-`Sampling` and `LoadSettings` say of each setting what it is and which values it may have; the options, `-o NAME VALUE`,
-are made of them, under their names.
+The options, `-o NAME VALUE`, are made of the fields of `Sampling` and `LoadSettings`, which describe each setting and
+its values.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ngramspec.tool_calls.deltas import Delta, Tool
 from ngramspec.tool_calls.families import answer_grammar
 from ngramspec.tool_calls.parser import parser_for
 
-TEMPERATURE = 0.8  # llama.cpp's for chats, as in `ngramspec chat`
+TEMPERATURE = 0.8  # llama.cpp's default for chats, as in `ngramspec chat`
 
 _SAMPLING = {name: known for name, known in options(Sampling).items() if not known.repeatable}
 _LOADING = {name: known for name, known in options(LoadSettings).items() if name != "hf_repo"}  # -m names the model
 
-_SEED = _SAMPLING["seed"]  # -1 asks for a random one
+_SEED = _SAMPLING["seed"]  # -1 means a random one
 
 
 @cache
 def prompt_options() -> type[llm.Options]:
-    """The class of the options; a value that cannot be is refused by it, with what it may be."""
+    """Return the class of the options; it rejects invalid values, and lists the allowed ones."""
     hints = get_type_hints(Sampling) | get_type_hints(LoadSettings)
     fields = {name: _field(known, hints[name]) for name, known in (_SAMPLING | _LOADING).items()}
     fields["max_tokens"] = int | None, Field(None, ge=1, description="Maximum number of tokens in the answer.")
@@ -58,13 +58,21 @@ def _field(known: Option, kind: Any) -> tuple[Any, Any]:
 
 
 def load_settings(given: llm.Options) -> LoadSettings:
-    """How options ask for a model to be loaded. Raises ValueError: two of them contradict each other."""
+    """Return the settings for loading the model.
+
+    Raises:
+        ValueError: Two options contradict each other.
+    """
     values = {name: getattr(given, name) for name in _LOADING}
     return LoadSettings(**{name: _LOADING[name].read(value) for name, value in values.items() if value is not None})
 
 
 def sampling_of(given: llm.Options, grammar: str | None) -> Sampling:
-    """The sampling that options ask for, with a random seed where they name none. ValueError: two contradict."""
+    """Return the sampling settings, with a random seed if the options contain no seed.
+
+    Raises:
+        ValueError: Two options contradict each other.
+    """
     asked: dict[str, Any] = {"temperature": TEMPERATURE, "seed": random.SystemRandom().randrange(2**32)}
     for name, known in _SAMPLING.items():
         value = getattr(given, name)
@@ -81,17 +89,17 @@ def sampling_of(given: llm.Options, grammar: str | None) -> Sampling:
 
 
 def answer(loaded: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
-    """Answer a prompt: events as text comes, calls of tools when they are whole.
+    """Yield the events of an answer: text as it is generated, and calls of tools when they are complete.
 
-    The response is told the tokens it took, and what was measured. Where the answer stops early, the model is left
-    as after what was emitted.
+    The number of tokens and the measurements are stored in the response. If the caller stops early, the cache of the
+    model contains the tokens that were emitted.
 
     Raises:
-        NGramSpecError: the conversation does not fit, the template refuses it, or llama.cpp fails.
-        ValueError: options that contradict each other, or a tool's earlier arguments that are no JSON object.
+        NGramSpecError: The conversation does not fit, the template rejects it, or llama.cpp fails.
+        ValueError: Options contradict each other, or the arguments of an earlier call are not a JSON object.
     """
     target = loaded.target
-    options: Any = prompt.options  # made of `prompt_options`
+    options: Any = prompt.options  # an instance of `prompt_options()`
     tools = [Tool(t.name, t.description or "", t.input_schema) for t in prompt.tools if isinstance(t, llm.Tool)]
     chat = target.chat([m for message in prompt.messages for m in _openai(message)], tools)
     grammar = None
@@ -101,7 +109,7 @@ def answer(loaded: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> I
             tools, json=json_rule(schema), template=template, opening=chat.opening, controls=target.controls
         )
     sampling = sampling_of(prompt.options, grammar)
-    target.sampler(sampling)  # refuses what this model cannot do, before the conversation is read
+    target.sampler(sampling)  # rejects settings that this model does not support, before the prefill
     parser = parser_for(target.chat_template, tools, opening=chat.opening)
     stats, tokens, stop = Stats(), list[int](), None
     calls = list[tuple[Delta, list[str]]]()
@@ -139,7 +147,7 @@ def answer(loaded: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> I
 
 
 def _openai(message: Message) -> Iterator[dict[str, Any]]:
-    """A message in OpenAI's form; each result of a tool is one of its own."""
+    """Yield a message in OpenAI's form; each result of a tool is a separate message."""
     texts, thoughts, calls = [], [], []
     for part in message.parts:
         match part:
@@ -164,7 +172,7 @@ def _openai(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def _events(deltas: Sequence[Delta], calls: list[tuple[Delta, list[str]]]) -> Iterator[StreamEvent]:
-    """The events of text; calls are collected, each with the pieces of its arguments."""
+    """Yield the events of text and reasoning; add calls to a list, each with the pieces of its arguments."""
     for delta in deltas:
         match delta.kind:
             case "text":
@@ -178,7 +186,7 @@ def _events(deltas: Sequence[Delta], calls: list[tuple[Delta, list[str]]]) -> It
 
 
 def _told(calls: Sequence[tuple[Delta, list[str]]], response: llm.Response) -> Iterator[StreamEvent]:
-    """Tell the response of whole calls; one that was cut off must not be run, and is text."""
+    """Add complete calls to the response, and yield their events; an incomplete call becomes text, so it is not run."""
     for call, pieces in calls:
         written = "".join(pieces)
         try:

@@ -1,7 +1,7 @@
-"""`LoadSettings`: all that a user sets about how a model is loaded and drafted for, each setting told once.
+"""All settings of loading and drafting (`LoadSettings`), each defined once.
 
-A setting is a field with its type, its default, the values it may have, its flags and its line of help, as in
-`ngramspec.sampling.settings`. The options of the command line and of the plugin for `llm` are made of these.
+A setting is a field with a type, a default, allowed values, flags and a help text, as in `ngramspec.sampling.settings`.
+The options of the command line and of the plugin for `llm` are made of these.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ LAYERS = between(-1, 9999)
 
 
 def _adapters(words: str) -> Allowed:
-    """Files of adapters, each with its scale."""
+    """Return the allowed values of a list of adapter files with their scales."""
 
     def holds(value: Any) -> bool:
         try:
             return all(str(name) and FINITE.holds(scale) for name, scale in value)
-        except (TypeError, ValueError):  # they are no pairs
+        except (TypeError, ValueError):  # the items are not pairs
             return False
 
     return Allowed(holds, words)
@@ -82,7 +82,7 @@ def _parse_scaled(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """How a model is loaded, and what drafts for it."""
+    """Settings of loading a model and of its drafter."""
 
     hf_repo: str | None = option(
         None,
@@ -281,7 +281,7 @@ class LoadSettings:
 
     @property
     def for_target(self) -> dict[str, Any]:
-        """The arguments of `Target` that are settings."""
+        """Arguments of `Target`, by name."""
         longest = 1 if self.no_draft else self.draft_max or (FixedPolicy.DRAFT_MAX if self.policy == "fixed" else None)
         return {
             "n_ctx": self.ctx_size or None,
@@ -294,7 +294,7 @@ class LoadSettings:
             "cache_type_v": self.cache_type_v,
             "mmap": not self.no_mmap,
             "repack": not self.no_repack,
-            # In exact mode the sizes of passes must not depend on whether or how much is drafted.
+            # In exact mode the sizes of passes must not depend on the drafts.
             "draft_max": None if self.exact == "on" else longest,
             "exact": self.exact,
             "lora": self.adapters,
@@ -302,14 +302,18 @@ class LoadSettings:
 
     @property
     def adapters(self) -> tuple[Lora, ...]:
-        """The files of all LoRA adapters, each with its scale."""
+        """Files of all LoRA adapters, each with its scale."""
         return *self.lora, *self.lora_scaled
 
     def for_draft_model(self, n_ctx: int, threads: int | None) -> LoadSettings:
-        """The settings of the draft model of a target with such a context and so many threads.
+        """Return the settings of the draft model.
 
-        It is wholly on the GPU, as it is small, even where the target has no room there; but on the CPU where
-        `gpu_layers` is 0, which keeps off the GPU.
+        A draft model is small, so by default all its layers are on the GPU, even if the target does not fit there. If
+        `gpu_layers` is 0, which disables the GPU, it is on the CPU.
+
+        Args:
+            n_ctx: Context size of the target.
+            threads: Number of threads of the target.
         """
         layers = self.gpu_layers_draft
         if layers is None:
@@ -322,4 +326,4 @@ class LoadSettings:
 _NAMES = tuple(options(LoadSettings))
 
 LOADING, DRAFTING = _NAMES[: _NAMES.index("draft_model")], _NAMES[_NAMES.index("draft_model") :]
-"""The settings of the model itself, and those of drafts."""
+"""Names of the settings of the model, and of the settings of drafts."""

@@ -1,4 +1,4 @@
-"""Rows of logits, distributions over tokens, and draws from them: a pure function of seed, position and token."""
+"""Rows of logits, distributions over tokens, and draws from them, which depend only on seed, position and token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ngramspec.errors import NGramSpecError
 _ROWS = 32  # tokens per column in the pre-filter of `largest`
 
 
-class BadLogits(NGramSpecError, ValueError):  # noqa: N818 - reads better where it is raised
+class BadLogits(NGramSpecError, ValueError):  # noqa: N818 - reads better in a raise statement
     """A row of logits from which no token can be chosen."""
 
 
@@ -31,25 +31,27 @@ class Distribution:
     logp: NDArray[np.float64]  # natural logarithms of the probabilities
 
     def find(self, token: int) -> int | None:
-        """Index of a token in the arrays, or None where its probability is 0. O(log n)."""
+        """Return the index of a token in the arrays; `None` if its probability is 0. O(log n)."""
         index = int(np.searchsorted(self.ids, token))
         return index if index < self.ids.size and self.ids[index] == token else None
 
     def probability(self, token: int) -> float:
-        """Of a token; 0 where it is not in the arrays."""
+        """Return the probability of a token."""
         index = self.find(token)
         return 0.0 if index is None else float(self.probs[index])
 
 
 def point_mass(token: int) -> Distribution:
-    """The distribution that is sure of one token."""
+    """Return the distribution in which one token has the probability 1."""
     return Distribution(np.array([token], np.int32), np.ones(1), np.zeros(1))
 
 
 def softmax(ids: NDArray[np.int32], logits: NDArray[np.float32]) -> Distribution:
-    """The distribution of logits, shape (n,), at least one of them finite; `ids` in any order.
+    """Return the distribution of logits, computed in float64; tokens with probability 0 are omitted.
 
-    Computed in float64; tokens whose probability is 0 are left out.
+    Args:
+        ids: Token ids, shape (n,), in any order.
+        logits: Logits, shape (n,), at least one of them finite.
     """
     order = np.argsort(ids)
     ids, gap = ids[order], logits[order].astype(np.float64)
@@ -64,12 +66,12 @@ def softmax(ids: NDArray[np.int32], logits: NDArray[np.float32]) -> Distribution
 
 
 def top_token(logits: NDArray[np.float32]) -> int:
-    """Id of the largest logit of a row of shape (n_vocab,), the lowest id among equals.
+    """Return the id of the largest logit of a row of shape (n_vocab,), the lowest id among equals.
 
     Raises:
-        BadLogits: a logit is nan or +inf, or all are -inf.
+        BadLogits: A logit is nan or +inf, or all are -inf.
     """
-    best = int(logits.argmax())  # a nan wins, so a look at the winner is the whole check
+    best = int(logits.argmax())  # argmax returns a nan if there is one, so only this logit is checked
     if math.isfinite(logits[best]):
         return best
     if logits[best] == -math.inf:
@@ -78,17 +80,18 @@ def top_token(logits: NDArray[np.float32]) -> int:
 
 
 def largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
-    """Ascending indices of the `count` largest values, the lowest indices among equals. O(n).
+    """Return the ascending indices of the `count` largest values, the lowest indices among equals. O(n).
 
-    A nan counts as larger than anything else; where nan fills the `count`, all indices come back.
+    A nan counts as larger than other values. If there are at least `count` nan, all indices are returned.
     """
     if count >= values.size:
         return np.arange(values.size)
     some: NDArray[np.intp] | None = None
     columns = values.size // _ROWS
     if columns > 4 * count:
-        # The `count` largest column maxima of a table of the values are `count` of the values, so none of the
-        # `count` largest is below the last of those: one pass over the values, and little left to partition.
+        # The `count` largest column maxima of a table of the values are `count` of the values. So none of the `count`
+        # largest values is below the smallest of these maxima. This needs one pass over the values, and few remain for
+        # the partition.
         filled = columns * _ROWS
         table = values[:filled].reshape(_ROWS, columns)
         maxima = table.max(axis=0)
@@ -107,15 +110,19 @@ def largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
 
 
 def normalised_entropy(row: NDArray[np.float32]) -> float:
-    """Entropy of the softmax of logits of shape (n_vocab,), n_vocab at least 2, over ln(n_vocab): 0 to 1.
+    """Return the entropy of the softmax of logits over ln(n_vocab): 0 to 1; about 0.15 ms for 150,000 tokens.
 
-    nan if a logit is nan or inf, or all are -inf. About 0.15 ms for 150,000 tokens.
+    Args:
+        row: Logits of shape (n_vocab,), n_vocab at least 2.
+
+    Returns:
+        Normalised entropy; nan if a logit is nan or inf, or all are -inf.
     """
-    largest = row.max()  # nan if there is one
+    largest = row.max()  # nan if the row contains one
     if not math.isfinite(largest):
         return math.nan
     gap = row - largest
-    # No more than 1e-35 each, and no -inf * 0 below.
+    # The clipped terms are at most 1e-35 each, and the clipping avoids -inf * 0 below.
     np.maximum(gap, np.float32(-80.0), out=gap)
     weights = np.exp(gap)
     total = float(weights.sum())
@@ -129,13 +136,13 @@ class Logprobs:
     """Natural logarithms of probabilities at one position, by the softmax of the target's logits."""
 
     token: int  # id of the emitted token
-    logprob: float  # of that token
+    logprob: float  # logarithm of the probability of that token
     # (token id, logprob) of the most likely tokens, best first, the lowest id among equals.
     top: tuple[tuple[int, float], ...]
 
 
 def logprobs(row: NDArray[np.float32], token: int, count: int) -> Logprobs:
-    """Logprobs of an emitted token and of the `count` most likely ones, from logits of shape (n_vocab,)."""
+    """Return logprobs of an emitted token and of the `count` most likely ones, from logits of shape (n_vocab,)."""
     best = float(row.max())
     total = best + float(np.log(np.exp(row - np.float32(best)).sum(dtype=np.float64)))
     ids = largest(row, count) if count else np.empty(0, np.intp)
@@ -144,32 +151,32 @@ def logprobs(row: NDArray[np.float32], token: int, count: int) -> Logprobs:
 
 
 def sampled_logprobs(distribution: Distribution, token: int, count: int) -> Logprobs:
-    """Logprobs of an emitted token and of up to `count` most likely ones, from the distribution after all samplers."""
+    """Return logprobs of an emitted token and of up to `count` most likely ones, from a sampled distribution."""
     order = np.argsort(-distribution.logp, kind="stable")[:count]
     index = distribution.find(token)
     logprob = -math.inf if index is None else float(distribution.logp[index])
     return Logprobs(token, logprob, tuple((int(distribution.ids[i]), float(distribution.logp[i])) for i in order))
 
 
-# --------------------------------------------------------------------------- draws that a seed settles
-# Plain and drafted decoding must read the same noise, whichever positions a pass covers and whichever token ids survive
-# top-k there: a hash of the counters gives that (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as
-# 1, 2, 3"). It is a chain of SplitMix64 outputs (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
-# generators", OOPSLA), with the finaliser that David Stafford tuned for counters ("Mix13"):
+# --------------------------------------------------------------------------- draws with a seed
+# Plain and drafted decoding must read the same noise, whichever positions a pass covers and whichever token ids remain
+# after top-k. So the noise is a hash of the counters (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as
+# easy as 1, 2, 3"). The hash is a chain of SplitMix64 outputs (Steele, Lea, Flood 2014, "Fast splittable pseudorandom
+# number generators", OOPSLA), with the finaliser that David Stafford tuned for counters ("Mix13"):
 #
 #     h0 = 0,  h1 = out(h0, seed),  h2 = out(h1, position),  bits = out(h2, id)
 #     out(s, n) = mix(s + (n + 1) * 0x9E3779B97F4A7C15)     the n-th output of SplitMix64 started at s
 #
-# Along each counter the values are consecutive outputs of a generator that passes TestU01's BigCrush; every step is a
-# bijection of 64 bits, so two rows (same seed, other position) overlap only by chance, about once in 2^45 pairs of rows
-# of 2^18 ids. It is not for cryptography.
+# Along each counter the values are consecutive outputs of a generator that passes TestU01's BigCrush. Every step is a
+# bijection of 64 bits. So two rows (same seed, other position) overlap only by chance, about once in 2^45 pairs of rows
+# of 2^18 ids. The hash is not suitable for cryptography.
 
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, made odd: SplitMix64's increment
 _FIRST_STREAM = 1 << 63  # no token id reaches it, so `uniform` and `gumbel` never share a value
 
-# Added to token ids, which are all smaller: a draw that follows a token the grammar forbids has noise of its own.
+# Added to token ids, which are all smaller. So the second draw, after a token that the grammar forbids, has new noise.
 _SECOND_DRAW = 1 << 32
 
 
@@ -178,7 +185,7 @@ def _out(state: int, counter: int) -> int: ...
 @overload
 def _out(state: int, counter: NDArray[np.uint64]) -> NDArray[np.uint64]: ...
 def _out(state: int, counter: Any) -> Any:
-    """Output number `counter` (from 0) of SplitMix64 started at `state`: the same of ints and of uint64 arrays."""
+    """Return output number `counter` (from 0) of SplitMix64 started at `state`, for ints or for uint64 arrays."""
     z = ((counter + 1) * _GOLDEN + state) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -190,11 +197,15 @@ def _row(seed: int, position: int) -> int:
 
 
 def gumbel(seed: int, position: int, ids: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Standard Gumbel noise of each token id at one position: -log(-log u), u uniform in (0, 1).
+    """Return standard Gumbel noise of each token id at one position: -log(-log u), u uniform in (0, 1).
 
-    argmax(log p + gumbel) is a draw from p (the Gumbel-max trick: Yellott 1977; Maddison, Tarlow,
-    Minka 2014, "A* sampling"). u has 52 random bits, centred: it is never 0 or 1, and the noise
-    lies between -3.61 and 36.74. Shape as that of `ids`, (n,), which are not negative.
+    argmax(log p + gumbel) is a draw from p (the Gumbel-max trick: Yellott 1977; Maddison, Tarlow, Minka 2014, "A*
+    sampling"). u has 52 random bits, centred, so it is never 0 or 1, and the noise is between -3.61 and 36.74.
+
+    Args:
+        seed: Seed of the request.
+        position: Position in the sequence.
+        ids: Token ids, not negative, shape (n,), which is also the shape of the result.
     """
     bits = _out(_row(seed, position), ids.astype(np.uint64))
     u = ((bits >> 12).astype(np.float64) + 0.5) * 2.0**-52
@@ -203,7 +214,7 @@ def gumbel(seed: int, position: int, ids: NDArray[np.integer]) -> NDArray[np.flo
 
 
 def gumbel_pick(seed: int, position: int, p: Distribution, attempt: int = 0) -> int:
-    """The token that a seed draws from p at a position."""
+    """Return the token that a seed draws from p at a position."""
     if p.ids.size == 1:
         return int(p.ids[0])
     g = gumbel(seed, position, p.ids if attempt == 0 else p.ids.astype(np.int64) + attempt * _SECOND_DRAW)
@@ -211,11 +222,17 @@ def gumbel_pick(seed: int, position: int, p: Distribution, attempt: int = 0) -> 
 
 
 def gumbel_one(seed: int, position: int, token: int) -> float:
-    """`gumbel` of one token id, equal to the last bit: the logarithm is numpy's, the C library's may differ."""
+    """Return `gumbel` of one token id, bit for bit; the logarithm is numpy's, because the C library's may differ."""
     u = ((_out(_row(seed, position), token) >> 12) + 0.5) * 2.0**-52
     return float(-np.log(-np.log(u)))
 
 
 def uniform(seed: int, position: int, stream: int) -> float:
-    """A uniform number in (0, 1), at least 2^-53 away from both ends; `stream`: which of the position's, from 0."""
+    """Return a uniform number in (0, 1), at least 2^-53 away from both ends.
+
+    Args:
+        seed: Seed of the request.
+        position: Position in the sequence.
+        stream: Index of the number at this position, from 0.
+    """
     return ((_out(_row(seed, position), _FIRST_STREAM + stream) >> 12) + 0.5) * 2.0**-52

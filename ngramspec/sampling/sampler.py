@@ -1,9 +1,8 @@
-"""`Sampler`: a `Sampling` at work on one text, and what it needs of a grammar; `ngramspec.llama` has the real ones.
+"""Interfaces of a sampler and of its grammar, which `ngramspec.llama` implements, and samplers that wrap another one.
 
-`Forbidding` is one that also keeps to `TextRules`, in vLLM's way: where a text may end, and which words it may not
-hold. What such a rule forbids depends on the tokens before it, so no logit bias can say it. `BudgetSampler` keeps
-reasoning within its budget. `CloseCalls` counts the tokens that rounding could have decided, where drafts are allowed
-to change last bits.
+`Forbidding` applies `TextRules`, as in vLLM: where a text may end, and which words it may not contain. Tokens that such
+a rule forbids depend on the tokens before, so no logit bias can express it. `BudgetSampler` applies a budget of
+reasoning. `CloseCalls` counts the tokens that rounding could have decided, if drafts may change last bits.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Sampler(Protocol):
         """Grammar at the current position; `None` allows any text."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start a sequence: the penalties look back on `prompt`, and the grammar is at its start."""
+        """Start a sequence after a prompt, which the penalties include, with the grammar at its start."""
 
     def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
         """Return the next token: the most likely one in greedy decoding, otherwise the one that the seed draws.
@@ -78,8 +77,8 @@ class Sampler(Protocol):
             laws: List to which the distribution of each of the one or two draws is added.
 
         Raises:
-            BadLogits: the logits have nan or +inf, or none is finite.
-            GrammarError: the grammar allows no token.
+            BadLogits: The logits contain nan or +inf, or all are -inf.
+            GrammarError: The grammar allows no token.
         """
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
@@ -93,10 +92,10 @@ class Sampler(Protocol):
 class TextRules:
     """Rules of one text."""
 
-    least: int = 0  # tokens that come before the text may end, by a token or a stop string
-    ends: frozenset[int] = frozenset()  # tokens that end it, in addition to the vocabulary's own
-    words: tuple[tuple[int, ...], ...] = ()  # token ids that may not follow each other in it, two or more each
-    reasoning: ReasoningBudget | None = None  # maximum number of tokens in its reasoning; `None` means no limit
+    least: int = 0  # minimum number of tokens before the text may end, by a token or a stop string
+    ends: frozenset[int] = frozenset()  # tokens that end the text, in addition to those of the vocabulary
+    words: tuple[tuple[int, ...], ...] = ()  # forbidden sequences of token ids, of two or more tokens each
+    reasoning: ReasoningBudget | None = None  # budget of reasoning; `None` means no limit
 
 
 NO_RULES = TextRules()
@@ -130,7 +129,13 @@ class WrappedSampler:
 
 
 class Forbidding(WrappedSampler):
-    """A sampler that does not see the logits of tokens that may not come now; `ends`: all tokens that end the text."""
+    """A sampler that sets the logits of forbidden tokens to -inf.
+
+    Args:
+        sampler: Sampler that draws the tokens.
+        rules: Rules of the text.
+        ends: All tokens that end the text.
+    """
 
     def __init__(self, sampler: Sampler, rules: TextRules, ends: Sequence[int]) -> None:
         super().__init__(sampler)
@@ -151,7 +156,7 @@ class Forbidding(WrappedSampler):
         return self._sampler.distribution(self._left(logits))
 
     def _left(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The logits without those of forbidden tokens."""
+        """Return the logits, in which forbidden tokens have -inf."""
         forbidden = self._ends[:] if self._early > 0 else []
         forbidden += [last for *before, last in self._words if self._last[-len(before) :] == tuple(before)]
         if not forbidden:
@@ -200,20 +205,20 @@ class BudgetSampler(WrappedSampler):
 
 
 class CloseCalls(WrappedSampler):
-    """A sampler that counts the tokens that rounding could have decided, and draws as the one inside it does.
+    """A sampler that draws from another one, and counts the tokens that rounding could have decided.
 
-    A pass over several tokens may give logits that differ in their last bits from single tokens', by no more than a
-    measured bound. A token that stays the sampler's choice when its own logit falls by that much and all others rise by
-    as much is the one that undrafted decoding would have taken after the same tokens; any other is a close call.
-    Without filters of the distribution that is a proof; with filters it is the test that moves the token's own chances
-    most.
+    The logits of a pass over several tokens may differ from those of single tokens in their last bits, by no more than
+    a measured bound. The test lowers the logit of the drawn token by the bound and raises all others by it. If the
+    sampler still draws the token, plain decoding would have drawn it after the same tokens; otherwise it is a close
+    call. Without filters of the distribution this is a proof. With filters it is the test that changes the token's own
+    probability most.
     """
 
     def __init__(self, sampler: Sampler) -> None:
         super().__init__(sampler)
         self._bound = 0.0
         self._count = 0
-        # These draw random numbers of their own, and a second draw would change the text.
+        # These samplers draw separate random numbers, so a second draw would change the text.
         self._unrepeatable = self.sampling.selects or self.sampling.xtc_probability > 0
 
     @property
@@ -221,11 +226,11 @@ class CloseCalls(WrappedSampler):
         return self._bound == 0 and self._sampler.bare
 
     def arm(self, bound: float) -> None:
-        """A pass was made whose logits may differ by so much, and what it left in the cache may move all later ones."""
+        """Set the bound after a pass whose logits may differ; its cache entries may change all later logits too."""
         self._bound = bound
 
     def take(self) -> int:
-        """Close calls since the last call."""
+        """Return the number of close calls since the last `take`."""
         count, self._count = self._count, 0
         return count
 
@@ -239,8 +244,8 @@ class CloseCalls(WrappedSampler):
         """Return True if the draw changes when the token's logit falls by the bound and all others rise by it."""
         if self._unrepeatable:
             return True
-        # Only differences between logits count, so the token's own logit can take the whole movement: 2 x the bound.
-        # In its place, where that may be written to: a copy of the row takes longer than the draw.
+        # Only differences between logits matter, so it is enough to lower the token's own logit by 2 x the bound. The
+        # row is changed in place if it is writable, because a copy takes longer than the draw.
         if not logits.flags.writeable:
             logits = logits.copy()
         logit = logits[token]

@@ -1,9 +1,9 @@
-"""`Sampling`: all that a user sets about how a token is chosen, each setting told once.
+"""All settings of sampling (`Sampling`), each defined once.
 
-A field has its type, its default, the values it may have, its flags and its line of help. The command line, its help,
-the checks and `cli/README.md` are made of these; `ngramspec.llama.samplers` makes llama.cpp's samplers of them. Names,
-defaults and order are llama.cpp's (`common/common.h`, `struct common_params_sampling`), except that the default
-temperature is 0, greedy decoding.
+A field has a type, a default, allowed values, flags and a help text. The command line, its help, the checks and
+`cli/README.md` are made of these, and `ngramspec.llama.samplers` makes llama.cpp's samplers of them. Names, defaults
+and order are llama.cpp's (`common/common.h`, `struct common_params_sampling`), except that the default temperature is
+0, greedy decoding.
 """
 
 from __future__ import annotations
@@ -31,29 +31,33 @@ from ngramspec.sampling.option import (
 )
 
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-"""llama.cpp's default order."""
+"""Names of the samplers in llama.cpp's default order."""
 
 NAMED_ONLY = ("infill",)
-"""Samplers of llama.cpp that act only where `Sampling.samplers` names them; infill fills a gap in a text."""
+"""Samplers of llama.cpp that are used only if `Sampling.samplers` contains them; infill is for fill-in-the-middle."""
 
-_MOST_COMPARED = 256  # infill compares every two tokens that it is shown: a millisecond for so many
+_MOST_COMPARED = 256  # maximum number of tokens for infill, which compares all pairs: about a millisecond
 
 _ALIASES = {"typical": "typ_p", "typical_p": "typ_p", "temp": "temperature", "nucleus": "top_p"}
 
-LARGEST_BIAS = 1e6  # decisive, and well below 3e8, beyond which llama.cpp sorts logits wrongly
-MAX_BREAKERS = 32  # llama.cpp compares each with all tokens of the vocabulary, which takes milliseconds
-_BREAKER_BYTES = 40  # llama.cpp cuts a longer one
+LARGEST_BIAS = 1e6  # large enough to decide, and well below 3e8, beyond which llama.cpp sorts logits wrongly
+MAX_BREAKERS = 32  # llama.cpp compares each breaker with all tokens of the vocabulary, which takes milliseconds
+_BREAKER_BYTES = 40  # llama.cpp cuts longer breakers
 _BIAS = re.compile(r"(\d+)([+-].+)")
 
 
 def parse_samplers(text: str) -> tuple[str, ...]:
-    """Names of samplers out of "top_k;temperature", hyphens and llama.cpp's other names allowed."""
+    """Return the names of samplers in a text such as "top_k;temperature", with hyphens or llama.cpp's aliases."""
     names = (name.strip().lower().replace("-", "_") for name in text.split(";"))
     return tuple(_ALIASES.get(name, name) for name in names if name)
 
 
 def parse_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
-    """(token id, bias) out of texts like "15043+1" and "15043-inf". Raises ValueError."""
+    """Return the token ids and biases in texts such as "15043+1" and "15043-inf".
+
+    Raises:
+        ValueError: A text has another form.
+    """
     return tuple(map(_parse_bias, texts))
 
 
@@ -68,17 +72,21 @@ def _parse_bias(text: str) -> tuple[int, float]:
 
 
 def parse_breakers(texts: Sequence[str]) -> tuple[str, ...]:
-    """The texts themselves; "none" alone is no text."""
+    """Return the given texts; only "none" means no text."""
     return () if list(texts) == ["none"] else tuple(texts)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is chosen from logits. Raises ValueError for a value outside its range, or a contradiction.
+    """Settings of the choice of a token from logits.
 
-    What a field means is its `help`. Beyond that: `repeat_penalty` multiplies logits below 0. DRY subtracts
-    multiplier * base^(length - allowed length) where a token would extend a repeated sequence. `logit_bias` holds
-    (token id, what is added to its logit). `samplers` holds names from `SAMPLERS` and `NAMED_ONLY`, in their order.
+    The `help` of a field describes it. In addition: `repeat_penalty` multiplies logits below 0. DRY subtracts
+    multiplier * base^(length - allowed length) from the logit of a token that would extend a repeated sequence.
+    `logit_bias` contains token ids and the values to add to their logits. `samplers` contains names from `SAMPLERS` and
+    `NAMED_ONLY`, in the order of use.
+
+    Raises:
+        ValueError: A value is out of range, or settings contradict each other.
     """
 
     temperature: float = option(

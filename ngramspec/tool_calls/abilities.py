@@ -1,4 +1,4 @@
-"""`Abilities`: the features of a chat template, found by rendering small conversations."""
+"""Features of a chat template (`Abilities`), found by rendering small conversations."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _ARGUMENTS: Mapping[Kind, Any] = {"object": {"qkeyq": "qvalueq"}, "text": '{"qke
 class Abilities(NamedTuple):
     """Features of a template."""
 
-    tools: bool  # which tools there are
-    system: bool  # a system message
-    arguments: Kind | None = None  # as which it wants those of calls; None: it shows no calls
-    results: bool = False  # of calls
+    tools: bool  # whether the template renders the list of tools
+    system: bool  # whether the template renders a system message
+    arguments: Kind | None = None  # type of the arguments of calls; `None` if the template does not render calls
+    results: bool = False  # whether the template renders results of calls
     short_ids: bool = False  # whether ids of calls must have nine characters
-    strings: bool = True  # contents that are strings
-    typed: bool = False  # contents that are lists of parts
+    strings: bool = True  # whether contents may be strings
+    typed: bool = False  # whether contents may be lists of parts
 
 
 def find_abilities(render: Render, known: bool) -> Abilities:
@@ -87,7 +87,7 @@ def _tool(name: str, parameter: str = "qkeyq") -> dict[str, Any]:
 
 
 def _calling(kind: Kind, *names: str, id_: str = "call12345") -> Message:
-    """A turn that calls functions; an id has nine characters unless it is given, as some templates demand."""
+    """Return a turn that calls functions; the default id has nine characters, which some templates require."""
     calls = [
         {"id": id_, "type": "function", "function": {"name": name, "arguments": _ARGUMENTS[kind]}}
         for name in names or ("qlistq",)
@@ -96,7 +96,7 @@ def _calling(kind: Kind, *names: str, id_: str = "call12345") -> Message:
 
 
 def capabilities(render: Render) -> dict[str, bool]:
-    """llama-server's `chat_template_caps`; `render` raises whatever the template raises."""
+    """Return llama-server's `chat_template_caps`; `render` raises a ModelError if the template rejects messages."""
 
     def says(messages: Sequence[Message], *words: str, **variables: Any) -> bool:
         text = _rendered(render, messages, **variables)
@@ -129,7 +129,7 @@ def capabilities(render: Render) -> dict[str, bool]:
 
 
 def _shows_call(text: str, kind: Kind) -> bool:
-    """Whether a text holds the call, with its arguments in a language that is not Python's."""
+    """Return True if a text contains the call, and its arguments are not written as a Python object."""
     if not all(word in text for word in ("qlistq", "qkeyq", "qvalueq")):
         return False
     return "'qkeyq'" not in text if kind == "object" else '"qkeyq"' in text

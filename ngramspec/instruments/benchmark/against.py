@@ -1,8 +1,8 @@
-"""`Rival` and `compare`: the same prompts to a running server and to us, in turns, each asked once.
+"""Comparison with a running server (`Rival`): both sides continue the same prompts once, in alternating order.
 
-llama-server, and `ngramspec serve`, are asked at `/completion` for the tokens of the prompt, and tell themselves how
-long decoding took. Any other server that speaks OpenAI's `/v1/completions` is asked for the text, as a stream, and
-timed from its first piece to its last. A speed is the tokens after the first per second after the first token.
+llama-server and `ngramspec serve` receive the tokens of the prompt at `/completion`, and return the time of decoding.
+Other servers with OpenAI's `/v1/completions` receive the text and return a stream, whose time is measured from the
+first piece to the last. The speed is the number of tokens after the first per second after the first token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer
 
 SENT = ("temperature", "top_k", "top_p", "min_p", "seed")
-"""Sampling settings that every such server knows by these names."""
+"""Sampling settings that all these servers support under these names."""
 
 PATIENCE = 3600.0
 """Seconds to wait for an answer."""
@@ -33,8 +33,8 @@ Answer = tuple[str, int, float]
 """Answer of one side to a prompt: its text, number of tokens, and seconds from the first to the last."""
 
 Pair = dict[str, Any]
-"""Both answers to one prompt, as JSON: "category", "prompt", "ratio" (our tokens per second over theirs; None where a
-side has none), "same_text", and of "ours" and "theirs" their "tokens", "seconds" and "tokens_per_second"."""
+"""Both answers to one prompt, as JSON: "category", "prompt", "ratio" (our tokens per second / theirs; `None` if a speed
+is unknown), "same_text", and for "ours" and "theirs" their "tokens", "seconds" and "tokens_per_second"."""
 
 
 def pair(case: Case, ours: Answer, theirs: Answer) -> Pair:
@@ -49,11 +49,11 @@ def pair(case: Case, ours: Answer, theirs: Answer) -> Pair:
 
 
 class Rival:
-    """A server that is asked to continue prompts; a key for it is read from OPENAI_API_KEY.
+    """A server to compare with; OPENAI_API_KEY may contain a key for it.
 
     Args:
-        url: where it listens, as in "http://127.0.0.1:8080".
-        tokenizer: of the same vocabulary, to send texts to servers that take no tokens.
+        url: URL of the server, such as "http://127.0.0.1:8080".
+        tokenizer: Tokenizer of the same vocabulary, for servers that receive texts.
     """
 
     def __init__(self, url: str, tokenizer: Tokenizer) -> None:
@@ -62,16 +62,16 @@ class Rival:
         self._ways = {"/completion": _whole, "/v1/completions": _streamed}
 
     def ask(self, prompt: Sequence[int], max_tokens: int, sampling: Sampling) -> Answer:
-        """Let it continue a prompt, reading all of it.
+        """Let the server continue a prompt, without its prompt cache.
 
         Raises:
-            NGramSpecError: it does not answer, refuses, or answers with something else.
+            NGramSpecError: The server does not respond, returns an error, or sends an invalid response.
         """
         settings = {name: getattr(sampling, name) for name in SENT}
         text = b"".join(self._tokenizer.piece(token) for token in prompt).decode("utf-8", "replace")
         usage = {"stream": True, "stream_options": {"include_usage": True}}
         bodies: dict[str, dict[str, Any]] = {
-            # Tokens, so that it continues the very same prompt whatever its template.
+            # The prompt is sent as tokens, so that the server continues exactly the same prompt.
             "/completion": {"prompt": list(prompt), "n_predict": max_tokens, "cache_prompt": False},
             "/v1/completions": {"model": "any", "prompt": text, "max_tokens": max_tokens, **usage},
         }
@@ -83,7 +83,7 @@ class Rival:
                 if error.code not in (404, 405):
                     body = error.read(2000).decode("utf-8", "replace")
                     raise NGramSpecError(f"{self.url}{path} returned status {error.code}: {body}") from error
-                del self._ways[path]  # it has no such address
+                del self._ways[path]  # the server lacks this endpoint
             except (OSError, HTTPException) as error:
                 raise NGramSpecError(f"{self.url} does not respond: {getattr(error, 'reason', error)}") from error
             except (ValueError, KeyError, TypeError) as error:
@@ -129,9 +129,10 @@ def compare(
     sampling: Sampling,
     acceptance: Acceptance | None = None,
 ) -> Iterator[Pair]:
-    """Ask both sides for each case, one after the other, in alternating order; yields the pair of answers.
+    """Generate with both sides for each case, in alternating order, and yield the pairs of answers.
 
-    Neither side has the prompt in its cache, and neither is asked twice: a second time is text seen before.
+    Neither side has the prompt in its cache. Each side generates only once, because a drafter would know the text of a
+    second run.
     """
     for number, case in enumerate(cases):
         before = rival.ask(case.tokens, max_tokens, sampling) if number % 2 else None

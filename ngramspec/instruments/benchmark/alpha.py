@@ -1,11 +1,12 @@
-"""Alpha by n-gram order: how often a draft from the counts of one order is right, measured in two ways.
+"""Alpha by n-gram order: the acceptance rate of drafts from the counts of one order, measured in two ways.
 
-    measured   the mean of sum_x min(p(x), q(x)) over the verified positions, p the target's law, q the counts of the
-               context, normalised: what alpha is (Leviathan, Kalman, Matias 2023, definition 3.1 and corollary 3.6)
-    inferred   accepted over tested positions of the same drafts; one is tested if all before it were accepted
+    measured   the mean of sum_x min(p(x), q(x)) over the verified positions, with the target's distribution p and the
+               normalised counts of the context q, which is the definition of alpha (Leviathan, Kalman, Matias 2023,
+               definition 3.1 and corollary 3.6)
+    inferred   accepted / tested positions of the same drafts; a position is tested if all before it were accepted
 
-At temperature 0 both laws are sure of one token, q of its most likely, and the two agree (section 2.2: the standardised
-p and q). Orders 1 and 2 are the unigrams and bigrams of the paper's table 3, here counted in the context alone.
+At temperature 0 both distributions have only their most likely token, so the two figures are equal (section 2.2: the
+standardised p and q). Orders 1 and 2 are the unigrams and bigrams of the paper's table 3, counted only in the context.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ORDERS = (1, 2, 3, 4)
 
 
 class OrderDrafter(Drafter):
-    """Drafts from the counts of one order over the whole context; order 1 counts tokens, whatever comes before them."""
+    """A drafter that uses the counts of one order over the whole context; order 1 counts tokens without context."""
 
     def __init__(self, order: int) -> None:
         self.name = f"{order}-gram"
@@ -79,22 +80,31 @@ class OrderDrafter(Drafter):
 
 
 class AlphaOfOrder:
-    """Alpha of the drafts of one order, with up to `gamma` tokens, on the prompts that it is run on.
+    """Alpha of the drafts of one order. Above temperature 0 drafts are verified with rejection sampling.
 
-    Above temperature 0 drafts are verified by rejection. Over the `n_verified` positions, `overlap` is the sum of
-    their sum_x min(p(x), q(x)).
+    Args:
+        order: Order of the n-grams.
+        target: Model.
+        sampling: Sampling settings.
+        gamma: Maximum number of tokens in a draft.
+        exact: Exact mode; see `SpeculativeDecoder`.
+
+    Attributes:
+        stats: Counters of all steps.
+        n_verified: Number of verified positions.
+        overlap: Sum of sum_x min(p(x), q(x)) over these positions.
     """
 
     def __init__(self, order: int, target: Runner, sampling: Sampling, gamma: int, *, exact: Exact = "off") -> None:
         self.order, self.gamma = order, gamma
         self.stats, self.n_verified, self.overlap = Stats(), 0, 0.0
         self._sampling = sampling
-        curve = None if exact == "on" else given_curve({1: 1.0})  # nothing here is timed
+        curve = None if exact == "on" else given_curve({1: 1.0})  # no time is measured here
         options: dict[str, Any] = {"policy": FixedPolicy(gamma), "exact": exact, "curve": curve}
         self._decoder = SpeculativeDecoder(target, drafter=OrderDrafter(order), **options)
 
     def run(self, prompt: Sequence[int], max_tokens: int) -> None:
-        """Continue a prompt, and count."""
+        """Continue a prompt, and update the counts."""
         acceptance = None if self._sampling.greedy else "rejection"
         settings: dict[str, Any] = {"sampling": self._sampling, "acceptance": acceptance, "return_decisions": True}
         for step in self._decoder.generate(prompt, max_tokens=max_tokens, **settings):
@@ -106,12 +116,12 @@ class AlphaOfOrder:
 
     @property
     def measured(self) -> float | None:
-        """Alpha by its definition; None if nothing was drafted."""
+        """Alpha by its definition; `None` if nothing was drafted."""
         return self.overlap / self.n_verified if self.n_verified else None
 
     @property
     def inferred(self) -> float | None:
-        """Alpha by what was accepted; None if nothing was drafted."""
+        """Alpha as accepted / tested positions; `None` if nothing was drafted."""
         return alpha(self.stats)
 
     def to_json(self) -> dict[str, Any]:
@@ -127,7 +137,7 @@ class AlphaOfOrder:
 
 
 def alpha_section(orders: Sequence[AlphaOfOrder], *, greedy: bool) -> Section:
-    """A row per order."""
+    """Return the section with one row per order."""
     rows = [
         [
             {1: "1 (unigram)", 2: "2 (bigram)"}.get(one.order, str(one.order)),

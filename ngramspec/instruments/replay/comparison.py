@@ -1,7 +1,7 @@
-"""Figures of a replay, under the names that other drafters' results go by, and the `Report` on them.
+"""Figures of a replay, under the names in the results of other drafters, and the `Report` on them.
 
-`CurveComparison` runs the recordings through several replays, one per cost curve, since the policy drafts by the curve
-that it is judged on. It can also run them through the copy-oracle.
+`CurveComparison` runs the recordings through several replays, one per cost curve, because the policy drafts by the same
+curve with which the result is computed. It can also run them through the copy-oracle.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ AVERAGED = (
     *("tokens", "passes", "tokens_per_pass", "drafted_per_pass", "acceptance", "no_draft_share", "cpu_us_per_pass"),
     *("start_us_per_prompt_token", "calibration_error"),
 )
-"""The figures of which there is a mean of the categories."""
+"""Figures for which "macro" contains the mean of the categories."""
 
 
 def figures(tally: ReplayCounts, curves: Mapping[str, CostCurve]) -> Figures:
-    """Counted results, as JSON.
+    """Return the figures of a replay as JSON.
 
     `acceptance` is accepted / drafted. `accept_by_position` is the same for each position in the draft, among the
-    drafts that reach so far (`drafts_reaching_position`). Places that only pad a batch are not drafts. Microseconds are
+    drafts that reach it (`drafts_reaching_position`). Padding of a batch does not count as drafted. Microseconds are
     CPU time.
     """
     stats = tally.stats
@@ -63,7 +63,7 @@ def figures(tally: ReplayCounts, curves: Mapping[str, CostCurve]) -> Figures:
 
 
 def by_category(tallies: Mapping[str, ReplayCounts], curves: Mapping[str, CostCurve]) -> dict[str, Figures]:
-    """Figures of each category, then "overall" (all tokens together) and "macro" (mean of the categories)."""
+    """Return the figures of each category, then "overall" (all tokens together) and "macro" (mean of categories)."""
     if not tallies:
         return {}
     total = ReplayCounts()
@@ -80,24 +80,25 @@ def by_category(tallies: Mapping[str, ReplayCounts], curves: Mapping[str, CostCu
 
 # --------------------------------------------------------------------------- the copy-oracle
 #
-# On every pass the oracle may copy one span from any earlier place in prompt and response where the preceding token
-# agrees. It knows how long each copy stays right, and chooses the lengths with the lowest total cost. No drafter that
-# copies one span of the context per pass is faster; one that splices spans, or knows other texts, may be.
+# In every pass the oracle may copy one span from any earlier place in prompt and response with the same preceding
+# token. It knows the number of correct tokens of each copy, and chooses the lengths with the lowest total cost. No
+# drafter that copies one span of the context per pass is faster. A drafter that joins several spans, or knows other
+# texts, may be.
 
 
 def copy_lengths(prompt: Sequence[int], response: Sequence[int]) -> NDArray[np.int32]:
-    """How many tokens a copy may get right at each position of the response, shape (len(response),).
+    """Return the maximum number of correct tokens of a copy at each position of the response, shape (len(response),).
 
     Entry i is the longest common extension of response[i:] and any earlier place after the same token, at most
-    LARGEST - 1; the copy may run into what it copies. Entry 0 is 0: the prefill gives that token. Takes time
-    len(response) x (len(prompt) + len(response)), in numpy.
+    LARGEST - 1; the source of a copy may overlap with the copy. Entry 0 is 0, because that token comes from the
+    prefill. The time is len(response) x (len(prompt) + len(response)), in numpy.
 
         copy_lengths([1, 2, 3, 4], [1, 2, 3, 9])  ->  [0, 2, 1, 0]
     """
     text = np.concatenate([np.asarray(prompt, np.int32), np.asarray(response, np.int32)])
     end, start = len(text), len(prompt)
-    # same[j], while p goes down: how far text[j:] and text[p:] agree. A copy at p + 1 starts right after an
-    # agreement at p, and is one token shorter.
+    # While p decreases, same[j] is the length of the common prefix of text[j:] and text[p:]. A copy at p + 1 starts
+    # after an equal token at p, and is one token shorter.
     same = np.zeros(end + 1, np.int32)
     lengths = np.zeros(len(response), np.int32)
     for p in range(end - 1, start - 1, -1):
@@ -109,10 +110,10 @@ def copy_lengths(prompt: Sequence[int], response: Sequence[int]) -> NDArray[np.i
 
 
 def least_cost(lengths: NDArray[np.int32], curves: Sequence[CostCurve]) -> NDArray[np.float64]:
-    """The cheapest passes for a response, in units of T(1) of each curve, shape (len(curves),).
+    """Return the cost of the cheapest passes for a response, in units of T(1) of each curve, shape (len(curves),).
 
-    Dynamic programming from the end: a draft of k <= lengths[i] right tokens at position i costs T(1 + k) and
-    leads to position i + k + 1; lengths are those of `copy_lengths`.
+    This is dynamic programming from the end. A draft of k <= lengths[i] correct tokens at position i costs T(1 + k) and
+    leads to position i + k + 1; `lengths` is the result of `copy_lengths`.
     """
     total = len(lengths)
     passes = np.array([[curve.ratio(size) for size in range(1, LARGEST + 1)] for curve in curves])
@@ -128,15 +129,17 @@ def least_cost(lengths: NDArray[np.int32], curves: Sequence[CostCurve]) -> NDArr
 
 
 class CurveComparison:
-    """The same recordings, category by category, by several curves; `done` of them went through all of it.
+    """The replay of recordings with several cost curves.
 
     Args:
-        drafter: its name.
-        replays: one per curve, by the curve's name.
-        oracle: also find what the copy-oracle reaches.
+        recordings: Recordings, grouped by category.
+        drafter: Name of the drafter.
+        replays: One replay per curve, by the name of the curve.
+        oracle: Whether to compute the speed-up of the copy-oracle too.
 
     Attributes:
-        texts: by category, its first answer's id, and the steps of that in the first of the replays.
+        texts: Id of the first answer of each category, and its steps in the first replay.
+        done: Number of recordings that all replays have finished.
     """
 
     def __init__(
@@ -150,13 +153,13 @@ class CurveComparison:
         self._recordings, self._drafter, self._replays = recordings, drafter, replays
         self._curves = {name: replay.curve for name, replay in replays.items()}
         self.texts: dict[str, tuple[str, list[Step]]] = {}
-        # what the oracle's passes cost by each curve, by category
+        # Cost of the oracle's passes by each curve, for each category.
         self._least: dict[str, NDArray[np.float64]] | None = {} if oracle else None
         self._counts: dict[str, dict[str, ReplayCounts]] = {name: {} for name in replays}
         self.done = 0
 
     def run(self) -> Iterator[Recording]:
-        """Replay them, one per `next`; stopping early leaves those that are through."""
+        """Replay the recordings, one per `next`; if the caller stops early, the finished ones remain."""
         for recording in self._recordings:
             counts: dict[str, ReplayCounts] = {}
             for name, replay in self._replays.items():
@@ -172,9 +175,10 @@ class CurveComparison:
             yield recording
 
     def document(self) -> Figures:
-        """Everything counted, as JSON, under the keys of the harness for other drafters.
+        """Return all counts as JSON, with the keys of the harness for other drafters.
 
-        A result is named DRAFTER@CURVE after the curve that the policy drafted by, and has the speedups by all curves.
+        The name of a result is DRAFTER@CURVE, with the curve that the policy used; it contains the speedups by all
+        curves.
         """
         replayed = self._recordings[: self.done]
         return {
@@ -189,7 +193,7 @@ class CurveComparison:
         }
 
     def _oracle(self, costs: Mapping[str, NDArray[np.float64]]) -> dict[str, dict[str, Figures]]:
-        """The copy-oracle's speedups by category, and curve."""
+        """Return the speedups of the copy-oracle by category and curve."""
         if not costs:
             return {}
         tokens = Counter[str]()
@@ -240,13 +244,13 @@ def replay_report(document: Figures, total: int, vocabulary: str, command: str, 
 
 
 def _table(results: Mapping[str, Mapping[str, Figures]], oracle: Mapping[str, Figures] | None) -> Table:
-    """A row per curve and kind of text."""
+    """Return the table with one row per curve and category."""
     headings = ["curve", "category", "tokens", "per\npass", "accepted", "no\ndraft", "gain"]
     headings += ["copy-oracle"] if oracle else []
     cells = []
     for name, rows in results.items():
         for category, row in rows.items():
-            # A mean of counts tells nothing that their sum does not.
+            # The mean of the counts is omitted, because it follows from their sum.
             count = "" if category == MACRO else f"{row['tokens']:.0f}"
             line = [name, category, count, f"{row['tokens_per_pass']:.2f}"]
             line += [figure(row["acceptance"], ".0%"), f"{row['no_draft_share']:.0%}"]
@@ -260,7 +264,7 @@ def _table(results: Mapping[str, Mapping[str, Figures]], oracle: Mapping[str, Fi
 
 
 def _bars(results: Mapping[str, Mapping[str, Figures]]) -> Bars:
-    """The gain by kind of text; of several curves, the mean of the kinds on each, from the least to the greatest."""
+    """Return the chart of gains by category; for several curves, the mean and the range over categories of each."""
     by_curve = {
         name: {category: row["speedup"][name] for category, row in rows.items()} for name, rows in results.items()
     }

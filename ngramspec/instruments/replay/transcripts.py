@@ -113,7 +113,7 @@ def _parse(raw: bytes) -> Any:
 
 
 def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
-    """Plain text: what follows each separator, without the line break before the next one."""
+    """Yield the entries of a plain text file: the text after each separator, without the line break at its end."""
     try:
         text = utf8(raw).replace("\r\n", "\n").removesuffix("\n") + "\n"
     except UnicodeError as error:
@@ -131,7 +131,7 @@ def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
             yield place, ValueError(f"a prompt and a response are required, but there is only a {kind}")
 
 
-# --------------------------------------------------------------------------- shapes
+# --------------------------------------------------------------------------- formats
 
 
 def _transcript(entry: Any, category: str, place: str) -> Transcript:
@@ -164,7 +164,7 @@ def _transcript(entry: Any, category: str, place: str) -> Transcript:
 
 
 def _body(part: Any) -> Mapping[str, Any]:
-    """A request or response of OpenAI's, taken out of the envelope of a batch file."""
+    """Return a request or response in OpenAI's format, without the envelope of a batch file."""
     if not isinstance(part, dict):
         raise ValueError("the request is not a JSON object")
     body = part.get("body")
@@ -195,7 +195,7 @@ def _messages(value: Any) -> tuple[dict[str, str], ...]:
 
 
 def _text(content: Any) -> str:
-    """The text of a message's content: none, a string, or a list of parts."""
+    """Return the text of a message's content, which is null, a string, or a list of parts."""
     if content is None:
         return ""
     if isinstance(content, list):
@@ -206,7 +206,7 @@ def _text(content: Any) -> str:
 
 
 def _clean(text: str) -> str:
-    """JSON may hold half a surrogate pair, which no tokenizer takes."""
+    """Replace half surrogate pairs, which JSON may contain but tokenizers do not accept."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -214,7 +214,7 @@ def _clean(text: str) -> str:
 
 
 def sample(transcripts: Iterable[Transcript], limit: int | None) -> list[Transcript]:
-    """Category by category, in the order of their first transcripts; at most `limit` of each, drawn by a fixed seed."""
+    """Return transcripts grouped by category, in order of appearance; at most `limit` of each, with a fixed seed."""
     groups: dict[str, list[Transcript]] = {}
     for transcript in transcripts:
         groups.setdefault(transcript.category, []).append(transcript)
@@ -226,10 +226,14 @@ def sample(transcripts: Iterable[Transcript], limit: int | None) -> list[Transcr
 
 
 class TranscriptReader:
-    """Turns transcripts into recordings.
+    """A converter of transcripts to recordings. Special tokens are parsed only in prompts.
 
-    Conversations are laid out ("layout") as "ChatML" where the vocabulary has its two tokens, or has no chat template
-    either, and it is `spelled` out; else by the "template". Special tokens are parsed in prompts only.
+    Args:
+        tokenizer: Vocabulary of the model.
+
+    Attributes:
+        layout: "ChatML" if the vocabulary has the two tokens of ChatML or lacks a chat template, otherwise "template".
+        spelled: Whether the marks of ChatML are ordinary text, because the vocabulary lacks its tokens.
     """
 
     def __init__(self, tokenizer: Vocabulary) -> None:
@@ -240,7 +244,7 @@ class TranscriptReader:
         self.spelled = self.layout == "ChatML" and not known
 
     def record(self, transcript: Transcript) -> Recording | None:
-        """The transcript as tokens; None if it is too short to replay, or the template refuses it."""
+        """Return the tokens of a transcript; `None` if it is too short to replay, or the template rejects it."""
         tokenizer = self._tokenizer
         response = tokenizer.tokenize(transcript.response, add_bos=False)
         if len(response) >= MAX_RESPONSE:

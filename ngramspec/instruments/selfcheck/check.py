@@ -1,7 +1,7 @@
-"""`SelfCheck`: whether drafting changes nothing on this model, build and machine.
+"""Check that drafting changes no text with this model, build and machine (`SelfCheck`).
 
-Three things are checked, as far as the time goes: a rollback leaves no trace in the logits, and the texts with drafts
-are the texts without, greedily and with a seed. An exception raised by the code under test is a finding too.
+There are three checks, within a time limit: a rollback does not change later logits, and drafts do not change texts,
+neither in greedy decoding nor with a seed. An exception in the tested code fails the check too.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SelfCheck:
         self._calibration = Calibration.load(target, calibration_folder)
         keeper = LogitsKeeper(target)
         options: dict[str, Any] = {"policy": "fixed", "exact": "off", "curve": CostCurve({1: 1.0})}
-        if exact:  # only its batch sizes depend on what passes cost
+        if exact:  # the cost of passes is needed only to choose the batch sizes of exact mode
             options |= {"exact": "on", "curve": None, "calibration": self._calibration}
         self.plain, self.drafted = (
             SpeculativeDecoder(
@@ -109,7 +109,7 @@ class SelfCheck:
         self._began = 0.0
 
     def run(self) -> Iterator[str]:
-        """Do the checks; yields the name of each piece of work before it is done."""
+        """Run the checks, and yield the name of each step before it starts."""
         yield "a first look"
         self._began = self._clock()
         self._take_pace()
@@ -122,23 +122,23 @@ class SelfCheck:
                 with self._blaming("greedy"):
                     began = self._clock()
                     self._calibration.ensure_exact(self.target)
-                    self._began += self._clock() - began  # outside the time
+                    self._began += self._clock() - began  # not included in the time limit
             if not self._texts_broken:
                 yield from self._check_texts()
         self.complete = True
 
     @property
     def probed(self) -> ProbeReport | None:
-        """Result of the batch-size probe; None if it was not needed."""
+        """Result of the batch-size probe; `None` if it was not needed."""
         return self._calibration.probe
 
     @property
     def exact_sizes(self) -> tuple[int, ...] | None:
-        """Batch sizes of exact mode; None before they were settled."""
+        """Batch sizes of exact mode; `None` before they are known."""
         return self._calibration.exact_sizes
 
     def bound(self) -> float:
-        """How far batch sizes move a logit, by the probe, which runs when it is first asked; 0 in exact mode."""
+        """Return how far batch sizes move a logit, measured by a probe at the first call; 0 in exact mode."""
         if self.exact:
             return 0.0
         known = self._calibration.probe
@@ -167,7 +167,7 @@ class SelfCheck:
             self.spent[name] += self._clock() - began
 
     def _take_pace(self) -> None:
-        """See how long reading and a pass take, after a pass that brings the weights into memory."""
+        """Measure the time of prefill and of a pass, after a pass that loads the weights into memory."""
         text = self.cases[0].tokens[: min(_PACE, self.target.n_ctx)]
         self.target.clear()
         self.target.prefill(text[:1])
@@ -188,13 +188,14 @@ class SelfCheck:
         self.target.clear()
 
     def _check_texts(self) -> Iterator[str]:
-        """Prompts in rounds, one of each category in each, which share the time that is left equally."""
+        """Check texts in rounds with one prompt of each category, which share the remaining time equally."""
         done, spent = 0, 0.0
         for cases in self._rounds():
             for number, case in enumerate(cases):
                 began = self._clock()
                 left = self._began + self.seconds - began
-                # The first round leaves no category out while there is time; later ones begin what they can finish.
+                # The first round checks all categories while there is time. Later rounds start only prompts that they
+                # can finish.
                 usual = 0.0 if done < len(cases) else spent / done
                 if done and left <= usual:
                     return
@@ -203,10 +204,10 @@ class SelfCheck:
                 if self._texts_broken:
                     return
                 done, spent = done + 1, spent + self._clock() - began
-            next(self._sampled)  # or a category would always get the same one
+            next(self._sampled)  # otherwise a category would always have the same settings
 
     def _rounds(self) -> Iterator[list[Case]]:
-        """The shortest prompt of every category, then the longest, since kernels change with the depth; then others."""
+        """Yield the shortest prompt of every category, the longest (kernels change with the depth), then the others."""
         by_category: defaultdict[str, list[Case]] = defaultdict(list)
         for case in sorted(self.cases, key=lambda case: len(case.tokens)):
             by_category[case.category].append(case)

@@ -16,19 +16,19 @@ NO_ROLLBACK = "this model's state cannot be rolled back (recurrent or hybrid), s
 
 @dataclass(slots=True)
 class Check:
-    """One of the things that must hold."""
+    """The result of one requirement."""
 
-    name: Name  # see `SelfCheck`
-    claim: str  # what must hold, in this mode
-    seconds: float  # the time it took
-    status: Status = "passed"  # `explained`: texts differ where the batch size alone can make them
-    covered: str = ""  # what was looked at
-    reason: str = ""  # why it failed, was skipped, or is explained
-    missing: str = ""  # what it does not cover
+    name: Name  # name of the check; see `SelfCheck`
+    claim: str  # requirement in this mode
+    seconds: float  # time of the check
+    status: Status = "passed"  # "explained" means that texts differ only as far as the batch size can explain
+    covered: str = ""  # tests that were made
+    reason: str = ""  # reason of a failure, a skipped check, or an explained difference
+    missing: str = ""  # parts that were not checked
 
 
 def report(found: SelfCheck) -> list[Check]:
-    """All checks, including those that were not reached."""
+    """Return all checks, including those that were not reached."""
     equal = "plain and drafted texts are equal"
     if not found.exact:
         equal += " or differ only as the batch size explains"
@@ -54,7 +54,7 @@ def report(found: SelfCheck) -> list[Check]:
 
 
 def verdict(checks: Sequence[Check], *, complete: bool) -> str:
-    """One line: whether everything holds that must."""
+    """Return a one-line summary of the checks; `complete` is false if the user stopped them."""
     failed, explained, skipped = (
         ", ".join(check.name for check in checks if check.status == status)
         for status in ("failed", "explained", "skipped")
