@@ -11,10 +11,10 @@ from ngramspec.sampling.distribution import gumbel_pick
 
 
 class Lenient(Rule):
-    """Accepts each draft token with p(x) >= L max p at temperature 0; the target's own token is the most likely.
+    """A rule for temperature 0 that accepts draft tokens with p(x) >= L max p; otherwise the most likely token is used.
 
-    All mass is then on one token, so the probabilities before that are compared (Leviathan, Kalman, Matias 2023,
-    appendix A.5).
+    At temperature 0 one token has the whole probability, so the rule compares the probabilities before the temperature
+    (Leviathan, Kalman, Matias 2023, appendix A.5).
     """
 
     def decide(self, row: Row, guess: int | None, position: int, _q: Q) -> tuple[int, bool]:
@@ -30,13 +30,14 @@ class Lenient(Rule):
         return best, False
 
 
-EPSILON, DELTA = 0.09, 0.3  # of typical acceptance, as in Medusa's code (`posterior_threshold`, `posterior_alpha`)
+EPSILON, DELTA = 0.09, 0.3
+"""Parameters of typical acceptance, as in Medusa's code (`posterior_threshold`, `posterior_alpha`)."""
 
 
 class Typical(Rule):
-    """Accepts each draft token with p(x) > min(epsilon, delta exp(-H(p))); otherwise the token is a draw from p.
+    """A rule that accepts draft tokens with p(x) > min(epsilon, delta exp(-H(p))); otherwise the token is drawn from p.
 
-    The entropy of p sets the threshold: if many tokens are plausible, a plausible one is good enough (Cai et al. 2024,
+    The threshold depends on the entropy of p: if many tokens are plausible, it is lower (Cai et al. 2024,
     "Medusa: simple LLM inference acceleration framework with multiple decoding heads", arXiv 2401.10774, section
     2.3.1).
     """

@@ -22,7 +22,7 @@ _ACCEPT, _SAMPLE, _DRAW = 0, 1, 2
 
 
 class Rejection(Rule):
-    """Accepts each draft token x, drawn from q, with probability min(1, p(x)/q(x)), else samples norm(max(0, p - q)).
+    """Speculative sampling: accept a draft token x, drawn from q, with min(1, p(x)/q(x)), else use norm(max(0, p - q)).
 
     x is then emitted with probability
 
@@ -33,9 +33,9 @@ class Rejection(Rule):
     transformers via speculative decoding", Algorithm 1, corollary 3.6 and appendix A.1). Lenience L < 1 compares with
     L q instead of q, so that no token's probability exceeds p(x)/L (appendix A.5).
 
-    The tokens are draws from p only if draft[i] was drawn from q[i] by a number used for nothing else, as
-    `rejection_choice` does, and if whether position i is in the draft was decided without looking at draft[i] or what
-    follows it. A draft that was picked by a rule, or cut after a look at its tokens, stays exact with q[i] =
+    The tokens are draws from p only under two conditions. First, draft[i] was drawn from q[i] with a number that is not
+    used for anything else, as in `rejection_choice`. Second, the decision to draft position i did not depend on
+    draft[i] or later tokens. A draft that was chosen by a rule, or cut depending on its tokens, is exact with q[i] =
     {draft[i]: 1}.
     """
 
@@ -70,7 +70,7 @@ def check_q(draft: Sequence[int], q: Sequence[Q]) -> None:
     """Check the distributions that a draft was drawn from, for `Rejection`.
 
     Raises:
-        ValueError: their number is wrong, or they do not have the token, or do not sum to 1.
+        ValueError: The number of distributions is wrong, or one lacks the token or does not sum to 1.
     """
     if len(q) != len(draft):
         raise ValueError(f"a draft of {len(draft)} tokens came with {len(q)} distributions q")

@@ -1,4 +1,4 @@
-"""The acceptance rules that emit the tokens of plain decoding: how each decides on one draft token, given the logits.
+"""Acceptance rules that emit the tokens of plain decoding. Each decides on one draft token, given the logits.
 
 `ngramspec.acceptance.verifier` has all rules by name, and applies one to the draft, row by row.
 """
@@ -24,11 +24,11 @@ Rows = Iterable[Row]
 class Verdict(NamedTuple):
     """Result of verifying a draft: its accepted prefix, and one token of the target's."""
 
-    tokens: tuple[int, ...]  # ids
+    tokens: tuple[int, ...]  # emitted token ids
     # Number of draft tokens among them: all but the last, or all if the whole draft was accepted and ends the text, or
     # an error came next.
     accepted: int
-    error: BadLogits | GrammarError | None = None  # why the next token could not be chosen
+    error: BadLogits | GrammarError | None = None  # error that prevented the choice of the next token
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class TokenDecision:
     """Decision on one draft token, or on a token of the target's own."""
 
     token: int  # token id
-    accepted: bool | None  # whether the draft token was accepted; None for a token of the target's own
+    accepted: bool | None  # whether the draft token was accepted; `None` for a token of the target's own
     # Probability at that position: in the distribution sampled from; in greedy decoding by the softmax of the logits.
     p: float
-    why: Mapping[str, float]  # the numbers that decided, by name
+    why: Mapping[str, float]  # numbers that the decision depends on, by name
 
 
 Watch = Callable[[TokenDecision], None]

@@ -30,9 +30,14 @@ METHODS = ("greedy", "coupled", "match", "rejection")
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How drafts are accepted. Raises ValueError for a value out of range, or options that contradict each other."""
+    """Settings of the acceptance of drafts.
 
-    method: str | None = None  # one of `METHODS`; None: greedy at temperature 0, rejection with lenience, else coupled
+    Raises:
+        ValueError: A value is out of range, or options contradict each other.
+    """
+
+    # One of `METHODS`; `None` means greedy at temperature 0, rejection with lenience, and otherwise coupled.
+    method: str | None = None
     lenience: float = 1.0  # above 0; below 1 drafted tokens are accepted more often than their probabilities allow
     typical: bool = False  # typical acceptance, as Medusa does it
 

@@ -17,7 +17,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from ngramspec.errors import ModelError
 
 MAX_CHARACTERS = 2**24
-"""Maximum length of a prompt: more than the longest contexts hold."""
+"""Maximum number of characters of a prompt, which is more than the longest contexts contain."""
 
 _CHANGES = re.compile(r"\.(append|clear|extend|insert|pop|popitem|remove|reverse|setdefault|sort|update)\s*\(")
 """Calls that may change the values; Transformers forbids them, llama.cpp allows them."""

@@ -1,4 +1,4 @@
-"""The CPU cores that this process may use, and how much of them other programs use."""
+"""The CPU cores that this process may use, and the load on them by other programs."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def allowed_cpus() -> set[int]:
 
 
 def logical_cores() -> int:
-    """Return how many threads this process may run at once, hyper-threads included."""
+    """Return the number of threads that this process may run at once, including hyper-threads."""
     return len(allowed_cpus())
 
 
 def physical_cores() -> int:
-    """Return how many physical cores this process may run on."""
+    """Return the number of physical cores that this process may run on."""
     return len(_siblings(allowed_cpus())) or _physical_count()
 
 
 def usable_cores() -> int:
-    """Return how many threads decode fastest on an idle machine: one per performance core, within the CPU quota.
+    """Return the fastest number of threads on an idle machine: one per performance core, within the CPU quota.
 
     Threads of a decode call wait for the slowest one, so efficiency cores would slow the others down. Hyper-threads
     of one core count once, because they share the units that multiply matrices.
@@ -67,7 +67,7 @@ def _physical_count() -> int:
 
 
 def _performance_cpus(cpus: set[int]) -> set[int]:
-    """Return which of these CPUs are performance cores; all of them if the system does not distinguish any."""
+    """Return the performance cores among these CPUs; all of them if the system does not distinguish kinds of cores."""
     with suppress(OSError, ValueError):
         return set(_cpu_list((SYSTEM / "cpu_core/cpus").read_text()))  # Intel's hybrid processors
     with suppress(OSError, ValueError):
@@ -110,7 +110,7 @@ def cpu_quota() -> float:
 
 
 def _quotas(root: Path, name: str, read: Callable[[Path], float]) -> Iterator[float]:
-    """Return the quota of a cgroup and of each of its parents. In a container, the root is the container's group."""
+    """Yield the quotas of a cgroup and of its parents. In a container, the root is the container's group."""
     folder = root / name.lstrip("/")
     for group in (folder, *folder.parents):
         with suppress(OSError, ValueError):
@@ -133,12 +133,12 @@ def _read_v1(group: Path) -> float:
 
 
 class CpuSeconds(NamedTuple):
-    """CPU time since some moment in the past, in seconds."""
+    """CPU time since a fixed moment in the past, in seconds."""
 
-    # All programs on the allowed CPUs, except those of `low`, and the time that a hypervisor gave to other machines.
+    # Time of all programs on the allowed CPUs except those in `low`, and time that a hypervisor gave to other machines.
     system: float
-    process: float  # all threads of this process
-    low: float = 0.0  # programs of lower priority than this process
+    process: float  # time of all threads of this process
+    low: float = 0.0  # time of programs with lower priority than this process
 
 
 def read_cpu_seconds() -> CpuSeconds:
@@ -160,11 +160,12 @@ QUIET = 0.2
 
 
 REPEATS, REPEAT_SECONDS = 5, 0.002
-"""How often running threads are counted, and the time between two counts. The lowest counts: many run for a moment."""
+"""Number of counts of running threads, and the time between two counts. The lowest count is used, because many threads
+run only for a moment."""
 
 
 def count_running() -> int | None:
-    """Return how many threads of other programs run or are ready to; `None` if that is unknown for the allowed CPUs."""
+    """Return the number of running or ready threads of other programs; `None` if unknown for the allowed CPUs."""
     if logical_cores() < (os.cpu_count() or 1):
         return None
     fewest = _count_running_once()
@@ -187,18 +188,18 @@ def _count_running_once() -> int | None:
 
 
 class CpuLoad:
-    """How many cores other programs use, averaged over a fraction of a second.
+    """The number of cores that other programs use, averaged over a fraction of a second.
 
     Args:
-        read: Returns the CPU time used so far.
-        clock: Returns the wall time in seconds.
-        running: Returns how many threads of other programs run or are ready to; `None` if that is unknown.
-        count: CPUs that this process may use.
+        read: Function that returns the CPU time used so far.
+        clock: Function that returns the wall time in seconds.
+        running: Function that returns the number of running or ready threads of other programs; `None` if unknown.
+        count: Number of CPUs that this process may use.
     """
 
     INTERVAL = 0.1  # minimum seconds between two samples; the system counts in steps of 10 ms
     MEMORY = 0.2  # time constant of the average, in seconds
-    PAUSE = 0.15  # seconds without a decode call after which an average says little about the present
+    PAUSE = 0.15  # seconds without a decode call after which the average is out of date
     SHARE = 0.005  # maximum share of the time spent on reading the counters, which takes long on many cores
 
     def __init__(
@@ -214,22 +215,22 @@ class CpuLoad:
         self.cores = 0.0  # cores that other programs use, except those of lower priority
         self.low_cores = 0.0  # cores that programs of lower priority use
         self._before, self._at = read(), clock()
-        self.due = self._at + self.INTERVAL  # when the next sample is due, by `clock`
-        self.call_ended = self._at  # when the last decode call ended
+        self.due = self._at + self.INTERVAL  # time of the next sample, by `clock`
+        self.call_ended = self._at  # time at which the last decode call ended
         self._is_guess = True  # whether `cores` is a guess and not an average
 
     @property
     def is_quiet(self) -> bool:
-        """True if other programs use next to nothing. Those of low priority count: they slow decode calls down."""
+        """True if other programs, including those with low priority, use too little CPU time to slow decode calls."""
         return self.total_cores <= QUIET
 
     @property
     def total_cores(self) -> float:
-        """Cores that all other programs use."""
+        """Number of cores that all other programs use."""
         return self.cores + self.low_cores
 
     def sample(self) -> bool:
-        """Update the cores in use if the last sample is old enough. Return True if they were updated."""
+        """Update the number of used cores if the last sample is old enough; return True if it was updated."""
         now = self.clock()
         if now < self.due:
             return False

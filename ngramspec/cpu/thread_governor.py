@@ -1,15 +1,16 @@
-"""`ThreadGovernor`: how many threads each decode call uses, by what other programs leave free.
+"""Number of threads of each decode call, according to the cores that other programs leave free (`ThreadGovernor`).
 
-llama.cpp's threads wait for each other many times in a decode call. If another program holds one of their cores, all of
+llama.cpp's threads wait for each other many times in a decode call. If another program uses one of their cores, all of
 them wait for the scheduler, and a call can take 50 times as long. One thread per free core avoids that:
 
     threads = governor.begin_call(size)
     ...                                     # a decode call over `size` tokens with that many threads
     governor.end_call(size, threads, seconds)
 
-Two sources decide. The CPU time of other programs gives a first guess within a fraction of a second. The time of decode
-calls corrects it: while other programs are active, a neighbouring number is tried for a few calls now and then, and the
-faster one stays. What trials cost is bounded by a share of the time. On an idle machine nothing is tried.
+The number depends on two measurements. The CPU time of other programs gives a first guess within a fraction of a
+second. The time of decode calls corrects it: while other programs are active, a neighbouring number is tried for a few
+calls from time to time, and the faster one is kept. Trials may lose only a small share of the time. On an idle machine
+there are no trials.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ngramspec.cpu.cores import CpuLoad, logical_cores, shared_load
 
 PROMPT = 64  # minimum tokens of a call that reads a prompt; smaller ones verify drafts
 
-MARGIN = 0.3  # share of a core that others may use before one thread less is used
+MARGIN = 0.3  # share of a core that other programs may use before the number of threads is reduced
 HYSTERESIS = 0.15  # further share of a core before the number changes
 
 EPISODE_CALLS, EPISODE_SECONDS = 3, 0.1
@@ -52,33 +53,33 @@ class Conditions(NamedTuple):
 class ThreadState(NamedTuple):
     """The present numbers of threads, for reports."""
 
-    threads: int  # for a call over one token
-    threads_batch: int  # for a call that verifies drafts
-    threads_prompt: int  # for a call that reads a prompt
-    other_cores: float  # cores that other programs use
-    reason: str  # why the numbers are what they are
+    threads: int  # threads of a call over one token
+    threads_batch: int  # threads of a call that verifies drafts
+    threads_prompt: int  # threads of a call that reads a prompt
+    other_cores: float  # number of cores that other programs use
+    reason: str  # reason for these numbers
 
 
 @dataclass(slots=True)
 class _Choice:
     """The number of threads for one kind of call."""
 
-    most: int  # on an idle machine
+    most: int  # number of threads on an idle machine
     adapts: bool  # whether the number may change
-    number: int = 0  # of the next call
-    home: int = 0  # the number outside trials
+    number: int = 0  # number of threads of the next call
+    home: int = 0  # number of threads outside trials
     # Time of calls by number of threads, as a multiple of their usual time, since the load last changed.
     slowness: dict[int, float] = field(default_factory=dict)
-    calls: int = 0  # in the present episode
-    seconds: float = 0.0
-    usual: float = 0.0  # seconds that these calls usually take
+    calls: int = 0  # number of calls in the present episode
+    seconds: float = 0.0  # time of these calls
+    usual: float = 0.0  # usual time of these calls
     upwards: bool = True  # direction of the next trial
-    pause: float = FIRST_TRIAL
-    spent: float = 0.0  # seconds of all calls
-    next_trial: float = 0.0  # in `spent`
+    pause: float = FIRST_TRIAL  # time of calls between trials
+    spent: float = 0.0  # time of all calls
+    next_trial: float = 0.0  # value of `spent` at which the next trial starts
 
     def restart(self, number: int) -> None:
-        """Use this number, and forget how long calls took."""
+        """Use this number, and forget the times of calls."""
         self.number = self.home = number
         self.slowness.clear()
         self.upwards, self.pause, self.next_trial = True, FIRST_TRIAL, self.spent + FIRST_TRIAL
@@ -113,14 +114,14 @@ class _Choice:
 
 
 class ThreadGovernor:
-    """Chooses the number of threads of each decode call of one model.
+    """The choice of the number of threads for each decode call of one model.
 
     Args:
         threads: Threads for one token on an idle machine.
         threads_batch: Threads for more tokens on an idle machine.
-        adapts: Whether the number for one token may change, and that for more.
-        load: What other programs use; `None` for what all models of this process share.
-        cores: Logical cores that this process may use; `None` for those that it may.
+        adapts: Whether the number for one token may change, and whether that for more tokens may.
+        load: Load by other programs; `None` means the one that all models of this process share.
+        cores: Number of logical cores that this process may use; `None` means the number that the system allows.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class ThreadGovernor:
         load: CpuLoad | None = None,
         cores: int | None = None,
     ) -> None:
-        self.threads = threads  # for one token on an idle machine
+        self.threads = threads  # threads for one token on an idle machine
         self._period = 0  # see `Conditions`
         self._load = load or shared_load()
         self._cores = self._free = cores or logical_cores()
@@ -153,7 +154,7 @@ class ThreadGovernor:
         return self._choices[0 if size == 1 else 1 if size < PROMPT else 2].number
 
     def end_call(self, size: int = 0, threads: int = 0, seconds: float = 0.0) -> None:
-        """Note that a decode call ended now.
+        """Record that a decode call has ended.
 
         Args:
             size: Tokens of the call.
@@ -189,7 +190,7 @@ class ThreadGovernor:
 
     @property
     def is_quiet(self) -> bool:
-        """True if other programs use too little to matter, so that times measured now are those of an idle machine."""
+        """True if the load by other programs is negligible, so that measured times are those of an idle machine."""
         return self._load.is_quiet and not self._is_unseen
 
     @property
@@ -199,7 +200,7 @@ class ThreadGovernor:
 
     @property
     def state(self) -> ThreadState:
-        """The present numbers, and the reason for them."""
+        """Present numbers of threads, and the reason for them."""
         if not self.adapts:
             reason = "set by the user"
         elif self._is_unseen:
@@ -240,7 +241,7 @@ class ThreadGovernor:
             choice.restart(min(choice.most, self._free) if choice.adapts else choice.most)
 
     def _end_episode(self, choice: _Choice) -> None:
-        """Note how slow a number was, use the fastest one known, and try another if it is time."""
+        """Record the slowness of a number, use the fastest known one, and try another if a trial is due."""
         slowness = choice.seconds / choice.usual
         before = choice.slowness.get(choice.number)
         choice.slowness[choice.number] = slowness if before is None else (before + slowness) / 2

@@ -256,7 +256,7 @@ class _Preparation:
     # ------------------------------------------------------------------ references
 
     def _target(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the schema that `$ref` points to; None without one, or if only llguidance finds it."""
+        """Return the schema that `$ref` points to; `None` without one, or if only llguidance finds it."""
         reference, target = schema.get("$ref"), self._root
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             return None

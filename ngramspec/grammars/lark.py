@@ -99,7 +99,7 @@ def choice_grammar(texts: Sequence[str]) -> Lark:
 
 
 def failure(grammar: str) -> str | None:
-    """Return why llguidance cannot compile a grammar, given as `LLMatcher` takes it; None if it can."""
+    """Return the error with which llguidance rejects a grammar in the form for `LLMatcher`; `None` if it is valid."""
     if len(grammar) > MAX_SIZE:
         return f"it has more than {MAX_SIZE:,} characters"
     failed, messages = on_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS))

@@ -274,7 +274,7 @@ class _Writer:
     # ------------------------------------------------------------------ the text
 
     def _fixed(self, node: Node) -> str | None:
-        """Return the only text of a part without recursion; None if there are others."""
+        """Return the only text of a part without recursion; `None` if there are others."""
         match node:
             case Chars(((low, high),)) if low == high:
                 return chr(low)

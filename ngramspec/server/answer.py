@@ -1,4 +1,4 @@
-"""`Answer`: one answer as it grows, from the engine's steps to blocks of reasoning, text and tool calls.
+"""Conversion of the engine's steps to the blocks of an answer (`Answer`): reasoning, text and tool calls.
 
 Each block opens, grows and closes. At most one block is open at a time; without a parser, the text is one block.
 """
@@ -23,7 +23,7 @@ Kind = Literal["thought", "text", "call"]
 class Block:
     """A block of an answer."""
 
-    index: int  # counts the blocks from 0 on
+    index: int  # index of the block, from 0
     kind: Kind  # the text of a call is its arguments, a JSON object
     id: str = ""  # id of a call
     name: str = ""  # name of the tool
@@ -33,7 +33,7 @@ class Block:
 
     @property
     def text(self) -> str:
-        """All of its text so far."""
+        """Complete text of the block so far."""
         return "".join(self.pieces)
 
 
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text, without reasoning and calls."""
+        """Text of the piece, without reasoning and calls."""
         return "".join([text for _, block, text, _ in self.changes if block.kind == "text"])
 
 
@@ -104,7 +104,7 @@ class Answer:
 
     @property
     def calls(self) -> list[Block]:
-        """The complete tool calls of an answer that ended; a limit may have cut off the last one."""
+        """Complete tool calls of an answer that ended; a limit may have cut off the last one."""
         calls = [block for block in self.blocks if block.kind == "call"]
         was_cut = self.end is not None and self.end.reason == "length" and self.blocks[-1:] == calls[-1:]
         return calls[:-1] if was_cut and calls and not _is_json(calls[-1].text) else calls

@@ -1,4 +1,4 @@
-"""`/v1/messages` and `/v1/messages/count_tokens`: a chat in Anthropic's words, as Claude Code has it."""
+"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`, which Claude Code uses."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from ngramspec.server.chat import (
 from ngramspec.server.common_fields import Form, read_form
 from ngramspec.server.reply import Reply, chunk, quoted
 
-# Claude Code begins its system prompt with this line, which differs in every request: left in, no two prompts would
-# share more than their first tokens with what the cache holds.
+# Claude Code begins its system prompt with this line, which differs in every request. It is removed, because otherwise
+# only the first tokens of a prompt would be in the cache.
 _BILLING = re.compile(r"(?:\s*x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
 
-_SIGNATURE = "unsigned"  # without one clients do not send thinking blocks back, and the model forgets its thoughts
+_SIGNATURE = "unsigned"
+"""Signature of thinking blocks. Clients do not send blocks without one back, and the model would lose its reasoning."""
 
 _ERRORS = {
     401: "authentication_error",
@@ -49,16 +50,16 @@ async def messages(call: Call) -> Response:
 
 
 async def count_tokens(call: Call) -> Response:
-    """How many tokens the prompt of a chat has."""
+    """Return the number of tokens of the prompt of a chat."""
     task = await asyncio.to_thread(read_request, call.given, counting=True)
     return json_answer({"input_tokens": await count_prompt(call, task)})
 
 
 def worded(error: ApiError) -> dict[str, Any]:
-    """An error as Anthropic words it: the body of a response; in a stream that began, an event."""
+    """Return the JSON of an error in Anthropic's format, for the body of a response or for an event of a stream."""
     text, default = error.message, "invalid_request_error" if error.status < 500 else "api_error"
     if "n_prompt_tokens" in error.details:
-        # By these words Claude Code knows that it has to make the conversation shorter.
+        # Claude Code recognises these words, and then shortens the conversation.
         tokens, most = error.details["n_prompt_tokens"], error.details["n_ctx"]
         text = f"prompt is too long: {tokens} tokens > {most} maximum; {text}"
     return {"type": "error", "error": {"type": _ERRORS.get(error.status, default), "message": text}}
@@ -68,12 +69,13 @@ def worded(error: ApiError) -> dict[str, Any]:
 
 
 def read_request(given: Fields, *, counting: bool = False) -> ChatTask:
-    """The task that a request asks for; `counting`: only its prompt's tokens, for which no `max_tokens` is needed."""
+    """Return the task of a request; with `counting`, which only counts tokens, `max_tokens` is not required."""
     if not counting:
         given.needed("max_tokens")
     toolbox = Toolbox()
     for tool in given.objects("tools"):
-        if (tool.text("type") or "custom") == "custom":  # Anthropic's own (web search, ...) only its servers run
+        # Other tools, such as web search, run only on Anthropic's servers.
+        if (tool.text("type") or "custom") == "custom":
             toolbox.add_one(tool, "function", schema="input_schema")
     choice, parallel = _choice(given, toolbox)
     stop = tuple(given.texts("stop_sequences"))
@@ -93,7 +95,7 @@ def read_request(given: Fields, *, counting: bool = False) -> ChatTask:
 
 
 def hides_thoughts(given: Fields) -> bool:
-    """Whether a request wants thinking blocks without their text."""
+    """Return True if a request asks for thinking blocks without their text."""
     thinking = given.object("thinking")
     return thinking is not None and thinking.choice("display", ("summarized", "omitted"), "summarized") == "omitted"
 
@@ -119,7 +121,7 @@ def _messages(given: Fields) -> list[dict[str, Any]]:
 
 
 def _user(transcript: Transcript, blocks: list[Fields]) -> None:
-    # Templates want the results of calls right after the calls.
+    # Templates require the results of calls directly after the calls.
     for block in blocks:
         if block.data.get("type") == "tool_result":
             text = "\n".join(block.parts("content", _text))
@@ -136,7 +138,7 @@ def _assistant(transcript: Transcript, blocks: list[Fields]) -> None:
             case "thinking":
                 transcript.thought(block.needed_text("thinking"))
             case "redacted_thinking":
-                pass  # encrypted by another server: there is nothing to read in it
+                pass  # the block is encrypted by another server, so it cannot be read
             case "tool_use":
                 arguments = as_json(block.needed_object("input").data)
                 transcript.call(block.needed_name("id"), block.needed_name("name"), arguments)
@@ -169,7 +171,7 @@ def _document(block: Fields) -> str:
 
 
 def _choice(given: Fields, toolbox: Toolbox) -> tuple[str, bool]:
-    """The tool choice, and whether several calls may be made."""
+    """Return the tool choice, and whether parallel calls are allowed."""
     choice = given.object("tool_choice")
     if choice is None:
         return "auto", True
@@ -185,7 +187,8 @@ def _choice(given: Fields, toolbox: Toolbox) -> tuple[str, bool]:
 
 def _form(given: Fields) -> Form | None:
     config = given.object("output_config")
-    form = (config.object("format") if config else None) or given.object("output_format")  # the latter is the older
+    # `output_format` is the older form.
+    form = (config.object("format") if config else None) or given.object("output_format")
     if form is None:
         return read_form(given)
     form.needed_choice("type", ("json_schema",))
@@ -213,7 +216,13 @@ def _budget(given: Fields) -> int | None:
 
 
 class MessageReply(Reply):
-    """A message, or its stream of events, each under the name in its "type"; `hide`: leave out the text of thoughts."""
+    """A message, or its stream of events; the name of each event is its "type".
+
+    Args:
+        id: Id of the message.
+        model: Name of the model in the message.
+        hide: Omit the text of reasoning.
+    """
 
     def __init__(self, id: str, model: str, hide: bool = False) -> None:
         super().__init__()
@@ -266,7 +275,7 @@ class MessageReply(Reply):
         return {"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content}
 
     def _content(self, block: Block, opened: bool = False) -> dict[str, Any]:
-        """A block; `opened`: before it holds anything."""
+        """Return the content of a block; `opened` means that the block is still empty."""
         match block.kind:
             case "thought":
                 text, signature = "" if self._hide else block.text, "" if opened else _SIGNATURE

@@ -1,4 +1,4 @@
-"""`make_app`: the server as a Starlette application, with all its addresses and a log."""
+"""The server as a Starlette application, with all its endpoints and a log."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Log = Callable[[Counters], None]
 
 
 def logged(app: ASGIApp, paths: frozenset[str], log: Log | None) -> ASGIApp:
-    """An ASGI application whose requests are counted, and told to a log when they end."""
+    """Return an ASGI application that counts its requests, and logs them when they end."""
 
     async def asked(scope: Scope, receive: Receive, send: Send) -> None:
         counters, began = Counters(), time.monotonic()
@@ -66,7 +66,7 @@ def logged(app: ASGIApp, paths: frozenset[str], log: Log | None) -> ASGIApp:
     return asked
 
 
-# --------------------------------------------------------------------------- addresses
+# --------------------------------------------------------------------------- endpoints
 
 
 ENDPOINTS = (
@@ -118,7 +118,7 @@ NOT_THERE = {
     "/v1/moderations": "this server does not support moderation",
     **{f"/api/{name}": _ONE_MODEL for name in ("pull", "push", "create", "copy", "delete", "blobs")},
 }
-"""Addresses of llama-server, OpenAI and Ollama that are answered with 501, and why."""
+"""Paths of llama-server, OpenAI and Ollama that return status 501, and the reasons."""
 
 
 def make_app(

@@ -1,4 +1,4 @@
-"""`Endpoint`: an address of the server, which reads the request and cancels its work when the client disconnects."""
+"""Endpoint of the server, which reads the request and cancels its work when the client disconnects (`Endpoint`)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ COUNTERS = "ngramspec.counters"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address of the server that is its application's `state.server`, as ASGI has it."""
+    """An endpoint as an ASGI application; the server is the `state.server` of the application in the scope."""
 
-    paths: tuple[str, ...]  # its names
-    # Raises ApiError or NGramSpecError for what is wrong with a request; anything else is a defect of the server.
+    paths: tuple[str, ...]  # paths of the endpoint
+    # Function that answers a call. It raises an ApiError or NGramSpecError for an invalid request; other exceptions are
+    # defects of the server.
     handler: Callable[[Call], Awaitable[Response]]
     method: Literal["GET", "POST"] = "POST"
-    wording: Callable[[ApiError], dict[str, Any]] = worded  # its errors as JSON
-    takes_list: bool = False  # True if the JSON of its requests is a list
-    public: bool = False  # whether it answers without an API key
+    wording: Callable[[ApiError], dict[str, Any]] = worded  # function that returns the JSON of an error
+    takes_list: bool = False  # whether the JSON of its requests is a list
+    public: bool = False  # whether the endpoint requires no API key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server: Server = scope["app"].state.server
@@ -59,7 +60,7 @@ class Endpoint:
         counters: Counters = scope[COUNTERS]
         try:
             query = Fields({**QueryParams(scope["query_string"]), **scope.get("path_params", {})})
-            # The body may be empty: POST /slots/N?action=erase needs none.
+            # The body may be empty, such as in POST /slots/N?action=erase.
             fields = Fields(await _read_json(raw or b"{}", self.takes_list)) if self.method == "POST" else query
             response = await self.handler(Call(server, fields, counters, query, Headers(scope=scope)))
         except (ApiError, NGramSpecError) as error:
@@ -73,7 +74,7 @@ class Endpoint:
 
 
 def refusal(error: ApiError, endpoint: Endpoint | None, path: str = "") -> Response:
-    """Return an error as a response in the format of its API, which the path tells if there is no endpoint."""
+    """Return an error as a response in the format of its API, which depends on the path if there is no endpoint."""
     other = ollama.worded if path.startswith("/api/") else worded
     response = json_answer((other if endpoint is None else endpoint.wording)(error), error.status)
     if error.is_final:
@@ -87,7 +88,12 @@ async def _until_gone(receive: Receive) -> None:
 
 
 async def _read_body(request: Request, most: int) -> bytes:
-    """The body of a request. Raises ApiError beyond `most` bytes, ClientDisconnect where its client left before."""
+    """Read the body of a request.
+
+    Raises:
+        ApiError: The body is larger than `most` bytes.
+        ClientDisconnect: The client disconnected before the end.
+    """
     too_large = ApiError(413, f"the request is larger than the maximum of {most / 2**20:g} MiB")
     lengths = request.headers.getlist("content-length")
     if any(not value.isdecimal() or len(value) > 15 or int(value) > most for value in lengths):
@@ -101,7 +107,7 @@ async def _read_body(request: Request, most: int) -> bytes:
 
 
 MAX_VALUES = 400_000
-"""Maximum number of values in the JSON of a request: the other requests wait while it is read."""
+"""Maximum number of values in the JSON of a request, because the other requests wait while it is read."""
 
 MAX_DIGITS = 1000
 """Maximum number of digits of a whole number in the JSON of a request. The time to read them grows with the square."""
@@ -110,7 +116,7 @@ LARGE_JSON = 65_536
 """Size in bytes from which the JSON of a request is read on a thread, which lets the loop of the server run."""
 
 _VALUES = re.compile(rb'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)|[,\[{]', re.DOTALL)
-"""Strings, and what comes before each other value but the first of an array or object."""
+"""Strings, and the character before each other value except the first of an array or object."""
 
 
 def _has_many_values(raw: bytes) -> bool:
@@ -122,7 +128,8 @@ async def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
     """Return the JSON object of a body, or its list in a field.
 
     Raises:
-        ApiError: it is not one, has too many values, or contains a nan, an infinity or an unpaired surrogate.
+        ApiError: The body is not an object or a list, has too many values, or contains a nan, an infinity or an
+            unpaired surrogate.
     """
     if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES and await asyncio.to_thread(_has_many_values, raw):
         raise ApiError(413, f"the request contains more than {MAX_VALUES:,} values")

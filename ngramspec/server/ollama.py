@@ -25,8 +25,8 @@ from ngramspec.server.reply import Reply, logprobs_content, members, quoted, res
 from ngramspec.tool_calls.families import reasoning_tags
 
 _ROLES = ("system", "user", "assistant", "tool")
-_LEVELS = ("low", "medium", "high", "max")  # of `think`
-_OPTIONS = frozenset(options(Sampling)) | {"stop"}  # those that have the same names here
+_LEVELS = ("low", "medium", "high", "max")  # levels of `think`
+_OPTIONS = frozenset(options(Sampling)) | {"stop"}  # options with the same names in the other APIs
 
 # A duration as Go writes it ("1h30m"), or a number of seconds.
 _DURATION = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?\d+(?:\.\d+)?")
@@ -47,7 +47,7 @@ async def chat(call: Call) -> Response:
 
 
 async def generate_text(call: Call) -> Response:
-    """Answer a prompt in the chat template, continue it as it is (`raw`), or fill the gap before `suffix`."""
+    """Answer a prompt in the chat template, continue it as it is (`raw`), or generate the text before `suffix`."""
     given, inner = call.given, _with_options(call)
     reply, unload = OllamaReply(inner, "generate", given), _unloads(given)
     prompt, suffix = given.text("prompt") or "", given.text("suffix") or ""
@@ -179,7 +179,7 @@ def _read_think(given: Fields, model: ServedModel) -> dict[str, Any]:
 
 
 def _read_request(call: Call, inner: Call, prompt: str, suffix: str) -> Request:
-    """Return the request for a text outside the chat template; tokenizes."""
+    """Return the request for a text without the chat template."""
     given, model = call.given, call.model
     field = "raw" if given.flag("raw") else "suffix"
     for name in ("system", "context", "think", *(["suffix"] if field == "raw" else [])):

@@ -13,7 +13,7 @@ from ngramspec.server.ollama import timestamp
 from ngramspec.tool_calls.families import reasoning_tags
 
 VERSION = "0.13.0"
-"""The version of Ollama whose API this is. Clients refuse to work with servers that seem too old."""
+"""The version of Ollama whose API this is. Clients reject servers with an older version than they require."""
 
 _CENTURY = 100 * 365 * 86400.0  # seconds
 

@@ -1,6 +1,6 @@
-"""`Reply`: how an API words answers, whole or as a stream of chunks; `respond`: the HTTP response with them.
+"""Formatting of answers, whole or as a stream of chunks (`Reply`), and the HTTP response with them (`respond`).
 
-Also the usage, the timings and the logprobs as OpenAI and llama-server word them.
+This module also has the usage, the timings and the logprobs in the formats of OpenAI and llama-server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ngramspec.version import __version__
 
 
 class Reply:
-    """The wording of answers; each API has its own subclass."""
+    """Base class for the format of answers; each API has a subclass."""
 
     media_type = "text/event-stream"  # type of the chunks
 
@@ -61,7 +61,7 @@ class Reply:
 # --------------------------------------------------------------------------- streams
 
 quoted = encode_basestring_ascii
-"""A string as JSON, as `dumped` writes it."""
+"""Function that returns a string as JSON, in the same form as `dumped`."""
 
 
 def chunk(data: Any, name: str | None = None) -> str:
@@ -84,13 +84,13 @@ async def respond(
 ) -> Response:
     """Answer a call with what requests generate, as a stream or as a whole.
 
-    An error before a stream's first chunk is a plain HTTP error, a later one is a chunk. A ping is a chunk too: clients
-    give up on a server that sends no headers.
+    An error before the first chunk of a stream is a plain HTTP error, and a later one is a chunk. A ping is a chunk
+    too, because clients disconnect from a server that sends no headers.
 
     Args:
         call: The call.
         requests: One request for each answer of the reply.
-        reply: The wording of the answers.
+        reply: Format of the answers.
         readers: A parser for each answer; empty means that the text is content.
     """
     for answer, reader in zip(reply.answers, readers, strict=False):

@@ -26,13 +26,13 @@ with four bytes each, and the result of `SequenceModel.saved`."""
 
 _MAGIC = b"ngslot3\0"
 
-_NUMBER = re.compile("[0-9]{1,4}")  # of a slot
+_NUMBER = re.compile("[0-9]{1,4}")  # number of a slot in a path
 
 
 async def slot_action(call: Call) -> Response:
-    """Save what a slot holds to a file of the server's folder, hold what a file has, or hold nothing.
+    """Save a slot to a file in the server's folder, restore it from one, or erase it.
 
-    The slot is empty afterwards where the content of a file cannot be used.
+    If the content of a file cannot be used, the slot is empty afterwards.
     """
     if call.server.slot_folder is None:
         raise ApiError(501, "saving slots is disabled; start the server with --slot-save-path FOLDER")
@@ -128,7 +128,7 @@ def _key(call: Call, sequence: SequenceModel) -> bytes:
 
 
 def _path(call: Call) -> Path:
-    """The file that is named, which is one in the folder itself."""
+    """Return the path of the requested file, which must be directly in the folder."""
     name = call.given.needed_name("filename")
     if name in (".", "..") or len(name.encode()) > 255 or any(c in "/\\" or not c.isprintable() for c in name):
         raise call.given.refused("filename", "must be a file name without folders")

@@ -135,4 +135,4 @@ def _slot(call: Call, slot: Slot) -> dict[str, Any]:
 
 
 _TEXTS = ("stop", "grammar", "logit_bias", "dry_sequence_breakers")
-"""Settings that hold what a client wrote, or show it."""
+"""Settings that contain or reveal texts of a client."""
