@@ -75,7 +75,7 @@ class Rule:
             _q: Distribution that the draft token was drawn from, token id -> probability.
 
         Raises:
-            BadLogits, GrammarError: as in `Sampler.draw`.
+            BadLogits, GrammarError: The errors of `Sampler.draw`.
         """
         token = self.sampler.draw(row, position)
         return token, token == guess

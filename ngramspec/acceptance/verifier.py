@@ -1,4 +1,4 @@
-"""`Acceptance`, the settings, and `RuleVerifier`, which applies the resulting rule."""
+"""Settings of the acceptance of drafts (`Acceptance`), and the verifier that applies the rule (`RuleVerifier`)."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Acceptance:
 
     # One of `METHODS`; `None` means greedy at temperature 0, rejection with lenience, and otherwise coupled.
     method: str | None = None
-    lenience: float = 1.0  # above 0; below 1 drafted tokens are accepted more often than their probabilities allow
-    typical: bool = False  # typical acceptance, as Medusa does it
+    lenience: float = 1.0  # factor above 0; below 1 draft tokens are accepted more often than their probabilities allow
+    typical: bool = False  # whether to use typical acceptance, as in Medusa
 
     def __post_init__(self) -> None:
         if self.method is not None and self.method not in METHODS:
@@ -68,7 +68,7 @@ class Acceptance:
             ruled: True if the text keeps to `TextRules`.
 
         Raises:
-            ValueError: the acceptance contradicts the sampling or the rules.
+            ValueError: The acceptance contradicts the sampling or the rules.
         """
         if self.method == "greedy" and not sampling.greedy:
             raise ValueError(f"acceptance 'greedy' requires temperature 0, got {sampling.temperature}")
@@ -94,7 +94,7 @@ class Acceptance:
 class Verifier(Protocol):
     """Interface that decides on the tokens of a sequence; `RuleVerifier` uses a model's logits."""
 
-    fixed_length: bool  # whether a draft's length must be settled before its tokens are drawn; see `Drafter.propose`
+    fixed_length: bool  # whether the length of a draft must be known before its tokens are drawn; see `Drafter.propose`
 
     def choose(self, position: int) -> Chooser | None: ...
 
@@ -102,15 +102,15 @@ class Verifier(Protocol):
 
 
 class RuleVerifier:
-    """Verifies the drafts of one sequence.
+    """The verifier of the drafts of one sequence.
 
     Args:
         sampler: Sampler that chooses the tokens; it has begun the sequence.
         acceptance: Acceptance settings, or the name of a method.
-        watch: Called with each decision.
+        watch: Function that is called with each decision.
 
     Raises:
-        ValueError: the acceptance contradicts the sampling.
+        ValueError: The acceptance contradicts the sampling.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class RuleVerifier:
         return rejection_choice(self.sampler.sampling, position) if self.rule == "rejection" else None
 
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
-        """Verify a draft, or choose one token if it is empty. No row after the first rejection matters.
+        """Verify a draft, or choose one token if it is empty; rows after the first rejection are ignored.
 
         Args:
             rows: Logits, at least len(draft) + 1 rows; len(draft) if the last draft token ends the text.
@@ -139,9 +139,9 @@ class RuleVerifier:
             position: Index in the sequence of the token that row 0 decides.
 
         Raises:
-            BadLogits, GrammarError: the first token cannot be chosen. At a later one, the verdict has the error and
+            BadLogits, GrammarError: The first token cannot be chosen. At a later one, the verdict has the error and
                 what was accepted before, which plain decoding would have emitted.
-            ValueError: the rows are too few, or rejection sampling lacks the distributions of the draft.
+            ValueError: The rows are too few, or rejection sampling lacks the distributions of the draft.
         """
         drafted, q, sampler = draft.tokens, draft.q, self.sampler
         if self.fixed_length:

@@ -36,7 +36,7 @@ def make_render(source: str, bos: str = "", eos: str = "") -> Render:
     """Return the function from a template's variables to text.
 
     Raises:
-        ModelError: the template is not valid Jinja. The function raises it if the template rejects its variables.
+        ModelError: The template is not valid Jinja. The function raises it if the template rejects its variables.
     """
     environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]

@@ -27,7 +27,7 @@ def check_variables(given: Any) -> None:
     """Check the variables that a request or user gives.
 
     Raises:
-        ValueError: they are not an object, or one of them has a wrong type or cannot be set.
+        ValueError: The variables are not an object, or one of them has a wrong type or cannot be set.
     """
     if not isinstance(given, Mapping):
         raise ValueError("the chat template's variables must be a JSON object")

@@ -9,24 +9,25 @@ from itertools import pairwise
 from ngramspec.grammars.gbnf import Chars, Choice, Node, Reference, Repetition, Sequence, Text
 from ngramspec.grammars.rules import Alphabet
 
-_MAX_POSITIONS = 20_000  # characters of one lexeme that are compared with those of others
-_MAX_STARTS = 2000  # characters that lexemes begin with; with more of either all lexemes become single characters
-_MAX_PAIRS = 300_000
-_COUNTED = 64  # characters up to which a repetition is compared exactly
+_MAX_POSITIONS = 20_000  # maximum number of characters of a lexeme; a larger one is split
+# With more starts or pairs, all lexemes are split, down to single characters.
+_MAX_STARTS = 2000  # maximum number of characters that lexemes begin with
+_MAX_PAIRS = 300_000  # maximum number of pairs of characters that are compared
+_COUNTED = 64  # maximum number of characters of a repetition that is compared exactly
 
 
 @dataclass(slots=True, eq=False)
 class Lexeme:
-    """A part of the grammar that is read by one regular expression, or the empty text if `nullable`."""
+    """A part of the grammar that one regular expression matches, or the empty text if `nullable`."""
 
     node: Node
     nullable: bool
-    follow: int = 0  # characters that may come after it
+    follow: int = 0  # mask of the characters that may come after the lexeme
 
 
 @dataclass(slots=True)
 class _Positions:
-    """The characters of all lexemes, numbered, with what may come after each within its lexeme."""
+    """The numbered characters of all lexemes, with the characters that may come after each in its lexeme."""
 
     masks: list[int] = field(default_factory=list)
     owners: list[Lexeme] = field(default_factory=list)
@@ -82,9 +83,10 @@ class Conflicts:
         return list(found.values())
 
     def _place(self, node: Node, known: _Positions, owner: Lexeme, start: int) -> _Placed:  # noqa: PLR0911, PLR0912
-        """Number the characters of a node; whether it may be empty, and its first and last characters.
+        """Number the characters of a node; return whether it may be empty, and its first and last characters.
 
-        Raises OverflowError if there are too many.
+        Raises:
+            OverflowError: The lexeme has too many characters.
         """
         if len(known.masks) - start > _MAX_POSITIONS:
             raise OverflowError
@@ -120,7 +122,7 @@ class Conflicts:
                 size = max(1, len(known.masks) - before)
                 counted = most if most is not None else least
                 if counted * size > _COUNTED:
-                    # Compared as if there were no bounds, which finds what may be read too far, and perhaps more.
+                    # The repetition is compared as if it had no bounds. This finds all conflicts, and perhaps others.
                     _joined(known, once, once)
                     return least == 0 or once[0], once[1], once[2]
                 whole = (least == 0 or once[0], once[1], once[2])

@@ -89,7 +89,7 @@ def parse(text: str, find_token: FindToken = lambda name: None) -> Mapping[str, 
         find_token: Finds the tokens that the grammar names.
 
     Raises:
-        GrammarError: the text is not GBNF; the message contains the line.
+        GrammarError: The text is not GBNF; the message contains the line.
     """
     if len(text) > MAX_SIZE:
         raise GrammarError(f"the grammar has {len(text):,} characters, but may have at most {MAX_SIZE:,}")
@@ -240,7 +240,7 @@ class _Parser:
         return Chars(merged)
 
     def _character(self, what: str, start: int) -> int:
-        """Read a character or an escape; `what`, `start`: what is being read, and where it began."""
+        """Read a character or an escape; `what` and `start` are the element and its place, for error messages."""
         text, at = self._text, self._at
         if at >= len(text):
             raise self._error(f"{what} here has no end", start)

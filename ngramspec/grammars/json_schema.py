@@ -79,10 +79,10 @@ def json_rule(schema: Mapping[str, Any], *, strict: bool = True) -> str:
 
     Args:
         schema: JSON schema.
-        strict: Refuse constraints that cannot be kept; otherwise leave them out.
+        strict: Reject unsupported constraints instead of ignoring them.
 
     Raises:
-        GrammarError: the schema is not one, or contains what cannot be kept.
+        GrammarError: The schema is invalid, or contains unsupported constraints.
     """
     return _expression(_prepare(schema or {"type": "object"}, strict=strict), strict=strict)
 
@@ -94,12 +94,12 @@ def call_rule(name: str, key: str, parameters: Mapping[str, Any], *, strict: boo
         name: Name of the tool.
         key: Property that contains the arguments.
         parameters: JSON schema of the arguments.
-        strict: As for `json_rule`.
+        strict: Reject unsupported constraints; see `json_rule`.
 
     Raises:
-        GrammarError: as `json_rule` does.
+        GrammarError: The schema is invalid; see `json_rule`.
     """
-    # Its own id makes references within the parameters point into them.
+    # With a separate id, references in the parameters point into the parameters.
     arguments = {"$id": "arguments:", **_prepare(parameters, strict=strict)}
     properties = {"name": {"const": name}, key: arguments}
     whole = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}

@@ -39,7 +39,7 @@ def literal(text: str) -> str:
     """Return the expression that matches exactly this text.
 
     Raises:
-        GrammarError: the text contains half of a surrogate pair.
+        GrammarError: The text contains half of a surrogate pair.
     """
     try:
         text.encode()
@@ -80,7 +80,7 @@ def pattern_grammar(pattern: str) -> Lark:
     The syntax is that of Rust's `regex` without lookarounds; `\\d`, `\\w` and `\\s` match ASCII only.
 
     Raises:
-        GrammarError: the pattern does not parse, or contains lookarounds or references.
+        GrammarError: The pattern does not parse, or contains lookarounds or references.
     """
     inner = pattern.removeprefix("^")
     inner = inner.removesuffix("$") if not inner.endswith("\\$") else inner

@@ -1,10 +1,10 @@
 """The lexemes of a GBNF grammar, and the grammar as `Lark`.
 
-llguidance reads a text by lexemes, each a regular expression, and takes the longest that fits. GBNF has no lexemes: any
-way to read the text counts. So a part of the grammar without recursion becomes one lexeme only if the longest reading
-cannot miss another: if a text of a lexeme R is also the beginning of a longer text of a lexeme S, no character that
-may follow R may continue S there. Otherwise S is split into its parts, down to single characters, of which none begins
-another. A grammar without recursion is one lexeme, for which nothing has to be checked.
+llguidance reads a text by lexemes, each a regular expression, and uses the longest match. GBNF has no lexemes: a text
+is valid if there is any way to read it. So a part of the grammar without recursion becomes one lexeme only if the
+longest match cannot miss another reading. If a text of a lexeme R is also the beginning of a longer text of a lexeme S,
+no character that may follow R may continue S there. Otherwise S is split into its parts, down to single characters,
+which are never the beginning of each other. A grammar without recursion is one lexeme, which needs no check.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def gbnf_to_lark(text: str, find_token: FindToken = lambda name: None) -> Lark:
     return _Writer(parse(text, find_token)).write()
 
 
-_Item = Lexeme | Reference | Token | Sequence | Choice | Repetition  # the latter three with items in them
+_Item = Lexeme | Reference | Token | Sequence | Choice | Repetition  # the last three contain items
 
 
 class _Writer:
@@ -49,7 +49,7 @@ class _Writer:
         self._conflicts = Conflicts(rules, self._alphabet)
         self._recursive = find_recursive(rules)
         self._nullable: dict[str, bool] = {}
-        self._split = set[int]()  # nodes, by their ids, that are not one lexeme
+        self._split = set[int]()  # ids of nodes that are not one lexeme
         self._as_rules = set[str]()  # rules without recursion that are not part of a lexeme
         self._runs: dict[tuple[int, ...], Sequence] = {}
         self._letters: dict[int, list[Chars]] = {}
@@ -64,7 +64,7 @@ class _Writer:
         check_depth(rules, self._regular)
         self._find_nullable()
 
-    # ------------------------------------------------------------------ what is a lexeme
+    # ------------------------------------------------------------------ lexemes
 
     def write(self) -> Lark:
         while True:
@@ -90,7 +90,7 @@ class _Writer:
         )
 
     def _items(self) -> dict[str, _Item]:
-        """Return the rules that are reached from the root, with lexemes in them."""
+        """Return the rules that can be reached from the root, with lexemes as parts."""
         found: dict[str, _Item] = {}
         waiting = ["root"]
         while waiting:
@@ -137,10 +137,10 @@ class _Writer:
         return node
 
     def _lower_run(self, parts: list[Node]) -> list[_Item]:
-        """Return the lexemes of parts in a row: one; or if that is split, the last part alone; or all alone."""
+        """Return the lexemes of consecutive parts: one; if that is split, one and the last part; otherwise one each."""
         if len(parts) < 2:
             return [self._lower(part) for part in parts]
-        # A lexeme is known by its node, which must therefore be the same one in every round.
+        # A lexeme is identified by its node, so the node must be the same object in every round.
         whole = self._runs.setdefault(tuple(map(id, parts)), Sequence(parts))
         if id(whole) not in self._split:
             return [Lexeme(whole, self._is_nullable(whole))]
@@ -151,7 +151,7 @@ class _Writer:
                 return [Lexeme(first, self._is_nullable(first)), self._lower(last)]
         return [self._lower(part) for part in parts]
 
-    # ------------------------------------------------------------------ what may follow
+    # ------------------------------------------------------------------ following characters
 
     def _find_nullable(self) -> None:
         users: dict[str, set[str]] = defaultdict(set)
@@ -182,7 +182,7 @@ class _Writer:
         return False
 
     def _find_follow(self, items: Mapping[str, _Item]) -> None:
-        """Set which characters may come after each lexeme."""
+        """Set the characters that may come after each lexeme."""
         users: dict[str, set[str]] = defaultdict(set)
         for name, item in items.items():
             for leaf in _leaves(item):
@@ -313,12 +313,12 @@ class _Writer:
         return found
 
     def _texts_joined(self, parts: list[Node]) -> list[Node]:
-        """Return the parts of a sequence, in which neighbours that are fixed texts are one."""
+        """Return the parts of a sequence, with adjacent fixed texts joined."""
         found: list[Node] = []
         for is_fixed, group in groupby(parts, key=lambda part: self._fixed(part) is not None):
             members = [*group]
             found += [Sequence(members)] if is_fixed else members
-        self._joined += found  # so that no other node gets their ids
+        self._joined += found  # keeps the nodes alive, so that no other node gets their ids
         return found
 
     def _text(self, items: Mapping[str, _Item]) -> Lark:

@@ -1,4 +1,4 @@
-"""`worker`: the child process that prepares the grammars of requests, so that none can stop or end this process.
+"""Child process that prepares the grammars of requests, so that no grammar can block or end this process (`worker`).
 
 llguidance limits what it compiles, but some limits allow minutes, and some grammars end the process. This process can
 repeat what the child finished in time.
@@ -22,7 +22,7 @@ worker = Worker("the grammar", "prepare", GrammarError, ShutdownError, cache=8 *
 
 
 def compiled(text: str, names: Mapping[str, int], n_vocab: int) -> Lark:
-    """Return a grammar, GBNF or `Lark`, as one that llguidance can compile for a vocabulary of this size.
+    """Convert a grammar, in GBNF or `Lark`, to one that llguidance can compile for a vocabulary of this size.
 
     Args:
         text: Grammar.
@@ -30,7 +30,7 @@ def compiled(text: str, names: Mapping[str, int], n_vocab: int) -> Lark:
         n_vocab: Number of tokens.
 
     Raises:
-        GrammarError: it is not a grammar, or exceeds a limit.
+        GrammarError: The text is not a grammar, or exceeds a limit.
     """
     grammar = text if isinstance(text, Lark) else gbnf_to_lark(text, names.get)
     tokenizer = _tokenizer(n_vocab)
@@ -44,7 +44,7 @@ def compiled(text: str, names: Mapping[str, int], n_vocab: int) -> Lark:
 
 @lru_cache(1)
 def _tokenizer(n_vocab: int) -> LLTokenizer:
-    """Return a vocabulary of the bytes and further tokens without a text, which takes the place of the real one."""
+    """Return a vocabulary of all bytes and further tokens without a text, which replaces the real one."""
 
     class Bytes:
         bos_token_id, eos_token_id = None, 255

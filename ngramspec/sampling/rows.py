@@ -56,7 +56,7 @@ class Candidates:
             Number of tokens.
 
         Raises:
-            BadLogits: a logit is nan or +inf, or none is finite.
+            BadLogits: A logit is nan or +inf, or none is finite.
         """
         n: cython.Py_ssize_t = row.shape[0]
         if n > self._ids.shape[0]:
@@ -90,7 +90,7 @@ class Candidates:
             Number of tokens.
 
         Raises:
-            BadLogits: a logit is nan or +inf, or none is finite.
+            BadLogits: A logit is nan or +inf, or none is finite.
         """
         n: cython.Py_ssize_t = row.shape[0]
         if n > self._ids.shape[0]:
@@ -303,7 +303,7 @@ def append_most_likely(rows: Any, draft: Sequence[int], tokens: Any) -> cython.b
         True if all rows have the draft's tokens; False if the last token is not the draft's.
 
     Raises:
-        BadLogits: a logit is nan or +inf, or none is finite; `tokens` has the tokens of the earlier rows.
+        BadLogits: A logit is nan or +inf, or none is finite; `tokens` has the tokens of the earlier rows.
     """
     n: cython.Py_ssize_t = rows.shape[1]
     for r in range(rows.shape[0]):

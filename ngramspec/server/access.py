@@ -97,7 +97,7 @@ class Access:
     def _has_key(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         candidates = [headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else ""]
-        # Comparing every key to its end keeps the time from revealing how much of a key is right.
+        # Every key is compared up to its end, so that the time does not reveal how much of a key is correct.
         matches = [hmac.compare_digest(raw.encode("latin-1"), key) for raw in candidates for key in self._keys]
         return any(matches)
 

@@ -193,8 +193,8 @@ def _too_large() -> ApiError:
 class HttpServer(uvicorn.Server):
     """uvicorn's server, with enough threads for requests that wait.
 
-    Requests are read, tokenized and checked on threads. asyncio has only a few on a small machine, and a few requests
-    that wait for the worker of grammars or templates would keep all other clients waiting.
+    Requests are read, tokenized and checked on threads, of which asyncio has only a few on a small machine. A few
+    requests that wait for the worker of grammars or templates would then block all other clients.
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -49,7 +49,7 @@ class ToolTemplate:
             Messages, and tools for the template. `None` means that it receives none.
 
         Raises:
-            ValueError: the arguments of a call are not a JSON object.
+            ValueError: The arguments of a call are not a JSON object.
         """
         can = self.abilities
         adapted = [{field: m[field] for field in _FIELDS if m.get(field) is not None} for m in messages]

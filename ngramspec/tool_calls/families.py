@@ -206,17 +206,17 @@ def answer_grammar(
 
     Args:
         tools: Tools that may be called.
-        choice: "required", or the name of the tool that must be called; "auto": an answer may be JSON instead.
-        parallel: Allow several calls. A tool that is named is called once.
-        json: Expression of that JSON, made by `json_rule`; "": the answer may not be any.
+        choice: "required", or the name of the tool that must be called; with "auto" an answer may be JSON instead.
+        parallel: Allow several calls. If `choice` is the name of a tool, it is called once.
+        json: Expression of that JSON, made by `json_rule`; "" forbids such an answer.
         template: Chat template of the model.
-        opening: Text that the prompt ends in, as for `parser_for`.
-        controls: Ids of the control tokens by their names. Marks around calls and thoughts that are named there are
-            these tokens, and text otherwise.
+        opening: Text at the end of the prompt, as for `parser_for`.
+        controls: Ids of the control tokens by their names. Marks around calls and reasoning with these names are
+            control tokens; other marks are text.
 
     Raises:
-        ValueError: no tool of that name.
-        GrammarError: a schema that cannot be kept; the message names the tool whose parameters it is for.
+        ValueError: There is no tool of that name.
+        GrammarError: A schema is not supported; the message names the tool.
     """
     controls = controls or {}
     called = [tool for tool in tools if choice in {"auto", "required", tool.name}]

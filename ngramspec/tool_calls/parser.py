@@ -11,8 +11,8 @@ from ngramspec.tool_calls.deltas import Delta, Deltas, Reader, Reads, Tool, Tool
 from ngramspec.tool_calls.families import HERMES, Family, family_of, opened, thought_tags
 
 _NAMING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]+)')  # start of a call without a mark before it
-# Numbers of characters after which a text is long enough to be judged, and within which a call contains its name.
 _SHORT, _NEAR = 12, 80
+"""Number of characters below which a text may still become a call, and number within which a call has its name."""
 
 
 def parser_for(template: str | None, tools: Sequence[Tool] = (), *, opening: str = "") -> AnswerParser:
