@@ -1,4 +1,4 @@
-"""On a backend that returns before the work is done, the next pass is submitted before the last one is reported."""
+"""Tests of a backend that returns early: the loop submits the next pass before it reports the last one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ngramspec.steps import Step
 
 
 class EarlyTarget(MockTarget):
-    """A model whose `submit` returns at once, and whose logits wait."""
+    """Model whose `submit` returns at once and whose logits arrive later."""
 
     returns_early = True
 
@@ -77,7 +77,7 @@ def test_a_reader_that_stops_leaves_the_cache_as_without_the_next_pass() -> None
 
 
 class EarlyShared(MockShared):
-    """Several sequences whose passes return at once; the next pass overwrites logits that were not fetched."""
+    """Several sequences whose passes return at once; the next pass overwrites logits that were not fetched yet."""
 
     returns_early = True
 

@@ -1,4 +1,4 @@
-"""Branches next to drafts: which are evaluated, when they pay, and how their answers are used."""
+"""Tests of branches next to drafts: their selection, their cost and the use of their answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOTHING = MarginalCost(0.0, [0.0] * 65)
 
 
 def taught() -> MixtureDrafter:
-    """A drafter of a text in which 1 2 continues with 3 or 4, each followed by tokens of its own; it ends with 1 2."""
+    """Return a drafter of a text in which 1 2 continues with 3 5 6 or 4 7 8; the text ends with 1 2."""
     rng = random.Random(1)
     drafter = MixtureDrafter()
     drafter.begin([1, 2])
@@ -49,9 +49,9 @@ def test_the_other_branch_is_asked_with_its_own_tokens_where_that_can_pay() -> N
     found = {(q.fork, q.path): q.probability for q in asked(drafter, draft, 3)}
     assert {(0, other[:i]) for i in (1, 2, 3)} <= set(found)
     assert found[0, other[:1]] == pytest.approx(1 - draft.acceptance_probs[0], abs=0.1)
-    # Behind a draft that was sent whole, its next guess is a question too.
+    # If the whole draft is sent, the guess after it is a question too.
     assert (3, (1,)) in found
-    # Behind one that was not, what was left out is.
+    # If only a part is sent, the rest of the draft is a question.
     draft = drafter.propose(3)
     assert (1, draft.tokens[1:2]) in {(q.fork, q.path) for q in asked(drafter, draft, 1)}
     draft = drafter.propose(3)
@@ -111,7 +111,7 @@ def test_answers_begin_the_next_draft_until_they_are_wrong(how: str) -> None:
         loop.judge(answers, [77, 5])
         assert drafter.propose(6).tokens[:1] != (77,)
         drafter.accept([1, 2])
-    # Half of what was said came true.
+    # Half of the answers were correct.
     assert draft.acceptance_probs[0] == draft.acceptance_probs[1] < 0.85
     drafter.known = (77,)
     drafter.begin([1, 2])
@@ -134,13 +134,13 @@ def test_questions_are_sent_where_their_rows_are_worth_it() -> None:
     sizes = range(1, 17)
     assert paying(questions, 3, 4, flat, sizes) == (3, 7)
     assert paying(questions, 3, 4, steep, sizes) == (0, 4)
-    # 0.5 and 0.2 pay for a row of 0.05, if 0.8 of a token known a pass ahead is what it saves there.
+    # A row costs 0.05. If a token known a pass ahead saves 0.8 passes, probabilities of 0.5 and 0.2 pay.
     assert paying(questions, 3, 4, curve_of(lambda n: 0.95 + 0.05 * n), sizes) == (2, 6)
-    # Padding is free, in the batch as it is and as far as the sizes go.
+    # Padding costs nothing, both in the present batch and up to the next allowed size.
     assert paying(questions, 3, 8, steep, (1, 8, 16)) == (3, 8)
     assert paying(questions, 3, 5, steep, sizes) == (1, 5)
     assert paying(questions, 6, 7, flat, range(1, 9)) == (1, 8)
-    # No more than the stake; a change of size has its price.
+    # The cost must not exceed the expected gain, and a change of the batch size has a cost.
     assert paying(questions, 3, 4, curve_of(lambda n: 1.0 + 0.9 * (n > 4)), sizes) == (0, 4)
     switching = CostCurve({1: 1.0, 16: 1.0}, switch=0.9)
     switching.observe(4, 1.9)
@@ -172,7 +172,7 @@ def test_an_answer_is_what_would_be_emitted_and_emits_nothing() -> None:
             fresh.sampler.begin([int(row.argmax())])
             assert fresh.verify([row], NO_DRAFT, position).tokens == (answers[position],)
     assert len(set(answers)) == 1 != len({answer(text(Sampling(0.9)), row, position) for position in range(20)})
-    # Rejection draws again at every judgement: the most likely.
+    # Rejection draws again at every verification, so the answer is the most likely token.
     assert answer(text(Sampling(0.9), "rejection"), row, 4) == row.argmax()
     assert answer(text(Sampling(0.9, xtc_probability=0.5)), row, 4) is None
     assert answer(text(Sampling()), np.full(6, np.nan, np.float32), 4) is None

@@ -1,7 +1,7 @@
-"""The number of Python calls that a pass takes, which is the same on every machine.
+"""Tests of the number of Python calls in a pass, which is the same on every machine.
 
-Outside `llama_decode`, nearly all time of a pass is the time of these calls. The limits are the counts of the present
-code, so a change that adds calls to every token has to change them here.
+Outside `llama_decode`, a pass spends nearly all its time in these calls. The limits are the counts of the present code,
+so a change that adds calls to every token has to change them here.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 
 PROMPT = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\n" * 6
-STEADY = 10  # passes after which caches of tokens and shapes are filled
+STEADY = 10  # number of passes after which the caches of tokens and shapes are filled
 
 
 class Calls:
-    """Counts the calls of Python functions."""
+    """Counter of the calls of Python functions."""
 
     count = 0
 
@@ -66,7 +66,7 @@ def test_calls_of_a_token_in_the_engine_stay_within_the_limit() -> None:
     calls, counts, ended = Calls(), list[int](), threading.Event()
 
     def listen(event: Event) -> None:
-        # The listener runs on the engine's thread: the calls from one step to the next are those of a token.
+        # The listener runs on the engine's thread, so the calls between two steps are the calls of one token.
         if isinstance(event, Step):
             counts.append(calls.count)
             if len(counts) == STEADY:

@@ -1,8 +1,7 @@
-"""The loop on a mock target: what may interrupt it, targets with limits, exact mode, and a cache that always holds what
-was emitted.
+"""Tests of the loop on a mock target: interruptions, limited targets, exact mode, and the content of the cache.
 
-The clock is a mock too, so the cost policy decides the same in every run. That drafts change no text is shown in
-`test_same_text`; sampling, grammars and details of judgements are in `test_decoder_sampling`.
+The cache always contains the emitted tokens. The clock is a mock too, so the cost policy decides the same in every run.
+`test_same_text` tests that drafts change no text; `test_decoder_sampling` covers sampling, grammars and decisions.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def mock_clock() -> Iterator[None]:
 
 
 def looping(n: int = 60, **options: Any) -> tuple[MockTarget, list[int], list[int]]:
-    """A model, a prompt from whose n-grams its greedy continuation can be guessed, and that continuation."""
+    """Return a model, a prompt whose n-grams predict its greedy continuation, and that continuation."""
     mock = model(12, **options)
     text = [1, 2, 3, *plain_generate(model(12), [1, 2, 3], 120, Sampling())]
     return mock, text[:63], text[63 : 63 + n]
@@ -73,7 +72,7 @@ def test_a_drafter_that_ignores_the_limit_is_cut(tmp_path: Path) -> None:
             return super().propose(60, choose, fixed_length=fixed_length, price=price)
 
     for policy in ("fixed", "heuristic", "cost"):
-        mock, prompt, text = looping(n_ctx=100, max_batch=16)  # as many as the measuring needs
+        mock, prompt, text = looping(n_ctx=100, max_batch=16)  # The measurement needs this many tokens.
         decoder = SpeculativeDecoder(
             mock, drafter=Chatty(text), policy=policy, draft_max=40, calibration_folder=tmp_path
         )
@@ -107,7 +106,7 @@ def test_a_consumer_may_leave_at_any_step(policy: str, tmp_path: Path) -> None:
 
 
 class Faulty(MockTarget):
-    """Goes wrong once, at evaluate number `at`: "before", "after" the tokens are in, or with nan "logits"."""
+    """Target that fails at `evaluate` call number `at`: "before" or "after" it caches the tokens, or with nan "logits"."""
 
     how = "before"
     at = 10**9
@@ -133,14 +132,14 @@ def test_a_target_that_fails_once(how: str, error: type[BaseException], tmp_path
     _, prompt, text = looping()
     for measured, wait in ((True, 1), (True, 2), (True, 5), (False, 1), (False, 2), (False, 12)):
         if how == "logits" and not measured:
-            continue  # nobody reads them while passes are timed
+            continue  # The decoder does not read logits during the measurement.
         mock = Faulty(12, peak=6.0, seconds=cheap, clock=CLOCK)
         decoder = SpeculativeDecoder(mock, draft_max=10, calibration_folder=tmp_path / f"{measured} {wait}")
         if measured:
             drive(decoder, prompt, max_tokens=5)
         mock.how, mock.at = how, mock.calls + wait
         emitted: list[int] = []
-        with pytest.raises(error):  # noqa: PT012 - what came before it counts
+        with pytest.raises(error):  # noqa: PT012 - tests the tokens before the error
             for step in decoder.generate(prompt, max_tokens=60):
                 emitted += step.tokens
         assert emitted == text[: len(emitted)]
@@ -166,7 +165,7 @@ def test_a_drafter_that_fails_once(method: str, tmp_path: Path) -> None:
 
 
 def test_a_second_generation_does_not_disturb_the_first(tmp_path: Path) -> None:
-    # One cache cannot hold two texts: the first generator must say so, never continue with wrong text.
+    # One cache cannot hold two texts: the first generator must raise, and must never continue with wrong text.
     mock, prompt, text = looping()
     decoder = SpeculativeDecoder(mock, calibration_folder=tmp_path)
     other = [3] * 100
@@ -214,7 +213,7 @@ def test_what_cannot_be_done_fails_at_the_call(reason: str, call: dict[str, Any]
         ("unknown drafter", {"drafter": "psychic"}),
         ("unknown policy", {"policy": "bold"}),
         ("draft_max must be at least 1", {"draft_max": 0}),
-        ("draft_max requires the name of a policy", {"policy": FixedPolicy(4), "draft_max": 8}),  # it would be ignored
+        ("draft_max requires the name of a policy", {"policy": FixedPolicy(4), "draft_max": 8}),  # else ignored
         ("exact must be one of auto, on, off, got True", {"exact": True}),
         ("cannot be combined with calibration", {"calibration": Calibration()}),
     ],
@@ -227,7 +226,7 @@ def test_a_decoder_that_cannot_be(reason: str, wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("exact", ["off", "on"])
 def test_a_target_that_cannot_roll_back_decodes_plainly(exact: Exact, tmp_path: Path) -> None:
     _, prompt, _ = looping()
-    mock, *_ = looping(fail_rollback=True)  # raises if it is asked to
+    mock, *_ = looping(fail_rollback=True)  # `rollback` raises.
     decoder = SpeculativeDecoder(mock, exact=exact, calibration_folder=tmp_path)
     for sampling in (Sampling(), Sampling(1.0, seed=3)):
         emitted, steps = drive(decoder, prompt, max_tokens=40, sampling=sampling)
@@ -258,7 +257,7 @@ def three_kernels(size: int, depth: int) -> int:
 def exact_text(
     case: int, exact: bool, folder: Path, before: Sequence[int] = (), **options: Any
 ) -> tuple[list[int], int]:
-    """(a text, how many tokens were drafted for it) on a model that rounds differently for each class of sizes."""
+    """Return (text, number of draft tokens) on a model that rounds differently for each class of batch sizes."""
     mock = model(40, peak=1.5, kernels=three_kernels, noise=0.3, n_batch=16, max_batch=16, seed=case)
     decoder = SpeculativeDecoder(mock, exact="on" if exact else "off", calibration_folder=folder, **options)
     if before:
@@ -295,7 +294,7 @@ def test_exact_text_does_not_depend_on_drafts(tmp_path: Path) -> None:
         loose.append(exact_text(case, False, tmp_path / f"loose{case}", policy="fixed", draft_max=7)[0])
         differ += loose[0] != loose[1]
     assert drafted > 100
-    assert differ > 0  # the mock is inexact enough to tell
+    assert differ > 0  # The mock is inexact enough to change texts.
 
 
 def test_the_next_turn_reuses_the_cache(tmp_path: Path) -> None:
@@ -303,7 +302,7 @@ def test_the_next_turn_reuses_the_cache(tmp_path: Path) -> None:
     decoder = SpeculativeDecoder(mock, calibration_folder=tmp_path)
     emitted, _ = drive(decoder, prompt, max_tokens=20)
     drive(decoder, [*prompt, *emitted, 4, 5], max_tokens=5)
-    assert mock.prefilled == [len(prompt), 3]  # the last emitted token was not in the cache
+    assert mock.prefilled == [len(prompt), 3]  # The last emitted token was not in the cache.
 
 
 def test_plain_decoding_tells_its_progress_and_measures_nothing(tmp_path: Path) -> None:

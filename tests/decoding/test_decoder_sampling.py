@@ -1,6 +1,6 @@
-"""The loop and sampling: grammars, details of judgements, and logits that are broken.
+"""Tests of sampling in the loop: grammars, decisions in detail, and broken logits.
 
-That the text is that of plain decoding, and its law the target's, is shown in `test_same_text`.
+`test_same_text` tests that drafts change neither the text nor its distribution.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ A, B, C = range(FIRST_WORD, FIRST_WORD + 3)
 
 
 def test_coupled_guesses_use_the_noise_of_their_position() -> None:
-    # Two independent draws agree with probability 0.41; the same noise on similar counts far more often.
+    # Two independent draws agree with probability 0.41; draws with the same noise from similar counts agree more often.
     stats = Stats()
     prompt = np.random.default_rng(4).choice(4, 400, p=Coin.law).tolist()
     for seed in range(10):
@@ -42,9 +42,9 @@ def test_coupled_guesses_use_the_noise_of_their_position() -> None:
 
 
 def test_forbidden_tokens_are_not_sent(word_vocabulary: Vocabulary) -> None:
-    """Neither coupled nor rejection sends a token that the grammar forbids; the text is legal all along."""
+    """Neither coupled nor rejection sends a token that the grammar forbids, and the text always follows the grammar."""
     grammar = 'root ::= ("a" "b"? | "c")*'
-    prompt = [A, B, C, B, B, A, A, C, B, B, A, B, C, B]  # whose n-grams suggest what is forbidden
+    prompt = [A, B, C, B, B, A, A, C, B, B, A, B, C, B]  # Its n-grams predict forbidden tokens.
     sent = forbidden = 0
     for method in ("coupled", "match", "rejection"):
         for seed in range(20):
@@ -69,7 +69,7 @@ def test_forbidden_tokens_are_not_sent(word_vocabulary: Vocabulary) -> None:
 
 @pytest.mark.parametrize("method", ["coupled", "rejection", "match"])
 def test_forced_text_is_a_free_draft(method: str, word_vocabulary: Vocabulary) -> None:
-    """Where the grammar leaves one token there is a draft of it, with nothing in the context to guess it from."""
+    """If the grammar allows only one token, the loop drafts it, even if nothing in the context predicts it."""
     sampling = Sampling(1.0, seed=3, grammar='root ::= ("a,{a,{a,{a," [bc])+', **OPEN)
     mock = model(vocabulary=word_vocabulary, words=(A, B, C, 3 + ord(","), 3 + ord("{")), peak=0.5)
     decoder = unmeasured(mock, drafter="suffix", policy="fixed", draft_max=8)
@@ -92,7 +92,7 @@ def test_a_grammar_that_is_none_fails_at_the_call(word_vocabulary: Vocabulary) -
 
 @pytest.mark.parametrize("method", ["coupled", "match", "rejection"])
 def test_a_dead_end_is_an_error_with_its_position(method: str, word_vocabulary: Vocabulary) -> None:
-    """The model's only tokens are a and b, and the grammar comes to want a c; what was emitted stands."""
+    """The model's only tokens are a and b, and the grammar requires a c; the emitted tokens remain valid."""
     mock = model(vocabulary=word_vocabulary, words=(A, B), peak=0.5)
     sampling = Sampling(1.0, seed=1, grammar='root ::= "a" "b" "a" "b" "c"', **OPEN)
     decoder = unmeasured(mock, drafter="ngram", policy="fixed", draft_max=3)
@@ -135,7 +135,7 @@ def test_details_tell_the_whole_story(method: str) -> None:
     "sampling", [Sampling(), Sampling(0.8, repeat_penalty=1.3), Sampling(0.8, mirostat=2)], ids=str
 )
 def test_nan_is_an_error_with_its_position_behind_all_that_came_before_it(sampling: Sampling) -> None:
-    """The logits after so many tokens are broken, wherever in a pass that is."""
+    """The logits after `length` tokens are broken, at any position in a pass."""
 
     class Broken(MockTarget):
         def row(self, context: Sequence[int]) -> NDArray[np.float32]:
@@ -160,13 +160,13 @@ def test_nan_is_an_error_with_its_position_behind_all_that_came_before_it(sampli
                     assert len(step.logprobs) == len(step.tokens)
             assert emitted == text[: length - len(prompt)]
             assert mock.tokens == [*prompt, *emitted[:-1]]
-            # A text that ends before has nothing to do with it.
+            # A text that ends before that position does not fail.
             if emitted:
                 assert drive(decoder, prompt, max_tokens=len(emitted), sampling=sampling)[0] == emitted
 
 
 def test_what_follows_an_end_does_not_matter(word_vocabulary: Vocabulary) -> None:
-    """Plain decoding never sees the logits behind the end of the text: broken ones must not matter to a draft."""
+    """Plain decoding never sees the logits after the end of the text, so broken ones there must not affect a draft."""
 
     class Broken(MockTarget):
         def row(self, context: Sequence[int]) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""The drafting side of the loop on its own: what it asks, what it sends, and what it tells the policy."""
+"""Tests of the drafting side of the loop alone: its calls of the drafter, its passes, and its reports to the policy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ngramspec.tokens import TokenTable
 
 
 class Parrot(Drafter):
-    """Always proposes 1, 2, 3, ...; remembers what it was asked and told."""
+    """Drafter that always proposes 1, 2, 3, ... and records its arguments."""
 
     name = "parrot"
     estimates = True
@@ -56,7 +56,7 @@ class Parrot(Drafter):
 
 
 class Recorder(FixedPolicy):
-    """Sends three tokens at most, and keeps the passes it is told of."""
+    """Policy that sends at most three tokens and records its passes."""
 
     def __init__(self, most: int = 8) -> None:
         super().__init__(most)
@@ -75,7 +75,7 @@ class Recorder(FixedPolicy):
 
 
 class Alone(DecodingLoop):
-    """The drafting side of one text, on a model that nothing is asked of."""
+    """The drafting side of one text, on a model that is never called."""
 
     def __init__(self, drafter: Drafter | None, policy: FixedPolicy) -> None:
         super().__init__(policy)
@@ -99,7 +99,7 @@ class Alone(DecodingLoop):
         return self.plan(self.text, owed)
 
     def finish(self, done: Step, size: int, seconds: float = 1.0, planning: float = 0.0) -> None:
-        """Report a pass over `size` tokens of which `done` came."""
+        """Report a pass over `size` tokens that resulted in the step `done`."""
         current = Pass((self.text,), (no_draft(size),), size, 0)
         current.seconds, current.planning_seconds = seconds, planning
         current.has_proposal = self.proposal is not None
@@ -157,7 +157,7 @@ def test_the_drafter_is_not_asked_in_vain(most: int, left: int) -> None:
     assert loop.proposal is None
     assert drafter.limits == []
     loop.finish(Step((4,)), 1, 1.0, 0.25)
-    assert policy.passes[-1].draft_seconds == 0.0  # nobody was asked, so nobody is to blame
+    assert policy.passes[-1].draft_seconds == 0.0  # The loop did not call the drafter, so the drafter took no time.
     assert drafter.told == [(4,)]
 
 
@@ -168,7 +168,7 @@ def test_plain_decoding_only_refreshes_the_curve() -> None:
     loop.prepare(curve, (1, 2))
     loop.start([1])
     loop.first(2)
-    assert loop.plan_next(50) == no_draft(2)  # the cheaper batch
+    assert loop.plan_next(50) == no_draft(2)  # This is the cheaper batch.
     done = Step((3,))
     loop.finish(done, 2, 0.5)
     assert done.plain_seconds == pytest.approx(0.5)
@@ -178,7 +178,7 @@ def test_plain_decoding_only_refreshes_the_curve() -> None:
 
 @pytest.mark.parametrize(("fixed_length", "length"), [(False, 4), (True, 8)])
 def test_drafts_without_estimates_get_those_of_earlier_ones(fixed_length: bool, length: int) -> None:
-    """Blind ones for as many tokens as were asked for, however many were drawn."""
+    """With `fixed_length`, the estimates cover as many tokens as the loop requested, however many the drafter drew."""
     loop, drafter, _ = prepared()
     drafter.estimates = False
     loop.start([7], fixed_length=fixed_length)
@@ -205,7 +205,7 @@ def test_nothing_is_sent_past_the_end_of_the_text(end: int, tokens: tuple[int, .
 
 
 class Allowing(GrammarGuide):
-    """Allows what it is told to, and forces nothing; keeps what it was asked and told."""
+    """Guide that allows given tokens, forces none, and records its arguments."""
 
     def __init__(self, *allowed: int) -> None:
         self.allowed = allowed
@@ -224,8 +224,8 @@ class Allowing(GrammarGuide):
 @pytest.mark.parametrize(
     ("fixed_length", "allowed", "judged", "sent", "ends"),
     [
-        (False, (1, 2), (1, 2), (1, 2), False),  # cut before the policy saw it
-        (True, (1, 2), (1, 2, 3), (1, 2), False),  # the first forbidden one is judged: it was drawn
+        (False, (1, 2), (1, 2), (1, 2), False),  # The guide cuts the draft before the policy plans it.
+        (True, (1, 2), (1, 2, 3), (1, 2), False),  # The first forbidden token was drawn, so it is verified.
         (True, (1, 2, 3), (1, 2, 3), (1, 2, 3), True),
         (True, (), (1,), (), False),
     ],
@@ -238,7 +238,7 @@ def test_what_a_grammar_forbids_is_not_sent(
     loop.start([7], guide=guide, ends=TokenTable(lambda token: token == 3), fixed_length=fixed_length)
     plan = loop.plan_next(100)
     assert (plan.verified_draft.tokens, plan.sent.tokens, plan.ends) == (judged, sent, ends)
-    # As the policy padded it, or the smallest size for what is left of its choice.
+    # The size is the padded one of the policy, or the smallest one that the rest of its choice allows.
     assert plan.size == (len(sent) + 2 if ends or not fixed_length else len(sent) + 1)
     loop.finish(Step((1, 9), drafted=sent, accepted=1), plan.size)
     assert guide.told == [(len(sent), 1, (1, 9))]
@@ -248,7 +248,7 @@ ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
 class Watcher(FixedPolicy):
-    """Reads rows, and tells the first logit of the last one."""
+    """Policy that reads rows and reports the first logit of the last one."""
 
     wants_logits = True
 
@@ -284,8 +284,8 @@ def test_a_policy_sees_the_row_that_decided_the_last_token_and_explains_the_plan
     loop.first(9)
     plan = loop.plan_next(100)
     loop.observe_logits(9, plan.sent, ROWS, accepted=1)
-    assert explained(loop) == {"first": 0.0}  # still that of the draft that was sent
-    loop.plan_next(1)  # nothing to draft for
+    assert explained(loop) == {"first": 0.0}  # The details still belong to the draft that was sent.
+    loop.plan_next(1)  # There is no token left to draft.
     assert explained(loop) == {"first": 3.0}
     assert [row.tolist() for row in policy.rows] == [[0, 1, 2], [3, 4, 5]]
 
@@ -295,7 +295,7 @@ def test_without_drafts_or_without_a_reader_nobody_looks_at_rows() -> None:
     for drafter, policy in ((None, watcher), (Parrot(), FixedPolicy())):
         loop = Alone(drafter, policy)
         loop.start([7])
-        loop.observe_logits(7, NO_DRAFT, ROWS[:, :0])  # nothing in it to be read
+        loop.observe_logits(7, NO_DRAFT, ROWS[:, :0])  # These rows are empty.
         loop.plan_next(9)
         assert explained(loop) == {}
     assert watcher.rows == []
@@ -311,7 +311,7 @@ def test_what_is_owed_is_part_of_the_pass() -> None:
     loop.prepare(loop.curve, range(1, 9), RestoreCost(0.25, 0.5))
     loop.plan_next(100)
     loop.plan_next(100, owed=3)
-    # The checkpoint before the tokens that are owed is still there: it costs nothing.
+    # The checkpoint before the owed tokens still exists, so it costs nothing.
     assert policy.costs[1:] == [RestoreCost(0.25, 0.5), RestoreCost(0.0, 0.5, 3)]
     assert drafter.limits == [7, 7, 4]
     assert loop.plan_next(100, owed=7) == no_draft(1)

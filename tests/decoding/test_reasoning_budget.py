@@ -1,4 +1,4 @@
-"""Budgets of reasoning: drafts change no text, and no acceptance exceeds a budget."""
+"""Tests of reasoning budgets: drafts change no text, and no acceptance method exceeds a budget."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rules(start: str, limit: int = LIMIT) -> TextRules:
 
 
 def common_letter(sampling: Sampling) -> str:
-    """Return a letter that a text without a budget has often, for blocks to be opened often."""
+    """Return a frequent letter of a text without a budget, so that it often starts a block."""
     text = plain_generate(target(), PROMPT, 200, sampling)
     return Counter(letter for token in text if (letter := chr(97 + token)) != END).most_common(1)[0][0]
 
@@ -75,7 +75,7 @@ def test_draft_that_goes_beyond_the_budget_is_cut_there() -> None:
     free = plain_generate(target(), PROMPT, 200, sampling)
     start = common_letter(sampling)
     rule = rules(start)
-    # This drafter proposes the text without a budget, which is wrong from the end of the first budget on.
+    # This drafter proposes the text without a budget, which is wrong after the end of the first budget.
     assert text_of(rule, sampling, Oracle(free))[0] == text_of(rule, sampling, None)[0]
 
 
@@ -85,7 +85,7 @@ def test_closing_tokens_are_drafted() -> None:
     _, steps = drive(decoder, PROMPT, max_tokens=60, sampling=Sampling(0.0), rules=rule)
     drafts = ["".join(chr(97 + token) for token in step.drafted) for step in steps if step.source == "reasoning"]
     assert f"{MESSAGE}{END}" in drafts
-    assert all(f"{MESSAGE}{END}".endswith(draft) for draft in drafts[:-1])  # the last one may be cut by max_tokens
+    assert all(f"{MESSAGE}{END}".endswith(draft) for draft in drafts[:-1])  # `max_tokens` may cut the last one.
     assert all(step.accepted == len(step.drafted) for step in steps if step.source == "reasoning")
 
 

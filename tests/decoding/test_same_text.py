@@ -1,9 +1,9 @@
-"""The home of the promise that drafts change no text, whoever drafts, however much, and however drafts are accepted.
+"""Tests that drafts change no text, for all drafters, draft lengths and acceptance methods.
 
-For a seed, greedy, coupled and match emit token for token what plain decoding emits: under every setting, with every
-kind of end, whether a refused draft is cut off the cache or the pass is evaluated again. With rejection the law of the
-text is the target's; the odds of a false alarm are in `support/laws.py`. That plain decoding draws by the law is shown
-in `acceptance/test_laws.py`.
+With the same seed, greedy, coupled and match emit exactly the tokens of plain decoding. This applies to every setting
+and every kind of end, and both to caches that are cut after a refusal and to passes that are evaluated again. With
+rejection, the text has the target's distribution; `support/laws.py` gives the probability of a false alarm.
+`acceptance/test_laws.py` tests the distribution of plain decoding.
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ WITH_WORDS: dict[str, dict[str, Any]] = {
 }
 
 SPOKEN = (*range(FIRST_WORD, FIRST_WORD + len(WORDS)), *(3 + byte for byte in {*"".join(WORDS).encode(), *b",23"}))
-"""Output of the mock that speaks a vocabulary; the end of the text is added where it may end."""
+"""Output tokens of the mock with a vocabulary; `speaking` adds the end-of-generation token if `eog` is not empty."""
 
-USER = "user"  # a class in a file, which breaks all rules
+USER = "user"  # a user-defined drafter, loaded from a file, that breaks all rules
 GARBAGE = f"{Path(__file__).parents[1] / 'support' / 'garbage_drafter.py'}:Garbage"
 
 ALL_DRAFTERS = (*DRAFTERS, "model", "hybrid", USER)
 
 Speak = Callable[..., MockTarget]
-"""(options of `MockTarget`) -> a target; equal options give equal ones."""
+"""(options of `MockTarget`) -> a target; equal options give equal targets."""
 
 
 def speaking(vocabulary: Vocabulary, *, eog: Sequence[int] = (), **options: Any) -> MockTarget:
@@ -105,12 +105,12 @@ def speaking(vocabulary: Vocabulary, *, eog: Sequence[int] = (), **options: Any)
 
 
 def made(name: str, small: Callable[[], MockTarget], known: Sequence[int] = ()) -> Drafter:
-    """A drafter by name.
+    """Return a drafter by name.
 
     Args:
-        name: one of `ALL_DRAFTERS`.
-        small: makes the draft model.
-        known: an earlier text, for those that remember.
+        name: Name in `ALL_DRAFTERS`.
+        small: Function that makes the draft model.
+        known: Earlier text, for drafters with a memory.
     """
     if name == "model":
         return ModelDrafter(small(), clock=milliseconds)
@@ -127,7 +127,7 @@ def made(name: str, small: Callable[[], MockTarget], known: Sequence[int] = ()) 
 
 
 def check_logprobs(mock: MockTarget, prompt: Sequence[int], tokens: Sequence[int], logprobs: Sequence[Any]) -> None:
-    """Of every token, by the definition, from the model's own logits."""
+    """Check the log probabilities of every token against their definition by the model's logits."""
     assert len(logprobs) == len(tokens)
     for i, (token, told) in enumerate(zip(tokens, logprobs, strict=True)):
         row = mock.row([*prompt, *tokens[:i]]).astype(np.float64)
@@ -151,7 +151,7 @@ def plain_text(
         if stream.stopped is not None:
             return tokens[:n], text, "stop", stream.stopped
     text += stream.finish()
-    if stream.stopped is not None:  # it was complete, and waited for a longer one that had begun before it
+    if stream.stopped is not None:  # The stop string was complete, but a longer one had begun before it.
         return tokens, text, "stop", stream.stopped
     return tokens, text, "eog" if mock.is_eog(tokens[-1]) else "length" if most <= room else "context", None
 
@@ -165,14 +165,14 @@ def check_same_text(
     policy: str,
     rule: str,
 ) -> Stats:
-    """One random request, twice, against plain decoding; what was drafted for it."""
+    """Compare two runs of a random request with plain decoding, and return the statistics of its drafts."""
     samplings = [Sampling(**{"temperature": 0.8, **of}) for of in named.values()]
     sampling = draw(st.sampled_from([s for s in samplings if s.greedy == (rule == "greedy")]))
     sampling = replace(sampling, seed=draw(st.integers(0, 2**64 - 1)))
     options = {"peak": draw(st.sampled_from([4.0, 8.0, 1.0])), "seed": draw(st.integers(0, 6))}
     options["eog"] = draw(st.sampled_from([(), (5,)]))
     prompt = draw(st.lists(st.sampled_from(some), min_size=4, max_size=8))
-    # The prompt contains the model's continuation, so that something can be guessed.
+    # The prompt contains the model's continuation, so that drafters can predict it.
     if not sampling.grammar:
         prompt += plain_generate(speak(**options), prompt, draw(st.sampled_from([30, 10, 1])), sampling)
         prompt += prompt[: draw(st.integers(0, 3))]
@@ -194,7 +194,7 @@ def check_same_text(
     decoder.calibration.restore = RestoreCost(0.01, 0.01) if replays else None
     asked: dict[str, Any] = {"max_tokens": most, "sampling": sampling, "stop": stops, "logprobs": 2}
     stats = Stats()
-    for _ in range(2):  # the second time with what the first left in the cache, and taught
+    for _ in range(2):  # The second run starts with the cache and the drafter of the first.
         decoder.target.batches.clear()
         emitted, steps = drive(decoder, prompt, acceptance=rule, **asked)
         assert decoder.target.batches == [step.batch for step in steps[1:]]
@@ -202,9 +202,9 @@ def check_same_text(
         assert (emitted, text, end.stop, end.stop_string) == expected
         check_logprobs(speak(**options), prompt, emitted, [told for step in steps for told in step.logprobs])
         if guesses is not None:
-            assert guesses.seen in ([], emitted)  # nothing behind the end
+            assert guesses.seen in ([], emitted)  # The drafter receives no token after the end.
         for step in steps:
-            # Nothing that lies behind the last token is paid for.
+            # No pass evaluates tokens after the last possible one.
             assert not step.drafted or step.position - len(prompt) + len(step.drafted) < most
             stats.add(step)
     return stats
@@ -218,11 +218,11 @@ SAME = {"drafter": (*ALL_DRAFTERS, "oracle"), "policy": POLICIES, "rule": ("coup
 def test_a_seed_gives_the_text_that_it_gives_without_drafts(
     drafter: str, policy: str, rule: str, words: bool, word_vocabulary: Vocabulary
 ) -> None:
-    """Where tokens are numbers, and where they are words and grammars hold."""
+    """Test tokens without a vocabulary, and words with grammars."""
     counted = Stats()
 
     @given(data=st.data())
-    @settings(max_examples=12)  # of each of the grid's cases
+    @settings(max_examples=12)  # examples for each case of the grid
     def check(data: st.DataObject) -> None:
         n_vocab = data.draw(st.sampled_from([12, 60, 300]))
         speak: Speak = partial(speaking, word_vocabulary) if words else partial(model, n_vocab)
@@ -230,14 +230,14 @@ def test_a_seed_gives_the_text_that_it_gives_without_drafts(
         counted.merge(check_same_text(data.draw, speak, some, named, drafter, policy, rule))
 
     check()
-    if settings.default.derandomize:  # by default the examples are always the same
+    if settings.default.derandomize:  # By default, the examples are always the same.
         assert counted.accepted > 5
         assert counted.drafted > counted.accepted
 
 
 @pytest.mark.parametrize("name", [*SETTINGS, *WITH_WORDS])
 def test_every_setting_with_drafts_that_are_right_and_wrong(name: str, word_vocabulary: Vocabulary) -> None:
-    """Wrong at every third position: accepted tokens, a refused one, and the token after all."""
+    """Errors at every third position cover accepted tokens, refused tokens and the token after the draft."""
     sampling = Sampling(**{"temperature": 0.8, "seed": 11} | (SETTINGS | WITH_WORDS)[name])
 
     def mock() -> MockTarget:
@@ -249,7 +249,7 @@ def test_every_setting_with_drafts_that_are_right_and_wrong(name: str, word_voca
         decoder = unmeasured(mock(), drafter=Oracle(plain, wrong), policy="fixed", draft_max=draft_max)
         emitted, steps = drive(decoder, prompt, max_tokens=40, sampling=sampling, acceptance="match")
         assert emitted == plain
-        if not sampling.grammar:  # which puts forced text in place of a wrong token
+        if not sampling.grammar:  # A grammar replaces some wrong tokens by forced text.
             assert max(step.accepted for step in steps) == (min(draft_max, 2) if wrong else draft_max)
 
 
@@ -257,7 +257,7 @@ def test_every_setting_with_drafts_that_are_right_and_wrong(name: str, word_voca
 
 
 class OtherCoin(Coin):
-    """A draft model that holds other things likely."""
+    """Draft model with another distribution."""
 
     law = (0.2, 0.4, 0.35, 0.05)
 
@@ -273,11 +273,20 @@ def texts_of(
     count: int = 40,
     length: int = 60,
 ) -> tuple[list[Text], Stats]:
-    """Texts, and what was drafted for them.
+    """Generate texts by rejection.
 
     Args:
-        drafter: None: one that is new for each text, and has not learnt yet what its guesses are worth.
-        slope: what a token more costs, in passes over one.
+        mock: Target model.
+        prompt: Prompt of all texts.
+        sampling: Settings except for the seed, which is the number of the text.
+        drafter: Drafter of all texts; `None` means a new one for each text, without experience.
+        policy: Name of the policy.
+        slope: Cost of each further token in a pass, in units of a pass over one token.
+        count: Number of texts.
+        length: Maximum number of tokens in a text.
+
+    Returns:
+        The texts and the statistics of their drafts.
     """
     decoder = unmeasured(mock, slope=slope, drafter=drafter, policy=policy, draft_max=4)
     texts: list[Text] = []
@@ -295,9 +304,9 @@ def texts_of(
 
 
 def zeros_and_ones() -> list[int]:
-    """0 and 1 follow in the proportion 3 : 2, so to `Coin` 0 is a good guess and 1 a bad one.
+    """Return a prompt of 0 and 1 in the proportion 3 : 2, so that `Coin` often accepts 0 and rarely accepts 1.
 
-    Estimates that looked at the drawn token would have a policy send the zeros alone, and 0 come out too often.
+    If estimates depended on the drawn token, a policy would only send the zeros, and 0 would be emitted too often.
     """
     rng = random.Random(36)
     return [int(rng.random() < 0.4) for _ in range(40)]
@@ -309,7 +318,7 @@ def zeros_and_ones() -> list[int]:
         ("fixed", 0.1, MockTarget),
         ("cost", 0.1, MockTarget),
         ("heuristic", 0.1, MockTarget),
-        ("cost", 0.001, Coin),  # questions are nearly free there, and what the target says to them is drafted
+        ("cost", 0.001, Coin),  # Questions are nearly free here, and their answers become drafts.
         ("entropy", 0.1, MockTarget),
         ("fixed", 0.1, Coin),
         ("cost", 0.33, Coin),
@@ -325,7 +334,7 @@ def test_rejection_keeps_the_law(drafter: str, passes: tuple[str, float, type[Mo
     prompt = zeros_and_ones()
     one = made(drafter, lambda: OtherCoin(4), prompt) if drafter in ALL_DRAFTERS else None
     texts, stats = texts_of(mock, prompt, sampling, one, policy, slope=slope)
-    # The draft model takes longer there than its guesses bring.
+    # In this case the draft model costs more time than it saves.
     assert stats.drafted > 100 or (drafter, slope) == ("model", 0.33)
     assert 0.1 < (stats.acceptance_rate or 0) < 0.95
     assert follows(texts, law_on(mock, sampling))
@@ -342,7 +351,7 @@ def loose(path: Sequence[int]) -> set[int]:
 
 
 def tight(path: Sequence[int]) -> set[int]:
-    """Every other letter is forced; an a may be one of two tokens."""
+    """Return the tokens that "tight" allows: it forces every other letter, and an a may be one of two tokens."""
     if len(path) % 2 == 0:
         return {A, BYTE_A, B} | ({END} if path else set())
     return {C} if LETTERS[path[-1]] == "a" else {A, BYTE_A}
@@ -360,11 +369,11 @@ def test_rejection_under_a_grammar_keeps_the_law(
 ) -> None:
     mock = MockTarget(vocabulary=word_vocabulary, words=(*LETTERS, END), peak=0.7, seconds=cheap, clock=CLOCK)
     text, legal = GRAMMARS[grammar]
-    # Texts end now and then.
+    # The bias makes ends rare.
     sampling = Sampling(**{"temperature": 1.0, **OPEN, "grammar": text, "top_k": 4, "logit_bias": ((END, -3.0),)})
     if policy == "heuristic":
         sampling = replace(sampling, repeat_penalty=1.3, repeat_last_n=12)
-    # Its n-grams suggest what the grammars forbid, and what ends the text.
+    # Its n-grams predict tokens that the grammars forbid, and the end of the text.
     prompt = random.Random(3).choices([A, B, C, BYTE_A, END], [4, 3, 2, 1, 1], k=40)
     texts, stats = texts_of(mock, prompt, sampling, make_drafter(drafter), policy, count=60, length=12)
     assert stats.drafted > 100

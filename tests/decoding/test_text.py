@@ -1,4 +1,4 @@
-"""TextStream: what comes out is the text cut at the first stop string, however it was split."""
+"""Tests of `TextStream`: its output is the text up to the first stop string, however the text was split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ngramspec.decoding.stream import TextStream
 
-# Few letters, so that stop strings do occur and overlap; plus characters of 2, 3 and 4 bytes.
+# With few letters, stop strings occur and overlap; the other characters have 2, 3 and 4 bytes.
 LETTERS = st.text(alphabet="ab\né漢🦙", max_size=40)
 STOPS = st.lists(st.text(alphabet="ab\né漢🦙", min_size=1, max_size=5), max_size=4)
 
@@ -40,7 +40,7 @@ def test_any_text_any_split_any_stops(text: str, stops: list[str], cuts: list[in
 
 @given(st.binary(max_size=24), st.lists(st.integers(0, 1000), max_size=24))
 def test_invalid_bytes_read_the_same_however_split(data: bytes, cuts: list[int]) -> None:
-    # A final ASCII letter closes any open character, so that decoding the whole is the expectation.
+    # A final ASCII letter ends any incomplete character, so that the decoded whole is the expected text.
     data += b"."
     assert run(TextStream(), split(data, cuts)) == data.decode("utf-8", errors="replace")
 
@@ -66,16 +66,16 @@ CUT_OFF = [letter.encode()[:n] for letter in "é漢🦙" for n in range(1, len(l
 @pytest.mark.parametrize(
     ("stops", "pieces", "told", "stopped"),
     [
-        # A character that is cut off at the end is dropped, and inside the text it is replaced.
+        # An incomplete character is dropped at the end of the text and replaced inside the text.
         *(([], [b"x", cut], ["x", "", ""], None) for cut in CUT_OFF),
         ([], ["漢".encode()[:2], b"x"], ["", "\ufffdx", ""], None),
         (["<end>"], [b"hi <e", b"n", b"d> more", b"ignored"], ["hi ", "", "", "", ""], "<end>"),
         (["aab"], [b"a", b"a", b"a", b"c"], ["", "", "a", "aac", ""], None),
-        # One that began earlier wins over one that ended earlier.
+        # A stop string that began earlier has priority over one that ended earlier.
         (["bc", "abcd"], [b"x", b"abc", b"d"], ["x", "", "", ""], "abcd"),
         (["bc", "abcd"], [b"x", b"abc", b"e"], ["x", "", "a", ""], "bc"),
         (["bc", "abcd"], [b"xabc"], ["x", "a"], "bc"),
-        # Of several at one place the longest, but a complete one does not wait for it.
+        # The longest of several stop strings at one position applies, unless a shorter one is complete before it.
         (["\n", "\n\n"], [b"a\n\nb"], ["a", ""], "\n\n"),
         (["\n", "\n\n"], [b"a\n"], ["a", ""], "\n"),
         (["stop"], [b"don't sto"], ["don't ", "sto"], None),

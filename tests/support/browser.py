@@ -1,4 +1,4 @@
-"""A headless Chromium, told what to do by playwright."""
+"""A headless Chromium that playwright controls."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The browser that the system has, and no other; a test skips where there is none.
+    """Run the browser that is installed on the system; skip the test if there is no browser.
 
-    While it is open, no test of the same process can run a loop of asyncio: playwright runs one.
+    While it is open, no test in this process can run an asyncio event loop, because playwright runs one.
     """
     executable = next((path for name in NAMES if (path := shutil.which(name))), None)
     if executable is None:
         pytest.skip("neither Chromium nor Chrome is on the PATH")
     with sync_playwright() as driver:
-        # Without its sandbox: a superuser, as tests in a container are, cannot have one.
+        # Tests in a container run as root, and Chromium has no sandbox for root.
         browser = driver.chromium.launch(executable_path=executable, chromium_sandbox=False)
         yield browser
         browser.close()

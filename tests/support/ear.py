@@ -1,4 +1,4 @@
-"""Who listens to a request."""
+"""A listener that records the events of a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WAIT = 120
 
 
 class Ear:
-    """Listens to one request."""
+    """Listener of one request."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

@@ -1,4 +1,4 @@
-"""The vectors of a text at once."""
+"""A helper that computes the embeddings of a text without pauses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ngramspec.llama.embedder import Embedder
 
 
 def embedded(embedder: Embedder, tokens: Sequence[int], most: int = 512) -> Any:
-    """What `Embedder.reading` comes to."""
+    """Return the result of `Embedder.reading`."""
 
     def kept() -> Generator[None, None, None]:
         found.append((yield from embedder.reading(tokens, lambda: most)))

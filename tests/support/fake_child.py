@@ -1,4 +1,4 @@
-"""What a child process came to, without one: in place of those that try a kernel or a model file."""
+"""A stand-in for the child processes that try a kernel or a model file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ HANGS: Ended = None, ""
 
 
 class FakeChild:
-    """Stands in for `crash_check.run`.
+    """Replacement of `crash_check.run`.
 
     Attributes:
-        ended: how the child ends; None: it cannot be started.
-        starts: how often it was to be started.
+        ended: Result of the child process; `None` means that it cannot be started.
+        starts: Number of attempts to start it.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:

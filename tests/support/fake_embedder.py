@@ -1,4 +1,4 @@
-"""What makes vectors of texts without a model."""
+"""An embedder without a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ngramspec.errors import TargetError
 
 
 class Counting:
-    """Makes a vector of a text that tells its first token and its length."""
+    """Embedder that returns the first token and the number of tokens as the embedding."""
 
     width = 3
     n_ctx = 16

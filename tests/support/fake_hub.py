@@ -1,4 +1,4 @@
-"""A small Hugging Face hub on loopback: as much as listing and downloading files takes."""
+"""A small Hugging Face hub on the loopback interface that can list and serve files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class FakeHub:
-    """What the hub holds, and what it was asked.
+    """The files of the hub and the requests it received.
 
     Attributes:
-        repos: owner/repo -> file path -> content.
-        gated: repositories whose files need the token "let-me-in"; the list of files is public.
-        broken: answer every request with this status instead.
-        url: of the hub.
-        requests: (method, path) in order.
+        repos: Content by file path, by owner/repo.
+        gated: Repositories whose files require the token "let-me-in"; the list of files is public.
+        broken: Status of the response to every request, if not `None`.
+        url: URL of the hub.
+        requests: Requests as (method, path), in order.
     """
 
     repos: dict[str, dict[str, bytes]]
@@ -33,7 +33,7 @@ class FakeHub:
     requests: list[tuple[str, str]] = field(default_factory=list)
 
     def answer(self, path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
-        """(status, headers, body) of a GET."""
+        """Return (status, headers, body) of the response to a GET."""
         if self.broken is not None:
             return self.broken, {}, b""
         parts = unquote(path).strip("/").split("/")
@@ -57,7 +57,7 @@ class FakeHub:
 
 @contextmanager
 def serve(hub: FakeHub) -> Iterator[FakeHub]:
-    """Run the hub in a thread; sets `hub.url`."""
+    """Run the hub in a thread and set `hub.url`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -1,7 +1,7 @@
-"""An engine that answers from a script: it does what `ngramspec.batching.engine.Engine` does, without a model.
+"""An engine that responds from a script: a replacement of `ngramspec.batching.engine.Engine` without a model.
 
-Each request gets a thread of its own, which tells the listener what an engine would: `Started`, `Prefilled`, steps
-made of the scripted text, `Done`. Texts stop where real ones do, since the pieces are made by a real `Text`.
+Each request gets a separate thread, which sends the listener the events of an engine: `Started`, `Prefilled`, steps
+with the scripted text, `Done`. Responses end as those of an engine do, because a real `Text` makes the pieces.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ SLOTS = 4
 
 @dataclass
 class Script:
-    """What a request is answered.
+    """The response to a request.
 
     Attributes:
-        text: of the answer, before stop strings and limits.
-        ends: whether the model ends it by itself; else it continues until a limit, by repeating the text.
-        step: tokens of a step; of all steps but the first, all tokens but the last are accepted drafts.
-        wrong: told before the request is started.
-        fails: told after `after` steps.
-        cached: tokens of the prompt that are in the cache.
+        text: Text of the response, before stop strings and limits apply.
+        ends: True if the model ends the response after the text; otherwise it repeats the text until a limit.
+        step: Number of tokens in a step; in all steps except the first, all tokens except the last are accepted drafts.
+        wrong: Error sent to the listener before the request starts.
+        fails: Error sent to the listener after `after` steps.
+        cached: Number of prompt tokens that are in the cache.
         expected: Seconds that a pass takes by the cost curve; it takes 0.01.
         is_quiet: False if other programs slow passes down.
-        begin: awaited before the prompt is read; None: no waiting.
-        go: awaited before each step; None: no waiting.
+        begin: Event to await before the prefill; `None` means no waiting.
+        go: Semaphore to await before each step; `None` means no waiting.
     """
 
     text: str = "Hello, world"
@@ -62,7 +62,7 @@ class Script:
 
 @dataclass
 class FakeTicket:
-    """A request of the fake."""
+    """A request to the scripted engine."""
 
     request: Request
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -72,7 +72,7 @@ class FakeTicket:
         self.cancelled.set()
 
     def wait(self, ready: Callable[[float], bool]) -> None:
-        """Until something is ready, or nobody waits for the answer any more; a test that goes wrong ends, too."""
+        """Wait until `ready` returns True or the request is cancelled; cancel it after `PATIENCE` seconds."""
         for _ in range(round(PATIENCE / 0.01)):
             if ready(0.01) or self.cancelled.is_set():
                 return
@@ -80,7 +80,7 @@ class FakeTicket:
 
 
 class ScriptedVerifier:
-    """Accepts whatever the script says next."""
+    """Verifier that accepts the next tokens of the script."""
 
     fixed_length = False
     tokens: tuple[int, ...] = ()
@@ -96,9 +96,9 @@ class FakeService:
     """A scripted engine.
 
     Args:
-        vocabulary: of the texts.
-        script: for every request, or what makes one of a request.
-        n_ctx: most tokens of prompt and answer.
+        vocabulary: Vocabulary of the texts.
+        script: Script for every request, or a function from a request to its script.
+        n_ctx: Maximum number of tokens in prompt and response.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A user's drafter that breaks the rules of `Drafter.propose`."""
+"""A user-defined drafter that breaks the rules of `Drafter.propose`."""
 
 import math
 import random
@@ -8,7 +8,7 @@ from ngramspec.drafting.ngram import NGramDrafter
 
 
 class Garbage(NGramDrafter):
-    """Guesses by n-grams, but proposes too many tokens and unknown ones, and drops drawn tokens that are odd."""
+    """N-gram drafter that proposes too many and unknown tokens, and drops sampled drafts that contain odd tokens."""
 
     wants_logits = True
 
@@ -33,7 +33,7 @@ class Garbage(NGramDrafter):
     def observe_logits(self, tokens, rows, accepted=0):
         try:
             rows[:] = 0
-        except ValueError:  # read-only
+        except ValueError:  # The array is read-only, as it must be.
             return
         raise AssertionError("the logits of the target can be changed")
 

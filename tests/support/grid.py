@@ -1,4 +1,4 @@
-"""Grids of cases: the few that run by default, and the rest."""
+"""Grids of test cases, of which a few run by default."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 
 def grid(**axes: Iterable[Any]) -> pytest.MarkDecorator:
-    """Parametrise over all combinations of the axes' values.
+    """Parametrize a test over all combinations of the values of some axes.
 
-    By default a diagonal runs: as few combinations as meet every value of every axis. The others are exhaustive.
+    By default a diagonal runs: as few combinations as cover every value of every axis. The others are exhaustive.
     """
     values = [list(axis) for axis in axes.values()]
     diagonal = {tuple(case % len(axis) for axis in values) for case in range(max(map(len, values)))}

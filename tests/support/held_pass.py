@@ -1,4 +1,4 @@
-"""A pass of llama.cpp's that is held until a test lets it continue, so that another thread can come in between."""
+"""A pass of llama.cpp that waits until a test lets it continue, so that another thread can run meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def one_pass_held(patch: pytest.MonkeyPatch) -> Iterator[tuple[Event, Event]]:
-    """Hold the next pass of this process, and no other: an event that it has come, and one that lets it continue."""
+    """Hold only the next pass of this process; yield an event for its start and one that lets it continue."""
     held, go_on, decode = Event(), Event(), llama.llama_decode
 
     def hold(*args: Any) -> int:

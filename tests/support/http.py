@@ -1,4 +1,4 @@
-"""The server over a scripted engine: asked in this process, and listening on a port of its own."""
+"""Helpers that send requests to a server with a scripted engine, in this process or on a separate port."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ADDRESS = "http://127.0.0.1"
 
 @cache
 def demo_vocabulary() -> Vocabulary:
-    """The vocabulary of the demo model."""
+    """Return the vocabulary of the demo model."""
     return Vocabulary(DEMO)
 
 
 class ThinkingVocabulary(Vocabulary):
-    """One whose template, its own otherwise, also knows thoughts."""
+    """Vocabulary whose chat template also contains the markers of reasoning."""
 
     @property
     def chat_template(self) -> str | None:
@@ -40,7 +40,7 @@ class ThinkingVocabulary(Vocabulary):
 def scripted(
     script: Any = None, *, vocabulary: Vocabulary | None = None, n_ctx: int = 512, **model: Any
 ) -> tuple[Server, FakeService]:
-    """A server of a scripted engine, and the engine; `model`: further settings of `ServedModel`."""
+    """Return a server with a scripted engine, and the engine; `model` contains further settings of `ServedModel`."""
     vocabulary = vocabulary or demo_vocabulary()
     service = FakeService(vocabulary, script or Script(), n_ctx=n_ctx)
     return Server(model=ServedModel(service, vocabulary, "demo", **model)), service
@@ -48,14 +48,14 @@ def scripted(
 
 @asynccontextmanager
 async def asking(server: Server, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a server in this process; `settings`: of `make_app`."""
+    """Yield a client of a server in this process; `settings` are arguments of `make_app`."""
     transport = httpx.ASGITransport(make_app(server, **settings))
     async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
         yield client
 
 
 def send(server: Server, path: str, body: Any = None, method: str = "POST", **request: Any) -> httpx.Response:
-    """The response of a server in this process to one request; `request`: further arguments of httpx."""
+    """Return the response of a server in this process to a request; `request` contains further arguments of httpx."""
 
     async def run() -> httpx.Response:
         async with asking(server) as client:
@@ -65,7 +65,7 @@ def send(server: Server, path: str, body: Any = None, method: str = "POST", **re
 
 
 def ask(path: str, body: Any = None, script: Any = None, **settings: Any) -> tuple[Any, FakeService]:
-    """What a scripted server answers, and its engine: the JSON, or where it streams its chunks except for "[DONE]"."""
+    """Return the JSON of a scripted server's response, or its chunks without "[DONE]" if it streams; and the engine."""
     server, service = scripted(script, **settings)
     response = send(server, path, body)
     assert response.status_code == 200, response.text
@@ -75,14 +75,14 @@ def ask(path: str, body: Any = None, script: Any = None, **settings: Any) -> tup
 
 
 def chunks(text: str) -> list[Any]:
-    """The data of a stream of events; "[DONE]" as it is."""
+    """Return the data of a stream of events, parsed except for "[DONE]"."""
     found = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     return [one if one == "[DONE]" else json.loads(one) for one in found]
 
 
 @contextmanager
 def listening(server: Server, **settings: Any) -> Iterator[str]:
-    """The address of a server, which a thread serves; `settings`: of `make_app`."""
+    """Run a server in a thread and yield its address; `settings` are arguments of `make_app`."""
     app = make_app(server, **settings)
     options: dict[str, Any] = {"log_level": "critical", "lifespan": "off", "timeout_graceful_shutdown": 3}
     config = uvicorn.Config(app, http=Connection, host="127.0.0.1", port=0, **options)

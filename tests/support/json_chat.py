@@ -1,4 +1,4 @@
-"""Chats through the app: what the chat template receives, and texts of any kind that a scripted engine answers."""
+"""Chats through the app: the values that the chat template receives, and random responses of a scripted engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ngramspec.llama.vocabulary import Vocabulary
 
 
 class JsonVocabulary(Vocabulary):
-    """Vocabulary whose template writes the values that it receives as JSON, and knows thoughts and calls."""
+    """Vocabulary whose template writes the values that it receives as JSON, and supports reasoning and tool calls."""
 
     @property
     def chat_template(self) -> str | None:
@@ -32,11 +32,11 @@ def vocabulary() -> JsonVocabulary:
 
 
 class Chat:
-    """Requests to an endpoint.
+    """The requests to an endpoint.
 
     Args:
         path: Path of the endpoint.
-        fields: Fields of each request, unless a request has others.
+        fields: Default fields of each request.
     """
 
     def __init__(self, path: str, **fields: Any) -> None:
@@ -83,7 +83,7 @@ def called(name: str, arguments: str = "{}") -> str:
 
 
 def allows(engine: FakeService, answer: str) -> bool:
-    """Return True if the grammar of the first request allows an answer, up to its end."""
+    """Return True if the grammar of the first request allows the complete response."""
     grammar, tokens = vocabulary().sampler(engine.requests[0].sampling).grammar, vocabulary().tokenize(answer)[1:]
     assert grammar is not None
     end = next(token for token in range(vocabulary().n_vocab) if vocabulary().is_eog(token))
@@ -95,7 +95,7 @@ FRAGMENTS = ("<think>\n", "hm ", "\n</think>\n\n", "I löok. ", "\n", '<tool_cal
 
 @st.composite
 def answers(draw: st.DrawFn, *names: str) -> tuple[Script, int]:
-    """Thoughts, texts, calls of these tools and parts of them in any order; and the maximum number of tokens."""
+    """Draw reasoning, texts, calls of these tools and parts of them in any order; and the maximum number of tokens."""
     parts = draw(st.lists(st.sampled_from([*FRAGMENTS, *map(called, names)]), max_size=8))
     is_cut = draw(st.booleans())
     script = Script("".join(parts) or "x", step=draw(st.integers(1, 9)), ends=not is_cut, cached=5)

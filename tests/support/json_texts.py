@@ -15,7 +15,7 @@ from ngramspec.grammars.deep_stack import on_deep_stack
 from ngramspec.grammars.lark import LIMITS, Lark
 
 BYTES = LLTokenizer("byte")
-_HURRY = 60  # bytes after which the text is led to its end
+_HURRY = 60  # number of bytes after which `random_text` prefers bytes that end the text
 _CLOSING = b'"}]'
 
 
@@ -27,7 +27,7 @@ def begin(grammar: Lark) -> LLMatcher:
 
 
 def fits(grammar: Lark, text: str) -> bool:
-    """Return True if a grammar allows a text, to its end."""
+    """Return True if a grammar allows the complete text."""
     matcher, raw = begin(grammar), list(text.encode())
     return matcher.try_consume_tokens(raw) == len(raw) and is_complete(matcher)
 
@@ -37,7 +37,7 @@ def is_complete(matcher: LLMatcher) -> bool:
 
 
 def random_text(grammar: Lark, rng: random.Random, most: int = 400) -> str | None:
-    """Return a text drawn byte by byte; None if it has not ended after `most` bytes, or a limit was met."""
+    """Return a text drawn byte by byte, or `None` if it did not end after `most` bytes or reached a limit."""
     matcher, text = begin(grammar), b""
     while len(text) < most:
         if is_complete(matcher) and (matcher.is_stopped() or rng.random() < 0.3 or len(text) > _HURRY):
@@ -62,7 +62,7 @@ def random_text(grammar: Lark, rng: random.Random, most: int = 400) -> str | Non
 
 
 def validator(schema: Mapping[str, Any]) -> jsonschema.Draft202012Validator:
-    """Return the judge of texts; it knows formats that need no further package."""
+    """Return a validator of texts; it knows the formats that require no further package."""
     return jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
 
 
@@ -80,7 +80,7 @@ FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "duration")
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """Return a schema of random keywords that fit together: at most three within each other."""
+    """Return a schema of random keywords that fit together, with at most three levels of nesting."""
     kinds = ["string", "integer", "number", "boolean", "null", "enum", "const"]
     if depth < 3:
         kinds += ["object", "object", "array", "array", "anyOf", "oneOf", "allOf", "ref", "types", "map"]

@@ -1,7 +1,7 @@
-"""Laws of sampled text from first principles, and whether a sample follows one.
+"""Distributions of sampled text from first principles, and tests of samples against them.
 
-The settings are applied by hand, in float64, without any of the code under test. The seeds 0, 1, 2, ... are the
-samples, so that a test passes or fails for ever.
+This module applies the settings by itself, in float64, without any code under test. The seeds 0, 1, 2, ... give the
+samples, so that a test always passes or always fails.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from support.mock_target import MockTarget
 from ngramspec.sampling.settings import Sampling
 
 ALARM = 1e-7
-"""Chance that one comparison with a law fails though the sample follows it. There are fewer than 200 of them."""
+"""Probability that a comparison fails although the sample follows the distribution; the tests make fewer than 200."""
 
 Path = tuple[int, ...]
 Law = NDArray[np.float64]
 """Probability of every token."""
 
 Text = tuple[Sequence[int], Sequence[int]]
-"""(a prompt, what was emitted after it)"""
+"""(prompt, tokens emitted after it)."""
 
 Legal = Callable[[Sequence[int]], Collection[int]]
-"""(what was emitted so far) -> the tokens that a grammar allows next."""
+"""(tokens emitted so far) -> the tokens that a grammar allows next."""
 
 NextLaw = Callable[[Sequence[int], Sequence[int]], Law]
-"""(a prompt, what was emitted so far) -> the law of the next token."""
+"""(prompt, tokens emitted so far) -> the distribution of the next token."""
 
 
 def next_law(logits: NDArray[np.float32], sampling: Sampling, context: Sequence[int] = ()) -> Law:
-    """Probability of every token after `context`, by the settings that this knows: penalties, biases, the filters
-    of the default order, and temperature."""
+    """Return the probability of every token after `context`.
+
+    It supports these settings: penalties, biases, the filters of the default order, and temperature.
+    """
     s, values = sampling, logits.astype(np.float64)
     for token, bias in s.logit_bias:
         values[token] += bias
@@ -55,7 +57,7 @@ def next_law(logits: NDArray[np.float32], sampling: Sampling, context: Sequence[
 
 
 def law_on(mock: MockTarget, sampling: Sampling, legal: Legal | None = None) -> NextLaw:
-    """The law of the next token of a text on a mock target."""
+    """Return the distribution of the next token on a mock target."""
 
     def law(prompt: Sequence[int], emitted: Sequence[int]) -> Law:
         context = [*prompt, *emitted]
@@ -63,7 +65,7 @@ def law_on(mock: MockTarget, sampling: Sampling, legal: Legal | None = None) -> 
         free = next_law(row, sampling, context)
         if legal is None:
             return free
-        # A token is drawn; in place of a forbidden one another is, as if there were only the legal ones.
+        # The sampler draws a token. If the grammar forbids it, the sampler draws again among the legal tokens.
         allowed = np.isin(np.arange(row.size), list(legal(emitted)))
         again = next_law(np.where(allowed, row, np.float32(-np.inf)), sampling, context)
         return np.where(allowed, free, 0.0) + free[~allowed].sum() * again
@@ -72,7 +74,10 @@ def law_on(mock: MockTarget, sampling: Sampling, legal: Legal | None = None) -> 
 
 
 def tail(x: float, k: int) -> float:
-    """The chance that a chi-square variable with k degrees of freedom, or k + 1 where k is odd, is larger than x."""
+    """Return the probability that a chi-square variable is larger than x.
+
+    It has k degrees of freedom, or k + 1 if k is odd.
+    """
     term = total = 1.0
     for i in range(1, (k + 1) // 2):
         term *= x / 2 / i
@@ -81,11 +86,14 @@ def tail(x: float, k: int) -> float:
 
 
 def follows(texts: Iterable[Text], law: NextLaw) -> bool:
-    """Whether texts follow a law, token by token; wrong with a probability of at most twice `ALARM` where they do.
+    """Return True if texts follow a distribution, token by token.
 
-    A token that was emitted counts 1, less the probability that each token had there. Over a text these differences
-    are a martingale, whatever the law depends on. So their sums over all places behind the same token are normal, with
-    the sums of the covariances, and chi-square is their square in units of these. The same behind the same two tokens.
+    If they do, the result is False with a probability of at most twice `ALARM`.
+
+    At each position, the test subtracts the probability of each token from 1 for the emitted token and from 0 for the
+    others. Over a text these differences are a martingale, whatever the distribution depends on. So their sums over all
+    positions after the same token are normal, and their covariance is the sum of the covariances. Chi-square is the
+    square of these sums in units of their covariance. The test does the same for positions after the same two tokens.
     """
     places: list[tuple[Path, int, Law]] = []
     for prompt, tokens in texts:
@@ -98,9 +106,9 @@ def follows(texts: Iterable[Text], law: NextLaw) -> bool:
 
 
 def _chance(places: Iterable[tuple[Path, int, Law]], back: int) -> float:
-    """The chance of a larger chi-square.
+    """Return the probability of a larger chi-square.
 
-    Tokens that are expected to come so rarely that their sum has a variance below 8 are left out.
+    It omits rare tokens: those whose sum has a variance below 8.
     """
     groups: dict[Path, list[tuple[int, Law]]] = {}
     for before, token, p in places:
@@ -110,7 +118,7 @@ def _chance(places: Iterable[tuple[Path, int, Law]], back: int) -> float:
         p = np.array([law for _, law in group])
         difference = np.bincount([token for token, _ in group], minlength=p.shape[1]) - p.sum(0)
         spread = np.diag(p.sum(0)) - p.T @ p
-        common = np.flatnonzero(spread.diagonal() >= 8)[1:]  # the others tell all, as all sum to 0
+        common = np.flatnonzero(spread.diagonal() >= 8)[1:]  # The first one is redundant, as all differences sum to 0.
         x += float(difference[common] @ np.linalg.solve(spread[np.ix_(common, common)], difference[common]))
         k += common.size
     assert k > 1, "too few tokens"
@@ -118,9 +126,9 @@ def _chance(places: Iterable[tuple[Path, int, Law]], back: int) -> float:
 
 
 def check_law(sample: Counter[Path], law: Mapping[Path, float]) -> None:
-    """Fail unless what was drawn again and again follows a law: a chi-square test.
+    """Check by a chi-square test that independent samples follow a distribution.
 
-    What is expected fewer than 8 times is one.
+    Outcomes that are expected fewer than 8 times count as one outcome.
     """
     assert abs(sum(law.values()) - 1) < 1e-9
     assert not sample.keys() - law.keys()

@@ -1,4 +1,4 @@
-"""llama.cpp's whole chain on all candidates, as its `common/sampling.cpp` builds and uses it: the second opinion."""
+"""llama.cpp's sampler chain on all candidates, as its `common/sampling.cpp` builds and uses it, as a reference."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "penalties last": {"samplers": ("top_k", "temperature", "penalties"), **PENALTIES},
     "no samplers": {"samplers": (), "temperature": 1.0},
 }
-"""By name, beside temperature 0.8 and seed 5."""
+"""Settings by name, in addition to temperature 0.8 and seed 5."""
 
 INFILL: dict[str, dict[str, Any]] = {
     "infill": {"samplers": ("top_k", "top_p", "infill"), "temperature": 1.0, "top_p": 0.9},
@@ -86,7 +86,7 @@ INFILL: dict[str, dict[str, Any]] = {
     "infill last": {"samplers": ("top_p", "temperature", "top_k", "infill"), "top_k": 7},
     "greedy, infill": {"samplers": ("top_k", "top_p", "infill", "temperature"), "temperature": 0.0},
 }
-"""The same for the sampler that looks at what the tokens of the vocabulary say."""
+"""Settings for the sampler that reads the text of the vocabulary's tokens."""
 
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
@@ -95,7 +95,7 @@ class LlamaChain:
     """`common_sampler` of one text.
 
     Args:
-        vocab: llama.cpp's handle of a vocabulary; for DRY and grammars.
+        vocab: Handle of llama.cpp's vocabulary, for DRY and grammars.
     """
 
     def __init__(self, s: Sampling, n_vocab: int, *, vocab: Any = None, n_ctx: int = 0) -> None:
@@ -142,7 +142,7 @@ class LlamaChain:
         llama.llama_sampler_chain_add(self._chain, sampler)
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """The prompt counts for the penalties, and not for the grammar."""
+        """Accept the prompt for the penalties, but not for the grammar."""
         for token in prompt:
             llama.llama_sampler_accept(self._chain, token)
 
@@ -152,7 +152,10 @@ class LlamaChain:
         llama.llama_sampler_accept(self._chain, token)
 
     def law(self, logits: NDArray[np.float32], *, grammar: bool = False) -> dict[int, float]:
-        """What the chain leaves of all tokens, or of those that the grammar allows; with mirostat, its token."""
+        """Return the probabilities that the chain leaves of all tokens, or of those that the grammar allows.
+
+        With mirostat, return only the token it selects.
+        """
         data = np.zeros(logits.size, CANDIDATE)
         data["id"], data["logit"] = np.arange(logits.size), logits
         array = llama.llama_token_data_array(_pointer(data), data.size, -1, False)
@@ -188,7 +191,7 @@ def chains(vocabulary: Vocabulary, s: Sampling, n_vocab: int, n_ctx: int = 4096)
 
 
 def make_chain(sampling: Sampling, n_vocab: int) -> SamplerChain:
-    """The samplers that a `Sampling` asks for, without a vocabulary and so without DRY and grammars."""
+    """Return the samplers of a `Sampling`, without a vocabulary and therefore without DRY and grammars."""
     return SamplerChain(sampling, n_vocab, vocab=None)
 
 
@@ -201,7 +204,7 @@ def check_law(p: Distribution) -> None:
 
 
 def compare(p: Distribution, theirs: dict[int, float]) -> None:
-    """Equal except for float32: below 1e-30 its probabilities lose their digits, then vanish."""
+    """Check that two distributions are equal except below 1e-30, where float32 probabilities lose digits and vanish."""
     check_law(p)
     ours = dict(zip(p.ids.tolist(), p.probs.tolist(), strict=True))
     assert {t for t, prob in theirs.items() if prob > 1e-30} == {t for t, prob in ours.items() if prob > 1e-30}
@@ -216,7 +219,7 @@ def some_logits(rng: np.random.Generator, i: int, n_vocab: int) -> NDArray[np.fl
 
 
 def some_text(rng: np.random.Generator, length: int, n_vocab: int) -> list[int]:
-    """A text that repeats itself, with line ends in it."""
+    """Return a text that repeats itself and contains line ends."""
     text: list[int] = rng.integers(0, min(n_vocab, 9), length).tolist()
     copied = text[length // 3 : length // 3 + 8]
     return [*text, *copied, *copied[:4]]

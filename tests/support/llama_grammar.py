@@ -1,4 +1,4 @@
-"""How llama.cpp reads a GBNF grammar: an oracle for ours."""
+"""The rules that llama.cpp reads from a GBNF grammar, as a reference for ngramspec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST_BYTE = 3  # token of the byte 0 in the word vocabulary
 
 @contextmanager
 def reading(vocabulary: Vocabulary, text: str) -> Iterator[ctypes.c_void_p | None]:
-    """Read a grammar by llama.cpp; None if it takes it for left-recursive."""
+    """Read a grammar with llama.cpp; return `None` if llama.cpp considers it as left-recursive."""
     sampler = llama.llama_sampler_init_grammar(vocabulary._vocab, text.encode(), b"root")
     yield sampler
     if sampler:

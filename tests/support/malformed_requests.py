@@ -169,7 +169,7 @@ def request(rng: random.Random) -> tuple[str, str, bytes]:
     """Return the method, the path and the body of a malformed request."""
     path = rng.choice(list(BODIES))
     body = copy.deepcopy(BODIES[path])
-    for name in rng.sample(sorted(body), k=rng.randrange(len(body))):  # a conflict hides the fields after it
+    for name in rng.sample(sorted(body), k=rng.randrange(len(body))):  # The first error hides others.
         if name not in ("messages", "prompt", "input", "content", "max_tokens"):
             del body[name]
     for _ in range(rng.randrange(1, 4)):

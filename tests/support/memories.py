@@ -1,4 +1,4 @@
-"""What the tests of the memory share: a tokenizer without a model, stores, and texts."""
+"""Helpers for tests of the memory: a tokenizer without a model, stores and texts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def a_text(name: str, tokens: Sequence[int] = (1, 2, 3, 4, 5)) -> Document:
 
 
 def filled(folder: Path, count: int = 3) -> Store:
-    """A store of a few documents, `file 0` and so on, and two answers in its journal."""
+    """Return a store with a few documents, named `file 0` and so on, and two answers in its journal."""
     store = new_store(folder)
     rng = np.random.default_rng(0)
     store.update(lambda _: [a_text(f"file {i}", rng.integers(0, 9, 700).tolist()) for i in range(count)])
@@ -47,29 +47,29 @@ def filled(folder: Path, count: int = 3) -> Store:
 
 
 def names(store: Store) -> list[str]:
-    """Names of the files in it."""
+    """Return the names of the files in a store."""
     return [d.name for d in store.documents() if d.kind == "file"]
 
 
 def texts(store: Store) -> dict[str, str]:
-    """The files in it, by name without the folder, as text."""
+    """Return the text of the files in a store, by name without the folder."""
     found = store.documents()
     return {Path(d.name).name: bytes(d.tokens.tolist()).decode() for d in found if d.kind == "file"}
 
 
 def answers(store: Store) -> list[list[int]]:
-    """Tokens of the answers in it."""
+    """Return the tokens of the answers in a store."""
     return [d.tokens.tolist() for d in store.documents() if d.kind == "answer"]
 
 
 def forked(work: Callable[..., None], *arguments: object) -> BaseProcess:
-    """A copy of this process that does `work`."""
+    """Start a fork of this process that calls `work`."""
     process = multiprocessing.get_context("fork").Process(target=work, args=arguments, daemon=True)
     process.start()
     return process
 
 
 def ended(process: BaseProcess) -> int | None:
-    """Its exit code in the end: 1 if it raised, negative if a signal killed it, None if it hangs."""
+    """Return the exit code of a process: 1 if it raised, negative if a signal killed it, `None` if it hangs."""
     process.join(PATIENCE)
     return process.exitcode

@@ -1,4 +1,4 @@
-"""A shared model made of mock targets, one a sequence: a pass over several gives what each would alone."""
+"""A shared model with a mock target for each sequence: a joint pass gives the logits that each target gives alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = NDArray[np.float32]
 
 
 class MockSequence(MockTarget):
-    """A mock target that can be read into, copied and saved."""
+    """Mock target whose cache can be filled in steps, copied and saved."""
 
     def __init__(self, number: int, **settings: Any) -> None:
         super().__init__(**settings)
@@ -69,15 +69,16 @@ class MockSequence(MockTarget):
 
 
 class MockShared:
-    """Several mock sequences. The arguments are MockTarget's, and these:
+    """Shared model of several mock sequences.
 
     Args:
-        sequences: how many.
-        split: sequences have caches of their own: a batch holds as many tokens of each as of any other.
-        drafts_alone: as in `SharedModel`.
-        fails: asked before each pass for whether it fails.
-        seconds: what a batch of n tokens takes on `clock`.
-        clock: None: one of its own.
+        sequences: Number of sequences.
+        split: Sequences have separate caches, so a batch contains the same number of tokens of each of its sequences.
+        drafts_alone: See `SharedModel`.
+        fails: Function called before each pass; the pass fails if it returns True.
+        seconds: Duration of a batch of n tokens on `clock`.
+        clock: Clock of all sequences; `None` means a new one.
+        settings: Further arguments of `MockTarget`.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class MockShared:
         self.n_ctx, self.max_tokens, self.max_rows = first.n_ctx, first.n_batch, first.max_batch
         self.drafts_alone = drafts_alone
         self.passes: list[list[tuple[int, int]]] = []
-        """Of each pass the sequences' numbers and how many tokens each got."""
+        """For each pass, (number of the sequence, number of its tokens) of each of its sequences."""
         self._split, self._fails = split, fails
         self._seconds = seconds
 

@@ -1,12 +1,12 @@
-"""A target with a known law: the logits are a pure function of the last two tokens.
+"""A target with a known distribution: the logits are a pure function of the last two tokens.
 
-It satisfies `ngramspec.backend.Runner`, and sets traps: a batch too large, a full context
-and a rollback past the end raise, and logits that were returned turn to nan at the next call that
-computes any, since those of a real target are views of a buffer.
+It implements `ngramspec.backend.Runner` and detects misuse. A batch that is too large, a full context and a rollback
+past the end raise. Returned logits turn to nan at the next call that computes logits, since the logits of a real target
+are views of a buffer.
 
-With `kernels` it is as inexact as llama.cpp: the last bits of the logits then depend on the sizes
-of the batches that put the latest tokens into the cache. With `seconds` and a `Clock` its passes
-take a known time. With a `vocabulary` it speaks that one's tokens, and can be held to a grammar.
+With `kernels` it is as inexact as llama.cpp: the last bits of the logits then depend on the sizes of the batches that
+put the latest tokens into the cache. With `seconds` and a `Clock`, its passes take a known time. With a `vocabulary` it
+uses the tokens of that vocabulary and supports grammars.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PREFILL_KERNEL = 1 << 20
 
 
 class Clock:
-    """Stands in for `time.perf_counter`: each look takes `tick` seconds, and passes what they take."""
+    """Replacement of `time.perf_counter`: each call advances it by `tick` seconds, and each pass by its duration."""
 
     def __init__(self, tick: float = 1e-6) -> None:
         self.now = 0.0
@@ -46,32 +46,32 @@ class Clock:
 
 
 class MockTarget(EvaluatesAtOnce):
-    """A language model of order two over tokens 0 .. n_vocab - 1.
+    """Language model of order two over tokens 0 .. n_vocab - 1.
 
-    Token t stands for the byte (97 + t) % 256: token 0 is "a", and from 256 tokens on any text can
-    be tokenized; tokens past 255 print as "<t>", end-of-generation tokens as nothing.
+    Token t is the byte (97 + t) % 256: token 0 is "a", and with at least 256 tokens the vocabulary covers any text.
+    Tokens above 255 print as "<t>", end-of-generation tokens as nothing.
 
     Args:
-        n_vocab: size of the vocabulary.
-        n_ctx: most tokens the cache may hold.
-        slack: how many more one `evaluate` may add, for the padding of a batch; they must be rolled
-            back before the next call. None: `max_batch`.
-        n_batch: tokens in a chunk of the prefill.
-        max_batch: most tokens one `evaluate` may take, where that is less than n_batch.
-        peak: scale of the normally distributed logits; 1 is close to uniform, 8 close to certain,
-            so that the text soon repeats itself.
-        eog: end-of-generation tokens.
-        fail_rollback: a target whose cache cannot be cut (a recurrent model).
-        replays: a target whose cache goes back to a checkpoint, from where on tokens are evaluated again (a
-            recurrent model, too); going back without one raises.
-        kernels: which kernel computes a batch; None: one for all.
-        noise: scale of the noise that tells kernels apart.
-        seconds: what a pass over n tokens takes on `clock`.
-        clock: see `seconds`.
-        seed: another seed is another model.
-        vocabulary: what the tokens stand for, in place of n_vocab and eog.
-        words: the only tokens whose logits are not -inf; None: all.
-        leaves: most branches of questions.
+        n_vocab: Size of the vocabulary.
+        n_ctx: Maximum number of tokens in the cache.
+        slack: Number of tokens that one `evaluate` may add beyond n_ctx, for the padding of a batch; the caller must
+            roll them back before the next call. `None` means `max_batch`.
+        n_batch: Number of tokens in a chunk of the prefill.
+        max_batch: Maximum number of tokens in one `evaluate`, at most n_batch.
+        peak: Scale of the normally distributed logits; 1 is close to uniform, 8 close to certain, so that the text soon
+            repeats itself.
+        eog: End-of-generation tokens.
+        fail_rollback: The cache cannot be cut, as in a recurrent model.
+        replays: A rollback restores a checkpoint and evaluates the tokens after it again, as in a recurrent model; a
+            rollback without checkpoint raises.
+        kernels: Number of the kernel that computes a batch; `None` means one kernel for all batches.
+        noise: Scale of the noise by which kernels differ.
+        seconds: Duration of a pass over n tokens on `clock`.
+        clock: Clock that a pass advances.
+        seed: Seed of the model's logits.
+        vocabulary: Vocabulary of the tokens, in place of n_vocab and eog.
+        words: The only tokens whose logits are not -inf; `None` means all.
+        leaves: Maximum number of branches in the questions of one `ask` call.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class MockTarget(EvaluatesAtOnce):
         self.n_vocab = n_vocab = vocabulary.n_vocab if vocabulary is not None else n_vocab
         self.leaves = leaves
         self.questions = 0
-        """Questions of all `ask` calls so far."""
+        """Number of questions of all `ask` calls."""
         self.n_ctx = n_ctx
         self.n_batch = n_batch
         self.max_batch = min(max_batch, n_batch)
@@ -110,13 +110,13 @@ class MockTarget(EvaluatesAtOnce):
         self._mark = 0
         self.tokens: list[int] = []
         self.batches: list[int] = []
-        """Sizes of the `evaluate` calls so far."""
+        """Batch sizes of all `evaluate` calls."""
         self.rollbacks = 0
-        """Calls of `rollback` that took something back."""
+        """Number of `rollback` calls that removed tokens."""
         self._slack = self.max_batch if slack is None else slack
         self._given = np.empty((0, n_vocab), np.float32)
         self.prefilled: list[int] = []
-        """How many tokens each `prefill` had to compute, the reused prefix excluded."""
+        """Number of tokens that each `prefill` computed, without the reused prefix."""
         self._peak = peak
         self._eog = frozenset(eog)
         self._vocabulary = vocabulary
@@ -133,7 +133,7 @@ class MockTarget(EvaluatesAtOnce):
 
     @property
     def fingerprint(self) -> str:
-        """Key of what was measured of this model."""
+        """Key of the measurements of this model."""
         return f"mock-{self.n_vocab}-{self._peak}-{self._seed}"
 
     @property
@@ -142,7 +142,7 @@ class MockTarget(EvaluatesAtOnce):
         return len(self.batches)
 
     def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-        """The logits after `context`, shape (n_vocab,): what every method here must return."""
+        """Return the exact logits after `context`, shape (n_vocab,)."""
         before, last = [self.n_vocab, *context][-2:]
         if (before, last) not in self._rows:
             rng = np.random.default_rng((self._seed, before, last))
@@ -155,16 +155,19 @@ class MockTarget(EvaluatesAtOnce):
     def prefill(
         self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None
     ) -> NDArray[np.float32]:
-        """Make the cache hold `tokens`, reusing the prefix it has; logits after the last one.
+        """Fill the cache with `tokens`, reuse its prefix, and return the logits after the last token.
 
-        `aligned` reuses whole chunks of n_batch tokens only, and with kernels only those that an
-        aligned prefill computed; `progress` gets (tokens done, all).
+        Args:
+            tokens: Tokens of the prompt.
+            aligned: Reuse only whole chunks of n_batch tokens; with kernels, only chunks that an aligned prefill
+                computed.
+            progress: Callback that receives (tokens done, all tokens).
         """
         if not 0 < len(tokens) <= self.n_ctx:
             raise ValueError(f"a prompt needs 1 to {self.n_ctx} tokens, got {len(tokens)}")
         shared = common_prefix(self.tokens, tokens[:-1])
         if aligned:
-            # Without kernels it makes no difference how a token came into the cache.
+            # Without kernels, the batches that evaluated a token make no difference.
             computed = self._aligned if self._kernels else shared
             shared = min(shared, computed) // self.n_batch * self.n_batch
         if shared < len(self.tokens) and (self.replays or not self.can_rollback):
@@ -183,7 +186,7 @@ class MockTarget(EvaluatesAtOnce):
         return logits
 
     def evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Append tokens in one pass; row i, of shape (n_vocab,): logits after tokens[i]."""
+        """Append tokens in one pass and return the logits; row i, of shape (n_vocab,), follows tokens[i]."""
         if not 0 < len(tokens) <= self.max_batch:
             raise ValueError(f"a batch of {len(tokens)} tokens, n_batch is {self.n_batch}, max_batch {self.max_batch}")
         start = len(self.tokens)
@@ -198,7 +201,7 @@ class MockTarget(EvaluatesAtOnce):
         return self._give([self._inexact(start + i + 1) for i in range(len(tokens))])
 
     def ask(self, tokens: Sequence[int], questions: Sequence[tuple[int, tuple[int, ...]]]) -> NDArray[np.float32]:
-        """`evaluate`, and behind its rows those of questions, which leave nothing behind."""
+        """Evaluate tokens and return their rows, then those of the questions, which do not stay in the cache."""
         start, asked = len(self.tokens), dict.fromkeys(questions)
         if len(asked) < len(questions):
             raise ValueError(f"a question twice: {questions}")
@@ -215,7 +218,7 @@ class MockTarget(EvaluatesAtOnce):
         return rows
 
     def rollback(self, length: int) -> None:
-        """Cut the cache to its first `length` tokens; always fine where that is all of them."""
+        """Cut the cache to its first `length` tokens; if these are all, do nothing."""
         if not 0 <= length <= len(self.tokens):
             raise ValueError(f"rollback to {length} tokens, the cache holds {len(self.tokens)}")
         if length < len(self.tokens):
@@ -228,7 +231,7 @@ class MockTarget(EvaluatesAtOnce):
             self.owed = length - self._mark if self.replays else 0
 
     def checkpoint(self) -> None:
-        """Let `rollback` go back to here, or further on."""
+        """Let `rollback` cut the cache to its present length or to a later one."""
         self._mark, self.owed = len(self.tokens), 0
 
     def clear(self) -> None:
@@ -236,11 +239,11 @@ class MockTarget(EvaluatesAtOnce):
         self._cut(0)
 
     def is_eog(self, token: int) -> bool:
-        """Whether the token ends the generation."""
+        """Return True if the token ends the generation."""
         return token in self._eog if self._vocabulary is None else self._vocabulary.is_eog(token)
 
     def piece(self, token: int) -> bytes:
-        """The bytes per token stands for."""
+        """Return the bytes of a token."""
         if self._vocabulary is not None:
             return self._vocabulary.piece(token)
         if token in self._eog:
@@ -248,13 +251,17 @@ class MockTarget(EvaluatesAtOnce):
         return bytes([(97 + token) % 256]) if token < 256 else b"<%d>" % token
 
     def sampler(self, sampling: Sampling) -> Sampler:
-        """The vocabulary's, or one in numpy, which knows no DRY and keeps to no grammar."""
+        """Return the vocabulary's sampler, or one in numpy, which supports neither DRY nor grammars."""
         if self._vocabulary is not None:
             return self._vocabulary.sampler(sampling)
         return NumpySampler(sampling, self.n_vocab)
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-        """One token per byte of the text; ValueError for a byte outside the vocabulary."""
+        """Return one token per byte of the text.
+
+        Raises:
+            ValueError: A byte is outside the vocabulary.
+        """
         if self._vocabulary is not None:
             return self._vocabulary.tokenize(text, special=special, add_bos=add_bos)
         tokens = [(byte - 97) % 256 for byte in text.encode()]
@@ -274,10 +281,10 @@ class MockTarget(EvaluatesAtOnce):
         self._aligned = min(self._aligned, length)
 
     def _inexact(self, length: int) -> NDArray[np.float32]:
-        """The logits after the first `length` tokens of the cache, with their kernels' noise."""
+        """Return the logits after the first `length` tokens of the cache, with the noise of their kernels."""
         logits = self.row(self.tokens[:length])
         if self._kernels is not None:
-            # The last three: what the cache holds of a token carries its kernel's rounding along.
+            # The noise depends on three kernels, since cached values keep the rounding of their kernels.
             key = (self._seed, *self._marks[max(0, length - 3) : length], self.tokens[length - 1])
             if key not in self._noises:
                 noise = self._noise * np.random.default_rng(key).standard_normal(self.n_vocab)
@@ -297,11 +304,11 @@ class MockTarget(EvaluatesAtOnce):
 
 
 class Blurred(MockTarget):
-    """A draft model of a mock target: right except for a blur. Reading a text takes it time, too.
+    """Draft model of a mock target, whose logits it blurs; a prefill takes time, too.
 
     Args:
-        blur: scale of what moves the target's logits, by each token in the cache.
-        options: of `MockTarget`.
+        blur: Scale of the noise on the target's logits, which depends on all tokens in the cache.
+        options: Arguments of `MockTarget`.
     """
 
     def __init__(self, n_vocab: int = 16, *, blur: float = 2.0, **options: Any) -> None:
@@ -320,15 +327,17 @@ class Blurred(MockTarget):
 
 
 def rows_to(best: Sequence[int], n_vocab: int = 12) -> NDArray[np.float32]:
-    """Rows in which these tokens are the best, in turn."""
+    """Return rows of logits; row i has its maximum at best[i]."""
     rows = np.zeros((len(best), n_vocab), np.float32)
     rows[np.arange(len(best)), best] = 4.0
     return rows
 
 
 def plain_generate(mock: MockTarget, prompt: Sequence[int], n: int, sampling: Sampling) -> list[int]:
-    """The reference: one token a pass, no draft. At most n tokens; an end-of-generation token ends
-    the list and is its last entry, and so does a full context."""
+    """Return at most n tokens generated without drafts, one per pass, as the reference.
+
+    The list ends after an end-of-generation token and when the context is full.
+    """
     sampler = mock.sampler(sampling)
     sampler.begin(prompt)
     verifier = RuleVerifier(sampler)

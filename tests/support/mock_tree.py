@@ -1,4 +1,4 @@
-"""A mock target whose cache holds several continuations, and a tree that checks what it is asked for."""
+"""A mock target whose cache contains several continuations, and a tree that checks its arguments."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ngramspec.tokens import Node
 
 
 class MockBranchingTarget(MockTarget):
-    """A `MockTarget` with what beam search needs of `ngramspec.llama.target.Target`.
+    """`MockTarget` with the methods of `ngramspec.llama.target.Target` that beam search needs.
 
     Args:
-        n_seq: sequences of the context; a tree has one leaf less at most.
-        suppressed: tokens that the model's file forbids.
-        windowed: what is kept between two passes must not be more than a token ahead of the shortest text.
-        rounded: round logits to so many decimals, so that scores are equal now and then.
-        options: of `MockTarget`.
+        n_seq: Number of sequences in the context; a tree has at most one leaf less.
+        suppressed: Tokens that the model's file forbids.
+        windowed: Nodes kept between two passes must not be more than a token ahead of the shortest text.
+        rounded: Number of decimals to which logits are rounded, so that some scores are equal.
+        options: Arguments of `MockTarget`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class MockBranchingTarget(MockTarget):
 
 
 class MockTree:
-    """A tree that holds nothing but which nodes are in the cache. An assertion fails where llama.cpp would."""
+    """Tree that only tracks which nodes are in the cache; an assertion fails if llama.cpp would fail."""
 
     def __init__(self, target: MockBranchingTarget, root: Node) -> None:
         assert root.length == len(target.tokens)

@@ -195,7 +195,7 @@ def a_padded_batch_is_one_token_short(evaluate: Any, self: Any, tokens: Any) -> 
 
 
 def tokens_after_the_end_of_the_answer_stay_in_the_cache() -> Fault:
-    """Roll back to the end of the last verdict, not to that of the answer."""
+    """Roll back to the end of the last verdict, not to the end of the answer."""
     ends = [0]
 
     def verify(verify: Any, self: Any, rows: Any, draft: Any, position: int) -> Any:

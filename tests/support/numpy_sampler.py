@@ -1,7 +1,8 @@
-"""`NumpySampler`: samplers in numpy, so that the algorithms are tested where llama.cpp is not installed.
+"""Samplers in numpy, for tests of the algorithms without llama.cpp.
 
-Its laws are llama.cpp's (`tests/llama/test_samplers.py`); the coins that XTC and mirostat toss are its own. It has no
-vocabulary: DRY is an error, and a grammar is not kept to. Nor does it know `typical_p`, `top_n_sigma` and dynatemp.
+Its distributions equal llama.cpp's (`tests/llama/test_samplers.py`), but XTC and mirostat draw other random numbers. It
+has no vocabulary, so it raises for DRY and ignores grammars. It does not support `typical_p`, `top_n_sigma` and
+dynatemp.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ Scores = NDArray[np.float64]
 
 
 class NumpySampler:
-    """See `ngramspec.sampling.sampler.Sampler`.
+    """Sampler that implements `ngramspec.sampling.sampler.Sampler`.
 
     Args:
-        sampling: the settings; ValueError for DRY, or the bias of an unknown token.
-        n_vocab: size of the vocabulary.
-        n_ctx: what a look-back of -1 means.
+        sampling: Settings of the sampler.
+        n_vocab: Size of the vocabulary.
+        n_ctx: Number of tokens that a `repeat_last_n` of -1 means.
+
+    Raises:
+        ValueError: The settings use DRY or the bias of an unknown token.
     """
 
     bare = False
@@ -59,7 +63,7 @@ class NumpySampler:
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
         s = self.sampling
         assert (s.typical_p, s.top_n_sigma <= 0, s.dynatemp_range) == (1, True, 0), "not known here"
-        top_token(logits)  # raises where no token can be chosen
+        top_token(logits)  # This raises if no token can be chosen.
         scores = logits.astype(np.float64)
         for token, bias in s.logit_bias:
             scores[token] += bias
@@ -68,7 +72,7 @@ class NumpySampler:
         if s.selects:
             return point_mass(self._mirostat(scores / s.temperature))
         for name in s.samplers:
-            # Nothing behind the temperature moves logits, except for penalties, and those are behind greedy's choice.
+            # After the temperature only penalties change logits, and greedy sampling chooses before these.
             if s.greedy and name == "temperature":
                 break
             if step := getattr(self, f"_{name}", None):
@@ -96,7 +100,7 @@ class NumpySampler:
         if p >= 1:
             return scores
         mass = np.cumsum(np.sort(_law(scores))[::-1])
-        # In float32, as llama.cpp adds: the sum of all may be a little below 1.
+        # llama.cpp adds in float32, so the sum of all may be slightly below 1.
         reached = mass >= p
         return _first(scores, int(np.argmax(reached)) + 1 if reached.any() else scores.size)
 
@@ -116,7 +120,7 @@ class NumpySampler:
         return scores / max(self.sampling.temperature, 1e-20)
 
     def _mirostat(self, scores: Scores) -> int:
-        """Mirostat 2: cut off what would surprise by more than mu bits, draw, and move mu towards tau."""
+        """Sample by mirostat 2: remove tokens with a surprise of more than mu bits, draw, and move mu towards tau."""
         s = self.sampling
         surprise = -np.log2(np.maximum(_law(scores), 1e-300))
         allowed = surprise <= max(self._mu, surprise.min())
@@ -142,5 +146,5 @@ def _keep_ids(scores: Scores, ids: NDArray[np.intp]) -> Scores:
 
 
 def _first(scores: Scores, count: int) -> Scores:
-    """The largest scores, the lowest ids among equals."""
+    """Return the largest scores; among equal scores, those of the lowest ids."""
     return _keep_ids(scores, np.argsort(-scores, kind="stable")[:count])

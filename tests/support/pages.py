@@ -1,4 +1,4 @@
-"""Reading what was written to be posted: tables of Markdown and HTML, drawings, and what a page would run or fetch."""
+"""Readers of reports: tables in Markdown and HTML, drawings, and scripts or links that a page would run or fetch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def cells(line: str) -> list[str]:
-    """The cells of a row of Markdown, as they read."""
+    """Return the cells of a Markdown row, without escapes."""
     parts = re.split(r"(?<!\\)\|", line.strip())[1:-1]
     return [re.sub(r"\\(.)", r"\1", part.strip()).replace("&lt;", "<") for part in parts]
 
 
 def markdown_table(text: str) -> list[list[str]]:
-    """The rows of the first table, its headings first."""
+    """Return the rows of the first table, starting with its headings."""
     lines = next(part for part in text.split("\n\n") if part.startswith("|")).splitlines()
     heading, rule, *rows = lines
     assert len({len(line) for line in lines}) == 1, "it does not line up"
@@ -25,7 +25,7 @@ def markdown_table(text: str) -> list[list[str]]:
 
 
 def drawn(text: str) -> list[str]:
-    """The words of an SVG file, in order."""
+    """Return the words of an SVG file, in order."""
     root = ET.fromstring(text)
     assert root.tag == f"{SVG}svg"
     assert not list(root.iter(f"{SVG}script"))
@@ -33,12 +33,12 @@ def drawn(text: str) -> list[str]:
 
 
 class Page(HTMLParser):
-    """A page of HTML, read.
+    """A parsed HTML page.
 
     Attributes:
-        tables: their rows, headings included.
+        tables: Rows of each table, including headings.
         marked: (tag and class, text) of the spans of texts.
-        words: all text that is shown.
+        words: All visible text.
     """
 
     def __init__(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What tests of policies share: drafts, records of passes, and a policy that can afford any loss."""
+"""Helpers for tests of policies: drafts, records of passes, and a policy with an unlimited loss budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ngramspec.steps import Step
 
 
 class Rich(CostPolicy):
-    """One that can afford to lose any draft."""
+    """Policy that can afford to lose any draft."""
 
     def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
         super().__init__(draft_max, texts)
@@ -18,7 +18,7 @@ class Rich(CostPolicy):
 
 
 def draft(chances: Sequence[float], length: int | None = None) -> Draft:
-    """One with these estimates; of another length than they, as blind ones are."""
+    """Return a draft with these estimates; its length may differ from theirs, as in drafts made without logits."""
     n = len(chances) if length is None else length
     return Draft((7,) * n, ({7: 1.0},) * n, (3,) * n, (5,) * n, tuple(chances), "ngram")
 
@@ -26,7 +26,7 @@ def draft(chances: Sequence[float], length: int | None = None) -> Draft:
 def passed(
     emitted: int, drafted: int, guessed: int, seconds: float, draft_seconds: float, plain_seconds: float
 ) -> Step:
-    """The record of a pass that sent and emitted so many tokens, whichever they were."""
+    """Return the record of a pass with these numbers of drafted and emitted tokens; their ids are arbitrary."""
     return Step(
         (7,) * emitted,
         drafted=(7,) * drafted,

@@ -1,4 +1,4 @@
-"""A pool of cells for all sequences on a CPU, where only a GPU has one."""
+"""A patch that gives a CPU a common pool of cells for all sequences, as only a GPU has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded answers for tests: invented, with a fixed seed, and with as much repetition as real ones have."""
+"""Invented recordings for tests, with a fixed seed and as much repetition as real ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ngramspec.instruments.replay.replay import Recording
 
 
 def recordings(number: int, seed: int = 0, vocabulary: int = 300) -> list[Recording]:
-    """Answers that copy spans of their prompt and of themselves, change a token now and then, and say new things."""
+    """Return recordings whose answers copy spans of the prompt and of themselves, with new tokens in between."""
     rng = np.random.default_rng(seed)
     made = []
     for i in range(number):

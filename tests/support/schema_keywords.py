@@ -1,4 +1,4 @@
-"""Keywords of JSON Schema: examples of each, and what llama-server and OpenAI's structured outputs make of it."""
+"""Keywords of JSON Schema, with examples and the support by llama-server and OpenAI's structured outputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Example = tuple[dict[str, Any], str, str]
-"""A schema, a text that is valid, and one that is not."""
+"""(schema, a valid text, an invalid text)."""
 
 AB = {"a": {"type": "integer"}, "b": {"type": "string"}}
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
@@ -190,5 +190,5 @@ KEYWORDS: Mapping[str, tuple[str, str, list[Example]]] = {
         [({"type": "integer", "if": {"minimum": 5}, "then": {"maximum": 9}}, "9", "10")],
     ),
 }
-"""Of each keyword what llama-server does with it (`tools/schemas.py --keywords`), what OpenAI's documentation says, and
-examples of it."""
+"""For each keyword: its support by llama-server (`tools/schemas.py --keywords`), its support by OpenAI's documentation,
+and examples."""

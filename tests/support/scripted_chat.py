@@ -1,4 +1,4 @@
-"""The command line with a model that says what a file says: scripted_chat.py FILE SECONDS_PER_PIECE ARGUMENT..."""
+"""The command line with a model that answers with a file's text: scripted_chat.py FILE SECONDS_PER_PIECE ARGUMENT..."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ngramspec.steps import Step
 
 
 def saying(text: str, pace: float = 0.0) -> Callable[..., Iterator[Step]]:
-    """In place of `SpeculativeDecoder.generate`: a text word by word, each `pace` seconds after the one before.
+    """Return a replacement of `SpeculativeDecoder.generate` that yields a text word by word, every `pace` seconds.
 
-    Behind "PAUSE" there is silence until the terminal has another size.
+    After "PAUSE" it waits until the terminal has another size.
     """
 
     def say(*_: object, **__: object) -> Iterator[Step]:
         for number, piece in enumerate(re.findall(r"\s*\S+|\s+", text)):
             pauses = "PAUSE" in piece
             size = os.get_terminal_size() if pauses else None
-            time.sleep(0.1 if pauses else pace)  # so long after the last word that it is shown at once
+            time.sleep(0.1 if pauses else pace)  # After this delay the terminal shows the word at once.
             yield Step((1,), (piece.replace("PAUSE", ""),), seconds=pace, elapsed=pace, batch=min(number, 1))
             while pauses and os.get_terminal_size() == size:
                 time.sleep(0.01)
@@ -37,6 +37,6 @@ def saying(text: str, pace: float = 0.0) -> Callable[..., Iterator[Step]]:
 
 
 if __name__ == "__main__":
-    markdown_stream.SHARE = math.inf  # else the busier the machine, the later is shown what is said before a pause
+    markdown_stream.SHARE = math.inf  # so that a busy machine does not delay the text
     SpeculativeDecoder.generate = saying(Path(sys.argv[1]).read_text("utf-8"), float(sys.argv[2]))  # type: ignore[method-assign]
     sys.exit(run(sys.argv[3:]))

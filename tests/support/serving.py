@@ -17,7 +17,7 @@ SMALL = ("-t", "1", "-c", "512", "--exact", "off", "--port")
 def serve(
     env: dict[str, str], client: Callable[[httpx.Client], None], *options: str, model: tuple[str, ...] = (str(DEMO),)
 ) -> Done:
-    """Serve the demo model. Once the server is ready, `client` is called; after that, the server ends."""
+    """Serve the demo model, call `client` once the server is ready, then stop the server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with (

@@ -1,4 +1,4 @@
-"""Signals that reach a command line in this process at a place of its work, however fast the machine is."""
+"""Signals to a command line in this process, sent at a fixed point of its work, however fast the machine is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 by_signal = pytest.mark.parametrize(("number", "code"), SIGNALS)
-"""Runs a test for each signal that ends a command, and the exit code that it then has."""
+"""Mark that runs a test for each signal that ends a command, with the resulting exit code."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def signal_at(number: int, owner: type, name: str, count: int) -> Iterator[None]
 
 @contextmanager
 def signal_after(number: int, steps: int = 5) -> Iterator[None]:
-    """Send this process a signal after so many steps of decoding, of one text or of several."""
+    """Send this process a signal after `steps` decoding steps, counted over all texts."""
     plain, made = SpeculativeDecoder.generate, itertools.count()
 
     def generate(*arguments: Any, **options: Any) -> Iterator[Any]:

@@ -11,16 +11,16 @@ from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.sampling.settings import Sampling
 
 Propose = Callable[[list[int], Chooser | None], Draft]
-"""(all tokens so far, how to pick) -> a draft."""
+"""(all tokens, function that picks tokens) -> a draft."""
 
 
 def certain(tokens: Sequence[int]) -> Draft:
-    """A draft that nobody drew: q is 1 at each token."""
+    """Return a draft that was not sampled: q is 1 at each token."""
     return Draft(tuple(tokens), tuple({t: 1.0} for t in tokens))
 
 
 def from_counts(counts: Sequence[dict[int, int]]) -> Propose:
-    """A drafter that picks as it is told from tables that ignore the context; the most likely if nobody tells it."""
+    """Return a drafter that picks tokens from tables without context: with `choose`, or the most likely token."""
 
     def propose(_tokens: list[int], choose: Chooser | None) -> Draft:
         picked = [choose(i, c) if choose is not None else max(c, key=c.__getitem__) for i, c in enumerate(counts)]
@@ -38,7 +38,11 @@ def speculate(
     propose: Propose,
     how: Acceptance | str | None = None,
 ) -> tuple[list[int], list[int]]:
-    """n tokens, or fewer up to one that ends the text, and how many tokens of its draft each pass accepted."""
+    """Generate n tokens, or fewer if an end-of-generation token ends the text.
+
+    Returns:
+        The tokens, and the number of draft tokens that each pass accepted.
+    """
     sampler = mock.sampler(sampling)
     sampler.begin(prompt)
     verifier = RuleVerifier(sampler, how)

@@ -27,9 +27,9 @@ def write_adapter(
     dtype: Any = np.float32,
     switched_on_by: Sequence[int] = (),
 ) -> Path:
-    """Write an adapter for some of a model's tensors, by parts of their names.
+    """Write an adapter for the tensors of a model whose names contain given parts.
 
-    What follows `seed` is for damaged ones: `only` one of the two matrices, of other `shapes`.
+    The arguments after `seed` make damaged adapters: `only` one of the two matrices, or other `shapes`.
     """
     reader = gguf.GGUFReader(model)
     said = reader.fields["general.architecture"].contents()

@@ -1,4 +1,4 @@
-"""Tiny GGUF files for tests, written by gguf-py: a second opinion on the format."""
+"""Tiny GGUF files for tests, written by gguf-py, an independent implementation of the format."""
 
 from __future__ import annotations
 
@@ -21,11 +21,17 @@ def write_gguf(
     alignment: int | None = None,
     big_endian: bool = False,
 ) -> Path:
-    """Write a file with the given metadata; no weights that mean anything.
+    """Write a file with the given metadata and weights of zeros.
 
     Args:
-        tensors: tensor name -> ggml type; two blocks of zeros each. None: one F32 tensor.
+        path: Path of the file.
+        architecture: Value of `general.architecture`.
+        kind: Value of `general.type`.
+        tensors: ggml type by tensor name; each tensor has two blocks of zeros. `None` means one F32 tensor.
         split: (split.no counted from 0, split.count).
+        tokens: Tokens of the vocabulary.
+        alignment: Alignment of the data in bytes; `None` means the default.
+        big_endian: Write the file in big-endian order.
     """
     order = gguf.GGUFEndian.BIG if big_endian else gguf.GGUFEndian.LITTLE
     writer = gguf.GGUFWriter(path, architecture, endianess=order)
@@ -52,7 +58,7 @@ def write_gguf(
 
 
 def damaged_demo(path: Path, key: str, value: object) -> Path:
-    """Write a copy of the demo model with another value of a key; of a list, of its last item."""
+    """Write a copy of the demo model with another value of a key; in a list, only the last item changes."""
     path.write_bytes(DEMO.read_bytes())
     reader = gguf.GGUFReader(path, "r+")
     reader.fields[key].parts[-1][:] = value

@@ -20,9 +20,9 @@ WIDTH, LAYERS, HEADS, HIDDEN = 32, 2, 2, 64
 def write_model(
     path: Path, architecture: str, *, chat_template: str | None = None, pooling: int | None = None, causal: bool = True
 ) -> Path:
-    """Write a model: "llama", "gemma2" or "mamba". The same architecture gives the same weights.
+    """Write a model: "llama", "gemma2" or "mamba"; the same architecture always gets the same weights.
 
-    `pooling`, `causal`: what the file says of its embeddings, and of what tokens attend to.
+    `pooling` and `causal` are the file's entries on embeddings and attention.
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny {architecture}")
@@ -38,7 +38,7 @@ def write_model(
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     shapes = {"token_embd.weight": (vocab, WIDTH), "output_norm.weight": (WIDTH,)}
-    if architecture != "gemma2":  # its embedding is its output
+    if architecture != "gemma2":  # gemma2 uses its embedding matrix as output matrix.
         shapes["output.weight"] = (vocab, WIDTH)
     block = _mamba(writer) if architecture == "mamba" else _transformer(writer, architecture)
     for layer in range(LAYERS):
@@ -60,7 +60,7 @@ def write_model(
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter) -> int:
-    """The bytes, a few letters, and one control token for the end of a turn."""
+    """Add the bytes, a few letters, and a control token for the end of a turn; return the vocabulary's size."""
     kinds = gguf.TokenType
     tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
     tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]

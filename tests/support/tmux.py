@@ -1,4 +1,4 @@
-"""Chat in a real terminal: a tmux window of its own, typed into and read."""
+"""Chat in a real terminal: a separate tmux window that tests type into and read."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pathlib import Path
 from support.cli_runner import PATIENCE
 
 PROMPT = r"^> *\n+.* of \d+ tokens \(\d+%\).*\n*\Z"
-"""The end of a screen on which a message can be typed."""
+"""Pattern of the end of a screen that waits for a message."""
 
 
 class Terminal:
-    """A tmux window in which chat runs.
+    """Tmux window in which chat runs.
 
     Args:
-        home: the environment: folders of the user, and where Python finds packages.
-        folder: the working directory.
-        command: what runs.
+        home: Environment variables with the folders of the user and of Python's packages.
+        folder: Working directory.
+        command: Command line of the chat.
     """
 
     def __init__(self, home: Mapping[str, str], folder: Path, command: Sequence[str]) -> None:
-        # A server that was just killed may still hold its socket, so each window has its own; the path of
-        # a socket is short by law, and tmp_path's is not.
+        # A server that was just killed may still use its socket, so each window has a separate one. The path of a
+        # socket must be short, and tmp_path is too long.
         self._folder = tempfile.TemporaryDirectory()
         self._tmux = ["tmux", "-S", f"{self._folder.name}/tmux", "-f", os.devnull]
         names = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "PYTHONPATH")
@@ -51,7 +51,7 @@ class Terminal:
         self._folder.cleanup()
 
     def text(self, *, colours: bool = False) -> str:
-        """All that was shown so far, wrapped lines joined."""
+        """Return all that the terminal has shown, with wrapped lines joined."""
         return self._run("capture-pane", "-p", "-J", "-S", "-", *(["-e"] if colours else []))
 
     def resize(self, columns: int, lines: int) -> None:
@@ -69,7 +69,7 @@ class Terminal:
         self.keys("Enter")
 
     def wait(self, pattern: str, count: int = 1) -> str:
-        """Wait until the pattern was shown `count` times; the screen."""
+        """Wait until the terminal has shown the pattern `count` times, and return its text."""
         end = time.monotonic() + PATIENCE
         while len(re.findall(pattern, shown := self.text(), re.MULTILINE)) < count:
             assert time.monotonic() < end, f"no {pattern!r} in:\n{shown}"
@@ -77,7 +77,7 @@ class Terminal:
         return shown
 
     def ask(self, line: str, pattern: str, count: int = 1) -> str:
-        """Type a line; wait until the pattern was shown `count` times in all, and for the next prompt."""
+        """Type a line, wait until the pattern was shown `count` times in all, then wait for the next prompt."""
         self.type(line)
         self.wait(pattern, count)
         return self.wait(PROMPT)

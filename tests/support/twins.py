@@ -1,4 +1,4 @@
-"""`llama_cpp.Llama` and `ngramspec.Llama` side by side: what a program can see of both, token by token."""
+"""`llama_cpp.Llama` and `ngramspec.Llama` with the same settings, and their visible state token by token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FREE = given_curve({1: 1.0, 64: 1.0})
 
 
 class Seen(NamedTuple):
-    """What can be seen when a token has come."""
+    """The visible state of a model after a token."""
 
     token: int
     n_tokens: int
@@ -31,12 +31,12 @@ class Seen(NamedTuple):
 
 
 class Twins:
-    """Two of the same model and settings. Ours drafts 6 tokens in every pass, of which a random beginning is right.
+    """Two instances with the same model and settings; in every pass, ours drafts tokens of which some are correct.
 
     Args:
-        path: the model.
-        draft: so many tokens, if not 6.
-        settings: of both.
+        path: Path of the model.
+        draft: Number of draft tokens in a pass.
+        settings: Settings of both instances.
     """
 
     def __init__(self, path: Path, *, draft: int = 6, **settings: Any) -> None:
@@ -44,19 +44,19 @@ class Twins:
         self._draft = draft
         self._before = (0, 0)
         settings = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "seed": 7} | settings
-        # First ours, which leaves out AMX kernels that would end the process.
+        # Ours comes first, since it disables AMX kernels that would crash the process.
         self.ours = ngramspec.Llama(str(path), exact="off", persist_stats=False, **settings)
         self.parent = llama_cpp.Llama(str(path), **settings)
 
     def _rest(self, text: Sequence[int]) -> list[int]:
-        """What followed in the parent's text."""
+        """Return the tokens that followed in the parent's text."""
         return self._text[len(text) :]
 
     def both(self, call: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """What a call gives from the parent and from ours, which drafts from what the parent has evaluated."""
+        """Return the results of a call of the parent and of ours, which drafts the tokens that the parent evaluated."""
         theirs = call(self.parent)
         self._text = self.parent.input_ids[: self.parent.n_tokens].tolist()
-        # What drafts for ours is made in its first generation.
+        # The first generation of ours makes its drafter.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(look_ahead, "make_drafter", lambda *_, **__: Oracle(self._rest, self.parent.n_vocab()))
             patch.setattr(look_ahead, "make_policy", lambda *_: FixedPolicy(self._draft))
@@ -64,13 +64,13 @@ class Twins:
             return theirs, call(self.ours)
 
     def same(self, call: Callable[[Any], Any]) -> Any:
-        """What a call gives from both, which must be the same."""
+        """Return the result of a call, which must be the same from both."""
         theirs, ours = self.both(call)
         assert ours == theirs
         return theirs
 
     def begun(self) -> Twins:
-        """These, with nothing evaluated and nothing drafted."""
+        """Return the twins after a reset of their caches and counters."""
         for llama in (self.parent, self.ours):
             llama.reset()
             llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)
@@ -80,13 +80,13 @@ class Twins:
 
     @property
     def drafts(self) -> tuple[int, int]:
-        """How many drafted tokens were accepted since these were begun, and how many there were."""
+        """(accepted draft tokens, all draft tokens) since the last reset."""
         stats = self.ours.draft_stats
         return stats.accepted - self._before[0], stats.drafted - self._before[1]
 
     @property
     def drafted(self) -> bool:
-        """Whether drafts were accepted, and others refused."""
+        """True if some draft tokens were accepted and others refused."""
         accepted, drafted = self.drafts
         return 0 < accepted < drafted
 
@@ -96,7 +96,7 @@ class Twins:
 
 
 def watched(llama: Any, prompt: Sequence[int], count: int, **settings: Any) -> list[Seen]:
-    """The first tokens of a generation, and what can be seen at each of them."""
+    """Return the first tokens of a generation, with the visible state after each of them."""
     stream = llama.generate(prompt, **settings)
     found = [look(llama, token) for token in islice(stream, count)]
     stream.close()
@@ -109,13 +109,13 @@ def look(llama: Any, token: int) -> Seen:
 
 
 def cached(llama: Any) -> int:
-    """Tokens in the KV cache."""
+    """Return the number of tokens in the KV cache."""
     memory = llama_cpp.llama_get_memory(llama.ctx)
     return int(llama_cpp.llama_memory_seq_pos_max(memory, 0)) + 1
 
 
 def bare(answer: Any) -> Any:
-    """An answer without what differs from one call to the next."""
+    """Return an answer without the fields that differ between calls."""
     if isinstance(answer, dict):
         return {key: bare(value) for key, value in answer.items() if key not in ("id", "created")}
     if isinstance(answer, Iterator):

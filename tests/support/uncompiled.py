@@ -1,6 +1,6 @@
-"""The compiled modules of the mixture and of branches as plain Python, whether they were compiled or not.
+"""The compilable modules of the mixture and of branches as plain Python, whether they are compiled or not.
 
-That the two do the same is what `drafting/test_compiled.py` proves.
+`drafting/test_compiled.py` tests that both versions give the same results.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ NAMES = (
     "drafting.mixture.drafter",
     "decoding.branches",
 )
-"""In an order in which each comes after those that it imports."""
+"""Names of the modules, each after the modules that it imports."""
 
 
 @cache
 def plain_modules() -> dict[str, ModuleType]:
-    """Copies of the modules by their short names; each imports the copies, nobody else sees them."""
+    """Return copies of the modules by their short names; only the copies import each other."""
     copies: dict[str, ModuleType] = {}
     for name in NAMES:
         full = f"ngramspec.{name}"

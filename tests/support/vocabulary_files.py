@@ -9,7 +9,7 @@ import gguf
 from support.cli_runner import DEMO
 
 END = 2
-"""The token that ends a text in what `write_words` writes."""
+"""Id of the end-of-generation token in the files of `write_words`."""
 
 FIRST_WORD = 259
 WORDS = ("a", "b", "c", "ab", "bc", " a", "\u00e9", '{"', '":', "true", "tr", "}", "1", "12")
@@ -27,11 +27,12 @@ def write_vocabulary(
     """Copy the demo model's vocabulary.
 
     Args:
-        template: with its chat template.
-        chatml: with the tokens of ChatML; else they are ordinary text.
-        controls: further control tokens, behind its own 4,096.
-        fill_in: with the tokens for filling gaps; else they have other names.
-        ids: further keys.
+        path: Path of the copy.
+        template: Copy its chat template.
+        chatml: Keep the ChatML tokens; otherwise they get other names, so that ChatML is ordinary text.
+        controls: Further control tokens after the model's 4,096 tokens.
+        fill_in: Keep the infill tokens; otherwise they get other names.
+        ids: Further keys with token ids.
     """
     reader = gguf.GGUFReader(DEMO)
     writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
@@ -60,11 +61,13 @@ def write_vocabulary(
 def write_words(
     path: Path, words: Sequence[str], *, kind: gguf.TokenType = gguf.TokenType.NORMAL, padding: int = 0
 ) -> Path:
-    """Write a vocabulary of SentencePiece's kind: a token for each byte, and these words from `FIRST_WORD` on.
+    """Write a SentencePiece vocabulary: a token for each byte, and these words from `FIRST_WORD` on.
 
     Args:
-        kind: of the words.
-        padding: unused tokens behind them.
+        path: Path of the file.
+        words: Words of the vocabulary.
+        kind: Type of the words' tokens.
+        padding: Number of unused tokens after the words.
     """
     kinds = gguf.TokenType
     tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
