@@ -106,7 +106,7 @@ def test_a_consumer_may_leave_at_any_step(policy: str, tmp_path: Path) -> None:
 
 
 class Faulty(MockTarget):
-    """Target that fails at `evaluate` call number `at`: "before" or "after" it caches the tokens, or with nan "logits"."""
+    """Target whose `evaluate` call number `at` fails "before" or "after" it caches tokens, or returns nan "logits"."""
 
     how = "before"
     at = 10**9

@@ -1,4 +1,6 @@
-"""Model files that these tests write are good, and are not tried in child processes; see `test_crash_check`."""
+"""Fixtures of the tests of `ngramspec.llama`: the check of model files in child processes is off.
+
+The tests write valid model files; `test_crash_check` tests the check."""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ def _trusted_files(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not request.module.__name__.endswith("test_crash_check"):
             crash_check = pytest.importorskip("ngramspec.llama.crash_check")
-            patch.setattr(crash_check, "run", lambda *_: None)  # no verdict, so that none is kept either
+            patch.setattr(crash_check, "run", lambda *_: None)  # Without a result, the check also stores none.
         yield
 
 

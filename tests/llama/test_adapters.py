@@ -1,4 +1,4 @@
-"""LoRA adapters: every context says what the model with merged weights says, and what is no adapter is refused."""
+"""Tests of LoRA adapters: each context gives the logits of merged weights, and invalid adapters are rejected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lora(model: Path) -> Lora:
-    """Two adapters with something in common, one of them for the embeddings too."""
+    """Return two adapters that share tensors; one of them also changes the embeddings."""
     one = write_adapter(model.with_name("one.gguf"), model, LAYERS)
     other = write_adapter(
         model.with_name("other.gguf"), model, ("attn_q.weight", "token_embd", "output.weight"), seed=1
@@ -44,7 +44,7 @@ def lora(model: Path) -> Lora:
 
 
 def said(model: Path, **settings: Any) -> list[Any]:
-    """Logits of all contexts on a model's weights, except those of its head."""
+    """Return logits of all contexts on a model's weights, except its head."""
     with Target(model, texts=2, **SMALL, **settings) as target:
         found = [target.prefill(TEXT).copy(), target.sequences[1].prefill(TEXT[::-1]).copy()]
         parts = [Part(target.sequences[0], [5, 6], 2), Part(target.sequences[1], [7], 1)]
@@ -82,7 +82,7 @@ def test_so_does_the_models_own_head(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def demo_lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for the quantised demo model."""
+    """Return an adapter for the quantised demo model."""
     return write_adapter(tmp_path_factory.mktemp("demo") / "demo.gguf", DEMO, LAYERS, rank=2)
 
 
@@ -92,7 +92,7 @@ def row(**settings: Any) -> Any:
 
 
 def test_the_scale_is_llama_cpps_and_0_changes_no_bit(demo_lora: Path) -> None:
-    base = row()  # first ours, which leaves out AMX kernels that would end the process
+    base = row()  # Ours comes first, since it disables AMX kernels that would crash the process.
     assert np.array_equal(row(lora=[(demo_lora, 0.0)]), base)
     theirs = llama_cpp.Llama(
         str(DEMO), lora_path=str(demo_lora), lora_scale=0.4, n_ctx=256, n_threads=1, n_threads_batch=1, verbose=False
@@ -173,6 +173,6 @@ def test_other_files_are_refused(model: Path, lora: Lora, tmp_path: Path) -> Non
     assert "is not a GGUF adapter: it looks like a PyTorch checkpoint" in refusal(cut)
     elsewhere = write_adapter(tmp_path / "elsewhere.gguf", DEMO, ["blk.5.attn_q.weight"])
     assert "is not for model.gguf: it changes blk.5.attn_q.weight, which the model does not have" in refusal(elsewhere)
-    # The demo model's embeddings are its output matrix: llama.cpp ends the process over these.
+    # The demo model uses its embeddings as output matrix: llama.cpp ends the process on an adapter for these.
     embeddings = write_adapter(tmp_path / "embeddings.gguf", DEMO, ["token_embd"])
     assert "token_embd.weight, which is also the output matrix of demo.gguf" in refusal(embeddings, DEMO)

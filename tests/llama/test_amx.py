@@ -1,4 +1,4 @@
-"""AMX: a build whose kernels are broken is found out in a child process, once, and continues without them."""
+"""Tests of AMX: a child process detects once that a build's kernels are broken, and the build runs without them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ngramspec.llama.amx import works
 from ngramspec.llama.target import Target
 
 VERDICTS = [((0, ""), True), ((3, ""), False), ((-11, ""), False), (HANGS, False)]
-"""How a child ends, and what that says of the kernels."""
+"""(end of the child process, True if the kernels work)."""
 
 NO_VERDICTS = [(1, "Traceback"), (-9, ""), None]
-"""Files without information about them."""
+"""Ends of the child process without information about the kernels."""
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_another_build_or_a_damaged_verdict_is_tried_again(child: FakeChild, lib
         change()
         assert [works(library) for _ in range(2)] == [True, True]
         assert child.starts == starts
-    # Other files do not matter, their place does.
+    # Other files have no influence, but the folder has.
     library.with_name("libllama.so").write_bytes(b"longer code")
     library.with_name("libggml-broken-link.so").symlink_to("nowhere")
     assert works(library)
@@ -83,7 +83,7 @@ def test_another_build_or_a_damaged_verdict_is_tried_again(child: FakeChild, lib
 
 
 def test_what_the_child_runs_comes_to_a_verdict() -> None:
-    """In this process, where a build with broken kernels would end it."""
+    """Test kernels in this process, which a build with broken kernels would crash."""
     if "AMX_INT8 = 1" in weights.build():
         pytest.skip("a build with AMX: the child is started for every other test")
     assert amx.compare() == 0
@@ -96,7 +96,7 @@ def test_wrong_logits_are_found(error: float, code: int, monkeypatch: pytest.Mon
     def logits(path: Path, extra: bool) -> NDArray[np.float32]:
         tried.append((path, extra))
         found = np.outer(range(1, 17), np.linspace(-5, 5, 100)).astype(np.float32)
-        # Some columns, as a tile would be.
+        # Broken kernels change some columns, those of a tile.
         found[:, :3] *= 1 + error * 10 * extra
         return found
 
@@ -106,7 +106,7 @@ def test_wrong_logits_are_found(error: float, code: int, monkeypatch: pytest.Mon
 
 
 def fake_ggml(*types: bytes) -> tuple[Any, Any]:
-    """A library whose extra memory types have these names, and its list of them (numbered from 1)."""
+    """Return a library whose extra memory types have these names, and its list of them (numbered from 1)."""
     handles = (ctypes.c_void_p * (len(types) + 1))(*range(1, len(types) + 1), None)
     getter = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda device: ctypes.addressof(handles))
     keep = [getter]
@@ -131,10 +131,10 @@ def test_hiding_leaves_the_other_types(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         library, handles = fake_ggml(*types)
         monkeypatch.setattr(bindings, "ggml", partial(lambda it, _api: it, library))
-        for _ in range(2):  # once more changes nothing
+        for _ in range(2):  # The second call changes nothing.
             assert amx.hide()
             assert [*handles][: len(left) + 1] == [*left, None]
-    # A library that does not export its list.
+    # This library does not export its list.
     library, handles = fake_ggml(b"AMX")
     monkeypatch.setattr(bindings, "ggml", lambda _api: library)
     library.ggml_backend_dev_by_type = lambda kind: None
@@ -146,7 +146,7 @@ def test_hiding_leaves_the_other_types(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """A build with AMX whose kernels are broken; the libraries that were asked about."""
+    """Simulate an AMX build with broken kernels, and return the libraries that were checked."""
     name, asked = weights.build(), []
     monkeypatch.setattr(weights, "build", lambda: f"{name} AMX_INT8 = 1 |")
     monkeypatch.setattr(amx, "works", asked.append)
@@ -155,7 +155,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture
 def parameters(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """llama.cpp's parameters of each load."""
+    """Return llama.cpp's parameters of each load."""
     default, used = weights.llama.llama_model_default_params, []
     monkeypatch.setattr(weights.llama, "llama_model_default_params", lambda: used.append(default()) or used[-1])
     return used
@@ -169,7 +169,7 @@ def load(**options: Any) -> Target:
 def test_a_load_without_them(
     hidden: bool, broken: list[Path], parameters: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Really hidden, they would be so for the other tests of this process too.
+    # The real `hide` would also affect the other tests of this process.
     monkeypatch.setattr(amx, "hide", lambda: hidden)
     with load() as loaded:
         assert loaded.amx_broken
@@ -206,7 +206,7 @@ def test_nobody_asks_where_no_weight_would_use_them(
 
 
 def test_the_user_is_told(env: dict[str, str], broken: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    hide = amx.hide  # at work, for machines where the kernels are really broken
+    hide = amx.hide  # The real `hide` still runs, for machines with broken kernels.
     monkeypatch.setattr(amx, "hide", lambda: hide() or True)
     done = run(env, "complete", "-t", "1", "-c", "256", "-n", "2", "--exact", "off", "--no-draft", stdin=b"one two")
     assert done.code == 0, done.err

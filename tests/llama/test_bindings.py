@@ -1,6 +1,6 @@
-"""What other versions and forks of llama-cpp-python have otherwise: stand-ins for them, and what was asked of these.
+"""Tests of other versions and forks of llama-cpp-python with stand-ins that record the calls.
 
-Their own packages are no dependency of the tests; that the installed one works, every other test of this room shows.
+The tests do not depend on these packages. All other tests of this folder use the installed version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ngramspec.llama import bindings
 
 
 class Recorded:
-    """A C function that takes so many arguments, and what it was called with."""
+    """A C function with a given number of arguments that records its calls."""
 
     def __init__(self, arguments: int) -> None:
         self.argtypes = [ctypes.c_float] * arguments
@@ -29,7 +29,7 @@ class Recorded:
 
 
 def test_samplers_with_and_without_a_size() -> None:
-    """That of the vocabulary for the penalties, that of the context for DRY."""
+    """Some versions require the size of the vocabulary for the penalties, or that of the context for DRY."""
     breakers = (ctypes.c_char_p * 1)(b"\n")
     for arguments, sized in ((5, (1000,)), (4, ())):
         make = Recorded(arguments)
@@ -39,7 +39,7 @@ def test_samplers_with_and_without_a_size() -> None:
         make = Recorded(arguments)
         bindings.dry(SimpleNamespace(llama_sampler_init_dry=make), "vocab", 0.8, 1.75, 2, 64, breakers)
         assert make.called == [("vocab", *sized, 0.8, 1.75, 2, 64, breakers, 1)]
-    # The installed ones are of a kind that is known.
+    # The installed functions have a supported signature.
     assert len(llama.llama_sampler_init_penalties.argtypes) in (4, 5)
     assert len(llama.llama_sampler_init_dry.argtypes) in (7, 8)
 
@@ -48,7 +48,7 @@ def test_devices_are_those_of_the_ggml_that_llama_cpp_has_loaded() -> None:
     ours = bindings.ggml(llama)
     count = llama_cpp._ggml.libggml.ggml_backend_dev_count
     assert ours.ggml_backend_dev_count() == count() > 0
-    # As on Windows, where libllama finds no functions of other libraries; and in a fork that keeps it to itself.
+    # On Windows, libllama finds no functions of other libraries; some forks do not expose the library at all.
     assert bindings.ggml(SimpleNamespace(_lib=SimpleNamespace())) is llama_cpp._ggml.libggml
     assert bindings.ggml(SimpleNamespace()) is llama_cpp._ggml.libggml
 

@@ -1,4 +1,6 @@
-"""Branches beside the text, on real contexts: their logits, and what they leave behind; texts: `test_exact_models`."""
+"""Tests of branches next to the text on real contexts: their logits and their removal.
+
+`test_exact_models` tests the texts."""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def test_the_text_has_the_bits_that_it_has_without_and_branches_those_of_their_t
             np.testing.assert_allclose(rows[at], wanted, atol=2e-2 if settings else 1e-4)
         rows = np.array(asked.ask(tokens, branches))
         assert asked.tokens == [*text, *tokens]
-        # The same number of rows, as padding.
+        # The padding gives both batches the same number of rows.
         assert (rows[: len(tokens)] == one.evaluate([*tokens, *[3] * len(branches)])[: len(tokens)]).all()
         text += tokens[: rng.randint(1, len(tokens))]
         if turn % 5 == 4:

@@ -1,4 +1,4 @@
-"""llama.cpp's own chat templates, by their names."""
+"""Tests of llama.cpp's built-in chat templates, by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_chatml_equals_the_template_of_the_demo_model(vocabulary: Vocabulary, de
     for answered in (True, False):
         prompt = vocabulary.chat(TALK, answered=answered)
         assert prompt == demo_vocabulary.chat(TALK, answered=answered)
-    assert prompt.tokens.count(vocabulary.controls["<|im_end|>"]) == 4  # that of the message is text
+    assert prompt.tokens.count(vocabulary.controls["<|im_end|>"]) == 4  # The marker in the message is text.
 
 
 def test_all_templates_format_a_conversation(vocabulary: Vocabulary) -> None:

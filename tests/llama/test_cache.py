@@ -1,6 +1,6 @@
-"""Checkpoints and snapshots of `Cache`: how often llama.cpp copies a state, and which states are kept.
+"""Tests of checkpoints and snapshots of `Cache`: the number of state copies, and the states that are kept.
 
-That the logits after any rollback are right is shown by `test_model_contract.py`.
+`test_model_contract.py` tests the logits after rollbacks.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_the_last_prompts_are_kept_and_one_checkpoint(target: Target) -> None:
     for tokens in ([1], [2]):
         target.evaluate(tokens)
         target.checkpoint()
-    # The checkpoint after 1 gave way to the one after 2, and the oldest prompts to newer ones.
+    # The checkpoint after 2 replaced the one after 1, and newer prompts replaced the oldest ones.
     for length, kept in (
         (ends[-1] + 2, ends[-1] + 2),
         (ends[-1] + 1, ends[-1] - TAIL),

@@ -1,4 +1,4 @@
-"""`CacheTree` on models that llama.cpp runs, which ends the process or refuses a pass that is against its rules."""
+"""Tests of `CacheTree` with llama.cpp, which rejects passes that break its rules or ends the process."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     scope="module", params=[pytest.param("demo", marks=pytest.mark.exhaustive), "llama", "gemma2", "deepseek2"]
 )
 def target(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[Target]:
-    # No flash attention and an exact cache: what is left of rounding is the demo model's quantisation.
+    # Without flash attention and with an exact cache, only the demo model's quantisation rounds.
     options: dict[str, Any] = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
-    # A cache of windows is the smaller, and gives cells away the sooner, the fewer tokens a batch has.
+    # With fewer tokens in a batch, a sliding-window cache is smaller and reuses cells sooner.
     with Target(files[request.param], n_ctx=1000, threads=1, n_seq=SEQUENCES, micro_batch=64, **options) as opened:
         yield opened
 
@@ -57,12 +57,12 @@ def some(target: Target, n: int, seed: int = 0) -> list[int]:
 
 
 def close_to(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    """Equal except for rounding, which on quantised weights reaches 0.1; most other paths differ by 4."""
+    """Return True if logits differ only by rounding (up to 0.1 on quantised weights); most other paths differ by 4."""
     return bool(np.abs(a - b).max() < 0.25 * b.std())
 
 
 def held_nodes(nodes: Sequence[Node]) -> set[Node]:
-    """Nodes, and all that stands before them."""
+    """Return nodes and all their ancestors."""
     held = set()
     for node in nodes:
         at: Node | None = node
@@ -73,7 +73,7 @@ def held_nodes(nodes: Sequence[Node]) -> set[Node]:
 
 
 def grown(tree: CacheTree, held: set[Node], rng: np.random.Generator) -> list[Node]:
-    """Some nodes that are not in the cache, as many as there are sequences for, none before the one that it follows."""
+    """Return nodes that are not in the cache, each after its parent, and at most as many as the sequences allow."""
     new: list[Node] = []
     for _ in range(int(rng.integers(1, 12))):
         parents = [*held, *new, *new]
@@ -87,7 +87,7 @@ def grown(tree: CacheTree, held: set[Node], rng: np.random.Generator) -> list[No
 
 
 def bushes(tree: CacheTree, rng: np.random.Generator) -> Iterator[list[Node]]:
-    """Nodes for passes over a tree of which any part is kept."""
+    """Yield nodes for passes over a tree of which a random part is kept."""
     held = {tree.root}
     for _ in range(30):
         if new := grown(tree, held, rng):
@@ -100,7 +100,7 @@ def bushes(tree: CacheTree, rng: np.random.Generator) -> Iterator[list[Node]]:
 
 
 def beams(tree: CacheTree, rng: np.random.Generator) -> Iterator[list[Node]]:
-    """Nodes for passes of a search, far past the window: live texts grow in step, and drafts stand ahead of them."""
+    """Yield nodes for passes of a search far beyond the window: live texts grow in step, with drafts ahead of them."""
     live = [tree.root.child(token) for token in (3, 4, 5)]
     known: set[Node] = set()
     for _ in range(3 * WINDOW):
@@ -115,7 +115,7 @@ def beams(tree: CacheTree, rng: np.random.Generator) -> Iterator[list[Node]]:
         if new := [*missing, *sorted(ahead, key=lambda node: node.length)]:
             yield new
         known = {*known, *new}
-        # One step, to drafted nodes and to others.
+        # Each step leads to drafted nodes and to others.
         before, live = live, []
         for _ in range(3):
             node = before[int(rng.integers(3))].child(int(rng.integers(3, 7)))
@@ -155,27 +155,27 @@ def test_a_pass_over_a_tree_gives_what_its_paths_give_one_by_one(seed: int, targ
 
 
 NARROW = 4
-"""The window there: shorter than drafts are."""
+"""Sliding window of `StingyLlama`, which is shorter than drafts."""
 
 
 class StingyLlama:
-    """llama.cpp's functions over a cache of [token, position, sequences], which gives away every cell that it may.
+    """llama.cpp's functions over a cache of [token, position, sequences], which frees every cell that it may free.
 
-    That is one of a single sequence that lies behind its window; with it goes what that sequence has before.
+    It may free a cell that has left the window of its only sequence, with all earlier cells of that sequence.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.cells = [(token, pos, {0}) for pos, token in enumerate(prompt)]
         self.seen: list[list[int]] = []
-        """Return the tokens that each token of the last pass attends to, including itself."""
+        """Tokens that each token of the last pass attends to, including itself."""
 
     def branch(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> Logits:
-        """`Passes.branch`."""
+        """Evaluate rows like `Passes.branch`."""
         held: dict[int, list[int]] = {}
         for _, pos, sequences in self.cells:
             for sequence in sequences:
                 held.setdefault(sequence, []).append(pos)
-        for _, _, of in rows:  # llama-batch.cpp refuses tokens of sequences that have diverged
+        for _, _, of in rows:  # llama-batch.cpp rejects tokens of diverged sequences.
             assert len({(min(held.get(one, [-1])), max(held.get(one, [-1]))) for one in of}) == 1
         for _, pos, sequences in list(self.cells):
             if len(sequences) == 1 and pos <= max(held[sequence := min(sequences)]) + 1 - NARROW:
@@ -239,7 +239,7 @@ def test_what_does_not_fit_or_is_not_there_is_refused(files: dict[str, Path], mo
 
 
 def score(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> float:
-    """Of a text, by single tokens in a sequence of its own."""
+    """Return the score of a text, evaluated token by token in a separate sequence."""
     row = target.prefill(prompt)
     total = 0.0
     for token in tokens:
@@ -249,7 +249,7 @@ def score(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> float
 
 
 def searched(target: Target, beams: int, prompt: Sequence[int], drafter: BeamDrafter | None) -> BeamSearch:
-    """A beam search, at its end."""
+    """Return a beam search that has ended."""
     search = BeamSearch(target, beams, drafter=drafter)
     for _ in search.run(prompt, max_tokens=5 * WINDOW):
         pass
@@ -259,15 +259,15 @@ def searched(target: Target, beams: int, prompt: Sequence[int], drafter: BeamDra
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_beams_and_scores_are_the_same_with_drafts(beams: int, target: Target) -> None:
-    """Far past the window of gemma2, in a cache so full that cells are given away; one beam is greedy decoding."""
+    """The search goes far beyond gemma2's window, and the full cache reuses cells; one beam is greedy decoding."""
     prompt = some(target, 20) * 3
     found = [searched(target, beams, prompt, drafter) for drafter in (None, BeamDrafter())]
     plain, drafted = (search.hypotheses() for search in found)
     assert found[0].stats.passes == 5 * WINDOW - 1
-    if beams > 1 or target.architecture != "deepseek2":  # whose single beam never repeats itself
+    if beams > 1 or target.architecture != "deepseek2":  # With one beam, deepseek2 never repeats itself.
         assert found[1].stats.passes < found[0].stats.passes
         assert found[1].stats.accepted > 0
-    loose = 1.0 if target.path == DEMO else 0.01  # quantised weights round more
+    loose = 1.0 if target.path == DEMO else 0.01  # Quantised weights cause more rounding.
     for one, other in zip(plain, drafted, strict=True):
         assert one.score == pytest.approx(other.score, abs=loose)
         assert one.score == pytest.approx(score(target, prompt, one.tokens), abs=loose)
@@ -280,7 +280,7 @@ def test_beams_and_scores_are_the_same_with_drafts(beams: int, target: Target) -
 
 
 def test_the_context_holds_as_much_as_is_promised(files: dict[str, Path]) -> None:
-    """Texts that have nothing in common, to the last cell; and one more would be refused."""
+    """Separate texts fill the cache to the last cell; one more token would be rejected."""
     with Target(files["llama"], n_ctx=40 + 5 * 30, threads=1, n_seq=SEQUENCES) as target:
         prompt = some(target, 40)
         target.prefill(prompt)

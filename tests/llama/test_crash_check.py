@@ -1,4 +1,4 @@
-"""Damaged and hostile model files: one line and exit code 1, or a working model; never a signal."""
+"""Tests of damaged and hostile model files: they give an error message and exit code 1, or work, but never a signal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def refused(path: Path, build: str = "a build") -> str | None:
 
 
 def test_what_ends_the_process_is_an_error(env: dict[str, str], tmp_path: Path) -> None:
-    """A vocabulary alone is tried too, and has the verdict of the file. See also `models/test_check`."""
+    """A vocabulary alone is tried too, and shares the result of the file. See also `models/test_check`."""
     tokens = gguf.GGUFReader(DEMO).fields["tokenizer.ggml.tokens"].contents()
     twin = next(token.encode() for token in tokens if len(token.encode()) == len(tokens[-1].encode()))
     path = damaged_demo(tmp_path / "twice.gguf", "tokenizer.ggml.tokens", list(twin))
@@ -59,7 +59,7 @@ def test_what_ends_the_process_is_an_error(env: dict[str, str], tmp_path: Path) 
 
 @pytest.mark.exhaustive
 def test_a_sample_of_damaged_headers(env: dict[str, str], tmp_path: Path) -> None:
-    """Each gives some text, or one line and exit code 1."""
+    """Each file gives some text, or an error message and exit code 1."""
     keys = [key for key in gguf.GGUFReader(DEMO).fields if not key.startswith("GGUF.")]
     for key, value in random.Random(9).sample([*product(keys, (0, 1, 255))], 12):
         path = damaged_demo(tmp_path / "hostile.gguf", key, value)
@@ -124,7 +124,7 @@ def test_vocabularies_that_cannot_tokenize_are_refused(
 
 
 def test_a_text_without_tokens_is_one_line(env: dict[str, str], tmp_path: Path, folder: Path) -> None:
-    """The child tries more texts, and never ends with this vocabulary."""
+    """The child process tries more texts, and never ends with this vocabulary."""
     path = changed_demo(tmp_path / "changed.gguf", {"tokenizer.ggml.model": "rwkv"})
     with mock.patch.object(crash_check, "run", return_value=None):
         done = run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"def f")
@@ -134,7 +134,7 @@ def test_a_text_without_tokens_is_one_line(env: dict[str, str], tmp_path: Path, 
 def test_another_file_or_build_is_tried_again(child: FakeChild, file: Path, folder: Path) -> None:
     raw = file.read_bytes()
     assert refused(file) is None
-    for starts, at in enumerate((1 << 17, len(raw) - 1, len(raw)), 2):  # the header, the end, and a byte more
+    for starts, at in enumerate((1 << 17, len(raw) - 1, len(raw)), 2):  # header, end, one more byte
         file.write_bytes(raw[:at] + b"x" + raw[at + 1 :])
         assert refused(file) is None
         assert child.starts == starts

@@ -1,4 +1,4 @@
-"""`Embedder`: its vectors are llama.cpp's own, for each pooling and kind of memory, and cost the target nothing."""
+"""Tests of `Embedder`: its embeddings equal llama.cpp's for all poolings and memories; the target stays unchanged."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def cosines(one: Any, other: Any) -> Any:
 def test_vectors_are_those_of_llama_cpp(models: dict[str, Path], name: str, pooling: Any) -> None:
     with Target(models[name], n_ctx=512, threads=1, exact="off") as target:
         tokens = target.tokenize(TEXT, special=True)
-        assert len(tokens) > 128  # several passes
+        assert len(tokens) > 128  # more than one pass
         embedder = target.embedder(pooling, 512)
-        # Leftovers of an earlier text change nothing.
+        # An earlier text has no influence.
         embedded(embedder, tokens[::-1])
         found = embedded(embedder, tokens)
     assert cosines(found, of_llama_cpp(models[name], pooling, TEXT)).min() > 0.99999
@@ -67,7 +67,7 @@ def test_the_target_holds_what_it_held(models: dict[str, Path]) -> None:
         next(steps)
         rows.append(target.evaluate([5, 6])[-1].copy())
         assert np.array_equal(plain, rows)
-        # However the passes are cut, and what was begun and left behind.
+        # Neither the sizes of the passes nor an abandoned text have an influence.
         assert cosines(embedded(embedder, tokens * 5), embedded(embedder, tokens * 5)).min() > 0.99999
 
 

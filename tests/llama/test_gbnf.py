@@ -1,4 +1,4 @@
-"""GBNF as `Lark` describes the same texts as llama.cpp reads in it, and is read by few lexemes."""
+"""Tests of the conversion of GBNF to `Lark`: both describe the same texts, and the result has few lexemes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ def ours(grammar: Lark, raw: bytes) -> tuple[int, bool]:
 
 
 def random_rule(rng: random.Random, later: list[str], every: list[str], depth: int = 0) -> str:
-    """Return the right side of a rule; only after a character it refers to any rule: llama.cpp hangs otherwise."""
+    """Return the right side of a rule.
+
+    It refers to arbitrary rules only after a character, since llama.cpp hangs otherwise.
+    """
 
     def part() -> str:
         return random_rule(rng, later, every, depth + 1)
@@ -94,7 +97,7 @@ def random_grammar(rng: random.Random) -> str:
 
 
 def check_same_texts(vocabulary: Vocabulary, seeds: range) -> int:
-    """Compare both readings of random grammars on random texts; the number of grammars that need several lexemes."""
+    """Compare both readings of random grammars on random texts; return how many grammars need several lexemes."""
     several = 0
     for seed in seeds:
         rng = random.Random(seed)
@@ -157,7 +160,7 @@ def test_texts_without_recursion_are_one_lexeme() -> None:
 
 
 def test_strings_of_json_are_one_lexeme() -> None:
-    """Of several lexemes a mask would take a hundred times as long."""
+    """With several lexemes, a mask would take a hundred times as long."""
     assert gbnf_to_lark(JSON).count("\nLEXEME_") == 10
     string = gbnf_to_lark('root ::= "[" root "]" | "\\"" [^"\\\\]* "\\""')
     assert re.search(r'^LEXEME_2: \("\\"" \(/.*/\)\* "\\""\)$', string, re.MULTILINE), string

@@ -1,4 +1,4 @@
-"""Grammars over a vocabulary: masks, single checks, rollback, limits, and the errors of texts that are none."""
+"""Tests of grammars over a vocabulary: masks, checks of single tokens, rollback, limits and errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def allowed(grammar: Grammar) -> set[int]:
 
 
 def test_allowed_tokens_against_a_regular_expression(word_vocabulary: Vocabulary) -> None:
-    """All tokens on random walks through a language whose every start is a sentence, characters of two bytes too."""
+    """Compare all tokens on random walks through a language with two-byte characters; every prefix is a sentence."""
     rng = random.Random(1)
     starts = {text.encode()[:i] for text in ("\u00e9", "c") for i in range(3)}
 
@@ -56,7 +56,7 @@ def test_allowed_tokens_against_a_regular_expression(word_vocabulary: Vocabulary
                 text.decode()
                 expected.add(END)
             except UnicodeDecodeError:
-                pass  # in the middle of a character
+                pass  # The text ends inside a character.
             found = allowed(grammar)
             assert found == expected, text
             step = rng.choice(sorted(found - {END}))
@@ -160,7 +160,7 @@ def test_tokens_by_id_and_by_name(demo_vocabulary: Vocabulary) -> None:
 
 
 def test_a_limit_is_an_error_that_names_it_and_rollback_recovers(word_vocabulary: Vocabulary) -> None:
-    """Ways to read a text as empty repetitions come to more items than llguidance follows."""
+    """The readings of a text with empty repetitions exceed the number of items that llguidance allows."""
     explosive = 'root ::= c{0,900}\nc ::= b{0,900} root?\nb ::= a{0,900}\na ::= "a" | "b"'
     grammar = word_vocabulary.grammar(explosive)
     a = token(word_vocabulary, "a")
@@ -207,7 +207,7 @@ def test_release_drops_all_but_the_last_grammars(word_vocabulary: Vocabulary) ->
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_target_closed_during_a_generation(temperature: float) -> None:
-    """A grammar does not point into what was freed."""
+    """A grammar keeps no pointers into freed memory."""
     target = Target(DEMO, n_ctx=256, threads=1)
     sampling = Sampling(temperature, seed=1, grammar="root ::= [a-z ]{40,}")
     decoder = SpeculativeDecoder(target, exact="off", curve=given_curve({1: 1.0}))

@@ -1,4 +1,4 @@
-"""`GrammarGuide`: drafts end where the grammar forbids the next token, and go on where it forces one."""
+"""Tests of `GrammarGuide`: drafts end before a token that the grammar forbids, and continue with forced tokens."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_blind_draft_is_replaced_whole_or_not_at_all(demo_vocabulary: Vocabula
 
 
 def test_an_end_is_not_forced_and_the_grammar_stays_where_it_is(demo_vocabulary: Vocabulary) -> None:
-    """Nothing follows an end, so guessing it saves nothing."""
+    """Nothing follows the end of a text, so a draft of it saves nothing."""
     for grammar in ('root ::= "yes"', 'root ::= "yes" "no"?'):
         made = guide(demo_vocabulary, grammar)
         for _ in range(3):
@@ -112,17 +112,17 @@ def test_rates_are_learnt(demo_vocabulary: Vocabulary) -> None:
     assert n > 2
     for _ in range(30):
         made.shape(NO_DRAFT, 50)
-        made.learn(n, n - 1, ())  # all but the last was right
+        made.learn(n, n - 1, ())  # All tokens except the last were correct.
     after = made.shape(NO_DRAFT, 50).acceptance_probs
     assert after[-1] < 0.1 < before.acceptance_probs[-1]
     assert after[0] > 0.97 > before.acceptance_probs[0]
     for _ in range(30):
         made.shape(NO_DRAFT, 50)
-        made.learn(0, 0, ())  # none of it was sent: nothing is learnt
+        made.learn(0, 0, ())  # No token was sent, so the guide learns nothing.
     assert made.shape(NO_DRAFT, 50).acceptance_probs == after
     for _ in range(300):
         made.shape(NO_DRAFT, 50)
-        made.learn(n, 0, ())  # what follows a refusal was not tried
+        made.learn(n, 0, ())  # Tokens after a refusal were not tested.
     assert made.shape(NO_DRAFT, 50).acceptance_probs[-1] == after[-1]
     assert made.shape(NO_DRAFT, 50).acceptance_probs[0] < 0.3
 
@@ -134,7 +134,7 @@ def test_a_vocabulary_that_puts_a_space_before_a_first_word(word_vocabulary: Voc
 
 
 def test_where_forced_text_ends(demo_vocabulary: Vocabulary) -> None:
-    """It consists of whole characters, and its length is limited."""
+    """Forced text consists of whole characters, and its length is limited."""
     long = "ab\u00e9" * 200
     grammars = {'"a\u00e9b"': "a\u00e9b", "[\u00e0-\u00ff]+": "", f'"{long}"': long.encode()[:64].decode()}
     for text, forced in grammars.items():
@@ -143,7 +143,7 @@ def test_where_forced_text_ends(demo_vocabulary: Vocabulary) -> None:
 
 
 def test_white_space_is_drafted_by_habit(demo_vocabulary: Vocabulary) -> None:
-    """JSON leaves it to the writer where to put white space; a text is taken to go on as it began."""
+    """JSON allows optional white space; the guide expects the text to continue as it began."""
     item = '{"type":"object","properties":{"k":{"type":"integer"}},"required":["k"]}'
     grammar = schema_grammar('{"type":"array","items":' + item + "}")
 

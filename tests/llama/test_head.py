@@ -1,4 +1,4 @@
-"""The NextN layer of a model as a model: its logits are those of fresh contexts, whatever was rolled back before."""
+"""Tests of a model's NextN layer: after any rollback, its logits equal those of a new context."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FREE = given_curve({1: 1.0, 64: 1.0})
 PROMPT = list(range(40, 70))
 SETTINGS: dict[str, Any] = {"n_ctx": 400, "threads": 1, "exact": "off"}
 CLOSE = 0.05
-"""Rounding: half-precision caches, and sizes of batches. Wrong states move logits by more than 1."""
+"""Tolerance for rounding by half-precision caches and batch sizes; wrong states change logits by more than 1."""
 
 
 def own_head(target: Target) -> Head:
@@ -45,7 +45,7 @@ def follows_refusals(target: Target, reference: HeadReference) -> None:
         rows = np.array([head.evaluate([token])[0].copy() for token in draft])
         assert rows == pytest.approx(reference.rows([*text, *draft], own=3)[-3:], abs=CLOSE)
         assert head.owed == 3
-        # The target takes the draft, and gives back what it refuses.
+        # The target evaluates the draft and rolls refused tokens back.
         target.evaluate([text[-1], *draft])
         target.rollback(len(text) + accepted)
         head.rollback(len(text) + accepted)
@@ -116,7 +116,7 @@ def test_a_pass_of_the_target_that_is_long_over_is_caught_up_with(target: Target
     head, text = own_head(target), list(range(20, 30))
     target.prefill(text[:-1])
     head.prefill(text)
-    for token in range(30, 110):  # more than fit into one `evaluate`
+    for token in range(30, 110):  # too many for one `evaluate`
         target.evaluate(text[-1:])
         text.append(token)
     assert head.prefill(text) == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
@@ -126,7 +126,7 @@ def test_a_text_without_states_is_begun_where_they_begin(target: Target, referen
     head, text = own_head(target), list(range(20, 60))
     target.clear()
     head.clear()
-    target.prefill(text[:-1], aligned=True)  # asks for no states
+    target.prefill(text[:-1], aligned=True)  # returns no states
     assert np.isfinite(head.prefill(text)).all()
     target.evaluate(text[-1:])
     for token in (5, 6):
@@ -141,7 +141,7 @@ def test_a_text_without_states_is_begun_where_they_begin(target: Target, referen
     head.clear()
     whole = head.prefill(text)
     assert whole == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
-    assert not np.allclose(late, whole, atol=CLOSE)  # it saw only the last tokens
+    assert not np.allclose(late, whole, atol=CLOSE)  # The head only saw the last tokens.
 
 
 def test_the_beginning_of_a_long_text_is_read_in_one_pass(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_states_are_handed_out_only_while_something_drafts(target: Target, refer
     head.clear()
     drafted.read(text)
     written = [token for step in plain.generate(text, max_tokens=8) for token in step.tokens]
-    assert states.known([*text, *written]) == len(text) - 1  # the prompt's last token was evaluated again
+    assert states.known([*text, *written]) == len(text) - 1  # The target evaluated the prompt's last token again.
     drafted.read(text)
     assert states.known([*text, *written]) == len(text)
     assert head.prefill([*text, 7]) == pytest.approx(reference.rows([*text, 7])[-1], abs=CLOSE)
@@ -203,7 +203,7 @@ def test_the_target_s_logits_are_those_without_a_head(file: Path, target: Target
     text = list(range(20, 60))
     with Target(file, **SETTINGS) as plain:
         assert plain.head is None
-        assert target.fingerprint != plain.fingerprint  # its passes hand out states
+        assert target.fingerprint != plain.fingerprint  # Its passes return states.
         assert np.array_equal(plain.prefill(text), target.prefill(text))
         assert np.array_equal(plain.evaluate([5, 6, 7]), target.evaluate([5, 6, 7]))
 
@@ -244,7 +244,7 @@ def test_the_states_of_long_texts_are_the_last_ones(target: Target, monkeypatch:
 
 
 DRAFTING = ["qwen35", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("glm4moe", "qwen3next"))]
-"""A recurrent state with snapshots, a KV cache, and a recurrent state that is evaluated again."""
+"""Models with a recurrent state with snapshots, a KV cache, and a recurrent state that is evaluated again."""
 
 
 @pytest.fixture(scope="module", params=DRAFTING)
@@ -278,9 +278,9 @@ def test_texts_are_those_of_plain_decoding(drafting: Target, plain: SpeculativeD
         method = None if sampling is None else "coupled"
         text, steps = decoded(on_head(drafting), sampling=sampling, acceptance=method)
         assert text == decoded(plain, sampling=sampling)[0]
-        # Drafts fail at their first token, at their second, and later.
+        # Some drafts fail at the first token, some at the second, and some later.
         assert {min(step.accepted, 2) for step in steps if step.drafted} == {0, 1, 2}
-    # With rejection it is the law that stays.
+    # Rejection keeps only the distribution.
     text, steps = decoded(on_head(drafting), sampling=Sampling(0.7, seed=2), acceptance="rejection")
     assert len(text) == 50
     assert any(step.accepted for step in steps)
@@ -292,7 +292,7 @@ def test_exact_mode_gives_the_text_of_a_model_without_its_head(drafting: Target)
     with Target(drafting.path, n_ctx=400, threads=1, exact="on", head=True) as loaded:
         text, steps = decoded(on_head(loaded))
     assert text == expected
-    # Where tokens are evaluated again after a refusal, exact mode drafts nothing.
+    # If tokens are evaluated again after a refusal, exact mode drafts nothing.
     assert any(step.accepted for step in steps) == loaded.exact_rollback
 
 

@@ -1,4 +1,4 @@
-"""The heads of several texts: each says what a fresh context says of its text alone, whoever else is in the passes."""
+"""Tests of heads of several texts: their predictions do not depend on the other texts in a pass."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ngramspec.llama.weights import ARCHITECTURES
 from ngramspec.shared_model import Part
 
 CLOSE = 0.05
-"""Rounding: half-precision caches, and sizes of batches. Wrong states move logits by more than 1."""
+"""Tolerance for rounding by half-precision caches and batch sizes; wrong states change logits by more than 1."""
 
 FIRST = (("glm4moe", False), ("qwen35", True))
-"""A KV cache, and a recurrent state with snapshots; whether sequences share a pool of cells."""
+"""(architecture, True if sequences share a pool of cells): a KV cache, and a recurrent state with snapshots."""
 
 CASES = pytest.mark.parametrize(
     ("name", "pooled"),
@@ -40,7 +40,7 @@ CASES = pytest.mark.parametrize(
 
 
 class Files(dict[str, Path]):
-    """The models, written when they are first wanted."""
+    """The model files, written on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Files(dict[str, Path]):
 
 
 class References(dict[str, HeadReference]):
-    """Return the expected predictions of their heads."""
+    """The expected predictions of their heads."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -86,7 +86,7 @@ def random_text(seed: int, length: int) -> list[int]:
 
 
 def agree(head: Head, text: Sequence[int], reference: HeadReference) -> None:
-    """The head says of a text, all but the last token of which its target has evaluated, what it should."""
+    """Check the head's prediction for a text of which the target has evaluated all tokens except the last."""
     assert head.prefill(text) == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
     assert head.owed == 0
 
@@ -108,7 +108,7 @@ def test_texts_that_share_passes_do_not_mix(
             sequence.prefill(text[:-1])
         lengths = (1, 1, 1) if target.drafts_alone else (3, 1, 4)
         for turn in range(4):
-            # Chains that the heads draft after the text, side by side.
+            # The heads draft chains after their texts in the same pass.
             drafts = [random_text(100 + 10 * turn + i, n - 1) for i, n in enumerate(lengths)]
             parts = [
                 Part(head, [*text[len(head.tokens) :], *draft], 1 + len(draft))  # type: ignore[arg-type]
@@ -153,14 +153,14 @@ def test_states_go_with_a_text_that_is_copied(
         three.adopt(one, len(text) - 1)
         one.prefill(old)
         agree(heads.sequences[2], text, references[name])
-        # A beginning of it, as far as the memory can be cut.
+        # A prefix can be copied as far as the memory can be cut.
         one.clear()
         one.adopt(three, 100)
         shorter = [*text[:100], 7]
         one.prefill(shorter[:-1])
         agree(heads.sequences[0], shorter, references[name])
         state = three.saved()
-        two.restore(three.tokens, state)  # the head begins behind it
+        two.restore(three.tokens, state)  # The head begins after the restored text.
         assert np.isfinite(heads.sequences[1].prefill(text)).all()
 
 

@@ -1,4 +1,4 @@
-"""Huge pages: what is asked of the kernel, and for which memory."""
+"""Tests of huge pages: the requests to the kernel and the memory they concern."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def holds(ranges: list[Range], part: Range) -> bool:
 
 
 def asked_for(part: Range) -> bool:
-    """Whether the kernel notes "hg", huge pages advised, for the memory; see proc_pid_smaps(5)."""
+    """Return True if the kernel reports the flag "hg" (huge pages advised) for the memory; see proc_pid_smaps(5)."""
     inside = False
     for line in Path("/proc/self/smaps").read_text("utf-8").splitlines():
         key, *values = line.split()
@@ -42,7 +42,7 @@ def asked_for(part: Range) -> bool:
 @on_linux
 def test_new_large_memory_is_asked_for_and_no_other() -> None:
     old = mmap.mmap(-1, 2 * LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    old.madvise(mmap.MADV_DONTDUMP)  # of neighbours of one kind the kernel makes one block
+    old.madvise(mmap.MADV_DONTDUMP)  # The kernel merges neighbours with equal flags.
     before = anonymous_memory()
     assert holds(before, place(old))
     new = mmap.mmap(-1, 2 * LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -52,9 +52,9 @@ def test_new_large_memory_is_asked_for_and_no_other() -> None:
     assert not asked_for(place(old))
     assert holds(anonymous_memory(), place(small))
     new[:4] = b"kept"
-    assert advise_huge_pages(before) >= 2 * LARGE  # once more changes nothing
+    assert advise_huge_pages(before) >= 2 * LARGE  # The second call repeats the advice.
     assert new[:4] == b"kept"
-    assert advise_huge_pages(anonymous_memory()) == 0  # nothing is new
+    assert advise_huge_pages(anonymous_memory()) == 0  # There is no new memory.
 
 
 @on_linux
@@ -90,7 +90,7 @@ SUMS = "55d0-7ffd ---p 00000000 00:00 0 [rollup]\nRss: 9000 kB\nAnonHugePages:  
 
 
 def told(given: str | None, sums: str | None, folder: Path, patch: pytest.MonkeyPatch, *, mapped: bool) -> str | None:
-    """Return the message for these contents of the kernel's files; None: there is no such file."""
+    """Return the message for these contents of the kernel's files; `None` means that a file does not exist."""
     for name, text in (("_GIVEN_TO", given), ("_SUMS", sums)):
         (folder / name).unlink(missing_ok=True)
         if text is not None:

@@ -1,4 +1,4 @@
-"""Names of workers, their part in the keys of measurements, and guards of every call that may wait."""
+"""Tests of RPC workers: their names, their part in the keys of measurements, and guards of calls that may wait."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ LOCAL = {
     "llama_backend_init", "llama_log_set", "llama_get_memory", "llama_memory_seq_rm", "llama_memory_seq_pos_max",
     "llama_memory_seq_pos_min", "llama_n_rs_seq", "llama_print_system_info", "llama_set_n_threads", "llama_tokenize",
     "llama_get_model", "llama_token_to_piece", "llama_adapter_get_alora_n_invocation_tokens",
-    # A model's own head is not run with workers.
+    # The head of a model does not run on workers.
     "llama_set_embeddings_nextn", "llama_get_embeddings_nextn", "llama_get_embeddings_nextn_ith",
-    # Of llama-cpp-python's class: what a pass has fetched already, and what the next one will do.
+    # These calls of llama-cpp-python's class read results that a pass has fetched, or prepare the next pass.
     "llama_get_logits", "llama_get_embeddings", "llama_get_embeddings_ith", "llama_get_embeddings_seq",
     "llama_memory_seq_add", "llama_memory_seq_keep", "llama_set_adapters_lora", "llama_n_ctx", "llama_numa_init",
     "llama_max_parallel_sequences", "llama_perf_context_print", "llama_perf_context_reset", "llama_pooling_type",
     "llama_set_embeddings", "llama_token", "llama_sampler",
 }  # fmt: skip
-"""Functions that look at what this process has itself; besides those of the families below."""
+"""Functions that only use data of this process, in addition to `LOCAL_FAMILIES`."""
 
 LOCAL_FAMILIES = (
     "llama_batch_",
@@ -81,7 +81,7 @@ def test_a_model_s_own_head_is_not_run_with_workers(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_worker_is_registered_unless_all_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models that are loaded later without workers would be spread over those that did."""
+    """Otherwise models that are loaded later without workers would also run on the registered ones."""
     registered = []
 
     def reach(_backend: int, name: str) -> int:
@@ -101,11 +101,11 @@ def test_no_worker_is_registered_unless_all_answer(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_function_that_may_speak_to_a_worker_is_guarded() -> None:
-    """Of those that this room calls, and `Llama`. One that is not would wait for a lost worker for good."""
+    """This covers the calls of `ngramspec.llama` and `Llama`; an unguarded one would wait forever for a lost worker."""
     called = set()
     theirs = Path(llama_cpp.llama.__file__)
     for path in (*Path(rpc.__file__).parent.glob("*.py"), theirs, theirs.with_name("_internals.py")):
-        if path.stem in ("crash_check", "amx"):  # children of their own, without workers
+        if path.stem in ("crash_check", "amx"):  # These modules run child processes without workers.
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -1,4 +1,4 @@
-"""Under a grammar a text is the same with and without drafts: on the demo model, bit for bit with `exact="on"`."""
+"""Tests on the demo model that drafts change no text under a grammar with `exact="on"`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ngramspec.grammars.lark import choice_grammar, pattern_grammar
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 
-NAMES = tuple(name for name in DRAFTERS if name != "memory")  # which drafts from earlier answers only
+NAMES = tuple(name for name in DRAFTERS if name != "memory")  # "memory" drafts only from earlier answers.
 
 SAMPLERS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -51,7 +51,7 @@ def target() -> Iterator[Target]:
 
 
 def text_of(decoder: SpeculativeDecoder, prompt: list[int], sampling: Sampling) -> tuple[list[int], str, int]:
-    """Return the tokens of a text, the error that ended it, and how many drafts were accepted."""
+    """Return the tokens of a text, the error that ended it, and the number of accepted drafts."""
     tokens: list[int] = []
     accepted, ended = 0, ""
     try:
@@ -64,7 +64,7 @@ def text_of(decoder: SpeculativeDecoder, prompt: list[int], sampling: Sampling) 
 
 
 def compare(target: Target, seeds: range) -> int:
-    """Compare random combinations of grammar, sampler, seed and drafter; the number of accepted draft tokens."""
+    """Compare random combinations of grammar, sampler, seed and drafter; return the number of accepted draft tokens."""
     accepted = 0
     decoders = {
         name: SpeculativeDecoder(

@@ -1,4 +1,4 @@
-"""Vocabularies that a draft model may have."""
+"""Tests of the vocabularies that a draft model may have."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`SamplerChain` against llama.cpp's own chain on all candidates: the same law, state and random numbers.
+"""Tests that `SamplerChain` has the distribution, state and random numbers of llama.cpp's chain on all candidates.
 
-What is shown to the chain is cut down beforehand (see `SamplerChain._candidates`), so everything is compared with a
-chain that is shown it all: for each sampler, combinations and orders, small vocabularies and large ones. Ties,
-edges and bad input are in `test_samplers_edges`.
+`SamplerChain` reduces the candidates first (see `SamplerChain._candidates`), so the tests compare it with a chain that
+gets all of them. They cover each sampler, combinations and orders, and small and large vocabularies.
+`test_samplers_edges` covers ties, edge cases and bad input.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ngramspec.sampling.settings import SAMPLERS, Sampling
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_law_equals_llama_cpp(name: str, word_vocabulary: Vocabulary) -> None:
-    """Over several positions of a text, so that the state is compared as well. So is the tests' own sampler's law."""
+    """Compare several positions of a text, so that the state counts too; `NumpySampler` must also agree."""
     rng = np.random.default_rng(1)
     s = Sampling(**{"temperature": 0.8, "seed": 5} | SETTINGS[name])
-    # Samplers that it does not know, or that are random.
+    # `NumpySampler` does not support these samplers, or they are random.
     unknown = s.dry_multiplier or s.dynatemp_range or s.typical_p < 1 or s.top_n_sigma > 0
     alike = not unknown and s.xtc_probability in (0, 1)
     for n_vocab in (7, 300, 5003):
@@ -52,7 +52,7 @@ def test_law_equals_llama_cpp(name: str, word_vocabulary: Vocabulary) -> None:
 
 @pytest.mark.parametrize("name", INFILL)
 def test_infill_is_llama_cpps(name: str, word_vocabulary: Vocabulary, demo_vocabulary: Vocabulary) -> None:
-    """It ends the text, takes one token, or leaves a choice: each of them happens."""
+    """The sampler ends the text, takes one token, or leaves a choice; the test covers all three."""
     rng = np.random.default_rng(12)
     for vocabulary in (word_vocabulary, demo_vocabulary):
         ends = [token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token)]
@@ -64,7 +64,7 @@ def test_infill_is_llama_cpps(name: str, word_vocabulary: Vocabulary, demo_vocab
         seen = set()
         for i in range(60):
             logits = some_logits(rng, i, vocabulary.n_vocab)
-            # Few likely tokens, of which some begin like others, and an end whose chance grows and shrinks.
+            # There are few likely tokens, some with a common prefix, and the probability of the end grows and shrinks.
             logits[rng.choice(np.arange(250, 273), 4, replace=False)] += rng.uniform(4, 14, 4)
             logits[ends[0]] += i % 16
             law = ours.distribution(logits)
@@ -127,7 +127,7 @@ def test_mirostat_draws_llama_cpps_tokens(version: int, seed: int, word_vocabula
 
 
 def test_xtc_tosses_llama_cpps_coin(word_vocabulary: Vocabulary) -> None:
-    """Once for each position with a choice, whatever the position's law."""
+    """XTC draws one random number at each position with a choice, whatever the distribution."""
     rng = np.random.default_rng(4)
     s = Sampling(1.0, xtc_probability=0.5, xtc_threshold=0.01, seed=77)
     ours, theirs = chains(word_vocabulary, s, 100)
@@ -141,7 +141,7 @@ def test_xtc_tosses_llama_cpps_coin(word_vocabulary: Vocabulary) -> None:
 
 
 def test_wide_seeds_are_seeds() -> None:
-    """llama.cpp takes 32 bits, and its highest number asks for a random seed."""
+    """llama.cpp's seeds have 32 bits, and the highest number requests a random seed."""
     logits = np.zeros(50, np.float32)
 
     def draws(seed: int) -> tuple[int, ...]:
@@ -160,7 +160,7 @@ RARE = 'root ::= "{" [0-9]* "}"'
 @pytest.mark.parametrize("name", ["defaults", "top-k 5", "no top-k", "penalties", "biases", "dry", "greedy"])
 @pytest.mark.parametrize("grammar", [LETTERS, RARE])
 def test_law_under_a_grammar_is_llama_cpps(name: str, grammar: str, demo_vocabulary: Vocabulary) -> None:
-    """`common_sampler_sample`: drawn without the grammar, and again with it where the grammar forbids the token."""
+    """`common_sampler_sample` draws without the grammar, and draws again with it if the grammar forbids the token."""
     rng = np.random.default_rng(6)
     s = Sampling(**{"temperature": 0.8, "seed": 5, "grammar": grammar} | SETTINGS[name])
     ours = demo_vocabulary.sampler(s)
@@ -188,7 +188,7 @@ def test_law_under_a_grammar_is_llama_cpps(name: str, grammar: str, demo_vocabul
 
 @pytest.mark.parametrize("grammar", [LETTERS, RARE])
 def test_draws_under_a_grammar(grammar: str, demo_vocabulary: Vocabulary) -> None:
-    """Only where the first token is forbidden is there a second attempt, and its law has no forbidden token."""
+    """There is a second attempt only if the first token is forbidden, and it allows no forbidden token."""
     rng = np.random.default_rng(7)
     chain = demo_vocabulary.sampler(Sampling(1.0, grammar=grammar))
     assert chain.grammar is not None

@@ -1,4 +1,4 @@
-"""`SamplerChain` where it is delicate: greedy decoding, ties, extreme settings, and logits that are broken."""
+"""Tests of edge cases of `SamplerChain`: greedy decoding, ties, extreme settings and broken logits."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_greedy_of_bare_logits_is_the_likeliest_token() -> None:
 
 
 def test_ties_keep_the_lowest_ids() -> None:
-    """Where llama.cpp would keep whichever its sort left first."""
+    """llama.cpp would keep any of the equal tokens, as its sort leaves them."""
     logits = np.zeros(20_000, np.float32)
     logits[[7, 19_999]] = 1.0
     assert make_chain(Sampling(1.0, top_k=5, top_p=1.0, min_p=0.0), 20_000).distribution(logits).ids.tolist() == [
         *(0, 1, 2, 7),
         19_999,
     ]
-    # min_p = 1 keeps all that equal the best
+    # min_p = 1 keeps all tokens that equal the best
     only_min_p = make_chain(Sampling(1.0, top_k=0, top_p=1.0, min_p=1.0), 20_000)
     assert only_min_p.distribution(logits).ids.tolist() == [7, 19_999]
     for biases in ((), ((3, 0.0),), ((7, 0.0), (19_999, 0.0))):
@@ -108,7 +108,7 @@ def test_tokens_that_the_model_forbids_never_come() -> None:
 
 
 def test_what_a_look_back_sees() -> None:
-    """As many tokens as it says, of the prompt too; the context at most, and all of that with -1."""
+    """It sees the given number of tokens, including the prompt, up to the context; -1 means the whole context."""
     logits = np.zeros(20, np.float32)
 
     def penalised(last_n: int, prompt: Sequence[int], emitted: Sequence[int]) -> list[int]:
@@ -129,7 +129,7 @@ def test_what_a_look_back_sees() -> None:
 
 
 def test_odd_settings_of_dry(word_vocabulary: Vocabulary) -> None:
-    # It looks back no further than the context.
+    # DRY looks back no further than the context.
     far = Sampling(1.0, dry_multiplier=1.0, dry_penalty_last_n=2**31 - 1)
     SamplerChain(far, 20, vocab=word_vocabulary._vocab, n_ctx=64).begin([1, 2, 3])
     for breakers in (("x" * 40,), ("a", "a"), ("\u00e9",), ("\n" * 40,)):
@@ -166,7 +166,7 @@ def test_bad_logits(name: str, size: int) -> None:
                 chain.draw(logits, 0)
     with pytest.raises(BadLogits, match=f"all {size} logits are -inf"):
         chain.distribution(np.full(size, -np.inf, np.float32))
-    for broken in (min(5, size), max(1, size // 2), size):  # more of them than top_k keeps, too
+    for broken in (min(5, size), max(1, size // 2), size):  # also more than top_k keeps
         logits = np.zeros(size, np.float32)
         logits[-broken:] = np.nan
         with pytest.raises(BadLogits, match=r"the logit of token \d+ is nan"):
@@ -177,7 +177,7 @@ def test_bad_logits(name: str, size: int) -> None:
 def test_nan_under_a_grammar(temperature: float, demo_vocabulary: Vocabulary) -> None:
     chain = demo_vocabulary.sampler(Sampling(temperature, grammar=LETTERS))
     logits = np.zeros(4096, np.float32)
-    logits[8] = np.nan  # forbidden, but broken is broken
+    logits[8] = np.nan  # forbidden, but still an error
     with pytest.raises(BadLogits, match="token 8 is nan"):
         chain.distribution(logits)
     with pytest.raises(BadLogits, match="token 8 is nan"):
@@ -185,7 +185,7 @@ def test_nan_under_a_grammar(temperature: float, demo_vocabulary: Vocabulary) ->
 
 
 def test_what_leaves_no_token(demo_vocabulary: Vocabulary) -> None:
-    """Biases, biases beside a grammar, and penalties that leave no number."""
+    """Biases, biases with a grammar, and penalties that overflow can remove all tokens."""
     none = tuple((t, -math.inf) for t in range(50))
     cases: list[dict[str, Any]] = [{}, {"top_k": 0}, {"temperature": 0.0}, {"mirostat": 1}, {"mirostat": 2}]
     chains = [make_chain(Sampling(**{"temperature": 1.0, "logit_bias": none, **case}), 50) for case in cases]
@@ -207,7 +207,7 @@ def test_a_bias_of_an_unknown_token() -> None:
 
 
 def test_infill_needs_a_vocabulary_that_it_can_read(tmp_path: Path, word_vocabulary: Vocabulary) -> None:
-    """In llama.cpp each of these ends the process."""
+    """In llama.cpp, each of these would end the process."""
 
     class Endless(Vocabulary):
         end_of_turn = None
@@ -243,7 +243,7 @@ def test_a_dead_end_of_the_grammar(temperature: float, demo_vocabulary: Vocabula
 
 
 def test_an_order_that_settles_the_token_before_it_is_moved() -> None:
-    """In llama.cpp what top-k or temperature 0 has dropped no penalty brings back."""
+    """As in llama.cpp, no penalty restores a token that top-k or temperature 0 has dropped."""
     logits = np.array([0.0, 3.0, 2.9, 1.0], np.float32)
     for order, token in (
         (SAMPLERS, 2),

@@ -1,4 +1,4 @@
-"""Settings on a small model: each can be timed, in a context that has them, and the model stays as it was."""
+"""Tests of `SettingsTimer` on a small model: it times all settings in real contexts and leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCOPE = {"physical": 1, "logical": 2, "on_cpu": True, "flash_free": True, "quant
 
 
 class LoadedModel:
-    """A target, a bench on it, and what the bench loaded beside it."""
+    """A target, a bench on it, and the further targets that the bench loaded."""
 
     def __init__(self, path: Path) -> None:
         self.target = Target(path, n_ctx=64, threads=1, exact="off")
@@ -44,7 +44,7 @@ class LoadedModel:
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
     found = LoadedModel(write_model(tmp_path_factory.mktemp("models") / "m.gguf", request.param))
     yield found
-    # The models loaded by the bench are closed with it, and its target is not.
+    # The bench closes the models that it loaded, but not its target.
     found.bench.close()
     for again in found.again:
         with pytest.raises(ValueError, match="closed"):
@@ -57,7 +57,7 @@ def test_every_candidate_can_be_timed_or_says_why_not(loaded: LoadedModel) -> No
     present = loaded.target.present
     assert present == Settings(1, 1)
     for candidate in candidates(present, **SCOPE).values():
-        # Blocks of 32 need heads as wide.
+        # Blocks of 32 require heads of at least this width.
         with suppress(TargetError) if candidate.knob == "cache_types" else nullcontext():
             times = [
                 loaded.bench.seconds(replace(present, **candidate.change), measure) for measure in candidate.measures
@@ -65,7 +65,7 @@ def test_every_candidate_can_be_timed_or_says_why_not(loaded: LoadedModel) -> No
             assert all(0 < seconds < 60 for seconds in times)
     assert all(loaded.bench.seconds(present, m) > 0 for m in (SINGLE, *DRAFTS, READING, LONG_READING, *DEEP))
     assert loaded.target.tokens == [1, 2, 3]
-    # The weights were loaded once for each way to load them.
+    # The bench loaded the weights once for each set of load options.
     assert [t.present.mmap for t in loaded.again] == [False, True]
     assert [t.present.repack for t in loaded.again] == [True, False]
 
@@ -77,7 +77,7 @@ def test_it_tells_whether_bits_stay(loaded: LoadedModel) -> None:
     rounded = replace(present, cache_types=("q8_0", "q8_0"))
     try:
         assert loaded.bench.alike(present, rounded) == (loaded.target.architecture == "mamba")
-    except TargetError:  # heads too narrow for blocks of 32
+    except TargetError:  # The heads are too narrow for blocks of 32.
         assert not loaded.bench.alike(present, replace(present, cache_types=("bf16", "bf16")))
 
 
@@ -89,7 +89,7 @@ def test_weights_that_do_not_fit_are_not_loaded_again(loaded: LoadedModel, monke
 
 
 def test_micro_batches(tmp_path: Path) -> None:
-    """A small one takes what trials send, and exact settings keep theirs small; what is out of range is refused."""
+    """A small micro-batch fits the passes of trials, and exact settings keep it small; invalid values are rejected."""
     path = write_model(tmp_path / "m.gguf", "llama")
     with Target(path, n_ctx=64, threads=1, threads_batch=2, micro_batch=64) as target:
         assert (target.n_batch, target.present.threads_batch) == (64, 2)

@@ -1,6 +1,6 @@
-"""`Target` on real files: every kind of memory, sequences in one pool and sequences with caches of their own.
+"""Tests of `Target` on real files: every kind of memory, and sequences with a common pool or separate caches.
 
-The tiny models have weights and caches in single precision here, so that what is wrong stands out from rounding.
+The tiny models have weights and caches in single precision here, so that errors exceed rounding.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_sequences_with_caches_of_their_own_change_no_bit(demo: Target) -> None:
             alone.append(np.concatenate([target.evaluate([token]).copy() for token in tail]))
     for sequence, text in zip(demo.sequences, texts, strict=True):
         sequence.prefill(text, aligned=True)
-    # One token each, then drafts of unequal lengths.
+    # The first pass has one token of each sequence, the next one drafts of unequal lengths.
     for sequence, tail, rows in zip(demo.sequences, more, alone, strict=True):
         assert np.array_equal(sequence.evaluate(tail), rows)
         sequence.rollback(len(sequence.tokens) - len(tail))
@@ -84,7 +84,7 @@ def test_sequences_with_caches_of_their_own_change_no_bit(demo: Target) -> None:
     for part, rows in zip(parts, demo.evaluate_together(parts), strict=True):
         assert np.array_equal(rows, alone[part.sequence.number][1 : 1 + part.rows])
         part.sequence.rollback(len(part.sequence.tokens) - part.rows + 1)
-    # Copies of another sequence, and saved states, have the same bits too.
+    # Copies of another sequence and saved states give the same bits too.
     demo.sequences[0].adopt(demo.sequences[1], len(demo.sequences[1].tokens))
     assert np.array_equal(demo.sequences[0].evaluate(more[1][2:]), alone[1][2:])
     state, held = demo.sequences[2].saved(), list(demo.sequences[2].tokens)
@@ -116,7 +116,7 @@ def test_a_sequence_is_measured_and_probed(demo: Target, tmp_path: Path) -> None
     assert other.tokens == some(40)
     assert Calibration.load(other, tmp_path).exact_sizes == calibration.exact_sizes
     with Target(DEMO, texts=2, n_ctx=480, threads=1, exact="on") as fewer:
-        assert fewer.sequences[0].fingerprint != sequence.fingerprint  # passes of more sequences cost more
+        assert fewer.sequences[0].fingerprint != sequence.fingerprint  # Passes of more sequences cost more.
 
 
 def test_what_is_owed_is_evaluated_in_front_of_a_pass(folder: Path) -> None:
@@ -228,7 +228,7 @@ def test_auto_takes_exact_settings_where_they_can_be_opened(folder: Path, monkey
             raise ModelError("no memory")
         open_context(shared, n_ctx, setting)
 
-    auto("llama", "off", "auto")  # nothing is measured
+    auto("llama", "off", "auto")  # measures nothing
     monkeypatch.setattr(Measured, "choose", lambda _, ways: ways[-1])
     auto("llama", "on", "off")
     auto("minimax-01", "off", "auto")

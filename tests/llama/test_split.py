@@ -1,4 +1,4 @@
-"""How passes are split: by rules, and as llama.cpp logs it."""
+"""Tests of the split of passes into batches: the rules, and llama.cpp's log."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ IN_STEP: list[tuple[dict[int, int], bool, int, list[int]]] = [
     ({0: 5, 1: 1}, True, 5, [5, 1]),
     ({0: 10}, True, 5, [5, 5]),
 ]
-"""(tokens of each sequence, whether only neighbours go together, tokens of the tail, sizes of the batches)"""
+"""(tokens of each sequence, True if only neighbours share a batch, tokens of the tail, sizes of the batches)."""
 
 
 def test_rules() -> None:
@@ -49,7 +49,7 @@ def test_rules() -> None:
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Return llama.cpp's log of the batches in contexts that are opened now."""
+    """Yield llama.cpp's log of the batches in contexts that a test opens."""
     monkeypatch.setenv("LLAMA_BATCH_DEBUG", "1")
     lines: list[str] = []
 
@@ -66,7 +66,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def batches(lines: list[str]) -> list[int]:
-    """Sizes of the batches in a log: of the pass as it was asked for, which comes first, and of those it became."""
+    """Return the sizes of the batches in a log, without the first one, which is the whole pass."""
     return [int(found[1]) for line in lines if (found := re.search(r"ubatch_print:\s+n_tokens\s*=\s*(\d+)", line))][1:]
 
 

@@ -1,4 +1,4 @@
-"""`Target` on real files: the demo model, and tiny models of every kind of memory."""
+"""Tests of `Target` on real files: the demo model, and tiny models of every kind of memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ngramspec.llama.target import Target
 
 
 def own_notes(target: Target) -> list[str]:
-    """Notes about the model; a build whose AMX kernels are broken adds one to every model."""
+    """Return the notes about the model, without the one that a build with broken AMX kernels adds to every model."""
     return [note for note in target.notes if note != amx.NOTE]
 
 
@@ -61,7 +61,7 @@ def test_progress_goes_by_chunks_and_an_aligned_prefill_reuses_whole_ones(files:
         assert seen == [(128 * i, 600) for i in range(1, 5)] + [(600, 600)]
         seen.clear()
         target.prefill([*text[:500], 7, 8], aligned=True, progress=lambda *at: seen.append(at))
-        assert seen == [(502, 502)]  # from 384 on, a single chunk of 128
+        assert seen == [(502, 502)]  # one chunk of 128 from 384 on
 
 
 def test_logits_are_a_view_until_something_is_evaluated(demo: Target) -> None:
@@ -81,7 +81,7 @@ def test_logits_keep_the_target_alive(files: dict[str, Path]) -> None:
     for _ in range(3):
         row = Target(files["llama"], n_ctx=64, threads=1).prefill([1, 5, 6])
         gc.collect()
-        np.ones(200_000)  # something else may take the memory
+        np.ones(200_000)  # Other data may use the memory.
         expected = row.copy() if expected is None else expected
         assert np.array_equal(row, expected)
         assert np.abs(row).max() < 100
@@ -113,7 +113,7 @@ def test_a_checkpoint_spares_the_refill(files: dict[str, Path]) -> None:
     with Target(files["mamba"], n_ctx=512, threads=1) as target:
         text = some(target, 300)
         target.prefill(text)
-        # A prompt that ends otherwise: all but its last tokens is there.
+        # This prompt has another end: the cache contains all but its last tokens.
         target.evaluate([1, 2, 3])
         target.rollback(295)
         assert target.owed == 295 - (300 - TAIL)
@@ -123,7 +123,7 @@ def test_a_checkpoint_spares_the_refill(files: dict[str, Path]) -> None:
         target.rollback(293)
         assert target.owed == 0
         assert np.array_equal(target.evaluate(text[293:]), rows)
-        # Tokens that are owed come before those of the next pass, and are in no row.
+        # The next pass evaluates owed tokens before its own, and returns no rows for them.
         target.rollback(297)
         assert target.owed == 4
         again = target.evaluate(text[297:]).copy()
@@ -152,7 +152,7 @@ def test_the_context_is_capped_to_memory(files: dict[str, Path], monkeypatch: py
     with Target(files["llama"], threads=1) as target:
         assert target.n_ctx == 512
     with Target(files["llama"], n_ctx=900, threads=1) as target:
-        assert (target.n_ctx, own_notes(target)) == (900, [])  # asked for, so not capped
+        assert (target.n_ctx, own_notes(target)) == (900, [])  # requested, so not limited
     with Target(files["llama"], n_ctx=1100, threads=1) as target:
         assert ["1100" in note and "1024" in note for note in own_notes(target)] == [True]
 
@@ -212,7 +212,7 @@ def test_a_load_asks_for_huge_pages_first_and_is_an_interrupt_where_ctrl_c_cut_i
 def test_a_quantised_cache_goes_with_exact_mode_and_not_without_flash_attention() -> None:
     with Target(DEMO, n_ctx=256, threads=1, exact="on", cache_type_k="q8_0", cache_type_v="q8_0") as target:
         assert np.isfinite(target.prefill([5, 6, 7])).all()
-    with pytest.raises(ModelError, match="requires flash_attn"):  # llama.cpp's own reason
+    with pytest.raises(ModelError, match="requires flash_attn"):  # the reason from llama.cpp
         Target(DEMO, n_ctx=64, threads=1, flash_attn="off", cache_type_v="q8_0")
 
 
@@ -241,7 +241,7 @@ def test_a_llama_cpp_that_does_not_tell_the_width_of_its_last_layer(
 
 
 def test_a_closed_target_says_so(files: dict[str, Path]) -> None:
-    """Where this goes wrong the process ends."""
+    """A failure would end the process."""
     target = Target(files["llama"], n_ctx=64, threads=1)
     target.prefill([5, 6])
     target.close()

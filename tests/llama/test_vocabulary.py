@@ -1,4 +1,4 @@
-"""`Vocabulary`: the tokenizer of a file, with weights or without."""
+"""Tests of `Vocabulary`: the tokenizer of a file with or without weights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_text_survives_tokens(demo_vocabulary: Vocabulary, tmp_path: Path) -> No
                 back = b"".join(map(vocabulary.piece, tokens)).decode()
                 assert back in (text, " " + text)  # sentencepiece puts a space in front
             assert (demo.tokenize(text) != demo.tokenize(text, add_bos=False)) <= bool(demo.tokenize(""))
-    assert len(demo.tokenize("a\ud800b")) >= 2  # no Unicode
+    assert len(demo.tokenize("a\ud800b")) >= 2  # not valid Unicode
 
 
 def test_every_token_has_a_piece_but_control_tokens(demo_vocabulary: Vocabulary) -> None:
@@ -86,10 +86,10 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
 def test_the_demo_model_s_template(demo_vocabulary: Vocabulary) -> None:
-    """It asks for no variables; those that are the prompt's own cannot be set."""
+    """The template reads no variables; those of the prompt cannot be set."""
     prompt, first = demo_vocabulary.chat_prompt(TALK), demo_vocabulary.chat_prompt(TALK[:1])
-    assert sum(map(demo_vocabulary.is_eog, prompt[1:])) == 3  # the first may be the BOS, which ends texts here
-    assert prompt[: len(first) - 4] == first[:-4]  # turns only append
+    assert sum(map(demo_vocabulary.is_eog, prompt[1:])) == 3  # the first may be BOS = EOG
+    assert prompt[: len(first) - 4] == first[:-4]  # New turns are only appended.
     assert demo_vocabulary.chat(TALK, variables={"enable_thinking": False}).tokens == prompt
     for name in ("messages", "tools", "bos_token", "add_generation_prompt"):
         with pytest.raises(ValueError, match=f"^the chat template's variable '{name}' cannot be set$"):
@@ -97,7 +97,7 @@ def test_the_demo_model_s_template(demo_vocabulary: Vocabulary) -> None:
 
 
 def test_templates_of_other_files(tmp_path: Path) -> None:
-    """A template that writes the BOS itself gets no second one; where there is none, ChatML is used."""
+    """A template that writes the BOS itself gets no second one; without a template, ChatML applies."""
 
     def opened(template: str | None) -> Vocabulary:
         return Vocabulary(write_model(tmp_path / "model.gguf", "llama", chat_template=template))
@@ -129,6 +129,6 @@ def test_tools_in_a_template_that_knows_none(demo_vocabulary: Vocabulary) -> Non
     assert "<tool_response>\n<|im_start|>12\n</tool_response>" in prompt.text
     assert prompt.opening.endswith("<|im_start|>assistant\n")
     start, end = (demo_vocabulary.tokenize(text, special=True)[-1] for text in ("<|im_start|>", "<|im_end|>"))
-    # System, user, assistant, and the result in a user's turn; then the answer.
+    # The turns are system, user, assistant, the result as a user's turn, and the answer.
     assert prompt.tokens.count(start) == 5
     assert prompt.tokens.count(end) == 4

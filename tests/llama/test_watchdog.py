@@ -1,4 +1,4 @@
-"""Calls that may never return: who waits for them is let go, with one reason, and nothing is asked of them again."""
+"""Tests of calls that may never return: all waiting threads get the same error, and no further call is made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_call_gives_what_the_function_gives_always_on_the_same_thread() -> Non
     threads = {guard(threading.get_ident) for _ in range(3)}
     assert len(threads) == 1
     assert threading.get_ident() not in threads
-    assert guard(lambda: guard(threading.get_ident)) in threads  # llama.cpp calls back
+    assert guard(lambda: guard(threading.get_ident)) in threads  # as in a callback of llama.cpp
     assert not guard.lost.is_set()
 
 
@@ -68,7 +68,7 @@ def test_where_ggml_would_end_the_process_the_caller_gets_an_error() -> None:
 
     with pytest.raises(TargetError, match=f"lost: {said.decode()}"):
         guard(answer)
-    assert failing.is_alive()  # ggml must not be returned to
+    assert failing.is_alive()  # The thread must not return into ggml.
 
 
 def test_what_else_ggml_ends_the_process_for_still_does(capfd: pytest.CaptureFixture[str]) -> None:
