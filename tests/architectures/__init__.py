@@ -1,6 +1,6 @@
-"""Tiny models of every architecture that llama.cpp runs, and whether drafts change their texts.
+"""Tiny models of every architecture that llama.cpp runs, and tests that drafts do not change their texts.
 
-`models` names the architectures, `files` writes them, `reference` decodes them without ever rolling back, `settings`
-lists what is tried and `comparison` judges it. `tools/matrix.py` runs all of it, `test_architectures.py` here what a
-few minutes allow.
+`models` lists the architectures, `files` writes the models, and `reference` decodes without rollbacks. `settings`
+lists the tested sessions and `comparison` classifies their results. `tools/matrix.py` runs all of them, and
+`test_architectures.py` a selection that takes a few minutes.
 """

@@ -1,14 +1,16 @@
-"""Running a session, and judging every request of it by a decoder that never rolls back.
+"""Runs of sessions, and a comparison of every request with a decoder that never rolls back.
 
-What is compared are the logits that decided on each token, not the tokens alone: a state that is wrong is seen even
-where the text came out right. Three ends are possible: the text is the reference's and its logits differ by rounding;
-the text is another one, and the logits along it are the reference's except for rounding ("rounding"); or logits are
-farther off than that, or a token is not what its own logits say: "CORRUPT".
+The comparison uses the logits that decided on each token, not only the tokens, so it detects a wrong state even if
+the text is correct. There are three results:
 
-How far rounding goes is measured row by row, since a model that picks by rank is discontinuous: where the router of a
-mixture of experts or the indexer of sparse attention is at a tie, rounding takes another expert or another token, and
-the logits of that row jump, while those before and behind it stay. So a row may be as far off as the reference itself
-is there when it is sent the text in other ways. A state that is wrong shows in the rows that are at no tie.
+- "equal": the text is the reference's, and its logits differ only by rounding.
+- "rounding": the text differs, but along it the logits equal the reference's except for rounding.
+- "CORRUPT": some logits differ by more, or a token does not follow from its own logits.
+
+The tolerance for rounding is measured row by row, since a model that selects by rank is discontinuous. If the router
+of a mixture of experts or the indexer of sparse attention is at a tie, rounding selects another expert or token. The
+logits of that row then jump, while those of the rows before and after it do not change. So a row may differ as much as
+the reference itself when it evaluates the text in other batches. A wrong state shows in the rows without a tie.
 """
 
 from __future__ import annotations
@@ -38,19 +40,19 @@ from ngramspec.steps import Stats
 N_CTX = 2048
 SEED = 11
 MARGIN = 4.0
-"""A difference is rounding up to so many times the largest one that was measured anywhere in the text ..."""
+"""Maximum of a rounding difference, in units of the largest difference measured in the whole text ..."""
 
 LEAST, CAP = 1e-3, 0.1
-"""... but at least and at most that: those of corrupt states are above 0.1, up to 20."""
+"""... and the limits of that maximum; differences of corrupt states are from 0.1 to 20."""
 
 TIE = 2.0
-"""A difference is rounding up to so many times the largest one that was measured in the same row: two ties in it."""
+"""Maximum of a rounding difference, in units of the largest one measured in the same row, for two ties in a row."""
 
 WAYS = (
     *((1, 32, 0), (1, 512, 5), (7, 128, 1), (16, 300, 17), (64, 512, 0)),
     *((size, chunk, end) for end in range(0, 48, 6) for chunk in range(40, 513, 37) for size in (1, 7)),
 )
-"""Of sending a text, as in `Reference.follow`, that are tried one after another before logits count as corrupt."""
+"""(size, chunk, end) of `Reference.follow`, all of which are tried before logits count as corrupt."""
 
 Way = tuple[int, int, int]
 Status = Literal["equal", "rounding", "CORRUPT"]
@@ -58,15 +60,18 @@ Status = Literal["equal", "rounding", "CORRUPT"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A request.
+    """The result of a request.
 
     Attributes:
-        ask: which it was.
-        status: as above.
-        first: where its text leaves the reference's; None: nowhere.
-        gap: difference of a logit to the reference along the request's own text, in the row where it is most suspect.
-        tolerance: up to which it is rounding in that row.
-        drafted, accepted, passes, tokens: of the whole request but its prefill, as in `Stats`.
+        ask: The request.
+        status: Result of the comparison; see the module's docstring.
+        first: Position of the first token that differs from the reference's; `None` means that all are equal.
+        gap: Largest difference of a logit to the reference along the request's text, in the most suspect row.
+        tolerance: Maximum difference that counts as rounding in that row.
+        drafted: Number of draft tokens, without the prefill, as in `Stats`.
+        accepted: Number of accepted draft tokens.
+        passes: Number of passes.
+        tokens: Number of emitted tokens.
     """
 
     ask: Ask
@@ -81,7 +86,7 @@ class Result:
 
 
 class Bench:
-    """A model loaded in one way, and its reference; `folder` is for measurements."""
+    """A loaded model and its reference; `folder` receives measurements."""
 
     def __init__(self, path: Path, folder: Path, *, exact: bool = False, threads: int = 1) -> None:
         self.target = Target(path, n_ctx=N_CTX, threads=threads, exact="on" if exact else "off")
@@ -95,11 +100,11 @@ class Bench:
         self._sessions = 0
 
     def run(self, setting: Setting) -> list[Result]:
-        """All requests of a session, after which the cache is empty."""
+        """Return the results of all requests of a session; the cache is empty afterwards."""
         return list(self.requests(setting))
 
     def requests(self, setting: Setting) -> Iterator[Result]:
-        """The requests of a session one by one: who looks for a corrupt one need not judge those behind it."""
+        """Yield the results of a session one by one, so that a caller can stop at a corrupt one."""
         prompts = Prompts(self.target.n_vocab, setting.length)
         self._sessions += 1
         folder = self._folder / str(self._sessions)
@@ -166,7 +171,7 @@ class Bench:
         return status, first, float(gaps[worst]), float(tolerances[worst])
 
     def _expected(self, prompt: Sequence[int], setting: Setting) -> tuple[list[int], Rows]:
-        """The reference's own text, and the logits that decided on it."""
+        """Return the reference's text and the logits that decided on it."""
         key = tuple(prompt), setting.temperature
         if key not in self._texts or len(self._texts[key][0]) < setting.most:
             self._texts[key] = self.reference.text(prompt, setting.most, self._choose(list(prompt), key[1]))
@@ -185,7 +190,7 @@ class Bench:
         return sample
 
     def _tolerances(self, prompt: Sequence[int], text: Sequence[int], theirs: Rows) -> Iterator[NDArray[np.float64]]:
-        """How far each row of a text may be off the reference's: ever more, as more ways of sending it are tried."""
+        """Yield the tolerance of each row of a text; it grows as more ways to evaluate the text are tried."""
         key = tuple(prompt), tuple(text)
         spread, ways = self._spreads.setdefault(key, (np.zeros(len(text)), iter(WAYS)))
         while True:
@@ -201,5 +206,5 @@ class Bench:
 
 
 def worst(results: Sequence[Result]) -> Result:
-    """The one to show for a session."""
+    """Return the worst result of a session."""
     return max(results, key=lambda result: (("equal", "rounding", "CORRUPT").index(result.status), result.gap))

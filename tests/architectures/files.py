@@ -1,9 +1,9 @@
-"""Writing the tiny models: random weights for whatever tensors llama.cpp looks for, and the demo model's vocabulary.
+"""Files of the tiny models, with random weights for all tensors that llama.cpp expects and the demo model's vocabulary.
 
     files = write_models(folder, ["qwen35", "gemma3"])      # {"qwen35": Path, "gemma3": Path}
 
-llama.cpp is given the hyperparameters alone (`llama_model_init_from_user`) and asked for what it would load; where they
-do not fit it may end the process. The same name gives the same file.
+llama.cpp lists the tensors that it would load for given hyperparameters (`llama_model_init_from_user`). If these are
+invalid, it may end the process. The same name gives the same file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from architectures.weights import DROPPED, OF_ITS_OWN, agreeing, is_plain, weigh
 
 DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
 CONTEXT = 8192
-"""Tokens that the models say they were trained on."""
+"""Context length in the files' metadata."""
 
 _ARRAYS = {bool: gguf.GGUFValueType.BOOL, int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32}
 _WIDE = ("layer_multipliers", "head_offsets", "head_vocab_sizes")
-"""Arrays of 64-bit integers."""
+"""Keys of arrays of 64-bit integers."""
 
 
 @cache
@@ -37,17 +37,17 @@ def _catalogue() -> dict[str, Any]:
 
 
 def families() -> dict[str, list[str]]:
-    """Names of the models by the kind of their memory."""
+    """Return the names of the models by the kind of their memory."""
     return {family: list(models) for family, models in _catalogue()["models"].items()}
 
 
 def names() -> list[str]:
-    """Names of all models."""
+    """Return the names of all models."""
     return [name for models in families().values() for name in models]
 
 
 def hyperparameters(name: str, *, head: bool = False) -> tuple[str, dict[str, Any]]:
-    """(architecture, hyperparameters by key without the architecture) of a model, without or with a NextN layer."""
+    """Return (architecture, hyperparameters by key without the architecture) of a model."""
     catalogue = _catalogue()
     own = dict(next(models[name] for models in catalogue["models"].values() if name in models))
     architecture, parts = own.pop("architecture", name), own.pop("parts", [])
@@ -70,18 +70,19 @@ def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def write_models(folder: Path, wanted: Sequence[str]) -> dict[str, Path]:
-    """Write models, those that are not in the folder yet."""
+    """Write the models that are not in the folder yet."""
     files = {name: folder / f"{name}.gguf" for name in wanted}
     return {name: file if file.exists() else write_model(file, name) for name, file in files.items()}
 
 
 def write_model(path: Path, name: str, *, half: bool = True, head: bool = False) -> Path:
-    """Write a model, in this process.
+    """Write a model in this process.
 
     Args:
-        path, name: of the file and of the model.
-        half: whether large matrices are in half precision; in single precision rounding is next to none.
-        head: whether it has a NextN layer, which then mostly guesses what the model says.
+        path: Path of the file.
+        name: Name of the model.
+        half: Store large matrices in half precision; in single precision there is almost no rounding.
+        head: Add a NextN layer, which mostly predicts the model's tokens.
     """
     with tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder) / "metadata.gguf"
@@ -95,7 +96,7 @@ def write_model(path: Path, name: str, *, half: bool = True, head: bool = False)
             continue
         data = weights(tensor, shape, np.random.default_rng([0, zlib.crc32(tensor.encode())]), tied=tied)
         if tensor == "output.weight" or (tied and tensor == "token_embd.weight"):
-            data[control] = 0  # never the most likely: texts end by their length alone
+            data[control] = 0  # Control tokens are never the most likely, so only the length ends a text.
         if head:
             data = agreeing(tensor, data)
         writer.add_tensor(tensor, data.astype(np.float16 if half and not is_plain(tensor, shape) else np.float32))
@@ -107,10 +108,10 @@ _CONTROL = int(gguf.TokenType.CONTROL)
 
 
 def _writer(path: Path, name: str, *, head: bool = False) -> gguf.GGUFWriter:
-    """A file with hyperparameters and vocabulary."""
+    """Return a writer with hyperparameters and vocabulary."""
     architecture, values = hyperparameters(name, head=head)
     writer = gguf.GGUFWriter(path, architecture)
-    # llama.cpp takes a file of that name to have Phi-3's tokens.
+    # llama.cpp assumes Phi-3's tokens in a file with this name.
     writer.add_name("tiny model" if name == "phi3" else f"tiny {name}")
     vocabulary = _vocabulary()
     size = len(vocabulary["tokenizer.ggml.tokens"][0])
@@ -141,25 +142,25 @@ def _finish(writer: gguf.GGUFWriter) -> None:
 
 @cache
 def _vocabulary() -> dict[str, tuple[Any, gguf.GGUFValueType]]:
-    """The demo model's: (value, type) by key."""
+    """Return the demo model's vocabulary: (value, type) by key."""
     fields = gguf.GGUFReader(DEMO).fields.items()
     return {k: (field.contents(), field.types[0]) for k, field in fields if k.startswith("tokenizer.ggml.")}
 
 
 class _Tensor(ctypes.Structure):
-    """The beginning of ggml's `ggml_tensor`."""
+    """The first fields of ggml's `ggml_tensor`."""
 
     _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4))
 
 
 class _InitParams(ctypes.Structure):
-    """`gguf_init_params`."""
+    """The struct `gguf_init_params`."""
 
     _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
 
 
 def discover(metadata: Path) -> dict[str, tuple[int, ...]]:
-    """Shape, as numpy has it, of every tensor that llama.cpp looks for, by name; those that may be missing included."""
+    """Return the shape in numpy's order of every tensor that llama.cpp looks for, by name, including optional ones."""
     import llama_cpp.llama_cpp as llama
     from llama_cpp._ggml import libggml as base
 

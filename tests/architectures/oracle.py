@@ -1,6 +1,6 @@
-"""`Oracle`: a drafter that knows the text, and is right for a random while and then wrong.
+"""A drafter that knows the text, and is correct for a random number of tokens and then wrong.
 
-What a refusal rolls back is then of every length, from all of a batch but its first token to nothing.
+So rollbacks have every length, from nothing to all tokens of a batch except the first.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import numpy as np
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 
 KNOWN = 10
-"""Token ids from here on are no control tokens."""
+"""First token id that is not a control token."""
 
 
 class Oracle(Drafter):
-    """Drafts as many tokens as it may, a random beginning of which is what the text has there.
+    """Drafter that always proposes the maximum number of tokens, of which a random prefix is correct.
 
     Args:
-        text: the continuation of a prompt.
-        n_vocab: size of the vocabulary.
-        seed: of the lengths.
+        text: Function that returns the continuation of a prompt.
+        n_vocab: Size of the vocabulary.
+        seed: Seed of the random lengths.
     """
 
     name = "oracle"
@@ -45,7 +45,7 @@ class Oracle(Drafter):
         fixed_length: bool = False,
         price: MarginalCost | None = None,
     ) -> Draft:
-        """Always `limit` tokens."""
+        """Propose exactly `limit` tokens."""
         del choose, fixed_length, price
         right = self._left[: int(self._rng.integers(0, limit + 1))]
         known = [*self._left[len(right) : limit], *[KNOWN] * limit][: limit - len(right)]
@@ -54,7 +54,7 @@ class Oracle(Drafter):
         return Draft(self._drafted, acceptance_probs=(0.98,) * limit, source=self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        """Continue behind these."""
+        """Continue after these tokens."""
         pairs = zip(self._drafted, tokens, strict=False)
         equal = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._drafted), len(tokens)))
         self._left, self._drafted = self._left[len(tokens) :], ()

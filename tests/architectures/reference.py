@@ -1,7 +1,7 @@
-"""`Reference`: decodes token by token in fresh contexts of llama.cpp, and never takes anything back.
+"""A reference that decodes token by token in new contexts of llama.cpp, without rollbacks.
 
-It shares nothing with `ngramspec.llama.target`: what that one gets wrong about a memory cannot be wrong here too.
-Rounding does depend on the sizes of batches; how far shows when `follow` sends the same tokens in other sizes.
+It shares no code with `ngramspec.llama.target`, so it cannot contain the same errors about memories. Rounding depends
+on the sizes of batches; `follow` evaluates the same tokens in other sizes to measure it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from numpy.typing import NDArray
 
 Rows = NDArray[np.float32]
 Chooser = Callable[[NDArray[np.float32], list[int]], int]
-"""(logits, the text so far) -> its next token."""
+"""(logits, text so far) -> next token."""
 
 
 def likeliest(row: NDArray[np.float32], _text: list[int]) -> int:
-    """Greedy decoding."""
+    """Return the most likely token, as in greedy decoding."""
     return int(row.argmax())
 
 
 class Reference:
-    """A model, of which every call opens a context of its own.
+    """Model that opens a new context for every call.
 
     Args:
-        path: the GGUF file.
-        n_ctx: context size in tokens.
-        n_batch: tokens in a chunk of the prompt.
-        flash: whether attention is llama.cpp's flash attention: -1 leaves that to llama.cpp, else 0 or 1.
-        threads: CPU threads.
+        path: Path of the GGUF file.
+        n_ctx: Context size in tokens.
+        n_batch: Number of tokens in a chunk of the prompt.
+        flash: 1 for flash attention, 0 for none, -1 to let llama.cpp choose.
+        threads: Number of CPU threads.
         cache_type: ggml's number of the KV cache's element type; 1 is f16, 0 is f32.
     """
 
@@ -41,7 +41,7 @@ class Reference:
         llama.llama_backend_init()
         params = llama.llama_model_default_params()
         params.n_gpu_layers = 0
-        params.use_extra_bufts = False  # AMX, which some builds break
+        params.use_extra_bufts = False  # The AMX kernels of some builds are broken.
         self._model = llama.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise RuntimeError(f"{path}: llama.cpp cannot load this model")
@@ -56,7 +56,7 @@ class Reference:
         self._params = params
 
     def text(self, prompt: Sequence[int], count: int, choose: Chooser = likeliest) -> tuple[list[int], Rows]:
-        """(the next `count` tokens, the logits of shape (count, n_vocab) that decided on each)."""
+        """Return (next `count` tokens, logits of shape (count, n_vocab) that decided on each)."""
         with self._context() as decode:
             rows = [self._read(decode, prompt)]
             text = [choose(rows[0], [])]
@@ -68,13 +68,14 @@ class Reference:
     def follow(
         self, prompt: Sequence[int], text: Sequence[int], size: int = 1, chunk: int | None = None, end: int = 0
     ) -> Rows:
-        """The logits that decide on each token of a given text, sent in batches of `size`.
+        """Return the logits that decide on each token of a given text, evaluated in batches of `size`.
 
         Args:
-            prompt, text: both not empty.
-            size: of a batch behind the prompt; the last one is filled up with a token that nothing comes after.
-            chunk: of a batch of the prompt; None: the largest.
-            end: tokens of the prompt's end that are a batch of their own.
+            prompt: Prompt of at least one token.
+            text: Text of at least one token.
+            size: Size of a batch after the prompt; the last batch is padded with copies of its last token.
+            chunk: Size of a batch of the prompt; `None` means the largest.
+            end: Number of tokens at the prompt's end that form a separate batch.
         """
         with self._context() as decode:
             rows = [self._read(decode, prompt, chunk, end)[np.newaxis]]
@@ -84,14 +85,14 @@ class Reference:
         return np.concatenate(rows)[: len(text)]
 
     def rows(self, text: Sequence[int]) -> Rows:
-        """The logits after each token of a text that is read as a prompt."""
+        """Return the logits after each token of a text that is evaluated as a prompt."""
         with self._context() as decode:
             return np.concatenate([decode(text[i : i + self.n_batch]) for i in range(0, len(text), self.n_batch)])
 
     def _read(
         self, decode: Callable[..., Rows], prompt: Sequence[int], chunk: int | None = None, end: int = 0
     ) -> NDArray[np.float32]:
-        """The logits after a prompt, sent in chunks."""
+        """Return the logits after a prompt that is evaluated in chunks."""
         chunk = min(chunk or self.n_batch, self.n_batch)
         before = len(prompt) - end
         parts = [prompt[start : min(start + chunk, before)] for start in range(0, before, chunk)]
@@ -101,7 +102,7 @@ class Reference:
 
     @contextmanager
     def _context(self) -> Iterator[Callable[..., Rows]]:
-        """A function that appends tokens to a fresh context and returns their logits, or those of the last one."""
+        """Yield a function that appends tokens to a new context and returns their logits, or only the last ones."""
         context = llama.llama_init_from_model(self._model, self._params)
         if not context:
             raise RuntimeError("llama.cpp cannot make a context")

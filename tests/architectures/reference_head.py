@@ -1,6 +1,6 @@
-"""What a NextN layer says of a text, token by token in fresh contexts of llama.cpp; nothing is ever rolled back.
+"""A reference for NextN layers that evaluates texts token by token in new contexts of llama.cpp, without rollbacks.
 
-It shares nothing with `ngramspec.llama.head` and `ngramspec.llama.hidden_states`.
+It shares no code with `ngramspec.llama.head` and `ngramspec.llama.hidden_states`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Rows = NDArray[np.float32]
 
 
 class HeadReference:
-    """A model with a NextN layer, of which every call opens contexts of its own."""
+    """Model with a NextN layer that opens new contexts for every call."""
 
     def __init__(self, path: Path) -> None:
         llama.llama_backend_init()
@@ -32,7 +32,7 @@ class HeadReference:
         self._width = llama.llama_model_n_embd(self._model)
 
     def rows(self, text: Sequence[int], own: int = 0) -> Rows:
-        """The logits after each token; the last `own` of them are evaluated with the layer's own output."""
+        """Return the logits after each token; the last `own` tokens use the layer's own output, not hidden states."""
         states = self._states(text[: len(text) - own])
         context = self._open(llama.LLAMA_CONTEXT_TYPE_MTP, masked=True)
         rows = []
@@ -53,7 +53,7 @@ class HeadReference:
         return np.array(rows)
 
     def _states(self, text: Sequence[int]) -> list[Rows]:
-        """The model's hidden states after all tokens but the last, which the target has not evaluated yet."""
+        """Return the model's hidden states after all tokens except the last, which the target has not evaluated yet."""
         context = self._open(llama.LLAMA_CONTEXT_TYPE_DEFAULT, masked=False)
         states = []
         for position, token in enumerate(text[:-1]):

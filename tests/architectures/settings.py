@@ -1,8 +1,8 @@
-"""Sessions of requests on one target for every architecture, each with another way of drafting.
+"""Sessions of requests on one target for every architecture, each with a different way to draft.
 
-A request names its prompt by how it differs from the session's: what the cache holds of earlier ones is reused, so the
-order matters. The worst for a recurrent state are requests that end after few passes and are followed by one that
-rolls back a little more than those, and measurements on top of a user's prompt.
+A request names its prompt by its difference to the session's prompt. Requests reuse the cache of earlier ones, so the
+order matters. Two cases are hardest for a recurrent state: a request that ends after few passes, followed by one that
+rolls back slightly more; and measurements after a user's prompt.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 KEPT = 3
-"""Tokens of an answer that the next prompt begins with."""
+"""Number of tokens of an answer that the next prompt contains."""
 
 LENGTHS = (50, 900)
-"""Tokens of the prompts."""
+"""Lengths of the prompts in tokens."""
 
 
 class Ask(NamedTuple):
-    """A request: which prompt (see `Prompts`), how many tokens, and after how many its consumer leaves; 0: never."""
+    """A request: prompt (see `Prompts`), number of tokens, and number after which the consumer stops; 0 means never."""
 
     prompt: str
     tokens: int
@@ -32,7 +32,7 @@ AGAIN = (Ask("same", 40), Ask("same", 1), Ask("same", 2), Ask("same", 9), Ask("s
 ELSEWHERE = (Ask("shorter", 12), Ask("longer", 20), Ask("last", 20), Ask("same", 3), Ask("tail", 20))
 TAILS = (Ask("a", 1), Ask("b", 20), Ask("a", 4), Ask("b", 20))
 CUT = (Ask("same", 40, 9), Ask("answer", 9), Ask("same", 40, 12), Ask("answer", 20))
-"""An answer of which the first tokens are kept and continue in another way."""
+"""Requests that keep the first tokens of an answer and continue differently."""
 
 LEAVING = (Ask("same", 40, 1), Ask("same", 40, 7), Ask("last", 40, 2), Ask("same", 40, 3), Ask("same", 40))
 ALL = (*AGAIN, *ELSEWHERE, *TAILS, *LEAVING, *CUT)
@@ -43,14 +43,16 @@ class Setting:
     """A session.
 
     Attributes:
-        name: of its kind.
-        asks: the requests, in order. After those of one tuple the decoder is a new one, as in a new process.
-        drafter: what drafts: an `Oracle`, the default drafter, or nothing.
-        policy, draft_max: of the decoder.
-        measured: whether it measures what passes cost; else it is told that all cost the same.
-        temperature: above 0, tokens are sampled with a seed.
-        length: of the prompt.
-        exact, threads: of the target.
+        name: Name of its kind.
+        asks: Requests in order; each tuple gets a new decoder, as in a new process.
+        drafter: Drafter: an `Oracle`, the default drafter, or none.
+        policy: Policy of the decoder.
+        draft_max: Maximum draft length of the decoder.
+        measured: True if the decoder measures the cost of passes; otherwise all sizes cost the same.
+        temperature: Temperature; above 0, tokens are sampled with a seed.
+        length: Length of the prompt in tokens.
+        exact: True if the target is in exact mode.
+        threads: Number of threads of the target.
     """
 
     name: str
@@ -66,19 +68,19 @@ class Setting:
 
     @property
     def most(self) -> int:
-        """Most tokens of a request."""
+        """Maximum number of tokens in a request."""
         return max(ask.tokens for asks in self.asks for ask in asks)
 
     @property
     def label(self) -> str:
-        """Name and all that is not usual."""
+        """Name, length and unusual settings."""
         more = [f"{self.length} tokens"]
         more += ["exact"] * self.exact + [f"{self.threads} threads"] * (self.threads > 1)
         return f"{self.name} ({', '.join(more)})"
 
 
 def sessions() -> list[Setting]:
-    """One of each kind."""
+    """Return one session of each kind."""
     fixed = [Setting(f"fixed {n}", draft_max=n) for n in (1, 4, 8, 15, 40)]
     timed = [Setting(f"fixed {n}, measured", draft_max=n, measured=True) for n in (4, 15)]
     warm = [Setting(f"sampled, fixed {n}", draft_max=n, temperature=0.8) for n in (4, 15)]
@@ -95,14 +97,14 @@ def sessions() -> list[Setting]:
 
 
 LONG = ("plain", "fixed 4", "fixed 15", "fixed 15, measured", "cost", "sampled, fixed 15")
-"""Kinds of session that are run on long prompts, too; a short one shows the others as well, in less time."""
+"""Kinds of session that also run with long prompts; for the others, short prompts suffice and take less time."""
 
 THREADED = ("fixed 8", "cost", "sampled, fixed 15")
-"""Kinds of session that are run on two threads, too."""
+"""Kinds of session that also run with two threads."""
 
 
 def matrix() -> Iterator[Setting]:
-    """All that one command runs."""
+    """Yield all settings that `tools/matrix.py` runs for a model."""
     for length in LENGTHS:
         for setting in sessions():
             if length > LENGTHS[0] and setting.name not in LONG:
@@ -121,22 +123,22 @@ QUICK = (
     Setting("sampled, fixed 15", ((*LEAVING, *CUT),), draft_max=15, temperature=0.8),
     Setting("fixed 15", ((Ask("shorter", 12), Ask("longer", 30), Ask("same", 9)),), draft_max=15, length=300),
 )
-"""Settings for every architecture, in a few minutes."""
+"""Settings for tests of every architecture, which take a few minutes."""
 
 _SHORT = (Ask("same", 12), Ask("same", 20, 9), Ask("answer", 20, 12), Ask("a", 1), Ask("b", 12), Ask("shorter", 5))
 BRIEF = (
     Setting("fixed 15, measured", (_SHORT,), draft_max=15, measured=True),
     Setting("sampled, fixed 4", ((Ask("same", 1), Ask("tail", 20), Ask("same", 9)),), draft_max=4, temperature=0.8),
 )
-"""Settings for one model of every kind of memory, in less than a second."""
+"""Settings for tests of one model per kind of memory, which take less than a second."""
 
 
 class Prompts:
-    """Random prompts that repeat themselves, by name.
+    """Random prompts with repetitions, by name.
 
     Args:
-        n_vocab: size of the vocabulary.
-        length: of the prompt "same", in tokens.
+        n_vocab: Size of the vocabulary.
+        length: Length of the prompt "same" in tokens.
     """
 
     def __init__(self, n_vocab: int, length: int) -> None:
@@ -158,7 +160,7 @@ class Prompts:
         }
 
     def get(self, name: str, answer: Sequence[int]) -> list[int]:
-        """A prompt, of which the one named "answer" has the beginning of the answer to "same" in it."""
+        """Return a prompt; the one named "answer" contains the beginning of the answer to "same"."""
         prompt = list(self._named[name])
         return [*prompt[:-2], *answer[:KEPT], *prompt[-2:]] if name == "answer" else prompt
 

@@ -1,7 +1,7 @@
-"""Every architecture against a decoder that never rolls back; `tools/matrix.py` tries more, and says what differs.
+"""Tests of every architecture against a decoder that never rolls back; `tools/matrix.py` runs more sessions.
 
-The second half takes one guard out at a time, which the self-check behind `ngramspec verify` must see. That the first
-half sees it is among the faults of `tests/test_mutations.py`.
+The second half removes one guard at a time; the self-check of `ngramspec verify` must detect each removal.
+`tests/test_mutations.py` checks that the first half detects them too.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from ngramspec.llama.cache import Cache
 from ngramspec.llama.target import Target
 
 KINDS = ("llama", "qwen3moe", "deepseek2", "gemma3", "mamba", "jamba", "qwen35", "lfm2")
-"""One of every kind of memory: plain attention, with experts, MLA, a sliding window, a recurrent state, the same beside
-attention, and both with snapshots."""
+"""One architecture for each kind of memory: plain attention, attention with experts, MLA, a sliding window, a recurrent
+state, a recurrent state next to attention, and both of these with snapshots."""
 
 AT_RISK = ("qwen35", "lfm2", "nemotron_h", "mamba", "jamba", "gemma3")
-"""One of each family that goes back in a way of its own."""
+"""One architecture of each family with a different kind of rollback."""
 
 exhaustive = pytest.mark.exhaustive
 
 
 def models(*wanted: str, also: Sequence[str] = ()) -> pytest.MarkDecorator:
-    """The fixture `path` is each of these; those in `also` with `--exhaustive` alone."""
+    """Return a mark that sets the fixture `path` to each of these; those in `also` only run with `--exhaustive`."""
     named = [*wanted, *(pytest.param(name, marks=exhaustive) for name in also)]
     return pytest.mark.parametrize("path", named, indirect=True)
 
 
 @pytest.fixture
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a model, written when it is first needed."""
+    """Return the file of a model, written on first use."""
     folder = tmp_path_factory.getbasetemp() / "architectures"
     folder.mkdir(exist_ok=True)
     return write_models(folder, [request.param])[request.param]
 
 
 def check(results: Iterable[Result], *, exact: bool = False) -> None:
-    """Fail at the first request that is corrupt, or in exact mode differs at all."""
+    """Fail at the first request that is corrupt, or that differs at all in exact mode."""
     for result in results:
         assert result.status in ("equal", "equal" if exact else "rounding"), result
 
@@ -96,7 +96,7 @@ def test_whose_cache_cannot_be_shared_is_not_asked(path: Path) -> None:
 
 
 def believe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every snapshot is taken to be right, as llama.cpp says."""
+    """Make the cache trust every snapshot that llama.cpp reports."""
     decoded = Cache.decoded
 
     def believing(self: Cache, n: int, *, alone: bool = True) -> None:
@@ -107,12 +107,12 @@ def believe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def skip_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After going back further than asked, the tokens between are not evaluated again."""
+    """After a rollback beyond the requested length, do not evaluate the tokens in between again."""
     go_back = Cache._go_back
 
     def skipping(self: Cache, length: int) -> None:
         go_back(self, length)
-        if self.length:  # an empty cache is noticed by llama.cpp itself
+        if self.length:  # llama.cpp itself detects an empty cache.
             self.length = length
 
     monkeypatch.setattr(Cache, "_go_back", skipping)

@@ -1,4 +1,4 @@
-"""Exact mode gives the same bits with any number of threads, and with a number that changes in the middle of a text."""
+"""Tests that exact mode gives the same bits with any number of threads, even if the number changes during a text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ngramspec.llama.target import Target
 from ngramspec.models.find import resolve
 
 SIZES = (1, 1, 4, 1, 2, 8, 1, 1)  # tokens of the decode calls after the prompt
-PROMPT = 600  # beyond 512 cells, where flash attention on a CPU splits the context over the threads
+PROMPT = 600  # above 512 cells, so that flash attention on a CPU splits the context over the threads
 
 
 def compute_bits(path: Path, threads: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> bytes:

@@ -1,4 +1,4 @@
-"""Predictions after rejected tokens: where they are found again."""
+"""Tests of predictions after rejected tokens: the positions at which they are found again."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def found(answers: Answers, history: History) -> tuple[int, int]:
 
 def test_answers_are_found_in_their_place_and_behind_the_same_tokens() -> None:
     answers, history = Answers(640), text(1, 2, 3, 40, 50)
-    history.size = 3  # 40 and 50 were refused
+    history.size = 3  # 40 and 50 were refused.
     answers.hear(history, 3, [60, 70])
-    assert found(answers, history) == (-1, -1)  # nobody was asked what follows 3
+    assert found(answers, history) == (-1, -1)  # There is no answer on what follows 3.
     history.add(9)
-    assert found(answers, history) == (60, -1)  # 9 stands where 40 was
+    assert found(answers, history) == (60, -1)  # 9 is at the position of 40.
     history.add(50)
     assert found(answers, history) == (70, 70)
     for token in (8, 40):
@@ -51,7 +51,7 @@ def test_answers_are_found_in_their_place_and_behind_the_same_tokens() -> None:
     answers.hear(text(200, 201), 1, [99])
     assert found(answers, history) == (-1, -1)
     history.size = 1
-    for token in range(3000):  # so many that others share their places
+    for token in range(3000):  # so many that they reuse slots
         history.tokens[0] = token
         answers.hear(history, 0, [99])
     for token in range(5000, 5100):
@@ -74,7 +74,7 @@ def test_the_longest_context_and_the_latest_answer_count() -> None:
 
 
 def test_answers_that_come_true_count_for_more() -> None:
-    """After 1 it drafted 2 3, of which 3 was refused; 9 came instead."""
+    """After 1 the drafter proposed 2 3; the target refused 3 and emitted 9."""
     guesser = Guesser()
     guesser.begin([1, 2, 3, 4, 5, 1])
     assert guesser.guess(2, 0.0, FREE) == 2
@@ -86,7 +86,7 @@ def test_answers_that_come_true_count_for_more() -> None:
         guesser.guess(1, 0.0, FREE)
         chances.append(guesser.distribution(0)[77])
         guesser.accept([77])
-        guesser.hear([50], 0, [77])  # what was said behind 50 stands where 77 will, whatever came before
+        guesser.hear([50], 0, [77])  # The answer after 50 is at the position of 77.
         guesser.accept([len(chances) + 100])
     assert chances[-1] > max(0.5, 1.5 * chances[0])
 
@@ -101,13 +101,13 @@ def test_without_answers_nothing_changes() -> None:
         n = min(len(a), len(b))
         assert a.tokens[:n] == b.tokens[:n]
         assert a.acceptance_probs[:n] == b.acceptance_probs[:n]
-        one.observe_logits([0, *a.tokens], np.empty((1 + len(a), 0), np.float32), 0)  # a record has no logits
+        one.observe_logits([0, *a.tokens], np.empty((1 + len(a), 0), np.float32), 0)  # A recording has no logits.
         assert one.accept([token]) == other.accept([token])
 
 
 @pytest.mark.parametrize("beside_a_model", [False, True])
 def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault(beside_a_model: bool) -> None:
-    """The source of a rejected guess does not matter."""
+    """The source of a rejected guess has no influence."""
     drafter = HybridDrafter(DraftModel(MockTarget(100, words=[50]))) if beside_a_model else MixtureDrafter()
     drafter.begin([1, 2, 3, 4, 5, 1])
     assert not drafter.wants_logits
@@ -133,8 +133,8 @@ def test_reading_takes_a_small_part_of_a_pass(monkeypatch: pytest.MonkeyPatch) -
         assert drafter.wants_logits == (drafter._to_read > 0)
         return drafter._to_read
 
-    assert worth_reading(MarginalCost(1.0, [0.0] * 9, 0.02)) == ROWS  # never timed
-    drafter.observe_logits([2, 3, 4], rows_to([9, 5, 7], 100))  # 50 us a row
+    assert worth_reading(MarginalCost(1.0, [0.0] * 9, 0.02)) == ROWS  # not measured yet
+    drafter.observe_logits([2, 3, 4], rows_to([9, 5, 7], 100))  # 50 us per row
     assert worth_reading(MarginalCost(1.0, [0.0] * 9, 0.02)) == 2
     assert worth_reading(MarginalCost(1.0, [0.0] * 9, 0.001)) == 0
     assert worth_reading(MarginalCost(1.0, [0.0] * 9)) == ROWS

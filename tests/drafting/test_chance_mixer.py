@@ -1,6 +1,6 @@
-"""What the mixture learns: `ChanceMixer` of its sources, `Correction` and `OutcomeMap` of estimates that err.
+"""Tests of the mixture's learning: `ChanceMixer` for its sources, `Correction` and `OutcomeMap` for biased estimates.
 
-The guesses here are synthetic and the seeds are fixed, so every figure is the same in every run.
+The guesses are synthetic and the seeds are fixed, so every number is the same in every run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROBABILITY = st.floats(1e-5, 1 - 1e-5)
 
 
 def mixer(cells: int = 4, sets: tuple[int, ...] = (3, 2, 2, 2, 2)) -> Any:
-    """No source sees anything, and every fact of every cell has a place of its own."""
+    """Return a mixer whose sources are all absent and in which every fact of every cell has a separate weight."""
     made = ChanceMixer(cells, sets)
     for i in range(cells * SOURCES):
         made.states[i] = ABSENT
@@ -36,7 +36,7 @@ def mixer(cells: int = 4, sets: tuple[int, ...] = (3, 2, 2, 2, 2)) -> Any:
 
 
 def expect(o: Any, source: int, state: int, p: float) -> None:
-    """Have a state start from a probability."""
+    """Set the initial probability of a state."""
     learnt = o.shared()
     learnt["rate"][source * STATES + state] = p
     learnt["odds"][source * STATES + state] = math.log(p / (1 - p))
@@ -65,7 +65,7 @@ def test_a_state_starts_where_it_was_told_to_and_an_absent_source_says_nothing()
     for p in (0.1, 0.5, 0.9):
         expect(o, 3, 5, p)
         chances.append(o.estimate(0))
-    # One source of weight a quarter says the same less firmly.
+    # A single source with a weight of a quarter gives a less extreme probability.
     assert chances[0] < chances[1] < chances[2]
     assert chances[1] == pytest.approx(0.5, abs=0.05)
     assert o.p[0] == chances[2]
@@ -88,7 +88,7 @@ def test_cells_and_states_keep_to_themselves() -> None:
     for _ in range(500):
         o.estimate(0)
         o.learn(0, False)
-    assert o.estimate(1) == before  # other state, other weights, other facts
+    assert o.estimate(1) == before  # different state, weights and facts
     assert o.estimate(0) < 0.05
     o.states[SOURCES] = 1
     assert o.estimate(1) < before
@@ -111,12 +111,12 @@ def test_a_fact_tells_two_guesses_apart() -> None:
 
 
 def cost(chances: list[float], outcomes: list[bool]) -> float:
-    """Bits per outcome."""
+    """Return the cost of the predictions in bits per outcome."""
     return -sum(math.log2(p if y else 1 - p) for p, y in zip(chances, outcomes, strict=True)) / len(outcomes)
 
 
 def test_it_is_calibrated_and_better_than_each_source() -> None:
-    """Two sources have a word on each guess, whose odds are those of its two states multiplied."""
+    """Two sources predict each guess; its true odds are the product of the odds of its two states."""
     rng, count = random.Random(3), 20_000
     o = mixer(cells=1)
     first, second = [-2.0, -0.5, 0.7, 2.0], [-1.5, 0.0, 2.5]
@@ -138,7 +138,7 @@ def test_it_is_calibrated_and_better_than_each_source() -> None:
     assert sum(map(bool, errors)) > 7
     assert sum(map(abs, errors)) / count < 0.02
     for states in by_source:
-        # A source's claim, at its true rate.
+        # Alone, each source predicts the true rates of its states.
         said = states[count:]
         rates = {state: sum(y for s, y in zip(said, outcomes, strict=True) if s == state) for state in set(said)}
         alone = [rates[state] / said.count(state) for state in sorted(rates)]
@@ -146,7 +146,7 @@ def test_it_is_calibrated_and_better_than_each_source() -> None:
 
 
 def test_each_expert_learns_from_its_own_error() -> None:
-    """Weights continue learning where facts already explain what comes: guesses with other facts gain by it."""
+    """Weights keep learning even if facts already explain the outcomes, so guesses with other facts benefit."""
     o = mixer()
     o.states[0] = o.states[SOURCES] = 1
     for i in range(BIASES):
@@ -154,7 +154,7 @@ def test_each_expert_learns_from_its_own_error() -> None:
     for _ in range(2000):
         o.estimate(0)
         o.learn(0, True)
-    # The state's rate is at its highest by then, and its weight of a quarter alone would make that 0.83.
+    # The state's rate has reached its maximum by then; with its weight of a quarter alone, the result would be 0.83.
     assert o.estimate(1) > 0.95
 
 
@@ -169,7 +169,7 @@ def test_weights_chosen_by_a_token_are_told_from_the_others() -> None:
     row = SOURCES + 1
     held = (o.shared()["first_weights"], o.about_tokens()["weights"], o.shared()["last_weights"])
     assert [len(weights) for weights in held] == [5 * row, 4 * row, 2 * row]
-    # The state and the constant, of the set that each expert's view chose.
+    # The state and the constant moved, in the set that each expert's view selected.
     moved = [[at // row for at, weight in enumerate(weights) if weight != 0.25] for weights in held]
     assert moved == [[1, 1, 4, 4], [1, 1], [1, 1]]
 
@@ -182,7 +182,7 @@ def test_probabilities_stay_probabilities() -> None:
             for i in range(SOURCES):
                 o.states[cell * SOURCES + i] = rng.choice((ABSENT, 0, STATES - 1))
             for i in range(BIASES):
-                o.facts[cell * BIASES + i] = rng.choice((0, ROOM - 1))  # all the facts may be one
+                o.facts[cell * BIASES + i] = rng.choice((0, ROOM - 1))  # All facts may be equal.
             for i in range(EXPERTS + 1):
                 o.views[cell * (EXPERTS + 1) + i] = rng.randrange(2)
             assert 0 < o.estimate(cell) < 1
@@ -193,7 +193,7 @@ def test_probabilities_stay_probabilities() -> None:
 
 
 def corrected(cells: int = 2) -> Any:
-    """Every fact of every cell has a curve of its own."""
+    """Return a correction in which every fact of every cell has a separate curve."""
     made = Correction(cells)
     for i in range(cells * FACTS):
         made.facts[i] = i
@@ -223,7 +223,7 @@ def test_it_finds_what_a_judge_means_that_is_too_sure(shift: float) -> None:
 
 
 def test_a_fact_has_a_curve_of_its_own() -> None:
-    """The judge says a half; in truth one fact makes it a tenth, and another nine tenths."""
+    """The estimate is 0.5; the true probability is 0.1 with one fact and 0.9 with another."""
     rng = random.Random(2)
     o = corrected()
     for i in range(FACTS - 1):
@@ -234,7 +234,7 @@ def test_a_fact_has_a_curve_of_its_own() -> None:
             o.learn(cell, rng.random() < rate)
     assert o.estimate(0, 0.5) == pytest.approx(0.1, abs=0.05)
     assert o.estimate(1, 0.5) == pytest.approx(0.9, abs=0.05)
-    # Far from there nothing was learnt.
+    # Far from this estimate, the curves have learned nothing.
     assert o.estimate(0, 0.99) == pytest.approx(0.99, abs=0.001)
 
 
@@ -247,13 +247,13 @@ def test_curves_about_tokens_are_told_from_the_others() -> None:
         assert held.keys() == {"height", "slope"}
         assert sum(height != 0 for height in held["height"]) == curves
         assert sum(slope != 1 for slope in held["slope"]) == curves
-    assert o.about_tokens()["height"][4] != 0  # its first curve's middle
+    assert o.about_tokens()["height"][4] != 0  # the middle of its first curve
 
 
 def test_what_is_corrected_stays_a_probability() -> None:
     o = corrected()
     for i in range(FACTS):
-        o.facts[i] = 7  # all the facts may be one
+        o.facts[i] = 7  # All facts may be equal.
     for right in (True, False):
         for p in (1e-6, 0.5, 1 - 1e-6):
             for _ in range(2000):
@@ -283,7 +283,7 @@ def test_it_finds_what_a_distorted_judge_means(power: float) -> None:
         p = rng.uniform(0.02, 0.98)
         secondary.learn(p, rng.random() < p**power)
     for p in (0.1, 0.3, 0.5, 0.7, 0.9):
-        # A point's outcomes count with weight 0.02 each: a deviation of about sqrt(0.01 * 0.25) = 0.05 at most.
+        # Each outcome of a point has weight 0.02, so the deviation is at most about sqrt(0.01 * 0.25) = 0.05.
         assert secondary.estimate(p) == pytest.approx(p**power, abs=0.15)
     errors = [secondary.estimate(i / 100) - (i / 100) ** power for i in range(5, 96)]
     assert abs(sum(errors)) / len(errors) < 0.03

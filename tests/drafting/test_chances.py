@@ -1,4 +1,4 @@
-"""The cost of a token, the estimates of acceptance, and their calibration."""
+"""Tests of the cost of a token, the estimates of acceptance, and their calibration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_token_pays_where_what_it_brings_is_worth_its_time() -> None:
     for slopes in ([0.2, 0.4, 0.1], array("d", [0.2, 0.4, 0.1])):
         made = MarginalCost(1.5, slopes)
         assert (made.rate, list(made.slopes)) == (1.5, [0.2, 0.4, 0.1])
-        # 1.5 tokens a pass: the next token must bring 0.3, 0.6 and 0.15 of one.
+        # At 1.5 tokens per pass, the next token must add 0.3, 0.6 and 0.15 tokens.
         assert [made.worth_extending(0.35, length) for length in range(3)] == [True, False, True]
         assert [made.worth_extending(0.1, length) for length in range(3)] == [False, False, False]
         assert made.worth_extending(1.5 * 0.4, 1)
@@ -69,7 +69,7 @@ def test_estimate_finds_the_rate_and_follows_a_change() -> None:
         model = ChanceEstimator()
         for _ in range(3000):
             model.learn(KEY, rng.random() < rate)
-        assert model.estimate(KEY) == pytest.approx(rate, abs=0.12)  # four deviations of the last 200
+        assert model.estimate(KEY) == pytest.approx(rate, abs=0.12)  # four standard deviations of the last 200
     for _ in range(400):
         model.learn(KEY, False)
     assert model.estimate(KEY) < 0.2
@@ -79,13 +79,13 @@ def test_what_is_unknown_leans_on_its_group_and_the_prior() -> None:
     model = ChanceEstimator()
     priors = [model.estimate(cell(m, 1.0, 2, 0)) for m in range(8)]
     assert priors == sorted(priors)
-    assert priors[-1] <= 0.6  # careful until something was seen
+    assert priors[-1] <= 0.6  # low until outcomes are known
     other, stranger = cell(3, 0.4, 4, 0), cell(2, 0.4, 4, 0)
     cold, apart = model.estimate(other), model.estimate(stranger)
     for _ in range(100):
         model.learn(KEY, True)
     assert model.estimate(other) > cold  # the same match length
-    assert model.estimate(stranger) == apart  # another one
+    assert model.estimate(stranger) == apart  # another match length
 
 
 def test_cells_tell_apart_what_matters() -> None:
@@ -117,7 +117,7 @@ def test_an_estimator_counts_hits_up_to_the_first_miss_and_its_class_alone() -> 
         chances(20)
         judge.close([7])
         assert judge.settle([8, 7]) == 0
-        assert judge.settle([7]) == 0  # its outcome is known
+        assert judge.settle([7]) == 0  # Its outcome is already known.
     assert chances(30)[0] < 0.1
     assert chances(3) == [before]
     for _ in range(50):
@@ -127,7 +127,7 @@ def test_an_estimator_counts_hits_up_to_the_first_miss_and_its_class_alone() -> 
     first, *_, last = chances(3, 3, 3)
     assert first > 0.8
     assert last < 0.3
-    for number in range(400):  # wrong after every third one that was right
+    for number in range(400):  # Every fourth guess is wrong.
         after = chances(4)[0]
         judge.close([5])
         judge.settle([5 + (number % 4 == 3)])

@@ -1,4 +1,4 @@
-"""The compiled modules do what the same modules do as plain Python."""
+"""Tests that the compiled modules give the same results as the same modules in plain Python."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ngramspec.tokens import common_prefix
 PLAIN = plain_modules()
 FINDERS = BranchFinder, PLAIN["branches"].BranchFinder
 MANY = [(0, 80), *(pytest.param(seed, 300, marks=pytest.mark.exhaustive) for seed in range(1, 6))]
-"""Of a `SuffixAutomaton`."""
+"""(seed, length) of the random texts in the test of `SuffixAutomaton`."""
 
 
 def copying(rng: random.Random, vocabulary: int, length: int) -> list[int]:
-    """A text of new stretches, and of copies of old ones with an edit."""
+    """Return a text of new parts and of copies of old ones with an edit."""
     text: list[int] = []
     while len(text) < length:
         if len(text) < 50 or rng.random() < 0.3:
@@ -38,9 +38,9 @@ def copying(rng: random.Random, vocabulary: int, length: int) -> list[int]:
 
 
 class Pair:
-    """A drafter and its plain double, which have to agree in all that they are asked.
+    """A drafter and its plain counterpart, which must agree in all results.
 
-    A compiler may fuse a multiplication with an addition, which rounds once less: so chances agree nearly.
+    A compiler may fuse a multiplication with an addition, which rounds once less, so chances agree only approximately.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Pair:
 
     def propose(self, limit: int, seed: int, price: tuple[float, list[float]] | None, how: str) -> Any:
         def picking() -> Chooser | None:
-            """A choice that has nothing to do with the weights, the same for both."""
+            """Return a chooser that ignores the weights and gives both drafters the same choices."""
             rng = random.Random(seed)
             return None if how == "greedy" else lambda _, weights: rng.choice(list(weights))
 
@@ -83,7 +83,7 @@ class Pair:
 
 @pytest.mark.parametrize(("seed", "length"), MANY)
 def test_the_mixture_drafts_asks_and_learns_the_same(seed: int, length: int) -> None:
-    """With a memory that grows, edits, refused rows that are read, prices, and answers to questions."""
+    """The session has a growing memory, edits, refused rows that are read, prices, and answers to questions."""
     rng, pair = random.Random(seed), Pair()
     vocabulary = (12, 3, 60)[seed % 3]
     drafted = questions = heard = 0

@@ -1,6 +1,6 @@
-"""What every drafter keeps to, whatever it guesses by; and one that is written by the recipe of the package.
+"""Tests of the rules for every drafter, and of a drafter that follows the package's instructions.
 
-The rules are in `ngramspec.drafting.draft`, the recipe in `ngramspec.drafting`.
+`ngramspec.drafting.draft` contains the rules, `ngramspec.drafting` the instructions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 
 ALL = [*DRAFTERS, "model", "hybrid"]
 COPIERS = ["mixture", "ngram", "suffix", "nasd"]
-"""These guess by the text of the request alone, before they have seen any logits."""
+"""Drafters that guess from the request's text alone, before they see any logits."""
 WORDS = 4
 LOOP = [1, 2, 3, 0] * 20
 SEEDS, LIMITS = st.integers(0, 10**6), st.integers(1, 15)
@@ -45,7 +45,7 @@ def made(name: str) -> Drafter:
 
 
 def picker(rng: random.Random) -> Chooser:
-    """A choice that has nothing to do with the weights."""
+    """Return a chooser that ignores the weights."""
     return lambda _, weights: rng.choice(list(weights))
 
 
@@ -54,7 +54,7 @@ def likeliest(_: int, weights: Mapping[int, float]) -> int:
 
 
 def practised(name: str, seed: int, *, wrong: bool = False) -> Drafter:
-    """A drafter that was asked for drafts of every kind in a random text, or in one in which it was always wrong."""
+    """Return a drafter after drafts of every kind in a random text, or in one in which it was always wrong."""
     rng = random.Random(seed)
     drafter = made(name)
     text = [rng.randrange(WORDS) for _ in range(60)]
@@ -102,7 +102,7 @@ def test_the_head_of_a_draft_has_every_field_cut() -> None:
 def test_q_is_the_law_of_each_token_and_nothing_that_was_drawn_is_left_out(
     name: str, seed: int, limit: int, price: MarginalCost | None, wrong: bool, fixed_length: bool
 ) -> None:
-    """Could a draw take itself out of the draft, q would not be the law of what is in it."""
+    """If a drawn token could be removed from the draft, q would not be the distribution of the draft's tokens."""
     rng = random.Random(seed)
     drafter = practised(name, seed, wrong=wrong)
     drawn: list[tuple[int, int]] = []
@@ -116,7 +116,7 @@ def test_q_is_the_law_of_each_token_and_nothing_that_was_drawn_is_left_out(
 
     draft = drafter.propose(limit, choose, fixed_length=fixed_length, price=price)
     assert len(draft) <= limit
-    if name != "hybrid":  # which asks two sources at a position, one of which is right
+    if name != "hybrid":  # "hybrid" draws from two sources at a position.
         assert list(enumerate(draft.tokens)) == drawn
     for (at, token), q in zip(enumerate(draft.tokens), draft.q, strict=True):
         assert any(pick == (at, token) and dict(q) == pytest.approx(law) for pick, law in zip(drawn, laws, strict=True))
@@ -133,16 +133,16 @@ def test_q_is_the_law_of_each_token_and_nothing_that_was_drawn_is_left_out(
 def test_a_blind_estimate_does_not_look_at_the_draw(
     name: str, seed: int, limit: int, price: MarginalCost | None
 ) -> None:
-    """Rejection sampling: whatever is drawn, the estimates that decide on the length are as many and the same."""
+    """For rejection sampling, the estimates that determine the length must not depend on the drawn tokens."""
     drafter = practised(name, seed)
     choosers = [likeliest, lambda _, w: min(w, key=lambda token: w[token]), *[picker(random.Random(seed))] * 8]
     drafts = [drafter.propose(limit, choose, fixed_length=True, price=price) for choose in choosers]
     assert len({(draft.source, draft.acceptance_probs) for draft in drafts}) == 1
-    if name not in ("mixture", "memory", "hybrid"):  # whose chain of the most likely says how long a draft may get
+    if name not in ("mixture", "memory", "hybrid"):  # Their most likely chain limits the length.
         assert all(len(draft.acceptance_probs) == (limit if draft else 0) for draft in drafts)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "hybrid"])  # which guesses otherwise at a price
+@pytest.mark.parametrize("name", [name for name in ALL if name != "hybrid"])  # A price changes its guesses.
 @given(seed=SEEDS, drawn=st.booleans())
 def test_a_price_ends_a_draft_where_no_longer_one_can_pay(name: str, seed: int, drawn: bool) -> None:
     drafter = practised(name, seed)
@@ -187,17 +187,17 @@ def test_accept_tells_how_many_were_right_and_asking_again_changes_nothing(
     wrong = [(token + 1) % WORDS for token in tokens[right : right + 1]]
     for drafter in (asked, once):
         assert drafter.accept([*tokens[:right], *wrong, *wrong]) == right
-        assert drafter.accept([1, 2, 3]) == 0  # it was not asked
+        assert drafter.accept([1, 2, 3]) == 0  # It has not proposed a draft.
     assert propose(asked) == propose(once)
 
 
 def kinds(drafter: Drafter, limit: int) -> list[Draft]:
-    """A draft of every kind."""
+    """Return a draft of every kind."""
     options: list[dict[str, Any]] = [{}, {"choose": likeliest}, {"choose": likeliest, "fixed_length": True}]
     return [drafter.propose(limit, **each) for each in options]
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "hybrid"])  # whose model guesses in any text
+@pytest.mark.parametrize("name", [name for name in ALL if name != "hybrid"])  # Its model guesses in any text.
 def test_where_nothing_is_known_nothing_is_drafted(name: str) -> None:
     drafter = made(name)
     for prompt in ([], *([] if name in ("lookahead", "model") else [[7], [7, 8], [7, 8, 9]])):

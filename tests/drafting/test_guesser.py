@@ -1,6 +1,6 @@
-"""`Guesser`: what it copies, how it continues after an edit, and what it makes of memory.
+"""Tests of `Guesser`: its copies, their continuation after an edit, and its use of memory.
 
-Texts are random with fixed seeds: what one test finds, it finds in every run.
+The texts are random with fixed seeds, so every run gives the same results.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PLAIN = plain_modules()
 
 POSITIONS, CANDIDATES = 64, 10
 FREE = array("d", bytes(8 * (POSITIONS + 1)))
-"""Price of a token if tokens are free."""
+"""Slopes of a price of 0 per token."""
 
 
 def test_constants_that_stand_in_several_modules_agree() -> None:
-    """The compiler wants each module to have its own; with other numbers one would write past the other's arrays."""
+    """The compiler requires these constants in each module; with different ones, writes could exceed an array."""
     ours, mixer, counts = (vars(PLAIN[name]) for name in ("guesser", "chance_mixer", "context_counts"))
     shared = {name for name in ours.keys() & mixer.keys() if name.isupper()}
     assert len(shared) >= 6
@@ -93,7 +93,7 @@ def test_it_copies_a_repeated_span() -> None:
 
 
 def test_the_longer_match_and_the_latest_one_win() -> None:
-    # After 1 2 3: once 4, and thrice 5 after a mere 2 3; after 6 7: first 8, recently 9.
+    # 4 follows 1 2 3 once, and 5 follows the shorter 2 3 three times. After 6 7, 8 came first and 9 recently.
     g = begun([1, 2, 3, 4, 10, 2, 3, 5, 11, 2, 3, 5, 12, 2, 3, 5, 13, 1, 2, 3])
     assert guess(g, 1) == (4,)
     g = begun([6, 7, 8, 10, 6, 7, 9, 11, 6, 7])
@@ -102,8 +102,8 @@ def test_the_longer_match_and_the_latest_one_win() -> None:
 
 @pytest.mark.parametrize("edit", ["substitution", "insertion", "deletion"])
 def test_a_copy_goes_on_after_an_edit(edit: str) -> None:
-    # Of 30 symbols at random, the one token of the copy that is known after an edit had about 26 others after it:
-    # only who remembers the place knows what comes next.
+    # With 30 random symbols, about 26 continuations are known for the only token of the copy after an edit, so only a
+    # drafter that remembers the position knows the next token.
     rng = random.Random(1)
     source = noise(800, 9, 30)
     g = begun([*source, 1, 2, 3])
@@ -123,7 +123,7 @@ def test_a_copy_goes_on_after_an_edit(edit: str) -> None:
                 right += tokens == (token,)
             g.accept([token])
     assert tried == 38
-    assert right > 8  # 1.4 by chance
+    assert right > 8  # 1.4 expected by chance
 
 
 def test_a_chain_ends_with_the_guess_that_makes_it_hopeless() -> None:
@@ -155,7 +155,7 @@ def test_the_context_comes_before_memory_and_the_latest_memory_first() -> None:
 
 
 def recalled(truth: Callable[[int], int]) -> tuple[float, float]:
-    """Chances of the first guess from memory at the start and after 150 of them; `truth` says what came instead."""
+    """Return the chances of the first and the last of 151 guesses from memory; `truth` gives the emitted token."""
     chains = [noise(8, 100 + i, 10**6) for i in range(151)]
     g = begun([1, 2, 3], [remembered(*chains)])
     chances = []
@@ -181,7 +181,7 @@ def test_memory_may_grow_while_it_is_used() -> None:
     live = remembered()
     g = begun([1, 2, 3], [live])
     assert guess(g, 5) == ()
-    for i in range(6):  # past several of its sizes
+    for i in range(6):  # The memory's arrays grow several times.
         text = noise(700 * (i + 1), 20 + i, 10**6)
         live.extend(text)
         live.append(SEAM)
@@ -190,7 +190,7 @@ def test_memory_may_grow_while_it_is_used() -> None:
 
 
 def test_a_seam_is_nobodys_guess() -> None:
-    # Neither at the end of a text, nor where a damaged file leads to one.
+    # A seam is never a guess, neither at the end of a text nor if a damaged file points to it.
     index = remembered([5, 6, 7])
     g = begun([5, 6, 7], [index])
     assert guess(g, 5) == ()
@@ -200,7 +200,7 @@ def test_a_seam_is_nobodys_guess() -> None:
     assert guess(g, 5) == ()
 
 
-# --------------------------------------------------------------------------- the ends of what it may be given
+# --------------------------------------------------------------------------- extreme arguments
 
 
 def test_short_contexts() -> None:
@@ -249,7 +249,7 @@ def test_a_chain_goes_on_behind_a_token_of_another() -> None:
     g = begun([1, 2, 3, 4, 9, 5, 6, 7, 8, 9, 1, 2])
     assert guess(g, 2)[0] == 3
     g.pending = 0
-    for at, token in enumerate([3, 5]):  # the text continued with 3 4 there, and with 6 7 8 behind 5
+    for at, token in enumerate([3, 5]):  # In the text, 3 4 came at this position, and 6 7 8 after 5.
         g.look(at)
         g.put(at, token)
     assert g.guess(6, 0.0, MarginalCost(0.0, FREE), 2) == 6
@@ -259,7 +259,7 @@ def test_a_chain_goes_on_behind_a_token_of_another() -> None:
     assert g.accept([3, 5, 6, 40]) == 3
     assert g.text()[-4:] == [3, 5, 6, 40]
     g = begun([1, 2, 3])
-    assert g.look(0) < 0  # nothing is known there
+    assert g.look(0) < 0  # There is no guess at this position.
     g.put(0, 50)
     assert g.accept([50, 51]) == 1
     assert g.text() == [1, 2, 3, 50, 51]
@@ -275,11 +275,11 @@ def test_a_token_put_that_is_the_guess_is_the_guess() -> None:
     assert put.chain() == alone.chain()
 
 
-# --------------------------------------------------------------------------- places kept from one token to the next
+# --------------------------------------------------------------------------- positions kept between tokens
 
 
 def copies_in_turns(rng: random.Random) -> list[int]:
-    """Copies of two texts in turns, with some tokens replaced, left out and put in."""
+    """Return alternating copies of two texts, with some tokens replaced, omitted and inserted."""
     sources = [[rng.randrange(50) for _ in range(60)] for _ in range(2)]
     text: list[int] = []
     for _ in range(8):
@@ -302,19 +302,19 @@ class Place:
 
 
 def in_order(places: list[Place]) -> list[Place]:
-    """The most often confirmed first; of two at one place the first alone."""
+    """Return the places sorted by confirmations; of several at one position, only the first remains."""
     ranked = sorted(places, key=lambda p: (-p.confirmed, p.missed, -p.at))
     return [p for n, p in enumerate(ranked) if all(p.at != q.at for q in ranked[:n])]
 
 
 def latest(text: list[int], order: int) -> int:
-    """The place behind which the last `order` tokens stood last, before the end; -1 if nowhere."""
+    """Return the position after the previous occurrence of the last `order` tokens, or -1 without one."""
     places = (e for e in range(len(text) - 1, order - 1, -1) if text[e - order : e] == text[len(text) - order :])
     return next(places, -1)
 
 
 def follow(places: list[Place], text: list[int], token: int, history: History) -> list[Place]:
-    """The places after one more token, by their definition."""
+    """Return the places after one more token, by their definition."""
     moved = [Place(history.near(len(text), p.at), p.confirmed, p.missed) for p in places]
     places = in_order([p for q in moved if q.at >= 0 and (p := q.follow(text[q.at], token))])
     for order in (2, 4):
@@ -340,7 +340,7 @@ def walk(pointers: Pointers, history: History, *tokens: int) -> None:
 
 
 def said(pointers: Pointers, history: History) -> list[int]:
-    """Predictions of the places, the strongest first."""
+    """Return the predictions of the places, strongest first."""
     spoken = pointers.look(history, history.size, 0)
     tokens = [token for token in pointers.tokens if token >= 0]
     assert bool(tokens) == spoken

@@ -1,4 +1,4 @@
-"""Where a context was seen before: `History` of a request and `TokenIndex` of a memory, against brute force."""
+"""Tests of the search for earlier contexts: `History` of a request and `TokenIndex` of a memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ngramspec.drafting.token_index import NOWHERE, SEAM, TokenIndex, slot
 ORDERS, SMALLEST, GUESSES = 4, 4096, 64
 REACH, STEPS, STEP = 25, 32, 8
 ODD = (-1, 0, 1, 2**31 - 2, 2**31 - 1)
-"""Token ids at the ends of what fits."""
+"""Token ids at the limits of the type."""
 SEEDS = st.integers(0, 10**6)
-"""Of texts at random: among a few examples they hold more than lists that are drawn token by token."""
+"""Seeds of random texts; a few examples cover more cases than lists drawn token by token."""
 
 
 def after(tokens: Sequence[int], context: Sequence[int]) -> list[int]:
-    """Positions that follow `context`, the latest first."""
+    """Return the positions that follow `context`, latest first."""
     order = len(context)
     return [i for i in range(len(tokens) - 1, order - 1, -1) if list(tokens[i - order : i]) == list(context)]
 
@@ -33,7 +33,7 @@ def after(tokens: Sequence[int], context: Sequence[int]) -> list[int]:
 
 
 def filled(tokens: Sequence[int], guesses: Sequence[int] = ()) -> Any:
-    """A history of `tokens`, with `guesses` behind its end."""
+    """Return a history of `tokens`, with `guesses` after its end."""
     h = History()
     for token in tokens:
         h.add(token)
@@ -43,7 +43,7 @@ def filled(tokens: Sequence[int], guesses: Sequence[int] = ()) -> Any:
 
 
 def on_chain(h: Any, context: Sequence[int]) -> list[int]:
-    """Positions that follow `context`, as its chain visits them."""
+    """Return the positions that follow `context`, in the order of its chain."""
     state, order = 0, len(context)
     for token in reversed(context):
         state = mix(state, (token + 1) % 2**64)
@@ -71,7 +71,7 @@ def test_it_grows_with_guesses_behind_its_end_and_cleared_it_is_as_new() -> None
         rng = random.Random(size)
         tokens = [rng.randrange(20) for _ in range(size)]
         h = filled(tokens, guesses=[5] * GUESSES)
-        for token in (6, 7, 8):  # the guesses were wrong
+        for token in (6, 7, 8):  # The guesses were wrong.
             h.add(token)
             tokens.append(token)
         assert list(h.tokens[: h.size]) == tokens
@@ -80,7 +80,7 @@ def test_it_grows_with_guesses_behind_its_end_and_cleared_it_is_as_new() -> None
             for end in (order, size // 2, size, h.size):
                 context = tokens[end - order : end]
                 assert on_chain(h, context) == after(tokens, context)
-        # All that has a head or a link lies inside.
+        # All heads and links point inside.
         assert max(h.heads) < h.size
         assert all(link < i // ORDERS for i, link in enumerate(h.links[: h.size * ORDERS]))
     h.clear()
@@ -103,7 +103,7 @@ def test_a_token_that_is_no_32_bit_number_is_refused() -> None:
 
 
 def nearest(tokens: Sequence[int], size: int, end: int, place: int) -> tuple[int, int]:
-    """(position, how), as `History.near` is documented; the latest of two that are equally near."""
+    """Return (position, how) as documented for `History.near`; of two equally near positions, the later one."""
     if not 1 <= place < size:
         return -1, 4
     if tokens[place - 1] == tokens[end - 1]:
@@ -132,7 +132,7 @@ def test_near_is_the_nearest(seed: int, n_vocab: int, size: int) -> None:
 
 
 def test_near_looks_at_the_latest_alone() -> None:
-    # 40 later occurrences of the pair hide the one next to the place; 20 do not.
+    # 40 later occurrences of the pair hide the one next to the position; 20 do not.
     text = [*range(1, 14), *[0] * 30]
     for times, found in ((40, (13, 4)), (20, (4, 1))):
         h = filled([*text, *[3, 4, 0] * times, 3, 4])
@@ -143,14 +143,14 @@ def test_near_looks_at_the_latest_alone() -> None:
 
 
 def made(tokens: list[int]) -> Iterator[Any]:
-    """Indexes of a text: token by token, built at once with few chains or many, and over arrays that then grow."""
+    """Yield indexes of a text: built token by token, at once with few or many chains, or over arrays that then grow."""
     grown = TokenIndex()
     grown.extend(tokens)
     yield grown
     for chains in (1, 64, 8192):
         yield TokenIndex.build(array("i", tokens), chains)
     for length in (0, 2, 1000):
-        # numpy's arrays, as a mapped file gives them; the length is no power of two.
+        # A mapped file gives numpy arrays like these; the length is not a power of two.
         built = TokenIndex.build(array("i", tokens[:length]), 16)
         arrays = [np.array(list(a), np.int32).data for a in (built.tokens, built.links, built.heads)]
         index = TokenIndex.over(*arrays, length)
@@ -159,7 +159,7 @@ def made(tokens: list[int]) -> Iterator[Any]:
 
 
 def occurrences(index: Any, context: list[int]) -> list[int]:
-    """Positions after `context` on its chain, as the drafter walks it."""
+    """Return the positions after `context` on its chain, in the drafter's order."""
     at, found = index.heads[slot(*context, len(index.heads) - 1)], []
     while at != NOWHERE:
         if list(index.tokens[at - 3 : at]) == context:

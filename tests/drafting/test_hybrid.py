@@ -1,4 +1,4 @@
-"""N-grams and a model that guess one chain: who is asked, what it costs, and what that gives."""
+"""Tests of n-grams and a model that guess one chain: the source of each guess, its cost and its gain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ N = 40
 
 
 def draft_model(n_vocab: int = N, *, slow: float = 0.0, **options: Any) -> MockTarget:
-    """One whose passes take so many seconds, whatever their size."""
+    """Return a draft model whose passes take `slow` seconds, whatever their size."""
     return Blurred(n_vocab, **{"blur": 0.0, "seconds": lambda _: slow, "clock": CLOCK, "peak": 6.0, **options})
 
 
@@ -44,11 +44,11 @@ def count(mock: MockTarget, drafter: Any, prompt: Sequence[int], n: int, **optio
     return stats
 
 
-# --------------------------------------------------------------------------- who is asked
+# --------------------------------------------------------------------------- calls of the model
 
 
 def test_a_dear_model_is_left_alone_and_a_cheap_one_where_n_grams_are_sure() -> None:
-    """Ten plain passes a guess: nothing is worth that. And a text that goes round is copied for nothing."""
+    """A guess that costs ten plain passes never pays, and n-grams copy a repetitive text at no cost."""
     dear, cheap = draft_model(slow=10e-3), draft_model(slow=0.3e-3)
     drafted = count(target(), hybrid(dear), [1, 2, 3] * 20, 120)
     alone = count(target(), MixtureDrafter(), [1, 2, 3] * 20, 120)
@@ -72,7 +72,7 @@ def test_model_is_not_called_for_repeated_request() -> None:
 
 
 def test_guesses_that_no_pass_is_worth_are_not_asked_for() -> None:
-    """However little each token more costs: the first of them costs more than all could bring, or does not."""
+    """Further tokens are cheap, but the first one costs either nothing or more than all could gain."""
     asked = []
     for first in (0.0, 30.0):
         model = draft_model(slow=0.01e-3)
@@ -95,7 +95,7 @@ def test_where_n_grams_have_nothing_a_cheap_model_guesses() -> None:
 
 
 class Scripted(MockTarget):
-    """A model that knows which of these tokens follows which, and nothing else."""
+    """Model that only knows the successors of a few tokens."""
 
     def row(self, context: Sequence[int]) -> Any:
         row = np.zeros(self.n_vocab, np.float32)
@@ -104,8 +104,8 @@ class Scripted(MockTarget):
 
 
 def test_each_continues_the_chain_of_the_other() -> None:
-    # After 5 the prompt continues with 6 7 8, and behind that each time with another token; the model knows that 20 21
-    # come now; and behind 21 the prompt continues with 22 23 24, which the model does not know.
+    # In the prompt, 6 7 8 follows 5, and then a different token each time. The model knows that 20 21 follows 8. In the
+    # prompt, 22 23 24 follows 21, which the model does not know.
     prompt = [token for other in range(9, 17) for token in (5, 6, 7, 8, other, other + 10, 22, 23, 24)] + [30, 31, 5]
     drafter = hybrid(Scripted(N))
     drafter.begin(prompt)
@@ -115,13 +115,13 @@ def test_each_continues_the_chain_of_the_other() -> None:
 
 @pytest.mark.parametrize(("stake", "asked"), [(0.2, False), (20.0, True)])
 def test_a_model_that_is_far_behind_is_asked_again_where_that_much_may_be_lost(stake: float, asked: bool) -> None:
-    """Behind by more than a batch, after a text that n-grams copied."""
+    """The model is behind by more than a batch, after a text that n-grams copied."""
     model = draft_model(seconds=lambda n: 0.05e-3 * n)
     drafter = hybrid(model)
     drafter.begin([*range(30)])
     for token in range(30, 40):
         drafter.accept([token])
-    drafter.propose(4, price=MarginalCost(1.0, [0.05] * 10, seconds=1.0))  # the mock's clock is in passes
+    drafter.propose(4, price=MarginalCost(1.0, [0.05] * 10, seconds=1.0))  # The mock's clock counts passes.
     text = [31, 32, 33, 34] * 40
     for at in range(0, 160, 4):
         drafter.accept(text[at : at + 4])
@@ -134,7 +134,7 @@ def test_a_model_that_is_far_behind_is_asked_again_where_that_much_may_be_lost(s
 
 @pytest.mark.parametrize("replays", [False, True])
 def test_the_models_answers_are_those_to_the_chain(replays: bool) -> None:
-    """Whatever was read, refused or replaced before: its cache held the text and the chain up to the position."""
+    """After any reading, refusal or replacement, the model's cache contains the text and the chain before the guess."""
     model = draft_model(blur=2.0, replays=replays)
     drafter = hybrid(model)
     rng = random.Random(5)
@@ -177,7 +177,7 @@ def test_a_drafter_beside_works_in_the_next_sequence_and_knows_what_the_first_le
         drafter.begin(prompt)
         drafts.add(drafter.propose(6).tokens)
     assert len(drafts) == 1
-    for _ in range(30):  # guesses that fail make the same guesses of the others unlikely
+    for _ in range(30):  # Failures of one drafter lower the others' chances.
         first.begin(prompt)
         first.propose(6)
         first.accept([0])
@@ -190,7 +190,7 @@ def test_a_drafter_beside_works_in_the_next_sequence_and_knows_what_the_first_le
     assert unlikely < other.propose(6).acceptance_probs[0]
 
 
-# --------------------------------------------------------------------------- what asking gives
+# --------------------------------------------------------------------------- gain of a call
 
 
 def test_agreement_makes_sure_and_disagreement_does_not() -> None:
@@ -203,7 +203,7 @@ def test_agreement_makes_sure_and_disagreement_does_not() -> None:
 
 
 def test_what_asking_gives_is_learnt_and_a_new_text_remembers_a_little() -> None:
-    """A model that failed is expected to fail, but asked again."""
+    """A model that failed is expected to fail again, but is still tried in a new text."""
     for p in (0.0, 0.2, 0.6, 0.99):
         guess = 5 if p else -1
         good, bad = SecondOpinion(), SecondOpinion()
@@ -233,7 +233,7 @@ def test_who_agrees_is_surer() -> None:
 
 
 def test_chances_become_what_came_true() -> None:
-    """A model that boasts, and n-grams that are too careful."""
+    """The model overestimates and the n-grams underestimate their chances."""
     opinion = SecondOpinion()
     rng = random.Random(1)
     for _ in range(4000):

@@ -1,4 +1,4 @@
-"""`MixtureDrafter`, what it has beyond others: estimates of drawn tokens, memory, and what its judge keeps."""
+"""Tests of features only `MixtureDrafter` has: estimates of drawn tokens, memory, and stored estimators."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_a_draft_has_as_many_tokens_as_are_asked_for_or_may_be() -> None:
     drafter.begin([1, 2, 3, 4] * 20)
     for limit in (62, 63, 64, 10**6):
         assert len(drafter.propose(limit)) == min(limit, LONGEST)
-    # No slope is known for more tokens than there are.
+    # The price has slopes for only this many tokens.
     assert len(drafter.propose(20, price=MarginalCost(0.0, [0.01] * 6))) == 5
 
 
 @pytest.mark.parametrize("fixed_length", [False, True])
 def test_estimates_of_drawn_tokens_are_calibrated(fixed_length: bool) -> None:
-    # Drawn from q, the token of a fair coin is right half the time, whatever the mixture thinks of it.
+    # A token drawn from q for a fair coin is correct half the time, whatever the mixture's estimate is.
     rng = random.Random(0)
     drafter = MixtureDrafter()
     drafter.begin([rng.randrange(2) for _ in range(200)])
@@ -63,7 +63,7 @@ def test_what_a_request_repeats_is_remembered_once() -> None:
     drafter.begin([1, 2, 3])
     drafter.accept(NOVEL)
     talk = [1, 2, 3, *NOVEL]
-    for turn in range(5):  # a conversation: each prompt is all that was said before, and a question
+    for turn in range(5):  # Each prompt of a conversation has all earlier turns and a question.
         talk = [*talk, 7, turn]
         drafter.begin(talk)
         drafter.accept([8, turn])
@@ -85,7 +85,7 @@ def test_a_memory_is_looked_up_and_left_alone() -> None:
     drafter.begin(NOVEL)
     drafter.accept([1, 2])
     drafter.begin(NOVEL[20:23])
-    assert drafter.propose(5).tokens == ()  # its owner did not say to remember
+    assert drafter.propose(5).tokens == ()  # Its owner did not enable the memory.
     memory.hear(NOVEL)
     assert drafter.propose(5).tokens == tuple(NOVEL[23:28])
     drafter.begin([])
@@ -110,7 +110,7 @@ def test_the_memory_drafter_knows_its_memory_alone() -> None:
     memory.hear(range(20))
     drafter = make_drafter("memory", memory=memory)
     drafter.begin([100, 101, 102, 103] * 5)
-    drafter.accept([100, 101, 102])  # from here on a place of the request could be followed
+    drafter.accept([100, 101, 102])  # From here on, the drafter could follow a position of the request.
     assert not drafter.propose(4).tokens
     drafter.begin([5, 6, 7])
     assert drafter.propose(3).tokens[:2] == (8, 9)
@@ -128,11 +128,11 @@ def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert drafter.propose(4).tokens == (4, 5, 6, 7)
 
 
-# --------------------------------------------------------------------------- what its judge has learnt
+# --------------------------------------------------------------------------- stored estimators
 
 
 def practised(drafter: Any, text: list[int] = TEXT) -> Any:
-    """After some drafts that were right."""
+    """Return the drafter after some correct drafts."""
     drafter.begin(text[:100])
     for token in text[100:160]:
         drafter.propose(4)
@@ -158,7 +158,7 @@ def test_every_text_starts_from_what_the_package_ships() -> None:
         for name in ("rate", "first_weights", "last_weights", "blend", "bias", "correction_height"):
             assert not np.array_equal(guesser.shared()[name], shipped[name]), name
         drafter.begin([])
-    # A first request knows what to make of a copy: 20 tokens that stood there before are likely to continue.
+    # In a first request, a copy of 20 earlier tokens is already likely to continue.
     first = MixtureDrafter()
     first.begin([*range(100, 160), 7, *range(100, 120)])
     draft = first.propose(8)
@@ -198,7 +198,7 @@ def test_a_damaged_file_counts_as_none_and_is_replaced(tmp_path: Path, step: int
     for raw in broken:
         path.write_bytes(raw)
         found = arrays(MixtureDrafter(kept=path))
-        assert same(found, fresh) or same(found, arrays(learner))  # dates and the like do not matter
+        assert same(found, fresh) or same(found, arrays(learner))  # The files may differ in dates.
         ignored += same(found, fresh)
     assert ignored > len(broken) // 2
     learner.save_state()
@@ -247,7 +247,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_is_no_error(
 
 
 def test_nothing_that_hashes_two_tokens_is_kept() -> None:
-    # Of n tokens there are n facts of a kind, of their pairs n times as many: those must be beyond what is kept.
+    # n tokens give n facts of a kind, and their pairs n times as many; those must be outside the stored part.
     n = 24
     kept, beyond = set(), set()
     guesser = Guesser()

@@ -1,4 +1,4 @@
-"""A model that drafts: its guesses, its cache beside the text, its laws, and when it is left alone."""
+"""Tests of a draft model: its guesses, its cache during a text, its distributions, and the limits of its use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_it_drafts_what_the_model_would_write_and_can_tell_the_entropy_of_the_fi
     draft = drafter.propose(6)
     assert draft.tokens == tuple(greedy_text(model, PROMPT, 6))
     assert (draft.source, draft.q, len(draft.acceptance_probs)) == ("model", (), 6)
-    # The last guess is not evaluated: nobody asked what follows it.
+    # The model does not evaluate the last guess, since no guess follows it.
     assert model.tokens == [*PROMPT, *draft.tokens[:-1]]
     assert isinstance(draft, ModelDraft)
     entropy = draft.entropy
@@ -58,7 +58,7 @@ def test_a_guess_is_as_sure_as_the_model_at_first_and_is_then_what_came_of_such_
     row = model.row(PROMPT)
     p = float(np.exp(row.max()) / np.exp(row).sum())
     first = drafter.propose(1).acceptance_probs[0]
-    assert first == pytest.approx(p, abs=0.01)  # linear between points of the map
+    assert first == pytest.approx(p, abs=0.01)  # The map is linear between its points.
     for _ in range(80):
         assert drafter.accept([(drafter.propose(1).tokens[0] + 1) % 40]) == 0
         drafter.begin(PROMPT)
@@ -67,7 +67,7 @@ def test_a_guess_is_as_sure_as_the_model_at_first_and_is_then_what_came_of_such_
 
 @pytest.mark.parametrize("replays", [False, True])
 def test_the_cache_goes_back_by_every_length(replays: bool) -> None:
-    """After any refusal the next draft is that of a model that never saw the refused tokens."""
+    """After any refusal, the next draft is the same as that of a model that never saw the refused tokens."""
     model = MockTarget(40, peak=8.0, replays=replays)
     drafter = ModelDrafter(model)
     drafter.begin(PROMPT)
@@ -93,7 +93,7 @@ def test_what_was_refused_is_taken_back_and_nothing_is_evaluated_twice() -> None
     model.prefilled.clear()
     drafter.accept([*guesses, 7])
     drafter.propose(2)
-    # The last guess and the target's token together, without the logits between them; then the first new guess.
+    # One prefill evaluates the last guess and the target's token, without logits in between; then one guess follows.
     assert (model.prefilled, model.batches) == ([2], [1])
     model.batches.clear()
     drafter.accept([9])
@@ -172,7 +172,7 @@ def test_q_is_the_law_at_the_targets_temperature() -> None:
 
 
 def test_what_is_rare_is_not_drawn_and_one_of_a_few_at_most() -> None:
-    shares = np.array([1.0, 0.5, 0.2, 0.02, 0.005])  # as parts of the largest probability
+    shares = np.array([1.0, 0.5, 0.2, 0.02, 0.005])  # relative to the largest probability
     for min_p, kept in ((0.0, 4), (RARE / 2, 4), (0.1, 3), (0.4, 2)):
         guess = model_guess(np.log(shares), 3, likeliest, Sampling(1.0, min_p=min_p))
         assert guess is not None
@@ -185,11 +185,11 @@ def test_what_is_rare_is_not_drawn_and_one_of_a_few_at_most() -> None:
     assert sorted(guess[2]) == list(range(WIDEST))
 
 
-# --------------------------------------------------------------------------- what its guesses gain
+# --------------------------------------------------------------------------- gain of its guesses
 
 
 def payoff(token: float = 0.1) -> Payoff:
-    """Of a model that takes so many seconds for a token."""
+    """Return the payoff of a model that takes `token` seconds for a token."""
     passes = ModelPasses()
     passes.took(1, token)
     return Payoff(passes)
@@ -218,15 +218,15 @@ def test_a_gain_is_that_of_the_best_length(seconds: float) -> None:
 @pytest.mark.parametrize(
     ("price", "length", "least", "token"),
     [
-        # A guess more must be right in 0.4 of all cases; it is in 0.8.
+        # A further guess must be correct with probability 0.4; it is with 0.8.
         (MarginalCost(1.0, [0.3] * 10, 1.0), 3, 0.5, 0.1),
-        # Where nobody knows seconds the target's price alone counts.
+        # Without known seconds, only the target's price counts.
         (MarginalCost(1.0, [0.5] * 10), 1, 0.5, math.inf),
-        # Hopeless guesses end a draft at any price.
+        # Very unlikely guesses end a draft at any price.
         (None, 1, 0.05, 0.1),
         (MarginalCost(0.0, [0.0] * 10), 1, 0.05, 0.1),
         (MarginalCost(0.0, [0.0] * 10, 1.0), 1, 0.05, 0.1),
-        # Two guesses may be lost, three may not.
+        # The budget allows the loss of two guesses, but not of three.
         (MarginalCost(1.0, [0.0] * 10, 1.0, loss_budget=0.35), 2, 0.125, 0.1),
         (MarginalCost(1.0, [0.0] * 10, 1.0, loss_budget=0.35), 3, 1.01, 0.1),
     ],
@@ -238,7 +238,7 @@ def test_a_draft_goes_on_while_a_guess_pays(
     assert not payoff(token).goes_on(least * 0.999, length, price)
 
 
-# --------------------------------------------------------------------------- what it costs
+# --------------------------------------------------------------------------- its cost
 
 
 def run_timed(
@@ -251,10 +251,19 @@ def run_timed(
     prompt: Sequence[int] = PROMPT,
     **options: Any,
 ) -> tuple[Stats, Blurred, float]:
-    """A text under the cost policy, where a pass of the target takes 1, one of the draft model `token`, and
-    each token more in it that part of `token`.
+    """Generate a text with the cost policy on a mock clock.
 
-    Returns the counters, the draft model, and the seconds of decoding.
+    Args:
+        token: Seconds of a pass of the draft model over one token; a pass of the target takes 1.
+        blur: Noise of the draft model; see `Blurred`.
+        slope: Seconds of each further token in a pass of the target.
+        each: Cost of each further token in a pass of the draft model, in units of `token`.
+        max_tokens: Maximum number of tokens.
+        prompt: Prompt of the text.
+        options: Further arguments of `SpeculativeDecoder`.
+
+    Returns:
+        The counters, the draft model, and the seconds of decoding.
     """
     clock = Clock(tick=1e-6)
     model = Blurred(60, blur=blur, peak=6.0, seconds=lambda n: token * (1 + each * (n - 1)), clock=clock)
@@ -281,7 +290,7 @@ def test_a_fast_model_that_is_right_pays() -> None:
     [(1.0, 0.0, 0.0), (0.9, 0.0, 0.3), (0.05, 60.0, 0.05), (0.4, 60.0, 0.2), (0.5, 3.0, 0.4), (0.2, 3.0, 0.2)],
 )
 def test_a_model_that_does_not_pay_is_soon_left_alone(token: float, blur: float, slope: float) -> None:
-    """As slow as the target, or nearly always wrong: what it costs is about three passes and 1 %, at any length."""
+    """A model that is as slow as the target or nearly always wrong costs about three passes and 1 %, at any length."""
     for length in (50, 400):
         _, _, seconds = run_timed(token, blur=blur, slope=slope, max_tokens=length)
         assert seconds < length + 3 + 0.01 * length
@@ -318,7 +327,7 @@ def test_a_long_prompt_is_read_once_that_can_have_paid_for_itself() -> None:
     long, model, _ = run_timed(0.1, blur=0.5, slope=0.05, each=1.0, prompt=prompt, max_tokens=300)
     assert len(model.tokens) > 400
     assert long.tokens_per_pass > 1.5
-    assert long.decode_seconds - long.seconds - long.draft_seconds > 0.1 * 400  # reading it is no draft's fault
+    assert long.decode_seconds - long.seconds - long.draft_seconds > 0.1 * 400  # No draft is charged for the prompt.
 
 
 def test_a_prompt_is_read_at_once_where_earlier_texts_were_long_enough_to_pay_for_it() -> None:

@@ -1,4 +1,4 @@
-"""Counted n-grams: tables, predictor and drafters, against plain lists that are searched and know no hash."""
+"""Tests of counted n-grams: tables, predictor and drafters, against searches in plain lists without hashes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.drafting.predictor import Continuations, CountTable, NGramPredictor, Shares, roll
 
 SEEDS = st.integers(0, 10**6)
-# Three letters: every context soon has several continuations, equally frequent ones among them.
+# With three letters, every context soon has several continuations, some of them equally frequent.
 STREAMS = st.builds(lambda seed, k: random.Random(seed).choices(range(3), k=k), SEEDS, st.integers(0, 60))
 
 # --------------------------------------------------------------------------- tables
@@ -34,7 +34,7 @@ def test_best_total_and_recency_match_the_list_of_occurrences(seen: list[int]) -
         if end > 1:
             found.add(seen[end - 1])
         before = seen[:end]
-        assert found.best == max(reversed(before), key=before.count)  # the most recently seen among equals
+        assert found.best == max(reversed(before), key=before.count)  # The most recent of equal ones wins.
         assert found.total == end
         assert list(found.counts) == sorted(set(before), key=before[::-1].index, reverse=True)
         assert found.counts == Counter(before)
@@ -57,11 +57,11 @@ def test_the_contexts_not_updated_for_longest_go_first(monkeypatch: pytest.Monke
     for key, token in [(1, 5), (2, 5), (3, 5), (1, 5), (1, 6)]:
         table.add(key, token)
     assert list(table) == [2, 3, 1]
-    assert table.pairs == 4  # as many as there may be: contexts 2 and 3 have one, context 1 has two
+    assert table.pairs == 4  # The table is full: contexts 2 and 3 have one, context 1 has two.
     table.add(4, 5)
     assert list(table) == [3, 1, 4]
     table.add(4, 6)
-    table.add(4, 7)  # one too many again, and context 1 has to go with both of its tokens
+    table.add(4, 7)  # One pair too many removes context 1 with both of its tokens.
     assert list(table) == [4]
     assert table.pairs == 3
 
@@ -70,9 +70,9 @@ def test_a_full_context_drops_its_stalest_token_but_not_its_best(monkeypatch: py
     monkeypatch.setattr(predictor, "MAX_CONTINUATIONS", 3)
     for tokens, left in [
         ((4, 7, 7, 5, 6), {7: 2, 5: 1, 6: 1}),
-        ((7, 7, 4, 5, 6), {7: 2, 5: 1, 6: 1}),  # 7 is the stalest, but the most frequent
+        ((7, 7, 4, 5, 6), {7: 2, 5: 1, 6: 1}),  # 7 is the oldest, but the most frequent.
         ((4, 5, 6, 7), {5: 1, 6: 1, 7: 1}),
-        ((4, 4, 5, 5, 6, 7), {5: 2, 6: 1, 7: 1}),  # of two as frequent, the later one is the best
+        ((4, 4, 5, 5, 6, 7), {5: 2, 6: 1, 7: 1}),  # The later of two equally frequent ones is the best.
     ]:
         table = CountTable()
         for token in tokens:
@@ -87,7 +87,7 @@ def test_a_full_context_drops_its_stalest_token_but_not_its_best(monkeypatch: py
 
 
 def counted(events: Sequence[tuple[Sequence[int], int]], text: Sequence[int], max_order: int, limit: int) -> Draft:
-    """Return the draft that counts of (context, what followed it) give after a text, by the rule."""
+    """Return the draft that the counts of (context, next token) give after a text, by the rule."""
     text = list(text)
     tokens, q, match, support = [], [], [], []
     for _ in range(limit):
@@ -118,7 +118,7 @@ def entries(table: CountTable) -> list[Continuations]:
 
 
 def contents(p: NGramPredictor) -> list[dict[int, tuple[list[tuple[int, int]], int, int]]]:
-    """Per table: key -> (continuations from the least to the most recent, best, total)."""
+    """Return for each table: key -> (continuations from the least to the most recent, best, total)."""
     return [
         {
             key: (list(entry.counts.items()), entry.best, entry.total)
@@ -129,7 +129,7 @@ def contents(p: NGramPredictor) -> list[dict[int, tuple[list[tuple[int, int]], i
 
 
 def state(p: NGramPredictor) -> tuple[Any, ...]:
-    """All that decides what a predictor does."""
+    """Return the complete state of a predictor."""
     return list(p._history), p._keys, contents(p), [list(table) for table in p._tables]
 
 
@@ -157,7 +157,7 @@ def test_fnv1a_against_published_and_hand_computed_values() -> None:
     assert fnv1a([]) == 0xCBF29CE484222325
     assert fnv1a(b"a") == 0xAF63DC4C8601EC8C  # test vectors of the FNV authors
     assert fnv1a(b"foobar") == 0x85944171F73967E8
-    # Ids beyond a byte enter whole: (basis xor 151935) * prime, and so on.
+    # The hash uses ids above a byte as a whole: (basis xor 151935) * prime, and so on.
     assert fnv1a([151935]) == (0xCBF29CE484222325 ^ 151935) * 0x100000001B3 % 2**64
     assert fnv1a([1, 2]) != fnv1a([2, 1])
 
@@ -204,7 +204,7 @@ def test_where_contexts_collide_a_draft_states_the_q_of_the_shared_counts(stream
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(predictor, "FNV_PRIME", 0)
         draft = fed(stream, max_order=3, window=8).predict(3)
-    pooled = stream[2:] or stream[1:]  # whatever followed two tokens; one, if nothing did
+    pooled = stream[2:] or stream[1:]  # the tokens after two tokens, or else after one
     assert draft.context_counts == ((len(pooled),) * 3 if pooled else ())
     for q in draft.q:
         assert q == {token: pooled.count(token) / len(pooled) for token in set(pooled)}
@@ -224,9 +224,9 @@ def test_tables_are_bounded_over_a_long_stream(vocabulary: int, monkeypatch: pyt
             assert max(len(e.counts) for e in found) <= 20
             assert all(e.total == sum(e.counts.values()) for e in found)
             assert all(e.counts[e.best] == max(e.counts.values()) for e in found)
-            assert vocabulary < 20 or table.pairs > 160  # full: the bound was at work
+            assert vocabulary < 20 or table.pairs > 160  # The table is full, so its limit applied.
     assert len(p) == 64
-    assert state(p) == state(fed(stream, window=64))  # tables that overflow in a batch, too
+    assert state(p) == state(fed(stream, window=64))  # also if tables overflow in a batch
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_defaults_are_akunus() -> None:
 
 
 def check_counted(draft: Draft, expected: Draft) -> None:
-    """The rule's draft, up to where it had become hopeless."""
+    """Check that a draft is the rule's, up to the position at which acceptance became too unlikely."""
     n = len(draft)
     assert draft.tokens == expected.tokens[:n]
     assert (draft.match_lengths, draft.context_counts) == (expected.match_lengths[:n], expected.context_counts[:n])
@@ -263,7 +263,7 @@ def check_counted(draft: Draft, expected: Draft) -> None:
 
 @given(STREAMS, st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12), st.integers(2, 5))
 def test_an_n_gram_drafter_counts_prompt_and_answer(prompt: list[int], answers: list[list[int]], order: int) -> None:
-    """Tokens beyond its guesses and after drafts that nobody asked for as well; a new prompt ends what was counted."""
+    """It also counts tokens beyond its guesses and in passes without drafts; a new prompt resets the counts."""
     for drafter in (NGramDrafter(), NGramDrafter(NGramPredictor(max_order=order))):
         for text in ([], list(prompt)):
             drafter.begin(text)
@@ -276,7 +276,7 @@ def test_an_n_gram_drafter_counts_prompt_and_answer(prompt: list[int], answers: 
 
 @given(SEEDS, STREAMS.filter(bool))
 def test_nasd_counts_what_was_likely_beside_what_came(seed: int, prompt: list[int]) -> None:
-    """At each position that stands, before what came there; of rows behind a refused token nothing."""
+    """It counts the likely tokens of each accepted position before the emitted one, but no rows after a refusal."""
     rng = np.random.default_rng(seed)
     drafter, text = NasdDrafter(), list(prompt)
     drafter.begin(prompt)

@@ -1,4 +1,4 @@
-"""Drafts of several texts made side by side: what they ask of the draft model goes through it together if that pays."""
+"""Tests of drafts for several texts at once: their requests to the draft model share a pass if that pays."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def request(passes: ModelPasses, sequence: Any, tokens: Sequence[int], gain: flo
     [(True, {}), (False, {}), (False, {"split": True}), (True, {"drafts_alone": True, "replays": True})],
 )
 def test_drafts_draft_together_are_those_draft_alone(kind: type, sampled: bool, options: dict[str, Any]) -> None:
-    """Nothing has a price here, so nothing is declined."""
+    """Passes have no price here, so no request is declined."""
     smalls = [model_of(3, **options), model_of(3, **options)]
     sets = [drafters_of(kind, small) for small in smalls]
     rng = random.Random(3)
@@ -106,7 +106,7 @@ def test_what_a_pass_has_no_room_for_goes_into_another() -> None:
     def drafting(sequence: Any, length: int) -> Drafting:
         found = yield request(passes, sequence, [3] * length)
         assert found is not None
-        rows[sequence.number] = found.copy()  # valid until the next pass only
+        rows[sequence.number] = found.copy()  # The rows are valid until the next pass.
         return Draft((length,))
 
     lengths = (3, 5, 8, 1)
@@ -135,7 +135,7 @@ def paced(sequences: int, one: float, each: float, **options: Any) -> tuple[Mode
 def test_the_requests_that_bring_most_together_are_granted(
     asked: list[tuple[float, int]], one: float, part: float, worth: float
 ) -> None:
-    """Against all subsets."""
+    """Compare the choice with all subsets."""
     passes, small = paced(6, one, part * one)
     requests = {
         text: request(passes, small.sequences[text], [0] * rows, gain) for text, (gain, rows) in enumerate(asked)
@@ -169,7 +169,7 @@ def test_texts_that_cannot_share_a_pass_decide_for_themselves(options: dict[str,
 
 
 def test_a_text_whose_request_is_declined_drafts_without() -> None:
-    """Two requests pay for a pass together; where the other is missing, one alone does not."""
+    """Two requests together justify a pass, but one alone does not."""
     passes, small = paced(2, 1.0, 0.0)
 
     def drafting(sequence: Any, gain: float) -> Drafting:
@@ -195,7 +195,7 @@ def test_hybrid_drafters_go_on_with_n_grams_where_they_are_declined(monkeypatch:
     assert [draft.tokens for draft in drafts] == bare
     assert not small.passes
     for drafter in drafters:
-        drafter.accept([30])  # which n-grams know nothing of
+        drafter.accept([30])  # The n-grams do not know this token.
     draft_together([drafter.propose_stepwise(3, price=FREE) for drafter in drafters], FREE)
     assert len(small.passes[0]) == 2
     assert small.sequences[0].tokens[:31] == [*range(5, 25), 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 30]

@@ -1,4 +1,4 @@
-"""`AnswerStore`: answers to repeated requests, and how far they are trusted."""
+"""Tests of `AnswerStore`: answers to repeated requests, and their chances."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def answered(store: AnswerStore, tokens: Sequence[int], prompt: Sequence[int] = 
 
 
 def expected(store: AnswerStore, start: Sequence[int], sampling: Sampling = GREEDY) -> list[int]:
-    """Return what an answer is expected to continue with that began with some tokens."""
+    """Return the expected continuation of an answer that began with the given tokens."""
     answer = store.begin(PROMPT, sampling)
     answer.accept(start)
     return answer.continuation(63)[0]
@@ -33,7 +33,7 @@ def expected(store: AnswerStore, start: Sequence[int], sampling: Sampling = GREE
 def test_continuation_repeats_earlier_answer_with_high_chances() -> None:
     store = AnswerStore()
     answered(store, ANSWER)
-    answer = store.begin(PROMPT, Sampling(seed=7))  # greedy decoding uses no seed
+    answer = store.begin(PROMPT, Sampling(seed=7))  # Greedy decoding uses no seed.
     tokens, chances = answer.continuation(10)
     assert tokens == ANSWER[:10]
     assert min(chances) > 0.99

@@ -1,4 +1,4 @@
-"""The longest suffix: `SuffixAutomaton` and the drafter on it, against naive search."""
+"""Tests of the longest suffix: `SuffixAutomaton` and its drafter, against naive search."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def built(tokens: Sequence[int]) -> SuffixAutomaton:
 
 
 def longest_match(text: Sequence[int]) -> tuple[int, list[int]]:
-    """Naively: the length of the longest suffix that has a continuation, and what followed it, in order."""
+    """Return by naive search the length of the longest suffix with a continuation, and its continuations in order."""
     n = len(text)
     for length in range(n - 1, 0, -1):
         followed = [text[i] for i in range(length, n) if text[i - length : i] == text[n - length :]]
@@ -62,7 +62,7 @@ def test_the_match_is_the_longest_suffix_seen_before(text: list[int]) -> None:
 
 
 def test_counts_are_exact_while_few_suffixes_were_seen_before() -> None:
-    # COUNTED steps along the suffix links are counted: in texts of this kind there are no more.
+    # The automaton counts along at most COUNTED suffix links, and texts of this kind have no more.
     rng = random.Random(1)
     for _ in range(15):
         text = [rng.randrange(5) for _ in range(200)]
@@ -110,7 +110,7 @@ def test_time_and_room_stay_in_their_bounds(n: int, name: str, monkeypatch: pyte
 
 
 def expected_draft(text: Sequence[int], limit: int) -> tuple[list[int], list[int]]:
-    """Tokens and match lengths by the rule, naively: a guess is context for the next, but it is no evidence."""
+    """Return tokens and match lengths by a naive search; a guess is context for the next, but adds no count."""
     draft: list[int] = []
     matches: list[int] = []
     for _ in range(limit):
@@ -124,7 +124,7 @@ def expected_draft(text: Sequence[int], limit: int) -> tuple[list[int], list[int
             break
         best = max(map(followed.count, followed))
         clear = best >= CLEARLY * followed.count(followed[-1])
-        # Among equals the one seen last.
+        # The most recent of equally frequent tokens wins.
         draft.append(next(t for t in reversed(followed) if followed.count(t) == best) if clear else followed[-1])
         matches.append(length)
     return draft, matches
@@ -149,7 +149,7 @@ def test_the_example_in_the_docstring() -> None:
 
 
 def test_a_context_of_any_length_decides() -> None:
-    # 400 tokens on which two passages agree, and 40 equally long ones that differ in the token before them.
+    # The text has 40 passages that share 400 tokens and differ in the token before and after them.
     same = list(range(100, 500))
     text = [token for i in range(40) for token in (i, *same, 1000 + i)]
     drafter = SuffixDrafter()
@@ -164,5 +164,5 @@ def test_the_frequent_one_must_be_clearly_ahead() -> None:
     for frequent, guess in ((1, 8), (2, 7), (3, 7)):
         drafter.begin([t for i in range(frequent) for t in (10 + i, 5, 7)] + [20, 5, 8, 30, 5])
         assert drafter.propose(1).tokens == (guess,)
-    drafter.begin([10, 5, 7, 11, 5, 7, 12, 5, 7, 20, 5, 8, 21, 5, 8, 30, 5])  # three of one, then two of the other
+    drafter.begin([10, 5, 7, 11, 5, 7, 12, 5, 7, 20, 5, 8, 21, 5, 8, 30, 5])  # 7 three times, then 8 twice
     assert drafter.propose(1).tokens == (8,)

@@ -1,4 +1,4 @@
-"""Drafters that read logits, `recycle` and `lookahead`: what they draft, by brute force, and what they are shown."""
+"""Tests of `recycle` and `lookahead`, which read logits: their drafts against brute force, and the received logits."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_logits_that_are_no_numbers_teach_nothing() -> None:
 
 @given(seed=SEEDS, n_vocab=st.integers(3, 9))
 def test_recycle_drafts_the_chain_of_the_latest_best_successors(seed: int, n_vocab: int) -> None:
-    """Of tokens that were evaluated, refused or not, in this request or an earlier one, with this model."""
+    """It learns from all evaluated tokens, refused or not, in this request or an earlier one with the same model."""
     rng = np.random.default_rng(seed)
     drafter, successor = RecycleDrafter(), dict[int, int]()
     for request in range(4):
@@ -113,13 +113,16 @@ def test_what_stays_the_best_is_surer() -> None:
 def expected_window(
     evaluated: Sequence[tuple[Sequence[int], int]], trajectory: Sequence[int], text: Sequence[int], limit: int
 ) -> Draft:
-    """By the rule: the latest of what followed the longest context, else the trajectory, else the last token again.
+    """Return the expected draft by the rule.
+
+    Each token is the latest that followed the longest known context. Without such a context, it comes from the
+    trajectory; after its end, the last token is repeated.
 
     Args:
-        evaluated: (text, what was most likely or came after it), the latest last.
-        trajectory: what was most likely in the pass before, at the positions to come.
-        text: so far.
-        limit: of the draft.
+        evaluated: (text, most likely or actual next token), latest last.
+        trajectory: Most likely tokens of the previous pass at the next positions.
+        text: Text so far.
+        limit: Maximum number of draft tokens.
     """
     text, match, start = list(text), [], len(text)
     while text and len(match) < min(limit, WINDOW):
@@ -136,7 +139,7 @@ def expected_window(
 
 @given(seed=SEEDS, limit=st.integers(1, 20), n_vocab=st.integers(3, 12))
 def test_lookahead_drafts_what_the_rule_says(seed: int, limit: int, n_vocab: int) -> None:
-    """The prompt is pooled once its model is known; the pool outlasts the request, the trajectory does not."""
+    """The prompt enters the pool once its model is known; the pool outlives the request, the trajectory does not."""
     rng = np.random.default_rng(seed)
     drafter, evaluated = LookaheadDrafter(), list[tuple[list[int], int]]()
     for request in range(4):
@@ -163,7 +166,7 @@ def test_lookahead_drafts_what_the_rule_says(seed: int, limit: int, n_vocab: int
 
 
 def after_a_pass() -> LookaheadDrafter:
-    """The docstring's: 5 6 is the text, 7 8 9 was sent, the target would have 1 4 4 2."""
+    """Return the drafter of the docstring's example: text 5 6, draft 7 8 9, and 1 4 4 2 as the target's best tokens."""
     drafter = LookaheadDrafter()
     drafter.begin([5, 6])
     drafter.observe_logits([6, 7, 8, 9], rows_to([1, 4, 4, 2]))
@@ -196,7 +199,7 @@ def test_the_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Reader(RecycleDrafter):
-    """Keeps what it is shown, and drafts a constant."""
+    """Drafter that records the logits it receives and always drafts the same token."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Policies that adapt: the entropy of known laws, the way to gamma, and a threshold that finds its place."""
+"""Tests of adaptive policies: the entropy of known distributions, the approach to gamma, and an adaptive threshold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL = range(1, 65)
 
 
 def even(choices: int, n_vocab: int = 1000) -> NDArray[np.float32]:
-    """Logits of a law with that many equally likely tokens."""
+    """Return logits with this number of equally likely tokens."""
     row = np.full(n_vocab, -np.inf, np.float32)
     row[:choices] = 3.5
     return row
@@ -53,14 +53,14 @@ def test_entropy_of_known_laws() -> None:
     assert normalised_entropy(three) == pytest.approx(1.5 * math.log(2) / math.log(3), abs=1e-6)
     far = np.array([0, -90, -1e30], np.float32)
     assert normalised_entropy(far) == pytest.approx(0, abs=1e-9)
-    for scale in (0.1, 1.0, 3.0, 30.0):  # against a sum in double precision
+    for scale in (0.1, 1.0, 3.0, 30.0):  # compared with a sum in double precision
         row = (scale * np.random.default_rng(1).standard_normal(150_001)).astype(np.float32)
         before = row.copy()
         p = np.exp(row.astype(np.float64) - row.max())
         p /= p.sum()
         expected = -float((p[p > 0] * np.log(p[p > 0])).sum()) / math.log(p.size)
         assert normalised_entropy(row) == pytest.approx(expected, abs=1e-6)
-        assert np.array_equal(row, before)  # the target's buffer
+        assert np.array_equal(row, before)  # The row is the target's buffer.
 
 
 def test_broken_rows_have_no_entropy_and_change_nothing() -> None:
@@ -79,7 +79,7 @@ def test_broken_rows_have_no_entropy_and_change_nothing() -> None:
 def test_gamma_follows_the_perplexity_within_its_bounds() -> None:
     for choices, gamma in ((1, 17), (2, 9), (4, 5), (16, 2), (1000, 1)):
         policy = EntropyPolicy(17)
-        assert policy.limit() == 1  # nothing seen yet
+        assert policy.limit() == 1  # no data yet
         policy.observe_logits(even(choices))
         assert policy.limit() == gamma == round(1 + 16 / choices)
         assert details(policy) == {"entropy": pytest.approx(math.log(choices, 1000), abs=1e-6), "gamma": gamma}
@@ -115,7 +115,7 @@ def test_entropy_sends_what_gamma_allows() -> None:
 
 
 def test_entropy_reads_that_of_a_draft_model() -> None:
-    """A draft is cut by its own first law, and that law counts as much as one of the target's."""
+    """A draft's first distribution limits its length, and counts as much as a distribution of the target."""
     policy = EntropyPolicy(16)
     policy.observe_logits(even(1))
     assert policy.limit() == 16
@@ -159,9 +159,9 @@ def at(threshold: float, draft_max: int = 16) -> ThresholdPolicy:
     ("threshold", "most", "chances", "sizes", "planned"),
     [
         *((threshold, 16, [0.5] * 5, ALL, (k, k + 1)) for threshold, k in ((0.6, 0), (0.5, 1), (0.25, 2), (0.01, 5))),
-        # The first that falls under it ends it, whatever comes after.
+        # The first estimate below the threshold ends the draft, whatever follows.
         (0.3, 16, [0.9, 0.1, 1.0, 1.0], ALL, (1, 2)),
-        # It fits into what is allowed.
+        # The draft respects the limit.
         (0.3, 16, [0.99] * 20, ALL, (16, 17)),
         (0.3, 5, [0.99] * 20, ALL, (5, 6)),
         (0.3, 16, [0.99] * 20, (1, 2, 3), (2, 3)),
@@ -177,7 +177,7 @@ def test_a_draft_ends_before_the_confidence_falls_under_the_threshold(
 
 
 def test_a_blind_draft_is_cut_by_its_estimates_alone() -> None:
-    # Rejection sampling: the estimates are of `limit` positions, and which tokens were drawn may decide nothing.
+    # For rejection sampling, the estimates cover `limit` positions, and the drawn tokens must not influence the length.
     policy = at(0.2)
     for acceptance in ([0.5] * 8, [0.9] * 8, [0.1] * 8):
         plans = {
@@ -186,8 +186,8 @@ def test_a_blind_draft_is_cut_by_its_estimates_alone() -> None:
         }
         assert len(plans) == 1
     assert policy.plan(draft([0.5] * 8, 4), None, ALL) == (2, 3)
-    assert policy.plan(draft([0.9] * 8, 4), None, ALL) == (4, 5)  # no more than there are
-    # Where nobody estimates as much is sent as may be.
+    assert policy.plan(draft([0.9] * 8, 4), None, ALL) == (4, 5)  # at most the whole draft
+    # Without estimates, the policy sends as many tokens as allowed.
     assert at(0.9, 6).plan(draft([], 4), None, ALL) == (4, 5)
     assert at(0.9, 6).plan(draft([], 9), None, ALL) == (6, 7)
 
@@ -200,10 +200,10 @@ def test_the_threshold_rises_after_a_refusal_and_falls_when_more_would_have_been
     policy.record(accepted(3, correct_guesses=4))
     assert policy.threshold == pytest.approx(before * math.exp(policy.STEP * (2 * policy.EDGE - 1)))
     before = policy.threshold
-    policy.record(accepted(3, correct_guesses=3))  # and the one after these was wrong, or there was none
+    policy.record(accepted(3, correct_guesses=3))  # The next guess was wrong, or there was none.
     policy.record(accepted(0, correct_guesses=0))
     assert policy.threshold == before
-    policy.record(accepted(0, correct_guesses=1))  # nothing was sent, though it was right
+    policy.record(accepted(0, correct_guesses=1))  # The policy sent nothing, although the guess was correct.
     assert policy.threshold < before
     for _ in range(500):
         policy.record(refused(1))
@@ -214,7 +214,7 @@ def test_the_threshold_rises_after_a_refusal_and_falls_when_more_would_have_been
 
 
 def run(policy: ThresholdPolicy, true: float, claimed: float, passes: int) -> tuple[float, float]:
-    """(mean length of the drafts, share of the last tokens sent that were right) of a drafter with 20 proposals."""
+    """Return (mean draft length, share of correct last tokens) with a drafter that proposes 20 tokens."""
     rng = random.Random(1)
     lengths, right = [], []
     for number in range(passes):
@@ -229,7 +229,7 @@ def run(policy: ThresholdPolicy, true: float, claimed: float, passes: int) -> tu
 
 @pytest.mark.parametrize("claimed", [0.95, *(pytest.param(p, marks=pytest.mark.exhaustive) for p in (0.75, 0.85))])
 def test_the_threshold_corrects_a_drafter_that_is_wrong_about_itself(claimed: float) -> None:
-    # True odds of 0.85: the seventh token is right with probability 0.32, whatever the drafter says of it.
+    # With a true probability of 0.85, the seventh token is correct with probability 0.32, whatever the estimate is.
     policy = ThresholdPolicy(20)
     length, edge = run(policy, 0.85, claimed, 8000)
     assert length == pytest.approx(math.log(policy.EDGE, 0.85), abs=0.7)
@@ -242,7 +242,7 @@ def test_the_drafter_is_told_where_to_stop() -> None:
     price = policy.price(None, ALL)
     assert price is not None
     assert len(price.slopes) == policy.limit() + 1
-    # A drafter that ends with the first position under the price still proposes one more than is sent.
+    # A drafter that ends with the first position below the price still proposes one token more than the policy sends.
     cut, reach = 0, 1.0
     for p in [0.6] * 8:
         cut += 1

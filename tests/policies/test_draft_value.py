@@ -1,4 +1,4 @@
-"""What a draft is worth with the passes after it; and where a refused pass is evaluated again before the next."""
+"""Tests of the value of a draft with the passes after it, also if refused passes are evaluated again."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ngramspec.policies.draft_value import DraftValue
 
 SIZES = range(1, 65)
 COPY = [0.6] + [0.97] * 30
-"""It is not clear whether a copy begins; if one does, it goes on."""
+"""Chances of a copy that may not begin, but continues if it does."""
 
 
 def cuts(n: int) -> Iterator[list[int]]:
-    """All lists of draft lengths by which passes may go through a chain of n guesses, each adding a token."""
+    """Yield all lists of draft lengths with which passes can cover a chain of n guesses; each pass adds one token."""
     for k in range(n + 1):
         if n - k - 1 <= 0:
             yield [k]
@@ -29,7 +29,7 @@ def cuts(n: int) -> Iterator[list[int]]:
 
 
 def worth_of(lengths: Sequence[int], chances: Sequence[float], times: Sequence[float], worth: float) -> float:
-    """Tokens less time, by going through every place at which the chain may go wrong."""
+    """Return expected tokens less the cost of time, summed over every position at which the chain may fail."""
     total = 0.0
     for wrong in range(len(chances) + 1):
         at, value = 0, 0.0
@@ -77,7 +77,7 @@ def curve(slope: float) -> CostCurve:
 
 
 def worth_with_restore(k: int, acceptance: list[float], t: CostCurve, restore: RestoreCost) -> float:
-    """Tokens less seconds, by going through everything that may be refused; a second is worth a token."""
+    """Return expected tokens less seconds, summed over every possible refusal; a second is worth a token."""
     value = 0.0
     for outcome in itertools.product((True, False), repeat=k):
         p = 1.0

@@ -1,4 +1,4 @@
-"""What is booked of passes, and what may be lost and asked after them."""
+"""Tests of the loss budget: the entries of passes, and the losses and drafter calls that they allow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_funds_are_told_in_any_unit_of_time() -> None:
 
 @pytest.mark.parametrize("texts", [1, 3])
 def test_a_plain_pass_is_booked_to_the_drafts_that_it_follows_and_to_no_others(texts: int) -> None:
-    """Here it takes 0.5 s longer than it should."""
+    """This pass takes 0.5 s longer than expected."""
     after, alone = LossBudget(texts), LossBudget(texts)
     for budget, drafting in ((after, True), (alone, False)):
         budget.book(passed(texts, 0, 0, texts, 0.0, 1.0), drafting)
@@ -64,5 +64,5 @@ def test_who_takes_long_to_ask_is_not_asked_once_the_funds_are_used_up() -> None
     while budget.can_ask():
         budget.book(passed(1, 0, 1, 1.0, 0.45, 1.0), drafting=False)
         asked += 1
-    assert asked == 3  # 0.4 s of each are booked
+    assert asked == 3  # The budget books 0.4 s of each.
     assert budget.left(1.0, 1.0) < 0

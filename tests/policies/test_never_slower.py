@@ -1,7 +1,8 @@
-"""The home of the promise that drafts, however bad, are never slower than plain decoding beyond a stated bound.
+"""Tests that decoding with drafts, however bad, is never slower than plain decoding by more than a stated bound.
 
-First the cost policy alone on a simulated clock, over cost curves, qualities of drafts and numbers of texts that share
-a pass; then the passes that `serve` makes, on a mock model. Times are in units of a pass over one token.
+The first tests use the cost policy alone on a simulated clock. They vary cost curves, qualities of drafts and numbers
+of texts that share a pass. Then follow the passes of `serve` on a mock model. Times are in units of a pass over one
+token.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ CURVES: dict[str, Cost] = {
     "steep": lambda n: 1 + 0.6 * (n - 1),
     "no gain": float,
     "knee": lambda n: max(1.0, n / 8),
-    # A mixture of experts: two tokens cost twice what one does, and eight hardly more.
+    # In a mixture of experts, two tokens cost much more than one, and further tokens add little.
     "experts": lambda n: 1 + 1.5 * min(n - 1, 1) + 0.2 * max(0, n - 2),
 }
 
 
 class Drafts(NamedTuple):
-    """What a drafter is good for: how likely each of its guesses is right, and what it says of that."""
+    """The quality of a drafter: the probability that a guess is correct, and the drafter's estimate of it."""
 
     right: float
     claimed: float
     length: int = 15
-    repeats: bool = False  # as in `Draft`
+    repeats: bool = False  # `repeats` of its drafts
 
     def next(self, rng: random.Random) -> tuple[Draft, int]:
-        """A draft, and how many of its tokens are right."""
+        """Return a draft and the number of its correct tokens."""
         right = next((i for i in range(self.length) if rng.random() >= self.right), self.length)
         chances = (self.claimed,) * self.length
         return Draft((7,) * self.length, acceptance_probs=chances, repeats=self.repeats), right
@@ -74,16 +75,16 @@ QUALITIES = {
 
 @dataclass
 class Machine:
-    """The cost policy at work where passes take known times.
+    """Simulation of the cost policy with known durations of passes.
 
     Args:
-        cost: of a pass by its size.
-        believed: what the curve says to begin with; None: the same.
-        texts: how many share each pass.
-        ask: what asking for drafts takes.
-        replay: what a checkpoint and going back to it take, where a refused draft means tokens are evaluated again.
-        switch: what a change of size costs.
-        interrupted: the share of passes that the system interrupts, for up to three plain passes.
+        cost: Cost of a pass by its size.
+        believed: Initial cost curve of the policy; `None` means the true one.
+        texts: Number of texts that share each pass.
+        ask: Cost of a call of the drafters.
+        restore: Cost of a checkpoint and of its restoration, if tokens are evaluated again after a refusal.
+        switch: Cost of a change of the size.
+        interrupted: Share of passes that the system interrupts, for the time of up to three plain passes.
     """
 
     cost: Cost
@@ -100,12 +101,12 @@ class Machine:
         self.seconds = 0.0
         self.tokens = self.passes = self.asked = self.drafted = 0
         self.since: int | None = None
-        """Passes until the first draft of the last run."""
+        """Number of passes before the first draft of the last run."""
         self._rng = random.Random(0)
         self._owed, self._last = 0, 1
 
     def run(self, tokens: int, drafts: Drafts) -> float:
-        """The time of so many tokens, of all texts together, over that of plain decoding."""
+        """Return the time for this number of tokens of all texts, relative to plain decoding."""
         seconds, began, passes = self.seconds, self.tokens, self.passes
         self.since = None
         while self.tokens < began + tokens:
@@ -174,7 +175,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @grid(kind=KINDS, curve=CURVES, drafts=QUALITIES)
 def test_never_slower(kind: str, curve: str, drafts: str) -> None:
-    """At most 2 % and ten plain passes."""
+    """The loss is at most 2 % and ten plain passes."""
     machine = Machine(CURVES[curve], **KINDS[kind])
     machine.run(3000, QUALITIES[drafts])
     plain = machine.cost(machine.texts)
@@ -204,19 +205,19 @@ def test_good_drafts_pay(kind: str, curve: str, most: float) -> None:
 def test_a_short_text_loses_little_whatever_others_gained(
     claimed: float, slope: float, kind: str, repeats: bool
 ) -> None:
-    """Every text is a confident copy that is wrong: a draft of 15 refused costs up to nine plain passes."""
+    """In every text, confident copies are wrong, and a refused draft of 15 tokens costs up to nine plain passes."""
     machine = Machine(lambda n: 1 + slope * (n - 1), **{**KINDS[kind], "ask": 0.0})
     machine.run(5000, Drafts(0.97, 0.97))
     for _ in range(20):
         machine.budget.begin()
         lost = (machine.run(64, Drafts(0.0, claimed, repeats=repeats)) - 1) * 64
-        # START and CREDIT, what fades and is allowed meanwhile, and the last draft beyond the funds.
+        # The terms are START, CREDIT, what fades and is allowed meanwhile, and the last draft beyond the budget.
         assert lost < 1 + 1 + 1 + 5 * slope + 4 * (machine.switch + (0.1 if machine.restore else 0.0))
 
 
 @grid(ask=(0.0025, 0.02, 0.1), before=(NOTHING, Drafts(0.0, 0.6), Drafts(0.0, 0.95)))
 def test_drafting_resumes_when_the_text_gets_better(ask: float, before: Drafts) -> None:
-    """What went wrong in 4,000 tokens may not lock the next 2,000 out."""
+    """Losses in 4,000 tokens must not prevent drafts in the next 2,000."""
     machine = Machine(CURVES["typical"], ask=ask)
     machine.run(4000, before)
     ratio = machine.run(2000, GOOD)
@@ -229,9 +230,9 @@ def test_drafting_resumes_when_the_text_gets_better(ask: float, before: Drafts) 
 def test_the_drafter_is_asked_less_where_it_has_nothing(ask: float) -> None:
     machine = Machine(CURVES["typical"], ask=ask)
     machine.run(2000, NOTHING)
-    assert machine.asked >= 2000 / 150  # yet often enough to notice a change
+    assert machine.asked >= 2000 / 150  # This is often enough to notice a change.
     assert machine.asked * ask <= max(0.01, 0.07 * ask) * machine.seconds
-    # An answer that is used ends the skipping.
+    # A draft that the policy sends ends the pauses.
     machine.run(400, Drafts(0.95, 0.95))
     machine.asked = machine.passes = 0
     machine.run(400, Drafts(0.95, 0.95))
@@ -241,14 +242,14 @@ def test_the_drafter_is_asked_less_where_it_has_nothing(ask: float) -> None:
 
 @pytest.mark.parametrize(("true", "believed", "p"), [(0.6, 0.1, 0.5), (0.9, 0.3, 0.7)])
 def test_a_wrong_curve_is_found_out(true: float, believed: float, p: float) -> None:
-    """Measured at a short context, say, where batches were cheaper; only passes with a draft tell of it."""
+    """The curve may be from a short context with cheaper batches; only passes with a draft reveal the difference."""
     machine = Machine(lambda n: 1 + true * (n - 1), believed=lambda n: 1 + believed * (n - 1))
     assert machine.run(4000, Drafts(p, p)) < 1.03
     assert machine.curve.level == pytest.approx(1.0, rel=0.1)
 
 
 def test_interruptions_are_not_booked_to_drafts() -> None:
-    """One pass in five is interrupted: drafts pay as if there were none."""
+    """One pass in five is interrupted, and drafts still pay as without interruptions."""
     drafted = []
     for share in (0.0, 0.2):
         machine = Machine(CURVES["typical"], ask=0.0, interrupted=share)
@@ -258,7 +259,7 @@ def test_interruptions_are_not_booked_to_drafts() -> None:
 
 
 class Guess(Drafter):
-    """Knows the text, and is wrong as often as it is told to be; it knows nothing of that itself."""
+    """Drafter that knows the text and is correct with probability `right`, but gives no estimates."""
 
     name = "guess"
 
@@ -281,13 +282,13 @@ class Guess(Drafter):
 
 @cache
 def known(number: int, tokens: int) -> tuple[int, ...]:
-    """What the mock writes after the prompt of that sequence."""
+    """Return the mock model's continuation of the prompt of a sequence."""
     return tuple(plain_generate(MockTarget(peak=3.0), [1, number], tokens, Sampling()))
 
 
 @cache
 def seconds(curve: str, texts: int, split: bool, right: float | None) -> float:
-    """The time in which so many texts are written, by the mock's clock; None: without drafts."""
+    """Return the time on the mock's clock to generate the texts; `None` for `right` means without drafts."""
     tokens = min(400, 1600 // texts)
     cost = lambda n: 0.01 * CURVES[curve](n)  # noqa: E731
     model = MockShared(texts, split=split, seconds=cost, peak=3.0)

@@ -1,4 +1,4 @@
-"""Draft lengths: the cost policy against brute force, and a simulated machine on which it may not lose time."""
+"""Tests of draft lengths: the cost policy against brute force, and on a simulated machine."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def test_heuristic_goes_two_up_and_one_down_and_fixed_stays() -> None:
 
 
 def values_of(acceptance: Sequence[float], costs: Cost, sizes: Sequence[int], rate: float) -> list[float]:
-    """By the length k of its draft, the value of a pass and of those after it while the chain holds, by brute force.
+    """Return by brute force, for each draft length k, the value of a pass and of the next passes along the chain.
 
-    E[tokens(k)] - rate * T(1 + k), and what the passes after it are worth; batches are the cheapest that fit.
+    It is E[tokens(k)] - rate * T(1 + k), plus the value of the next passes; batches have the cheapest size that fits.
     """
     time = [rate * min(costs(n) for n in sizes if n > k) for k in range(sizes[-1])]
     values: list[float] = []
-    later = [0.0, 0.0]  # behind all of the chain, and behind one token of it less
+    later = [0.0, 0.0]  # after the whole chain, and after one token less
     for begin in range(max(0, len(acceptance) - 1), -1, -1):
         chain = acceptance[begin:]
         values = [
@@ -96,7 +96,7 @@ def values_of(acceptance: Sequence[float], costs: Cost, sizes: Sequence[int], ra
     sizes=st.sampled_from([tuple(range(1, 17)), (1, 2, 4, 8, 16), (2, 3, 5, 8), (3, 9)]),
 )
 def test_length_maximises_the_objective(costs: list[float], acceptance: list[float], sizes: tuple[int, ...]) -> None:
-    costs = [1.0, *(min(c, 1.5 * n) for n, c in enumerate(costs[1:], 2))]  # no batch is dearer than the curve admits
+    costs = [1.0, *(min(c, 1.5 * n) for n, c in enumerate(costs[1:], 2))]  # the curve's limit
 
     def cost(n: int) -> float:
         return costs[n - 1]
@@ -105,8 +105,8 @@ def test_length_maximises_the_objective(costs: list[float], acceptance: list[flo
     assert size in sizes
     assert size >= 1 + k
     cheapest = min(cost(n) for n in sizes if n >= 1 + k)
-    assert cost(size) <= 1.05 * cheapest  # padding has to save a little more than noise
-    rate = 1 / min(cost(n) for n in sizes)  # nothing was recorded: plain decoding's throughput
+    assert cost(size) <= 1.05 * cheapest  # Padding must save more than noise.
+    rate = 1 / min(cost(n) for n in sizes)  # Without records, this is plain decoding's throughput.
     values = values_of(acceptance, cost, sizes, rate)
     assert values[k] >= max(values) - 0.05 * cheapest * rate
 
@@ -117,7 +117,7 @@ def test_recent_throughput_is_the_price_of_time(throughput: float, p: float, slo
         return 0.01 * (1 + slope * (n - 1))
 
     policy = Rich()
-    for _ in range(300):  # passes of 10 tokens that reach the throughput
+    for _ in range(300):  # These passes of 10 tokens reach the throughput.
         policy.record(passed(10, 9, 9, 10 * 0.01 / throughput, 0.0, 0.01))
     k, _ = policy.plan(draft([p] * 15), curve_of(cost), ALL)
     rate = throughput / 0.01
@@ -158,7 +158,7 @@ def test_only_the_cost_policy_looks_at_costs() -> None:
         assert make_policy(name).price(curve, ALL) is None
     policy = Rich()
     assert policy.price(None, ALL) is None
-    for throughput in (0.5, 1.0, 2.0):  # tokens per second; a plain pass takes one
+    for throughput in (0.5, 1.0, 2.0):  # tokens per second; a plain pass takes 1 s
         for _ in range(300):
             policy.record(passed(4, 3, 3, 4 / throughput, 0.0, 1.0))
         price = policy.price(curve, ALL)
@@ -170,7 +170,7 @@ def test_only_the_cost_policy_looks_at_costs() -> None:
 FLAT, STEEP = {1: 1.0, 64: 1.06}, {1: 1.0, 64: 64.0}
 PADDED = {1: 1.0, 2: 1.5, 3: 3.0, 4: 1.6, 5: 5.0, 8: 5.0, 16: 6.0}
 NOISY = {1: 1.0, 2: 0.99, 3: 1.01, 4: 0.985, 8: 0.99, 16: 0.98}
-"""A GPU: all sizes cost the same within what can be measured."""
+"""On a GPU, all sizes cost the same within the precision of measurements."""
 
 
 @pytest.mark.parametrize(
@@ -181,13 +181,13 @@ NOISY = {1: 1.0, 2: 0.99, 3: 1.01, 4: 0.985, 8: 0.99, 16: 0.98}
         (FLAT, [0.9] * 15, ALL, (15, 16)),
         (FLAT, [], ALL, (0, 1)),
         (None, [0.99] * 15, ALL, (0, 1)),
-        # A cheaper size is padded to, but noise is no reason to.
+        # The policy pads to a cheaper size, but not because of noise.
         (PADDED, [0.9, 0.8], ALL, (2, 4)),
         (PADDED, [0.9], ALL, (1, 2)),
         (NOISY, [0.9], ALL, (1, 2)),
         (NOISY, [], ALL, (0, 1)),
         (NOISY, [0.9] * 15, ALL, (15, 16)),
-        # The batch holds what the sizes allow.
+        # The batch has at most the largest allowed size.
         (FLAT, [0.9] * 15, (1,), (0, 1)),
         (FLAT, [0.9] * 15, (1, 2, 3), (2, 3)),
         (FLAT, [0.99] * 80, ALL, (63, 64)),
@@ -224,7 +224,7 @@ def test_stakes_grow_with_what_was_saved() -> None:
 
 
 def test_the_cheapest_draft_that_can_pay_is_always_within_the_stake() -> None:
-    # A mixture of experts: two tokens cost twice what one does, and eight hardly more.
+    # In a mixture of experts, two tokens cost much more than one, and further tokens add little.
     steep = CostCurve({1: 1.0, 2: 2.5, 4: 3.0, 8: 3.6, 16: 5.4})
     k, size = CostPolicy().plan(draft([0.99] * 15), steep, ALL)
     assert (k, size) == (3, 4)

@@ -1,4 +1,4 @@
-"""Sizes where a change of size costs something: an invented machine, with a charge, without, and against hindsight."""
+"""Tests of batch sizes if a change of size has a cost: a simulated machine with and without a charge, and hindsight."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ngramspec.policies.recurring_sizes import Candidate, RecurringSizes
 
 ALL = range(1, 65)
 FLAT = CURVES["cuda-4090-8b-q4_0"][0]
-"""Long drafts are cheap, and all lengths nearly as good as each other."""
+"""Cost curve on which long drafts are cheap and all lengths have almost the same value."""
 
 
 def text(passes: int, seed: int = 0) -> list[tuple[Draft, int]]:
-    """Drafts, as likely right as they say, and how many of their tokens are right; in stretches, as texts have them."""
+    """Return calibrated drafts and the number of their correct tokens; good and bad ones come in runs, as in texts."""
     rng = random.Random(seed)
     found, copying = [], False
     for _ in range(passes):
@@ -38,7 +38,7 @@ def text(passes: int, seed: int = 0) -> list[tuple[Draft, int]]:
 def run(
     policy: CostPolicy, guesses: Sequence[tuple[Draft, int]], charged: float, true: float, points: Points = FLAT
 ) -> tuple[float, Counter[int]]:
-    """Tokens per T(1), and passes by size, of a policy that believes in `charged` for a change that costs `true`."""
+    """Return the tokens per T(1) and the passes by size; a change costs `true`, and the policy expects `charged`."""
     curve = given_curve(points, charged)
     tokens, seconds, last = 0, 0.0, 1
     sizes: Counter[int] = Counter()
@@ -70,7 +70,7 @@ def test_where_a_change_costs_nothing_nothing_is_weighed(monkeypatch: pytest.Mon
 
 
 def test_a_vanishing_charge_changes_nothing() -> None:
-    # On a curve without plateaus: where a larger batch costs nothing more, any charge is a reason to pad.
+    # The curve has no plateaus, since on these, where a larger batch costs nothing, any charge leads to padding.
     guesses = text(1500)
     slope = {1: 1.0, 64: 3.0}
     assert run(CostPolicy(), guesses, 1e-9, 0.0, slope)[1] == run(CostPolicy(), guesses, 0.0, 0.0, slope)[1]
@@ -78,7 +78,7 @@ def test_a_vanishing_charge_changes_nothing() -> None:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2, 3))])
 def test_it_comes_near_to_the_best_of_all_fixed_pairs_of_sizes(seed: int) -> None:
-    """Against hindsight: every pass plain or of one other size, whichever of the two is better for it."""
+    """Compare with hindsight, in which every pass is plain or has one other size, whichever is better for it."""
     guesses = text(3000, seed)
     costs = [given_curve(FLAT).ratio(n) for n in range(33)]
     best = 0.0
@@ -114,7 +114,7 @@ def test_a_size_that_recurs_is_chosen_before_a_slightly_better_one() -> None:
     assert recurring.choose(shorter, curve, (1, 2, 4), 1.0, 9.0).size == 4, "that size is not allowed"
     assert recurring.choose(shorter, curve, ALL, 1.0, 9.0).size == 8
     sixteen = candidates((0, 1.0, 1, 1.0), (7, 4.0, 8, 1.6), (15, 4.2, 16, 1.7))
-    for _ in range(300):  # one that is better for long becomes the one that recurs
+    for _ in range(300):  # A size that is better for long becomes the recurring one.
         curve.last = recurring.choose(sixteen, curve, ALL, 1.0, 9.0).size
         recurring.passed()
     assert curve.last == 16
@@ -134,7 +134,7 @@ def test_where_nothing_is_drafted_for_long_a_draft_pays_for_the_way_back_again()
 
 
 def settled(policy: CostPolicy, curve: CostCurve, passes: int = 300) -> None:
-    """Passes with good drafts, until their size is the one that recurs."""
+    """Run passes with good drafts until their size is the recurring one."""
     for _ in range(passes):
         k, size = policy.plan(draft([0.95] * 7), curve, ALL) if policy.limit() else (0, 1)
         curve.observe(size, 1.0)

@@ -1,4 +1,4 @@
-"""Texts that share a pass: the budget goes where it gains most, and is spent only where it pays."""
+"""Tests of texts that share a pass: the policy spends its budget on the best drafts, and only if they pay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def whole(lengths: Sequence[int]) -> Sequence[int]:
 
 
 def value(chances: Sequence[Sequence[float]], lengths: Sequence[int], rate: float, cost: float) -> float:
-    """E[tokens] - rate * T."""
+    """Return E[tokens] - rate * T."""
     expected = float(len(chances))
     for of, length in zip(chances, lengths, strict=True):
         expected += sum(math.prod(of[: i + 1]) for i in range(length))
@@ -31,7 +31,7 @@ def value(chances: Sequence[Sequence[float]], lengths: Sequence[int], rate: floa
 
 
 def test_what_may_be_lost_is_divided_among_the_drafters() -> None:
-    curve = CostCurve(dict.fromkeys(SIZES, 1.0))  # so that a pass of four texts costs what one costs
+    curve = CostCurve(dict.fromkeys(SIZES, 1.0))  # A pass of four texts costs as much as one.
     alone, shared = (CostPolicy(texts=texts).price(curve, SIZES) for texts in (1, 4))
     assert alone is not None
     assert shared is not None
@@ -60,7 +60,7 @@ def test_one_pool_gets_the_best_of_all_choices(chances: list[list[float]], slope
 
 
 def test_sequences_of_their_own_are_padded_to_one_batch_where_that_is_cheaper() -> None:
-    """Reading the weights costs 1, a token 0.05: a second batch for a longer draft costs as much as 20 tokens."""
+    """Reading the weights costs 1 and a token 0.05, so a second batch for a longer draft costs as much as 20 tokens."""
     curve = CostCurve({n: 1 + 0.05 * (n - 1) for n in SIZES})
     shared = MockShared(4, split=True)
     chances = [[0.9, 0.9], [0.9, 0.9, 0.9], [0.9], []]

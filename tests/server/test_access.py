@@ -1,5 +1,7 @@
-"""Pages of others, other names of this machine, and clients without a key get nothing from the server; its own page
-is shown to anyone, and may do little."""
+"""Tests of access: the server rejects foreign origins, unknown host names and clients without a key.
+
+The page itself needs no key, and its content security policy is strict.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_a_health_check_of_http_1_0_names_no_host() -> None:
             sent.append(message)
 
         async def receive() -> Any:
-            if sent:  # the client stays
+            if sent:  # The client stays connected.
                 await asyncio.sleep(60)
             return {"type": "http.request", "body": b""}
 
@@ -120,7 +122,7 @@ def test_a_key_must_be_shown_but_to_ask_after_its_health() -> None:
 
 
 def test_the_page_is_shown_to_anyone_and_may_do_little() -> None:
-    """What a browser makes of it is in test_page."""
+    """`test_page` tests the page in a browser."""
     response = answer("/", keys=["secret"])
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/html; charset=utf-8"
@@ -128,7 +130,7 @@ def test_the_page_is_shown_to_anyone_and_may_do_little() -> None:
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert len(re.findall("'sha256-", policy)) == len(re.findall(r"<style>|<script>", response.text)) == 5
-    # Nothing is fetched, and no text is made into markup.
+    # The page fetches nothing and turns no text into markup.
     assert re.findall(r"(?:src|href)=\"(?!data:)|@import|url\(|https?://(?!www\.w3\.org/2000/svg)", response.text) == []
     assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", response.text) == []
 

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API over HTTP: requests as the chat template receives them, and answers, whole and streamed."""
+"""Tests of Anthropic's Messages API over HTTP: messages in the chat template, and whole and streamed responses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def turn(role: str, *blocks: Any) -> dict[str, Any]:
 
 
 def whole(script: Any, **fields: Any) -> dict[str, Any]:
-    """Return a message without what is random in it."""
+    """Return a message without its random fields."""
     return fixed(Message.model_validate(API.answered(script, **fields).json()).model_dump(exclude_none=True))
 
 
@@ -42,7 +42,7 @@ def streamed(script: Any, **fields: Any) -> list[dict[str, Any]]:
 
 
 def accumulated(sent: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the message that Anthropic's client makes of a stream."""
+    """Return the message that Anthropic's client builds from a stream."""
     snapshot: Any = None
     parts: dict[int, bytes] = {}
     for event in sent:
@@ -138,7 +138,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"messages": [{"role": "user", "content": BILLING.format(1)}]},
         [{"role": "user", "content": BILLING.format(1)}],
     ),
-    # Most templates allow no later system messages, and the prompt before must stay.
+    # Most templates allow no later system messages, and the prompt before them must stay the same.
     "a late system message": (
         {"system": "S", "messages": [USER, LATE, turn("system")]},
         [system("S"), {"role": "user", "content": "hi\n<system>\nAgents: none.\n</system>"}],
@@ -287,7 +287,7 @@ def test_the_parts_of_an_answer() -> None:
         (Script("x ", ends=False), {"max_tokens": 9}, "max_tokens", None),
         (Script("x ", ends=False), {"max_tokens": 400, "n_ctx": 150}, "model_context_window_exceeded", None),
         (Script(ONE), {"tools": [LOOK]}, "tool_use", None),
-        # Arguments that were cut are not acted on.
+        # Clients ignore truncated arguments.
         (Script(ONE[:-18] + '"text": "rm ' * 9, ends=False), {"tools": [LOOK], "max_tokens": 40}, "max_tokens", None),
     ],
 )

@@ -1,4 +1,4 @@
-"""Every address of the server answers as llama-server's clients expect it, over an engine that follows a script."""
+"""Tests of every endpoint with a scripted engine: responses are as llama-server's clients expect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def get(path: str) -> Any:
 
 
 def request_of(path: str, body: dict[str, Any], script: Script | None = None) -> Request:
-    """What the engine is asked."""
+    """Return the request that reaches the engine."""
     _, service = ask(path, body, script)
     (request,) = service.requests
     return request
@@ -81,7 +81,7 @@ def test_a_stream_has_its_chunks_in_order() -> None:
     assert [chunk["choices"][0]["finish_reason"] for chunk in told] == [None] * (len(told) - 1) + ["stop"]
     assert ["timings" in chunk for chunk in told] == [False] * (len(told) - 1) + [True]
     assert all("usage" not in chunk for chunk in told)
-    # Usage comes in a chunk of its own, where it is asked for.
+    # If the client requests the usage, it comes in a separate chunk.
     (*told, last), _ = ask(CHATS, CHAT | {"stream": True, "stream_options": {"include_usage": True}})
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == last["timings"]["predicted_n"]
@@ -117,7 +117,7 @@ def test_logprobs_cover_the_text_and_no_more() -> None:
 
 
 def test_what_a_chat_is_asked_with() -> None:
-    """The limit has three names, a developer speaks for the system, and parts of a message are joined."""
+    """The limit has three names, developer messages are system messages, and parts of a message are joined."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "be kind"}, {"role": "user", "content": parts}]
     plain = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "a\nb"}]
@@ -159,7 +159,7 @@ def test_prompts_come_as_text_tokens_and_lists_of_both() -> None:
         assert [(choice["index"], choice["text"]) for choice in told["choices"]] == [(i, TEXT) for i in range(count)]
     told, _ = ask(TEXTS, {"prompt": [[5, 6], [7]], "n": 2}, Script(cached=1))
     assert len(told["choices"]) == 4
-    usage = told["usage"]  # counts each prompt once
+    usage = told["usage"]  # The usage counts each prompt once.
     assert (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (3, 2)
 
 
@@ -193,7 +193,7 @@ def test_the_native_answer_tells_how_it_ended() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_is_scored_as_evaluations_ask_for_it(stream: bool) -> None:
-    """As lm-evaluation-harness does: it sums the logprobs of the last tokens of the prompt."""
+    """lm-evaluation-harness sums the log probabilities of the last tokens of the prompt."""
     prompt = demo_vocabulary().tokenize("The sky is blue")
     body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, "stream": stream}
     told, service = ask(TEXTS, body, Script(ends=False))
@@ -243,10 +243,10 @@ def test_prompts_of_mixed_pieces_are_one_prompt() -> None:
 def test_what_the_engine_is_asked() -> None:
     request = request_of(NATIVE, {"prompt": "x", "cache_prompt": False, "n_predict": -1, "id_slot": 6})
     assert (request.cache_prompt, request.max_tokens, request.controls) == (False, 512, False)
-    assert request.slot == 2  # any number is one of them
+    assert request.slot == 2  # Any number selects a slot.
     assert request_of(NATIVE, {"prompt": "x", "id_slot": -1}).slot is None
     told, service = ask(NATIVE, {"prompt": "x", "n_predict": 0, "response_fields": [""]})
-    assert (told, service.requests[0].max_tokens) == ({}, 0)  # it only fills the cache
+    assert (told, service.requests[0].max_tokens) == ({}, 0)  # The request only fills the cache.
 
 
 def sampling_of(body: dict[str, Any], defaults: tuple[Sampling, int] | None = None) -> Sampling:
@@ -564,7 +564,7 @@ def test_texts_become_tokens_and_back() -> None:
     ]
     pieces = [one["piece"] for one in tokens(content="é", with_pieces=True)]
     assert b"".join(bytes(one) if isinstance(one, list) else one.encode() for one in pieces).decode() == "é"
-    # A template applied and tokenized is the prompt.
+    # The applied and tokenized template equals the prompt.
     applied = tokens(content=ask("/apply-template", CHAT)[0]["prompt"], add_special=False)
     assert applied == vocabulary.chat_prompt(CHAT["messages"])[-len(applied) :]
 

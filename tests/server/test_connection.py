@@ -1,4 +1,4 @@
-"""Connections: limits on the size of headers, on the time without progress, and on their number."""
+"""Tests of connections: limits on the size of headers, on the time without progress, and on their number."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def read(client: socket.socket) -> bytes:
     try:
         while part := client.recv(65536):
             parts.append(part)
-    except ConnectionError:  # the server closed it with bytes unread
+    except ConnectionError:  # The server closed it before it read all bytes.
         pass
     return b"".join(parts)
 
 
 def exchange(*parts: bytes) -> bytes:
-    """Send bytes on a connection, and return the response after the server closed it."""
+    """Send bytes on a connection, and return the response after the server has closed it."""
     with sockets(1) as (client,):
         try:
             for part in parts:
@@ -154,7 +154,7 @@ def test_connections_beyond_the_maximum_are_refused(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def errors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Messages that uvicorn logs."""
+    """Return the messages that uvicorn logs."""
     messages: list[str] = []
     monkeypatch.setattr(logging.getLogger("uvicorn.error"), "error", lambda text, *_, **__: messages.append(text))
     return messages

@@ -1,4 +1,4 @@
-"""No constraint is dropped in silence: it reaches the engine, or the request is a 400 that names the field."""
+"""Tests that no constraint is ignored: it reaches the engine, or the response is a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sampling_of(path: str, more: dict[str, Any]) -> Sampling:
 
 
 def allowed(sampling: Sampling, text: str) -> bool:
-    """Whether a grammar allows a text, to its end."""
+    """Return True if a grammar allows the complete text."""
     vocabulary = demo_vocabulary()
     grammar = vocabulary.sampler(sampling).grammar
     assert grammar is not None

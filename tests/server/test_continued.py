@@ -1,4 +1,4 @@
-"""A last message of the assistant is continued with, in every API that has chats."""
+"""Tests that every chat API continues a last message of the assistant."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def prompt_of(path: str, body: dict[str, Any]) -> list[int]:
 
 
 def continued(turns: list[dict[str, Any]]) -> list[int]:
-    """What was said before, the beginning of a turn, and what that begins with, as text."""
+    """Return the prompt of the earlier turns, followed by the tokens of the last message as text."""
     vocabulary = demo_vocabulary()
     return vocabulary.chat_prompt(turns[:-1]) + vocabulary.tokenize(turns[-1]["content"], add_bos=False)
 
@@ -101,7 +101,7 @@ def test_the_prompt_continues_as_the_template_writes_its_last_turn() -> None:
         assert prompt(MARKED, messages=[USER, {"role": "assistant", "content": "", "reasoning_content": "hm"}]) == (
             "<think>[hm"
         )
-        # This template begins answers in another way than it writes them later.
+        # This template begins new answers differently from earlier ones.
         opened = (
             MARKED.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}").replace("[", "").replace("]", "")
         )

@@ -1,6 +1,6 @@
-"""OpenAI's and Anthropic's APIs over HTTP, with their makers' own clients, whose warnings are errors.
+"""Tests of OpenAI's and Anthropic's APIs over HTTP with their official clients, whose warnings are errors.
 
-Templates, parsers of calls and grammars are the server's; only the engine follows a script.
+Templates, parsers of tool calls and grammars are the server's; only the engine is scripted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TURN = f"<think>\nLong thoughts of many words.\n</think>\n\nI löok.\n{CALLS}"
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
 FORM: Any = {"type": "json_schema", "name": "n", "schema": SCHEMA}
-# Of chat completions and of messages, of responses, and with tools.
+# These are requests to chat completions and messages, to responses, and with tools.
 ASK: Any = {"model": "m", "max_tokens": 400, "messages": [{"role": "user", "content": "hi"}]}
 ASK_RESPONSE: Any = {"model": "m", "input": "hi"}
 LOOK = {"name": "look", "parameters": PARAMETERS}
@@ -45,7 +45,7 @@ LONG: Any = [{"role": "user", "content": "word " * 4000}]
 
 @contextmanager
 def serving(script: Script | str, ping: float = 15.0) -> Iterator[Clients]:
-    """Both clients of a server whose engine follows a script, or says a text in steps of three tokens."""
+    """Yield both clients of a server, and its engine, which follows a script or returns a text in three-token steps."""
     if isinstance(script, str):
         script = Script(script, step=3, cached=2)
     with closing(ThinkingVocabulary(DEMO)) as vocabulary:
@@ -60,7 +60,7 @@ def serving(script: Script | str, ping: float = 15.0) -> Iterator[Clients]:
 
 
 def valid(kind: type[pydantic.BaseModel], *found: pydantic.BaseModel) -> None:
-    """The client of OpenAI builds its objects without a check; this is the check."""
+    """Validate an object of OpenAI's client, which builds objects without validation."""
     for one in found:
         kind.model_validate(one.model_dump(), strict=True)
 
@@ -182,7 +182,7 @@ def test_chat_completions_and_completions() -> None:
 
 def test_fields_reach_the_engine() -> None:
     with serving("a END b") as (one, other, engine):
-        body = {"temperature": 0.5, "top_p": 0.9, "top_k": 3}  # older clients have arguments for these
+        body = {"temperature": 0.5, "top_p": 0.9, "top_k": 3}  # Older clients have arguments for these.
         message = one.messages.create(**ASK, stop_sequences=["END"], extra_body=body)
         likely: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
         response: Any = other.responses.create(**ASK_RESPONSE, **likely)
@@ -197,7 +197,7 @@ def test_fields_reach_the_engine() -> None:
 
 
 def test_a_schema_leaves_room_for_calls() -> None:
-    """Codex always sends tools; its --output-schema is for the answer at the end."""
+    """Codex always sends tools; its --output-schema applies to the final answer."""
     asked: Any = RESPONSE | {"text": {"format": FORM}}
     with serving('{"answer": "x"}') as (_, other, engine):
         assert other.responses.create(**asked).output_text == '{"answer": "x"}'
@@ -208,7 +208,7 @@ def test_a_schema_leaves_room_for_calls() -> None:
 
 
 def allowed(vocabulary: Any, request: Request) -> set[str]:
-    """Which texts the grammar of a request allows, to their ends."""
+    """Return the names of the complete texts that the grammar of a request allows."""
     end = next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token))
     found = set()
     for name, text in {"answer": '{"answer": "x"}', "call": CALLS}.items():
@@ -227,7 +227,7 @@ def test_counting_is_what_a_message_costs() -> None:
     with serving("x") as (one, _, _):
         counted = one.messages.count_tokens(model="m", messages=MESSAGE["messages"], tools=MESSAGE["tools"], system="s")
         usage = one.messages.create(**MESSAGE, system="s").usage
-        assert one.messages.count_tokens(model="m", messages=LONG).input_tokens > 2000  # more than the context holds
+        assert one.messages.count_tokens(model="m", messages=LONG).input_tokens > 2000  # too long for the context
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
@@ -246,7 +246,7 @@ def test_errors_are_of_the_kinds_that_the_clients_know() -> None:
             one.messages.create(**ASK, output_config={"format": bad})
         with pytest.raises(openai.BadRequestError, match=r"text\.format\.schema"):
             other.responses.create(**ASK_RESPONSE, text={"format": bad})
-        for stream in (False, True):  # before the first token an error is one of HTTP, in streams too
+        for stream in (False, True):  # HTTP errors before the first token
             with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 2000 maximum"):
                 one.messages.create(**ASK | {"messages": LONG}, stream=stream)
             with pytest.raises(openai.BadRequestError, match="maximum context length is 2000") as caught:
@@ -269,8 +269,10 @@ def test_a_failure_within_a_stream() -> None:
 
 
 def followed(names: Iterable[str], sign: str, piece: str, script: Script) -> list[str]:
-    """The names of the events of a stream; its engine makes a step at the first sign of life, and ends at the first one
-    that comes after a piece of text."""
+    """Return the names of the events of a stream.
+
+    The engine takes a step at the first sign of life, and ends at the first one after a piece of text.
+    """
     seen: list[str] = []
     for name in names:
         if name == sign:

@@ -1,4 +1,4 @@
-"""What is told of drafts: which characters of an answer were accepted ones, and how far an answer is."""
+"""Tests of the reports on drafts: the accepted draft characters of a response, and its progress."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_nothing_is_said_of_what_is_not_found() -> None:
 
 
 def drafted_by(script: Script) -> str:
-    """The text of the script's drafted tokens: in each step but the first, all but the last of a whole step are."""
+    """Return the text of the script's draft tokens: in all steps except the first, all but the last of a full step."""
     tokens = demo_vocabulary().tokenize(script.text, add_bos=False)
     steps = [tokens[i : i + script.step] for i in range(0, len(tokens) + 1, script.step)]
     return b"".join(demo_vocabulary().piece(t) for one in steps[1:] for t in one[: script.step - 1]).decode()
@@ -69,7 +69,7 @@ def test_streamed_and_whole_answers_tell_the_same_of_drafts() -> None:
                 streamed += "".join(piece[a:b] for a, b in one["drafted"])
         assert content == choice["message"]["content"] == text
         assert streamed == whole != ""
-        if text == ascii_only:  # where no character is in several tokens
+        if text == ascii_only:  # if no character spans several tokens
             assert whole == drafted_by(script)
 
 
@@ -83,7 +83,7 @@ def test_what_is_told_of_an_answer_and_of_its_drafts_to_whom_asks() -> None:
     assert not any("drafted" in chunk["choices"][0] for chunk in told)
     told, _ = ask(CHATS, CHAT, Script(text="Hello, world: all of it" * 12, step=3))
     assert "drafted" not in told["choices"][0]
-    # Each of the fake's passes takes as long as a token alone.
+    # Each pass of the scripted engine takes as long as a pass over one token.
     tokens = told["timings"]["predicted_n"]
     assert told["timings"]["gain"] == pytest.approx((tokens - 3) / (-(-tokens // 3) - 1))
     assert "gain" not in ask(CHATS, CHAT, Script(step=1))[0]["timings"]

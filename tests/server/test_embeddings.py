@@ -1,4 +1,4 @@
-"""`/v1/embeddings` and `/embedding`: whose vectors they are, in which form they are told, and what is refused."""
+"""Tests of `/v1/embeddings` and `/embedding`: embedded texts, formats of embeddings, and rejected requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refused(path: str, body: Any, status: int = 400, **settings: Any) -> dict[st
 
 
 def of(*texts: Any) -> Any:
-    """The vectors of texts."""
+    """Return the expected embeddings of texts."""
     rows = [text if isinstance(text, list) else demo_vocabulary().tokenize(text) for text in texts]
     raw = np.array([[row[0], len(row), 0] for row in rows], np.float32)
     return raw / np.linalg.norm(raw, axis=1, keepdims=True)
@@ -50,7 +50,7 @@ def of(*texts: Any) -> Any:
         ([7, 8, 9], [[7, 8, 9]]),
         ([[7], [8, 9]], [[7], [8, 9]]),
         ([[7, 8], "hello"], [[7, 8], "hello"]),
-        # An empty text has the token that begins every text.
+        # An empty text still has the BOS token.
         ("", [""]),
         (["hello", ""], ["hello", ""]),
         ({"prompt_string": "hello"}, ["hello"]),
@@ -80,7 +80,7 @@ def test_the_same_in_base64_and_in_llama_servers_words() -> None:
 def test_openais_client_reads_them() -> None:
     with listening(server()) as address:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-        answer = client.embeddings.create(model="demo", input=["hello", "there"])  # asks for base64
+        answer = client.embeddings.create(model="demo", input=["hello", "there"])  # requests base64
         plain = client.embeddings.create(model="demo", input=[5, 6], encoding_format="float")
         with pytest.raises(openai.BadRequestError, match="dimensions: must be 3"):
             client.embeddings.create(model="demo", input="hello", dimensions=2)

@@ -1,4 +1,4 @@
-"""Malformed requests get a response other than 5xx, and the server continues."""
+"""Tests that malformed requests get a response other than 5xx and do not stop the server."""
 
 from __future__ import annotations
 

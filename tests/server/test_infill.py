@@ -1,6 +1,6 @@
-"""`/infill` as editors send it, and `suffix` of `/v1/completions`, on a scripted engine.
+"""Tests of `/infill` as editors send it, and of `suffix` of `/v1/completions`, with a scripted engine.
 
-`llama_vim.json` is what llama.vim sends: first to fill the cache, then for a suggestion.
+`llama_vim.json` contains llama.vim's requests: one to fill the cache, then one for a suggestion.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 
 def fill(coder: Vocabulary, fields: dict[str, Any], script: Script | None = None, **settings: Any) -> Any:
-    """The answer to a request of an editor, and the engine."""
+    """Return the response to an editor's request, and the engine."""
     return ask("/infill", ASKED | fields, script or Script(TEXT), vocabulary=coder, **settings)
 
 
@@ -44,7 +44,7 @@ def prompt_of(coder: Vocabulary, fields: dict[str, Any], **settings: Any) -> lis
 
 
 def refused(vocabulary: Vocabulary, path: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The error of a request, of which the engine is not told."""
+    """Return the error of a request that is rejected before it reaches the engine."""
     server, service = scripted(vocabulary=vocabulary)
     response = send(server, path, {name: value for name, value in fields.items() if value is not ...})
     assert (response.status_code, service.tickets) == (400, [])
@@ -55,7 +55,7 @@ def test_llama_vims_suggestion(coder: Vocabulary) -> None:
     asked = VIM["suggestion"]
     told, service = fill(coder, asked, Script("result = 0\n    for x in basket:\n  end"), n_ctx=8192)
     assert list(told) == asked["response_fields"]
-    assert told["content"] == "result = 0\n    for x in basket:\n"  # the line after it is indented less
+    assert told["content"] == "result = 0\n    for x in basket:\n"  # The next line is indented less.
     assert told["truncated"] is False
     request = service.requests[0]
     assert told["timings/prompt_n"] == len(request.prompt) < told["tokens_cached"]
@@ -84,7 +84,7 @@ def test_llama_vim_fills_the_cache_beforehand_with_the_start_of_the_next_prompt(
 
 
 def test_llama_vscodes_suggestions(coder: Vocabulary) -> None:
-    """Several at once, with fields that only its own server knows."""
+    """llama.vscode requests several suggestions at once, with fields that only llama-server supports."""
     fields = {"n_cmpl": 3, "top_k": 40, "top_p": 0.99, "samplers": ["top_k", "top_p", "infill"], "lora": []}
     told, _ = fill(coder, fields)
     assert [one["index"] for one in told] == [0, 1, 2]
@@ -92,7 +92,7 @@ def test_llama_vscodes_suggestions(coder: Vocabulary) -> None:
 
 
 def test_all_is_told_where_nothing_is_chosen(coder: Vocabulary) -> None:
-    told, _ = fill(coder, {"t_max_prompt_ms": 1, "t_max_predict_ms": 0})  # 0 is no limit
+    told, _ = fill(coder, {"t_max_prompt_ms": 1, "t_max_predict_ms": 0})  # 0 means no limit.
     assert (told["content"], told["stop"], told["stop_type"]) == (TEXT, True, "eos")
     assert told["timings"]["predicted_n"] == told["tokens_predicted"]
     (*parts, last), _ = fill(coder, {"stream": True, "n_indent": 4})
@@ -113,16 +113,16 @@ def test_no_file_is_too_long(coder: Vocabulary) -> None:
     long = "value = value + 1\n" * 2000
     fields = {"input_prefix": long, "input_suffix": long, "input_extra": [{"text": long}] * 3, "n_predict": 64}
     assert 512 // 2 < len(prompt_of(coder, fields, n_ctx=512)) <= 512 - 64
-    # Where much more fits, what stands round the gap is as long as in llama-server, and other files fill the rest.
+    # In a large context, the text around the gap is as long as in llama-server, and other files fill the rest.
     prompt = prompt_of(coder, fields, n_ctx=8192)
     marks = coder.fill_in_tokens
     at = [prompt.index(mark) for mark in (marks.prefix, marks.suffix, marks.middle) if mark is not None]
     assert (at[1] - at[0] - 1, at[2] - at[1] - 1) == (1536, 510)
-    assert at[0] == 1 + 8192 - 2048 - 2048 // 8  # bos first
+    assert at[0] == 1 + 8192 - 2048 - 2048 // 8  # BOS is first.
 
 
 def test_the_deadline_ends_it_with_a_line(coder: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first token starts the time, which is over when the second comes."""
+    """The first token starts the clock, and the time is over at the second one."""
     seconds = itertools.count(step=0.02)
     monkeypatch.setattr(llama_server, "LineLimits", partial(LineLimits, clock=lambda: next(seconds)))
     script = Script("a = 1; b = 2\nc = 3\nd = 4\n", ends=False, go=threading.Semaphore(40))
@@ -163,7 +163,7 @@ def test_mistakes_are_told_by_field(coder: Vocabulary) -> None:
 def test_a_model_that_cannot(word_vocabulary: Vocabulary) -> None:
     for path, fields in (("/infill", ASKED), ("/v1/completions", {"prompt": "a", "suffix": "b"})):
         error = refused(word_vocabulary, path, fields)
-        assert (error["type"], error["code"]) == ("not_supported_error", 400)  # a retry fixes nothing
+        assert (error["type"], error["code"]) == ("not_supported_error", 400)  # A retry would not help.
         assert error["message"].startswith(
             "this model does not support fill-in-the-middle: its vocabulary has no token for pre"
         )
@@ -178,7 +178,7 @@ def test_completions_with_a_suffix(coder: Vocabulary) -> None:
         expected = fill_in(coder, prompt, suffix)
         assert list(service.requests[0].prompt) == expected
         assert told["usage"]["prompt_tokens"] == len(expected)
-    _, service = ask("/v1/completions", {"prompt": "abc", "suffix": ""}, vocabulary=coder)  # it is none
+    _, service = ask("/v1/completions", {"prompt": "abc", "suffix": ""}, vocabulary=coder)  # no suffix
     assert list(service.requests[0].prompt) == coder.tokenize("abc", special=True)
     for fields in ({"prompt": ["a", "b"]}, {"prompt": [1, 2]}, {}):
         error = refused(coder, "/v1/completions", fields | {"suffix": "b"})

@@ -1,4 +1,4 @@
-"""Limits on the size of fields: a request that exceeds one is refused before it makes other clients wait."""
+"""Tests of limits on the size of fields: the server rejects an oversized request before it makes other clients wait."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_error_messages_are_short() -> None:
 
 
 def test_dry_is_prepared_before_the_engine_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each breaker llama.cpp compares all tokens, for which the other requests would wait."""
+    """For each breaker, llama.cpp compares all tokens, and the other requests would have to wait."""
     asked = {"dry_multiplier": 1.0, "dry_sequence_breakers": ["x", "y"], "dry_penalty_last_n": 8}
     server, _ = scripted()
     assert send(server, NATIVE, PROMPT | asked).status_code == 200
@@ -120,7 +120,7 @@ def test_dry_is_prepared_before_the_engine_needs_it(monkeypatch: pytest.MonkeyPa
 
 
 def test_detokenize_converts_each_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists may have 400,000 tokens, and other requests wait for Python's lock meanwhile."""
+    """Lists may have 400,000 tokens, and the conversion holds Python's lock while other requests wait."""
     server, service = scripted()
     shown = Mock(wraps=service.vocabulary.shown)
     monkeypatch.setattr(service.vocabulary, "shown", shown)

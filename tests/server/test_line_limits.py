@@ -1,4 +1,4 @@
-"""When a suggestion ends: by a clock that the test turns, and by lines, however the text is cut into tokens."""
+"""Tests of the end of a suggestion by time, with a mock clock, and by lines, however the text is split into tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ngramspec.server.llama_server import LineLimits
 from ngramspec.tool_calls.deltas import Delta
 
 Arrival = tuple[float, str]
-"""(seconds, text)"""
+"""(seconds, text)."""
 
 
 def told(deltas: list[Delta]) -> str:
@@ -21,7 +21,7 @@ def told(deltas: list[Delta]) -> str:
 
 
 def shown(arrivals: Sequence[Arrival], seconds: float | None = None, indent: int = 0) -> tuple[list[str], bool]:
-    """What is shown at each arrival and at the end, and whether the text was ended."""
+    """Return the text shown at each arrival and at the end, and True if a limit ended the text."""
     now = iter([at for at, _ in arrivals])
     limits = LineLimits(seconds, indent, clock=lambda: next(now))
     parts = []
@@ -34,15 +34,15 @@ def shown(arrivals: Sequence[Arrival], seconds: float | None = None, indent: int
 
 def test_a_deadline_ends_a_text_with_a_line() -> None:
     cases: list[tuple[list[Arrival], str, bool]] = [
-        # The time runs from the first token on, not from the request.
+        # The time starts at the first token, not at the request.
         ([(100.0, "a\n"), (100.9, "b\n"), (101.1, "c\nd"), (101.2, "e")], "a\nb\nc\n", True),
-        # A line is brought to its end, however long it takes.
+        # A line is completed, however long it takes.
         ([(0.0, "a"), (2.0, "b"), (9.0, "c\n")], "abc\n", True),
         ([(0.0, "a\nb"), (5.0, "c"), (6.0, "d\n")], "a\nbcd\n", True),
-        # All of what comes with the end of the line belongs to later lines.
+        # The text after the end of the line belongs to later lines, even in the same piece.
         ([(0.0, "a"), (1.5, "b\n\nc\nd")], "ab\n", True),
         ([(0.0, "a\n"), (1.0, "b\n")], "a\nb\n", False),
-        # Tokens without text, as those that hold the first half of a character, start the time as well.
+        # Tokens without text, such as the first half of a character, start the time as well.
         ([(0.0, ""), (0.9, "a\n"), (1.1, "b\n"), (1.2, "c")], "a\nb\n", True),
     ]
     for arrivals, text, ended in cases:
@@ -53,9 +53,9 @@ def test_a_deadline_ends_a_text_with_a_line() -> None:
 @given(text=st.text("ab \t\n", max_size=40), indent=st.integers(0, 4), cuts=st.lists(st.integers(0, 40), max_size=8))
 @example("x\n    y\n   \n    z", 4, [])
 @example("x\n\t\t\t\ty\n\t\tz", 4, [3, 8])
-@example("x\n    y\n  ", 4, [1, 2, 3])  # the text itself ended; the line might have been indented enough
+@example("x\n    y\n  ", 4, [1, 2, 3])  # The text ended; the line might have continued with enough indentation.
 def test_a_line_that_is_indented_less_is_cut_in_whatever_pieces(text: str, indent: int, cuts: list[int]) -> None:
-    """The lines that come, by the rule itself: all up to the first one, not counting the first, with a short margin."""
+    """The output has all lines before the first one, except line 1, that is indented less than the limit."""
     kept = text
     for start in [i + 1 for i, character in enumerate(text) if character == "\n"] if indent else []:
         line = text[start:]

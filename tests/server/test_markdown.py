@@ -1,4 +1,4 @@
-"""Markdown as elements for the page: what they look like, and that no text makes any other than those."""
+"""Tests of Markdown as elements for the page: their form, and that no text creates other elements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAGS |= {"strong", "table", "tbody", "td", "th", "thead", "tr", "ul"}
 
 
 def shown(source: str, drafted: list[tuple[int, int]] | None = None) -> str:
-    """The elements of a text, written shorter: tag.class[other attributes]{what is in it}."""
+    """Return the elements of a text in a short form: tag.class[other attributes]{content}."""
     return "".join(map(short, render(source, drafted or [])[0]))
 
 
@@ -130,7 +130,7 @@ def test_what_is_over_does_not_change_with_what_follows(lines: list[str]) -> Non
     source = "\n".join(lines)
     whole = render(source)[0]
     for end in range(1, len(source)):
-        blocks, last = render(re.sub(r"\n\s*\d+$", "", source[:end]))  # as the page does
+        blocks, last = render(re.sub(r"\n\s*\d+$", "", source[:end]))  # like the page
         assert blocks[:-1] + render(source[last:])[0] == whole
 
 

@@ -1,4 +1,4 @@
-"""Ollama's API over a scripted engine: requests, answers, streams and errors as its clients expect them."""
+"""Tests of Ollama's API with a scripted engine: requests, responses, streams and errors as its clients expect them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TURN = f"<think>\nLong thoughts.\n</think>\n\nI löok.\n{CALLS}"
 
 
 def content(part: dict[str, Any]) -> dict[str, Any]:
-    """Return the text, reasoning and calls of an answer or chunk of either endpoint."""
+    """Return the text, reasoning and calls of a response or chunk of either endpoint."""
     return part["message"] if "message" in part else {"content": part["response"], **part}
 
 
@@ -91,7 +91,7 @@ def test_an_answer_of_thoughts_text_and_calls(stream: bool, thinking: Vocabulary
 def test_generate_separates_thoughts(thinking: Vocabulary) -> None:
     (whole,), _ = ask("/api/generate", PROMPT | {"think": True, "stream": False}, Script(TURN), vocabulary=thinking)
     assert whole["thinking"] == "Long thoughts."
-    assert whole["response"].startswith("I löok.")  # without tools, calls are text
+    assert whole["response"].startswith("I löok.")  # Without tools, calls are text.
 
 
 def test_incomplete_calls_are_omitted() -> None:
@@ -160,7 +160,7 @@ def test_options_select_the_sampling() -> None:
     _, service = ask("/api/chat", CHAT | {"options": mirostat})
     (request,) = service.requests
     assert (request.sampling.mirostat, request.sampling.mirostat_tau, request.sampling.mirostat_eta) == (2, 0.8, 0.6)
-    for limit in (None, -2, -1, 0):  # until the context is full
+    for limit in (None, -2, -1, 0):  # These mean until the context is full.
         _, service = ask("/api/chat", CHAT | {"options": {"num_predict": limit}})
         assert service.requests[0].max_tokens == 512
 
@@ -182,7 +182,7 @@ def test_format_constrains_the_text(body: dict[str, Any]) -> None:
     assert form is not None
     assert json_form is not None
     assert ("at" in form, form == json_form) == (True, False)
-    # Keywords that cannot be kept are ignored, as in Ollama.
+    # Unsupported keywords are ignored, as in Ollama.
     assert grammar_of(path, body | {"format": PARAMETERS | {"propertyNames": {"pattern": "a"}}}) is not None
     assert refused(path, body | {"format": "yaml"}).startswith('format must be "json" or a JSON schema')
 
@@ -193,7 +193,7 @@ def test_think_sets_the_templates_variables() -> None:
         vocabulary.use_chat_template(template + "{% for m in messages %}{{ m.content }}{% endfor %}")
         for path, body in BODIES.items():
             for think, text in (
-                (None, "<think>True hi"),  # as everywhere, a template that can reason does
+                (None, "<think>True hi"),  # By default, a template that supports reasoning uses it.
                 (False, "<think>False hi"),
                 (True, "<think>True hi"),
                 ("low", "<think>True lowhi"),
@@ -202,7 +202,7 @@ def test_think_sets_the_templates_variables() -> None:
                 _, service = ask(path, body | {"think": think}, vocabulary=vocabulary)
                 assert b"".join(map(vocabulary.piece, service.requests[0].prompt)).decode() == text
             assert refused(path, body | {"think": "some"}).startswith("think must be one of true, false, low")
-    # Clients know by these words that they can ask again without it.
+    # Clients recognize these words and retry without the field.
     assert refused("/api/chat", CHAT | {"think": True}) == "think: 'demo' does not support thinking"
     ask("/api/chat", CHAT | {"think": False})
 
@@ -253,7 +253,7 @@ def test_a_prompt_is_a_chat_of_one_turn() -> None:
     assert list(request.prompt) == vocabulary.chat_prompt([{"role": "system", "content": "s"}, USER])
     text = vocabulary.tokenize(TEXT, add_bos=False)
     assert whole["context"][: len(request.prompt) + len(text)] == [*request.prompt, *text]
-    # The context is what the next prompt follows, without a second start token.
+    # The next prompt continues the context, without a second start token.
     _, service = ask("/api/generate", PROMPT | {"context": whole["context"]})
     assert list(service.requests[0].prompt) == [*whole["context"], *vocabulary.chat_prompt([USER])[1:]]
 

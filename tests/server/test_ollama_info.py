@@ -1,4 +1,4 @@
-"""The model's description and embeddings in Ollama's API."""
+"""Tests of the model's description and embeddings in Ollama's API."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_one_model_is_listed_and_loaded() -> None:
         assert entry["details"] == details
         assert len(bytes.fromhex(entry["digest"])) == 32
     assert listed["digest"] == loaded["digest"]
-    # Clients store what a model can do under its digest.
+    # Clients store the capabilities of a model under its digest.
     assert listed["digest"] != get("/api/tags", meta=META, embedder=Counting())["models"][0]["digest"]
     assert datetime.fromisoformat(listed["modified_at"]) < datetime.fromisoformat(loaded["expires_at"])
     assert loaded["context_length"] == 512
@@ -73,7 +73,7 @@ def test_the_model_is_shown_under_any_name() -> None:
 
 def test_clients_can_probe_the_server() -> None:
     major, minor, _ = get("/api/version")["version"].split(".")
-    assert (int(major), int(minor)) >= (0, 6)  # older ones are refused by clients
+    assert (int(major), int(minor)) >= (0, 6)  # Clients reject older versions.
     for path in ("/", "/api/version", "/api/tags"):
         assert send(scripted()[0], path, method="HEAD").status_code == 200
 

@@ -1,6 +1,6 @@
-"""The page at `/`, in a real browser, over the server itself and an engine that follows a script.
+"""Tests of the page at `/` in a real browser, with the real server and a scripted engine.
 
-What can be seen without a browser is in test_access and test_markdown.
+`test_access` and `test_markdown` cover the parts that need no browser.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ pytestmark = pytest.mark.exhaustive
 expect.set_options(timeout=PATIENCE * 1000)
 
 CONTRAST = Path(__file__).with_name("contrast.js")
-"""An expression for the contrast of the page's texts with what is behind them."""
+"""JavaScript expression for the contrast between the page's texts and their backgrounds."""
 
 
 class Visit:
-    """A page of a browser that shows a scripted server.
+    """The page of a scripted server in a browser.
 
     Attributes:
-        page: playwright's.
-        service: the engine.
-        address: of the page.
-        answer, note: of the latest question.
-        requests: addresses that the page asked for, and what it sent.
-        complaints: what its console said in anger (of what the policy forbids, too), and exceptions that nobody caught.
-        typed: what dialogs are answered; None: they are cancelled.
+        page: Page object of playwright.
+        service: Scripted engine.
+        address: URL of the page.
+        answer: Answer to the latest question.
+        note: Note below the latest answer.
+        requests: (URL, body) of the page's requests.
+        complaints: Errors in the console, including violations of the policy, and uncaught exceptions.
+        typed: Text entered into dialogs; `None` means that dialogs are cancelled.
     """
 
     def __init__(self, page: Page, service: FakeService, address: str) -> None:
@@ -61,7 +62,7 @@ class Visit:
         self.question.press("Enter")
 
     def answered(self, script: Script, question: str = "hi") -> None:
-        """Let a question be answered from a script, to the end."""
+        """Ask a question and wait for the complete answer from a script."""
         self.service.script = script
         count = self.page.locator("article").count()
         self.say(question)
@@ -69,35 +70,35 @@ class Visit:
         self.settled()
 
     def answered_again(self, script: Script, question: str) -> None:
-        """Let a question that is edited be answered."""
+        """Send an edited question and wait for the answer from a script."""
         self.service.script = script
         self.say(question)
         expect(self.answer).to_have_text(script.text)
         self.settled()
 
     def listed(self) -> list[str]:
-        """The names of the conversations that are listed."""
+        """Return the names in the list of conversations."""
         return self.page.locator("#list li > button").all_inner_texts()
 
     def transfer(self) -> JSHandle:
-        """What a drag carries: nothing yet."""
+        """Return the empty data of a drag."""
         return self.page.evaluate_handle("new DataTransfer()")
 
     def settled(self) -> None:
-        """Until the answer is there, and rendered."""
+        """Wait until the answer is complete and rendered."""
         expect(self.send).to_be_visible()
         expect(self.page.locator("article").last).to_have_attribute("aria-busy", "false")
 
     def press(self, name: str) -> None:
-        """Press the last button of a name: the latest answer's, where answers have one."""
+        """Press the last button with this name; if answers have it, this is the latest answer's button."""
         self.page.get_by_role("button", name=name, exact=True).last.click()
 
     def sent(self) -> Any:
-        """The fields of the latest chat that was asked for."""
+        """Return the fields of the latest chat request."""
         return json.loads([body for url, body in self.requests if url.endswith("completions")][-1] or "")
 
     def begun(self, script: Script) -> None:
-        """Let an answer begin."""
+        """Ask a question and wait until the answer begins."""
         self.service.script = script
         self.say("go on")
         expect(self.answer).not_to_be_empty()
@@ -111,15 +112,15 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Visit]:
-    """A page in a profile and at a port of its own; the parameter: keys that the server asks for."""
+    """Open a page with a separate browser profile and port; the parameter contains the server's keys."""
     server, service = scripted(n_ctx=4096)
     with (
         listening(server, keys=getattr(request, "param", ())) as address,
-        browser.new_context(viewport={"width": 900, "height": 700}) as context,  # streams continue until it is closed
+        browser.new_context(viewport={"width": 900, "height": 700}) as context,  # closing it ends streams
     ):
         found = Visit(context.new_page(), service, f"{address}/")
         yield found
-        # What the server refuses the browser tells, too.
+        # The console also reports requests that the server rejects.
         assert [said for said in found.complaints if not said.startswith("Failed to load resource")] == []
 
 
@@ -141,7 +142,7 @@ def test_an_answer_grows_and_then_says_how_fast_it_was(visit: Visit) -> None:
 
 def test_accepted_drafts_are_green_on_demand(visit: Visit) -> None:
     def looks() -> list[list[str]]:
-        """Colours of the answer, and of each draft in it."""
+        """Return the colours of the answer and of each draft in it."""
         shown = "(all) => all.map((e) => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor])"
         return visit.page.locator(".answer p, .answer .drafted").evaluate_all(shown)
 
@@ -176,10 +177,10 @@ def test_an_answer_can_be_stopped(visit: Visit, how: str) -> None:
 
 def test_the_next_question_comes_with_those_before(visit: Visit) -> None:
     visit.press("Settings")
-    visit.page.keyboard.type("Be short.")  # it has the focus
+    visit.page.keyboard.type("Be short.")  # The system message has the focus.
     visit.answered(Script("Yes.\nNo."), "Well?")
     visit.service.script = Script("Two.")
-    visit.page.keyboard.type("one")  # the question has the focus again
+    visit.page.keyboard.type("one")  # The question has the focus again.
     visit.page.keyboard.press("Shift+Enter")
     visit.page.keyboard.type("line")
     visit.page.keyboard.press("Enter")
@@ -241,7 +242,7 @@ def test_system_messages_can_be_saved_and_chosen(visit: Visit) -> None:
     assert visit.sent()["messages"][0] == {"role": "system", "content": "Be short."}
     visit.press("Delete")
     expect(presets.locator("option")).to_have_text(["Saved messages …", "rhymes"])
-    # A conversation keeps its own.
+    # A conversation keeps its own system message.
     visit.press("New chat")
     presets.select_option("rhymes")
     visit.answered(Script(), "other")
@@ -283,7 +284,7 @@ def test_a_key_is_asked_for_sent_and_kept_in_the_tab_alone(visit: Visit) -> None
     assert "secret" not in visit.page.evaluate("Object.values(localStorage).join() + document.cookie")
     visit.page.reload()
     assert "secret" in visit.page.evaluate("Object.values(sessionStorage).join()")
-    expect(visit.answer.locator("p")).to_have_text("Hello, world")  # what renders it asks for the key
+    expect(visit.answer.locator("p")).to_have_text("Hello, world")  # The endpoint that renders it requires the key.
 
 
 HOSTILE = """<img src=x onerror="window.hit = 1"><script>window.hit = 1</script>
@@ -337,7 +338,7 @@ def test_answers_and_code_can_be_copied(visit: Visit, clipboard: bool) -> None:
     text = "Say *this*:\n\n```py\nx = 1\ny = 2\n```"
     if clipboard:
         visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    else:  # as where the page came by HTTP from another machine
+    else:  # as on a page loaded by HTTP from another machine
         visit.page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
         visit.page.reload()
     visit.answered(Script(text))
@@ -389,7 +390,7 @@ def test_a_question_can_be_edited(visit: Visit) -> None:
     visit.answered_again(Script("second"), "hello")
     assert visit.sent()["messages"] == [{"role": "user", "content": "hello"}]
     visit.answered(Script("third"), "more")
-    # An earlier question: the conversation with the later ones stays.
+    # Editing an earlier question keeps the conversation with the later ones.
     visit.page.get_by_role("button", name="Edit").first.click()
     visit.answered_again(Script("fourth"), "hallo")
     visit.press("Chats")
@@ -480,7 +481,7 @@ def test_conversations_are_exported_and_imported(visit: Visit, tmp_path: Path) -
         saved = json.loads((tmp_path / f"{name}.json").read_text())
         assert [one["messages"][1]["content"] for one in saved.get("conversations", [saved])] == expected
     (tmp_path / "wrong.json").write_text('{"messages": [{"role": "user", "content": 5}]}')
-    # What the command line's chat reads and writes.
+    # The command line's chat reads and writes the same files.
     loaded = load(tmp_path / "Export.json")[0]
     assert (loaded.system, loaded.turns) == ("Be short.", [("other", "four")])
     loaded.add("further", "five", 0)
@@ -502,7 +503,7 @@ def test_conversations_are_exported_and_imported(visit: Visit, tmp_path: Path) -
 
 def test_a_conversation_survives_a_reload_with_its_drafts(visit: Visit) -> None:
     def looks() -> str:
-        # A label of a state that is over need not come back.
+        # The label of an ended state need not be restored.
         html = visit.page.locator("#log").inner_html().replace(' aria-busy="false"', "")
         return f"{html}{visit.page.locator('body').get_attribute('class')}"
 
@@ -553,11 +554,11 @@ def test_no_other_host_is_asked(visit: Visit) -> None:
     asked = {url.removeprefix(visit.address) for url, _ in visit.requests if not url.startswith("data:")}
     assert asked == {"", "v1/models", "props", "v1/chat/completions", "markdown"}
     assert visit.complaints == []
-    # Nor could it: the browser itself refuses.
+    # The browser itself blocks requests to other hosts.
     fetched = "fetch('http://127.0.0.2:9/').then(() => 'asked', (error) => error.name)"
     assert visit.page.evaluate(fetched) == "TypeError"
     assert "Content Security Policy" in " ".join(visit.complaints)
-    # And markup made of text, by whatever slip, is an error.
+    # Turning text into markup by mistake is an error.
     slip = "() => { try { document.body.innerHTML = '<b>'; } catch (error) { return error.message; } }"
     assert "TrustedHTML" in visit.page.evaluate(slip)
     visit.complaints.clear()
@@ -585,7 +586,7 @@ def test_it_fits_and_can_be_read(visit: Visit) -> None:
                 visit.page.evaluate("(yes) => document.body.classList.toggle('green', yes)", green)
                 ratios = visit.page.evaluate(CONTRAST.read_text())
                 assert {"question", "drafted", "note", "keyword", "listed", "tools"} <= set(ratios)
-                # WCAG's AA: 4.5 to 1.
+                # WCAG's level AA requires a contrast of 4.5 to 1.
                 assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}
     controls = "(all) => all.filter((e) => !e.labels?.length && !e.ariaLabel && !e.textContent.trim()).length"
     assert visit.page.locator("button, input, textarea, select").evaluate_all(controls) == 0, "some have no name"

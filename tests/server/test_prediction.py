@@ -1,4 +1,4 @@
-"""Predicted outputs: they reach the engine, their tokens are drafted first, and are counted."""
+"""Tests of predicted outputs: they reach the engine, which drafts their tokens first and counts them."""
 
 from __future__ import annotations
 

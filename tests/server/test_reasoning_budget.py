@@ -1,4 +1,4 @@
-"""Reasoning budgets over HTTP: every API keeps them, streamed or not, with drafts or without."""
+"""Tests of reasoning budgets over HTTP: every API respects them, streamed or not, with drafts or without."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def vocabulary(template: str = OPENED) -> Vocabulary:
 
 @contextmanager
 def serving(*, drafted: bool = True, words: str | None = "abcdefgh", **settings: Any) -> Iterator[Server]:
-    """A server of an engine over a mock model, which repeats itself soon, and says nothing but `words`."""
+    """Return a server with an engine on a mock model, which soon repeats itself and only emits `words`."""
     known = vocabulary()
     tokens = None if words is None else [known.tokenize(word, add_bos=False)[-1] for word in words]
     model = MockShared(2, vocabulary=known, words=tokens, peak=6.0)
@@ -58,7 +58,7 @@ def serving(*, drafted: bool = True, words: str | None = "abcdefgh", **settings:
 
 
 def answer(server: Server, path: str, **fields: Any) -> tuple[str, str]:
-    """The reasoning and the content of an answer at temperature 0."""
+    """Return the reasoning and the content of an answer at temperature 0."""
     response = send(server, path, {**BODIES[path], "temperature": 0, **fields})
     assert response.status_code == 200, response.text
     told = chunks(response.text) if fields.get("stream") else response.json()
@@ -91,7 +91,7 @@ def test_every_api_keeps_the_budget_streamed_or_not_with_drafts_or_without() -> 
             assert server.model is not None
             assert bool(server.model.service.report().stats.accepted) == drafted
     ((reasoning, content),) = found
-    assert reasoning == free[0][:9]  # the line end after the tag in the prompt is the first of the ten tokens
+    assert reasoning == free[0][:9]  # The first of the ten tokens is the line end after the tag in the prompt.
     assert free[1] == ""
     assert len(content) > 10
 
@@ -147,7 +147,7 @@ def test_grammar_of_the_answer_begins_after_reasoning_that_was_closed(drafted: b
 
 
 def limit(path: str, template: str = OPENED, fields: dict[str, Any] | None = None, **model: Any) -> int | None:
-    """The budget of the request that reaches the engine."""
+    """Return the budget of the request that reaches the engine."""
     _, service = ask(path, BODIES[path] | (fields or {}), vocabulary=vocabulary(template), **model)
     budget = service.requests[0].rules.reasoning
     return None if budget is None else budget.limit

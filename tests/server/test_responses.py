@@ -1,4 +1,4 @@
-"""OpenAI's Responses API over HTTP: requests as the template receives them, and answers, whole and streamed."""
+"""Tests of OpenAI's Responses API over HTTP: messages in the chat template, and whole and streamed responses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def streamed(script: Script, **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_a_conversation_of_codex_reaches_the_template() -> None:
-    """Developer messages come first, calls before the text that came with them, and thoughts are kept."""
+    """Developer messages come first, calls come before their text, and reasoning is kept."""
     text = [{"type": "input_text", "text": "permissions"}]
     messages = API.messages(
         instructions="You are Codex.",
@@ -80,7 +80,7 @@ def test_a_conversation_of_codex_reaches_the_template() -> None:
 
 
 def test_tools_of_all_types() -> None:
-    """Those that only OpenAI's servers run are left out: Codex always sends some."""
+    """Tools that only OpenAI's servers run are omitted, since Codex always sends some."""
     hosted = [{"type": kind} for kind in ("web_search", "image_generation", "local_shell", "tool_search")]
     tools = API.tools(tools=[*hosted, LOOK, PATCH, SERVER, {"type": "namespace", "name": "functions", "tools": []}])
     assert [tool["name"] for tool in tools] == ["look", "apply_patch", "mcp__db__look", "mcp__db__apply_patch"]
@@ -221,7 +221,7 @@ def test_any_answer_streams_as_what_it_is_whole(answer: tuple[Script, int], has_
 
 
 def items(sent: list[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """Return the items as they are added and done, which must take turns."""
+    """Return the items as they are added and done; each must be done before the next one is added."""
     found = [(event["type"].rpartition(".")[2], event) for event in sent if "output_item" in event["type"]]
     assert [kind for kind, _ in found] == ["added", "done"] * (len(found) // 2)
     assert [event["output_index"] for _, event in found] == [i // 2 for i in range(len(found))]
@@ -229,7 +229,7 @@ def items(sent: list[dict[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def pieced(sent: list[dict[str, Any]]) -> list[str]:
-    """Return the text of each item by its deltas, which name it."""
+    """Return the text of each item, joined from the deltas that name it."""
     added = [item for kind, item in items(sent) if kind == "added"]
     assert not any(map(text_of, added)), "the contents of an item come in pieces"
     texts = ["" for _ in added]
@@ -274,7 +274,7 @@ def test_calls_go_back_to_the_tool_they_came_from_and_can_be_sent_back() -> None
     assert (first["arguments"], first["status"]) == ('{"at": 1}', "completed")
     assert (second["type"], second["name"], second["input"]) == ("custom_tool_call", "apply_patch", "*** Begin\n+é")
     assert "namespace" not in second
-    # Clients append the output to the next input as it is.
+    # Clients append the unchanged output to the next input.
     results = [
         {"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "seen"} for item in (first, second)
     ]

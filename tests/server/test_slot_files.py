@@ -1,4 +1,4 @@
-"""What slots hold goes to files and comes back, between servers of the same model and settings and no others."""
+"""Tests that servers with the same model and settings can save and restore slots, and other servers cannot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPT = "Once upon a time there was a small dog that lived in a very large hous
 
 @contextmanager
 def serving(folder: Path | None, **settings: Any) -> Iterator[Server]:
-    """A server of the demo model with two slots."""
+    """Run a server of the demo model with two slots."""
     with Target(DEMO, texts=2, n_ctx=256, threads=1, exact="off", **settings) as target:
         known = Calibration.given(CostCurve({1: 1.0, 64: 2.0}))
         engine = Engine(target, target, calibration=known)
@@ -56,7 +56,7 @@ def refusal(server: Server, path: str, body: Any, status: int = 400) -> str:
 
 
 def answer(server: Server, slot: int) -> tuple[str, int]:
-    """A text, and how many tokens of its prompt were cached."""
+    """Return a text and the number of its prompt tokens that were cached."""
     body = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, "id_slot": slot}
     told = send(server, "/completion", body).json()
     return told["content"], told["timings"]["cache_n"]
@@ -159,7 +159,7 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
 
 
 def test_a_forged_file_does_not_break_a_slot(tmp_path: Path) -> None:
-    """A file with a valid checksum is either refused, or the slot answers at the second request at the latest."""
+    """A file with a valid checksum is either rejected, or the slot responds to the second request at the latest."""
     with serving(tmp_path) as server:
         answer(server, 0)
         act(server, 0, "save")

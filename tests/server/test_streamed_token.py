@@ -1,4 +1,4 @@
-"""The event loop's work for a streamed token: function calls, and steps that arrive while the loop is busy."""
+"""Tests of the event loop's work for a streamed token: function calls, and steps that arrive while the loop is busy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ngramspec.server.app import make_app
 from ngramspec.server.call import Server
 
 MAX_CALLS = 50
-"""Maximum number of Python functions called on the event loop for a streamed token, asyncio's included."""
+"""Maximum number of calls of Python functions on the event loop for a streamed token, including asyncio's."""
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 LOOK = {"type": "function", "function": {"name": "look"}}
@@ -35,11 +35,11 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 class Turns:
-    """Lets the engine take its next step after each chunk, and counts the functions that are called in between."""
+    """Callback that lets the engine take its next step after each chunk, and counts the function calls in between."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self.at_chunks: list[int] = []  # calls before each chunk
+        self.at_chunks: list[int] = []  # number of calls before each chunk
         self._may_step = threading.Lock()
 
     def acquire(self, blocking: bool, timeout: float) -> bool:
@@ -55,7 +55,7 @@ class Turns:
 
 
 def stream(server: Server, path: str, body: Any, on_chunk: Callable[[bytes], None], profile: Any = None) -> str:
-    """The body of a streamed response to a direct call of the application.
+    """Return the body of a streamed response to a direct call of the application.
 
     Args:
         server: The server.
@@ -90,7 +90,7 @@ def stream(server: Server, path: str, body: Any, on_chunk: Callable[[bytes], Non
 
 @pytest.fixture
 def threads_alternate() -> Iterator[None]:
-    """The engine's thread runs only while the event loop waits, however slow the machine is."""
+    """The engine's thread only runs while the event loop waits, however slow the machine is."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(PATIENCE)
     yield
@@ -108,7 +108,7 @@ def test_a_streamed_token_takes_few_function_calls(path: str) -> None:
 
 
 def late(path: str, body: dict[str, Any], script: Script) -> tuple[str, FakeService]:
-    """A stream whose loop is busy from its first chunk on until the engine has taken all steps."""
+    """Run a stream whose loop is busy from the first chunk until the engine has taken all steps."""
     script.go = threading.Semaphore(1)
     server, service = scripted(script)
 
@@ -149,7 +149,7 @@ def test_a_chunk_of_several_steps_has_all_their_tokens_and_marks() -> None:
 def test_fields_of_a_token_are_sent_with_that_token(fields: dict[str, Any]) -> None:
     told, service = late("/v1/chat/completions", CHAT | fields, Script("Hello, world: all of it"))
     parts = [chunk for chunk in chunks(told)[1:-2] if chunk["choices"][0]["delta"]]
-    assert len(parts) == service.stats.generated - 1  # the last token ends the text
+    assert len(parts) == service.stats.generated - 1  # The last token ends the text.
     if "logprobs" in fields:
         assert all(len(part["choices"][0]["logprobs"]["content"]) == 1 for part in parts)
     else:

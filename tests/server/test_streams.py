@@ -1,4 +1,6 @@
-"""Streams over a real connection: what is silent lives, who leaves stops costing, and nobody ends anybody else."""
+"""Tests of streams over a real connection: silence, disconnected clients and independent requests.
+
+A silent stream stays open, a request of a disconnected client ends, and no client ends the request of another."""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """Tests that are coroutines run on this."""
+    """Return the event loop that runs the coroutine tests."""
     return "asyncio"
 
 
@@ -53,13 +55,13 @@ async def connected(script: Any, ping: float = 15.0) -> AsyncIterator[tuple[http
             try:
                 yield client, service
             finally:
-                for ticket in service.tickets:  # or a server that does not stop them would never end
+                for ticket in service.tickets:  # otherwise a server that does not stop them never ends
                     ticket.cancel()
 
 
 @asynccontextmanager
 async def streaming(script: Any, path: str, body: Any, ping: float = 15.0) -> AsyncIterator[tuple[Any, Any, Any]]:
-    """A client, the engine, and the lines of the stream that a request is answered with."""
+    """Yield a client, the engine, and the lines of the stream in response to a request."""
     async with connected(script, ping) as (client, service), client.stream("POST", path, json=body) as response:
         assert response.status_code == 200
         yield client, service, response.aiter_lines()
@@ -88,7 +90,7 @@ async def test_a_client_that_leaves_stops_its_request(path: str) -> None:
         while not service.tickets:
             assert not asked.done(), asked.result().text
             await asyncio.sleep(0.01)
-        asked.cancel()  # before an answer begins
+        asked.cancel()  # before the response begins
         await until(service.tickets[0].cancelled)
 
 
@@ -145,7 +147,7 @@ async def test_silence_is_broken_by_comments_before_the_first_token_and_after_it
         seen += [line async for line in lines]
     assert seen[0] == ":"
     assert "data: [DONE]" in seen
-    async with connected(Script()) as (client, _):  # where there is no silence
+    async with connected(Script()) as (client, _):  # without silence
         assert ":" not in (await client.post("/completion", json=BODY)).text.splitlines()
 
 
@@ -192,7 +194,7 @@ async def test_the_loop_is_woken_once_for_all_that_came_and_unstreamed_only_at_t
     call = Call(server, Fields({"stream": streamed}))
     async with Running(call, [Request([1], 20)], [Answer()]) as running:
         go.release(30)
-        service.tickets[0].ended.wait(PATIENCE)  # the loop stands still meanwhile
+        service.tickets[0].ended.wait(PATIENCE)  # This blocks the loop.
         assert len(woken) == 1
         events: list[TextEvent] = []
         while running.unfinished:

@@ -1,4 +1,4 @@
-"""Tools of chat completions: which may be called, custom ones, functions as they were before, and half a call."""
+"""Tests of tools in chat completions: tool choice, custom tools, the older functions field and incomplete calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def called(name: str, arguments: str) -> str:
 
 
 def allowed(body: dict[str, Any], text: str) -> bool:
-    """Whether the grammar of a request allows an answer, to its end."""
+    """Return True if the grammar of a request allows the complete answer."""
     vocabulary = demo_vocabulary()
     _, service = ask(CHATS, {"messages": [USER]} | body)
     grammar = vocabulary.sampler(service.requests[0].sampling).grammar

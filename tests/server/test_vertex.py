@@ -1,4 +1,4 @@
-"""The prediction route of Vertex AI."""
+"""Tests of the prediction route of Vertex AI."""
 
 from __future__ import annotations
 
