@@ -8,8 +8,8 @@ import time
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
-# Before llama.cpp is loaded: tests run on as many processes as there are cores, and a thread of OpenMP that waits for
-# its like by spinning would take a core from another test.
+# This must be set before llama.cpp is loaded. The tests run in as many processes as there are cores, so an OpenMP
+# thread that waits for others by spinning would take a core from another test.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import psutil
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary
 
 SECONDS = 2.0
-"""Processor time that a test which is not marked as exhaustive may use, and what it is the first to set up."""
+"""Maximum processor time of a test that is not exhaustive, including the fixtures that it is the first to set up."""
 YARDSTICK = 0.05
-"""Processor time of `yardstick` on a desktop: on a slower machine tests get more."""
+"""Processor time of `yardstick` on a desktop; tests get more time on a slower machine."""
 
-# By default neither chance nor what else the machine does decides whether a property holds.
+# By default, neither chance nor the load of the machine decides whether a property holds.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
-# Not what hypothesis itself chooses where the variable CI is set: that draws the same examples in every run.
+# If the variable CI is set, hypothesis itself would choose a profile that draws the same examples in every run.
 _DEFAULT = settings.get_profile("default")
 settings.register_profile("fast", _DEFAULT, max_examples=25, derandomize=True, **_COMMON)
 settings.register_profile("exhaustive", _DEFAULT, max_examples=200, print_blob=True, **_COMMON)
@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only `--exhaustive` runs, unless it is asked for by its name."""
+    """Skip the tests that only `--exhaustive` runs, unless the user names one."""
     named = any("::" in argument for argument in config.args)
     if config.getoption("--exhaustive") or named:
         return
@@ -55,12 +55,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def processor_seconds() -> float:
-    """Processor time so far: this process's, and where the system counts them its ended children's."""
+    """Return the processor time of this process and, if the system counts it, of its ended children."""
     return sum(psutil.Process().cpu_times()[:4])
 
 
 def yardstick() -> float:
-    """Processor time of a calculation that is always the same: longer on a slow machine, and beside another worker."""
+    """Return the processor time of a fixed calculation; it is longer on a slow machine or next to another worker."""
     before = time.process_time()
     mixed = 0
     for number in range(1_500_000):
@@ -79,7 +79,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def within_the_limit(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test, or what it is the first to set up, that is too slow for the command that everybody runs."""
+    """Fail a test or a fixture that it is the first to set up if it is too slow for the default run."""
     before = processor_seconds()
     result = yield
     taken = processor_seconds() - before
@@ -91,13 +91,13 @@ def within_the_limit(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which the user's folders are empty and no model is named."""
+    """Return an environment with empty user folders and no configured model."""
     return environment(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="session")
 def word_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    """All bytes, some short words that overlap, and an end of text; see `vocabulary_files`."""
+    """Return a vocabulary of all bytes, some overlapping short words and an end of text; see `vocabulary_files`."""
     pytest.importorskip("llama_cpp")
     from ngramspec.llama.vocabulary import Vocabulary
 
@@ -106,7 +106,7 @@ def word_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 @pytest.fixture(scope="session")
 def demo_vocabulary() -> Vocabulary:
-    """The demo model's: byte-level BPE, 4,096 tokens."""
+    """Return the demo model's vocabulary: byte-level BPE with 4,096 tokens."""
     pytest.importorskip("llama_cpp")
     from ngramspec.llama.vocabulary import Vocabulary
 
@@ -115,7 +115,7 @@ def demo_vocabulary() -> Vocabulary:
 
 @pytest.fixture(scope="session", autouse=True)
 def _undecided() -> Iterator[None]:
-    """Measurements on a busy machine must not choose the settings of tests."""
+    """Disable measurements that choose settings, since they depend on the load of the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decision, "BUDGET", 0.0)
         yield
@@ -123,7 +123,7 @@ def _undecided() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> Iterator[None]:
-    """Where tests run in the background SIGINT may be ignored, which a child would inherit."""
+    """Enable SIGINT, which may be ignored if tests run in the background, and which child processes would inherit."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""Conversation: what stays in the prompt when the context is short, and the file it is kept in."""
+"""Tests of `Conversation`: the turns that stay in a short context, and its file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TURNS = [Turn("aaaa", "bbbb"), Turn("cc", "dddddd"), Turn("e", "f")]
 
 
 def encode(messages: list[Message]) -> list[int]:
-    """A chat template that costs one token a message, and one a character."""
+    """Chat template that takes one token per message and one per character."""
     return [code for m in messages for code in (0, *map(ord, m["content"]))]
 
 
@@ -171,6 +171,6 @@ def test_a_file_that_is_no_conversation(tmp_path: Path) -> None:
             load(path)
         assert str(path) in str(caught.value)
         assert "\n" not in str(caught.value)
-    # What was recorded beside the messages is optional.
+    # Only the messages are required in a file.
     path.write_text('{"messages": [], "model": 7}')
     assert load(path) == (Conversation(), "")

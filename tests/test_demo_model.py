@@ -1,4 +1,4 @@
-"""The embedded demo model: the shipped file, its card, and the chat turns it is trained on."""
+"""Tests of the embedded demo model: the shipped file, its card, and the chat turns of its training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A text with drafts is that of plain decoding, whichever front end is asked for it: the demo model, in this process.
+"""Tests of every front end with the demo model in this process: drafts do not change the text of plain decoding.
 
-What plain decoding gives is asked of the library, and of llama-cpp-python for the class that takes its place. All is in
-exact mode, where equality holds by design. A pass costs nearly the same whatever its size, so that drafts always pay.
+The library decodes the expected text; for the class that replaces llama-cpp-python's, llama-cpp-python does. All tests
+use exact mode, which guarantees equality. All sizes of passes cost almost the same, so that drafts always pay.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.server.call import Server
 
 CODE = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i in range(3)) + "def value_3("
-"""What is continued."""
+"""Text to continue."""
 
 QUESTION = "Repeat: one two three four five six. one two three four five six. one two three"
-"""What is answered."""
+"""Question to answer."""
 
 CHATS = ("chat", "llm")
-"""The front ends that answer; the others continue."""
+"""Front ends that answer the question; the others continue the text."""
 
 GRAMMAR = r'root ::= "{\"name\": \"" [a-z ]{1,9} "\", \"values\": [" [0-9] (", " [0-9]){6} "]}"'
 N_CTX, TOKENS = 192, 40
@@ -53,17 +53,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "grammar": {"temperature": 0.9, "grammar": GRAMMAR},
     "stop string": {"stop": True},
 }
-"""Of a text, beside temperature 0 and a seed."""
+"""Settings of a text, in addition to temperature 0 and a seed."""
 
 
 def settings_of(name: str, front_end: str) -> dict[str, Any]:
-    """The settings of that name for a front end; the stop string comes some accepted drafts after the beginning."""
+    """Return the settings of a name for a front end; several accepted drafts come before the stop string."""
     stop = {"stop": ". one" if front_end in CHATS else "class"} if "stop" in SETTINGS[name] else {}
     return {"temperature": 0.0, "seed": 5, **SETTINGS[name], **stop}
 
 
 class Told(NamedTuple):
-    """A text, and how many drafted tokens of it were accepted."""
+    """A text and the number of its accepted draft tokens."""
 
     text: str
     accepted: int
@@ -74,14 +74,14 @@ Plain = Callable[[str, dict[str, Any]], str]
 
 
 def known_costs(known: Calibration, *_: Any, **__: Any) -> CostCurve:
-    """In place of measuring them."""
+    """Set a given cost curve without measurements."""
     known.curve = given_curve({1: 1000.0, 64: 1200.0})
     return known.curve
 
 
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The folders of a user who has nothing yet; which sizes of passes agree is found out once."""
+    """Return the folders of a new user; all tests share the measurement of agreeing batch sizes."""
     folder = tmp_path_factory.mktemp("home")
     variables = environment(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -90,8 +90,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             patch.setenv(f"XDG_{kind}_HOME", variables["XDG_CACHE_HOME"] if kind == "CACHE" else str(folder))
         patch.setattr(Calibration, "ensure_curve", known_costs)
         for sizes in ("SIZES", "SHARED_SIZES"):
-            patch.setattr(measure, sizes, getattr(measure, sizes)[:7])  # which of them agree is found out sooner
-        patch.setattr(CostPolicy, "record", lambda *_: None)  # nor is it learnt how long passes take
+            patch.setattr(measure, sizes, getattr(measure, sizes)[:7])  # faster measurement
+        patch.setattr(CostPolicy, "record", lambda *_: None)  # no updates of the loss budget
         yield variables
 
 
@@ -110,7 +110,7 @@ def parent() -> Iterator[llama_cpp.Llama]:
 
 @pytest.fixture(scope="module")
 def plain(target: Target, parent: llama_cpp.Llama) -> Plain:
-    """What plain decoding gives with settings, to compare with what the front end of a name does."""
+    """Return a function that decodes the expected text of a front end with given settings."""
     decoder = SpeculativeDecoder(target, drafter=None, exact="on")
     decoder.calibration.ensure_exact(target)
 
@@ -127,7 +127,7 @@ def plain(target: Target, parent: llama_cpp.Llama) -> Plain:
 
 
 def flags(settings: dict[str, Any]) -> list[str]:
-    """Options of the command line."""
+    """Return the settings as options of the command line."""
     named = {"temperature": "--temp"}
     return [part for name, value in settings.items() for part in (named.get(name, f"--{name}"), str(value))]
 
@@ -153,7 +153,7 @@ def chat(home: dict[str, str], *more: str | Path) -> Ask:
 
 
 def serve(opened: ExitStack, *, second: bool = False) -> Ask:
-    """The server's application, on an engine as `ngramspec serve` opens it."""
+    """Return the server's application with an engine as `ngramspec serve` opens it."""
     small = str(DEMO) if second else None
     load = LoadSettings(ctx_size=N_CTX, threads=1, exact="on", draft_model=small, draft_max=16, no_memory=True)
     model = open_served(load, ServeOptions(parallel=2, cache_ram=16), find(str(DEMO), load))
@@ -173,7 +173,7 @@ def serve(opened: ExitStack, *, second: bool = False) -> Ask:
 
 
 def completed(llama: llama_cpp.Llama, settings: dict[str, Any]) -> str:
-    """The text of a completion of llama-cpp-python's class, or of ours."""
+    """Return the text of a completion by llama-cpp-python's class, or by ours."""
     grammar = settings.get("grammar")
     if grammar is not None:
         settings = {**settings, "grammar": llama_cpp.LlamaGrammar.from_string(grammar, verbose=False)}
@@ -182,7 +182,7 @@ def completed(llama: llama_cpp.Llama, settings: dict[str, Any]) -> str:
 
 
 def llama(opened: ExitStack, **more: Any) -> Ask:
-    """`ngramspec.Llama`."""
+    """Return the front end `ngramspec.Llama`."""
     loaded = ngramspec.Llama(
         str(DEMO), n_ctx=N_CTX, n_threads=1, n_threads_batch=1, verbose=False, exact="on", persist_stats=False, **more
     )
@@ -196,7 +196,7 @@ def llama(opened: ExitStack, **more: Any) -> Ask:
 
 
 def plugin(opened: ExitStack, **more: Any) -> Ask:
-    """The model of the plugin of `llm`."""
+    """Return the model of the plugin of `llm`."""
     pytest.importorskip("llm")
     from ngramspec.llm_plugin import NGramSpec
 
@@ -220,7 +220,7 @@ NGRAMS: dict[str, Open] = {
     "Llama": lambda _, opened: llama(opened),
     "llm": lambda _, opened: plugin(opened),
 }
-"""Each drafts from n-grams, as by default."""
+"""Each front end drafts from n-grams, which is the default."""
 
 SECOND_MODELS: dict[str, Open] = {
     "complete": lambda home, _: complete(home, "-md", DEMO, "-td", "1", "--drafter", "model"),
@@ -229,12 +229,12 @@ SECOND_MODELS: dict[str, Open] = {
     "Llama": lambda _, opened: llama(opened, draft_model=str(DEMO)),
     "llm": lambda _, opened: plugin(opened, draft_model=str(DEMO)),
 }
-"""Each has the demo model draft for itself, too."""
+"""Each front end also uses the demo model as its own draft model."""
 
 
 @pytest.fixture(scope="module", params=NGRAMS)
 def front_end(request: pytest.FixtureRequest, home: dict[str, str]) -> Iterator[tuple[str, Ask]]:
-    """Its name, and the front end."""
+    """Return the name of a front end, and the front end."""
     with ExitStack() as opened:
         yield request.param, NGRAMS[request.param](home, opened)
 

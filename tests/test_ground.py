@@ -1,4 +1,4 @@
-"""What everything stands on: files of the user's, and sequences of tokens."""
+"""Tests of the lowest layer: the user's files, and sequences of tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
         write_whole(path, text)
         assert path.read_bytes() == text.encode()
         assert list(tmp_path.iterdir()) == [path]
-    # Until then the old one is there, and the new one is beside it, for nobody else to read.
+    # Until the end of the block, the old file stays, next to a new one that other users cannot read.
     with replacing(path, prefix="half-") as file:
         file.write(b"after")
         assert path.read_bytes() == text.encode()
@@ -77,7 +77,7 @@ def test_a_folder_is_made_for_what_can_be_found_out_again_alone(tmp_path: Path) 
     assert recall(path) == "works"
     keep_json(path, {"works": [True]})
     assert json.loads(recall(path) or "") == {"works": [True]}
-    # What cannot be kept is not.
+    # A failure to store is ignored.
     keep(path / "verdict", "works")
     assert recall(path / "verdict") is None
     path.write_bytes(b"\xff")

@@ -1,4 +1,4 @@
-"""What need not be loaded is not: by the modules that a process has afterwards."""
+"""Tests that a process only loads the modules it needs."""
 
 from __future__ import annotations
 

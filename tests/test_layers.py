@@ -1,9 +1,9 @@
-"""The rooms of the package, their layers and shelves: a room imports from layers below; llama.cpp has one door.
+"""Tests of the layers and shelves of the package: a room only imports from lower layers.
 
-A room is a folder of `ngramspec/` or a file beside them; `cli/` is one room. Every import counts, those inside
-functions and for type checking too. A shelf imports from those before it. Outside `llama/` nothing imports
-`llama_cpp`, and nothing calls llama.cpp through whatever it was handed: its functions and types are known by their
-names.
+A room is a folder or a file directly in `ngramspec/`; `cli/` is one room. Every import counts, also inside functions
+and for type checking. A shelf is a group of rooms that only imports from earlier shelves. Only `llama/` imports
+`llama_cpp` and calls llama.cpp. The tests recognize llama.cpp's functions and types by their names, so a module cannot
+call them through an argument either.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LAYERS = (
     ("__init__", "llm_plugin", "server"),
     ("cli",),
 )
-"""From the ground up. `__init__` is what `import ngramspec` gives: the public names."""
+"""Layers from the lowest to the highest. `__init__` contains the public names of `import ngramspec`."""
 
 SHELVES = {
     "core": (
@@ -50,18 +50,18 @@ SHELVES = {
     "instruments": ("instruments",),
     "surfaces": ("cli", "server", "batching", "dropin", "llm_plugin"),
 }
-"""The rooms that do the work, by what they are for; the others are what several shelves use. A shelf imports from
-those before it only: the core from none."""
+"""Rooms by purpose; rooms that are missing here are used by several shelves. A shelf only imports from earlier shelves,
+and the core from none."""
 
 LLAMA = "llama"
 """The only room that may import `llama_cpp`, and call llama.cpp."""
 
 FOREIGN = ("llama_", "ggml_")
-"""How the names of llama.cpp's C API begin."""
+"""Prefixes of the names in llama.cpp's C API."""
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """The files of both packages by their names, `__init__` of a package included: "ngramspec.cost.__init__"."""
+    """Return the files of both packages by module name, including `__init__`, such as "ngramspec.cost.__init__"."""
     found = {}
     for package, folder in (("ngramspec", "ngramspec"), ("ngramspec_cli", "cli")):
         for path in sorted((root / folder).rglob("*.py")):
@@ -75,7 +75,7 @@ def room(module: str) -> str:
 
 
 def named(module: str, source: str) -> tuple[set[str], set[str]]:
-    """What a module imports, by full names of modules or of what is in one; and what of llama.cpp's C API it names.
+    """Return the full names that a module imports, and the names of llama.cpp's C API that it uses.
 
     Names in strings do not count.
     """
@@ -96,7 +96,7 @@ def named(module: str, source: str) -> tuple[set[str], set[str]]:
 
 
 def resolve(name: str, known: Mapping[str, Path]) -> str | None:
-    """The module that a full name is, or is in; None for one of another package."""
+    """Return the module with this full name or the module that contains it; `None` if it belongs to another package."""
     while name:
         for candidate in (name, f"{name}.__init__"):
             if candidate in known:
@@ -106,7 +106,7 @@ def resolve(name: str, known: Mapping[str, Path]) -> str | None:
 
 
 def complaints(root: Path, layers: Sequence[Sequence[str]], shelves: Mapping[str, Collection[str]]) -> list[str]:
-    """What is wrong with the imports below `root`."""
+    """Return messages about wrong imports below `root`."""
     height = {name: number for number, names in enumerate(layers) for name in names}
     shelf = {name: number for number, names in enumerate(shelves.values()) for name in names}
     known = modules(root)
@@ -186,7 +186,7 @@ def test_what_is_wrong_is_found(tmp_path: Path) -> None:
     for number, ((file, text), complaint) in enumerate(WRONG.items()):
         (found,) = check(tmp_path / str(number), {**SOUND, f"ngramspec/{file}": text})
         assert found.startswith(complaint)
-    # A room that is gone leaves the table.
+    # A removed room must also be removed from the table.
     files = {**SOUND, "ngramspec/high/b.py": "import ngramspec.low.a"}
     del files["ngramspec/side.py"]
     assert check(tmp_path / "gone", files) == ["side is in a layer, and not there"]

@@ -40,11 +40,11 @@ class Runner:
     Attributes:
         models: Its sequences, or the only model.
         vocabulary: Its vocabulary.
-        rows: Returns the logits after each token of a text by a fresh evaluation.
+        rows: Function that returns the logits after each token of a text by a new evaluation.
         tolerance: Maximum difference of a logit by rounding; wrong logits of the tiny models differ by 0.1.
-        shared: Evaluates several of the models together; `None` for a single model.
-        checks: Whether it rejects wrong calls; the smallest example does not.
-        rolls_back_anywhere: Whether it can roll back to a place before the last checkpoint.
+        shared: Model that evaluates several of the models together; `None` means a single model.
+        checks: True if it rejects wrong calls; the smallest example does not.
+        rolls_back_anywhere: True if it can roll back to a position before the last checkpoint.
         room: Maximum length of a text in the walk, in tokens.
     """
 
@@ -59,7 +59,7 @@ class Runner:
 
 
 class Bigrams(ModelBase):
-    """The smallest model: nothing is measured, and the logits are a table of the last token."""
+    """The smallest model: it has no measurements, and its logits are a table by the last token."""
 
     max_batch = 16
 
@@ -130,13 +130,13 @@ def mock_rows(model: MockTarget, tokens: Sequence[int]) -> Rows:
 def llama(
     stack: ExitStack, path: Path, texts: int | None = None, *, tolerance: float = 1e-3, room: int = 110, **options: Any
 ) -> Runner:
-    """Open a model in llama.cpp; its reference never rolls back and shares nothing with `ngramspec.llama`."""
+    """Open a model in llama.cpp; its reference never rolls back and shares no code with `ngramspec.llama`."""
     from architectures.reference import Reference
 
     from ngramspec.llama import crash_check
     from ngramspec.llama.target import Target
 
-    # The files are good: no child process needs to try them.
+    # The files are valid, so no child process needs to try them.
     stack.enter_context(mock.patch.object(crash_check, "run", return_value=None))
     settings: dict[str, Any] = {"n_ctx": room + 50, "threads": 1, "exact": "off", "flash_attn": "off", "draft_max": 6}
     settings |= {"cache_type_k": "f32", "cache_type_v": "f32"} | options
@@ -172,7 +172,7 @@ RUNNERS: dict[str, Callable[[ExitStack, Path], Runner]] = {
     "attention, sequences": tiny("llama", 4),
     "MLA, sequences": tiny("deepseek2", 4, **EXACT),
     "sliding window": tiny("gemma3"),
-    "sliding window, sequences": tiny("gemma3", 4, room=190),  # together more than its cells
+    "sliding window, sequences": tiny("gemma3", 4, room=190),  # The texts together exceed its cells.
     "recurrent": tiny("mamba", n_ctx=300),
     "recurrent, sequences": tiny("mamba", 4, **EXACT),
     "hybrid with snapshots": tiny("qwen35"),
@@ -215,9 +215,9 @@ class Walk:
     """A random walk over the sequences of a runner.
 
     Attributes:
-        texts: The tokens that each sequence must hold.
+        texts: Expected tokens of each sequence.
         worst: Largest difference of a logit to the reference.
-        adopted: How often a sequence copied tokens of another one.
+        adopted: Number of times a sequence copied tokens of another one.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -238,7 +238,7 @@ class Walk:
             self.actions += [(self._fail, 6)]
 
     def walk(self, steps: int) -> None:
-        """Do every action once and then so many at random; compare the tokens of all sequences after each."""
+        """Do every action once and then random ones; compare the tokens of all sequences after each."""
         every = [*[self._prefill] * len(self.texts), *(action for action, _ in self.actions)]
         for action in [*every, *self._rng.choices(*zip(*self.actions, strict=True), k=steps)]:
             number = self._rng.randrange(len(self.texts))
@@ -287,7 +287,7 @@ class Walk:
         self._check(number, rows)
         kept = self._rng.randint(0, len(tokens))
         self._drop(number, len(tokens) - kept)
-        if kept or model.replays:  # without a checkpoint, the first token of a pass cannot always be rolled back
+        if kept or model.replays:  # Without a checkpoint, the first token of a pass cannot always be rolled back.
             assert model.owed in (range(kept + 1) if model.replays else (0,))
         if len(model.tokens) > self.runner.room:
             self._clear(number)
@@ -408,7 +408,7 @@ def test_an_aligned_prefill_depends_on_its_tokens_only(runner: Runner) -> None:
         if model.can_rollback and runner.rolls_back_anywhere:
             model.rollback(len(model.tokens) - 1)
         assert np.array_equal(model.prefill(text, aligned=True), fresh), (keep, aligned)
-    # The result of an unaligned prefill is not used as aligned later.
+    # A later aligned prefill does not reuse the result of an unaligned one.
     model.clear()
     for end, aligned in ((n // 2, True), (n - 10, False), (n - 5, True)):
         model.prefill(text[:end], aligned=aligned)

@@ -1,4 +1,4 @@
-"""The tests find errors: each fault in `support/mutations.py` fails the test of the default run that it names."""
+"""Tests that the test suite finds errors: each fault in `support/mutations.py` fails the test that it names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 600.0
 
 
 def run_tests(names: Sequence[str], folder: Path, **variables: str) -> tuple[int, str]:
-    """Return pytest's exit code and output for these tests, run as by default in a child process.
+    """Return pytest's exit code and output for these tests, run with the default options in a child process.
 
     Args:
         names: Pytest's names of the tests.
@@ -49,7 +49,7 @@ def run_tests(names: Sequence[str], folder: Path, **variables: str) -> tuple[int
 
 
 SOURCES = {"MUTATION_SOURCES": "1"}
-"""Environment of a child that runs the sources of compiled modules."""
+"""Return the environment of a child process that runs the sources of compiled modules."""
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -58,7 +58,7 @@ def test_a_fault_is_noticed(name: str, tmp_path: Path) -> None:
     variables = {"MUTATION": name, **(SOURCES if fault.is_compiled else {})}
     code, output = run_tests([fault.caught_by], tmp_path / "tmp", **variables)
     assert code == 1, output
-    assert re.search(rf"^FAILED {re.escape(fault.caught_by)}", output, re.MULTILINE), output  # not an error before it
+    assert re.search(rf"^FAILED {re.escape(fault.caught_by)}", output, re.MULTILINE), output  # not an earlier error
     assert "of processor time" not in output
 
 

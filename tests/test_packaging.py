@@ -1,4 +1,4 @@
-"""What is installed: the names the packages get, and the files that must come along."""
+"""Tests of the installed packages: their names and their files."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_files_that_are_no_python_come_along() -> None:
 
 
 def imported(node: ast.AST) -> set[str]:
-    """Top-level names of what a file imports when it runs."""
+    """Return the top-level names of the modules that a file imports at run time."""
     if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
         return set()
     if isinstance(node, ast.Import):
         return {alias.name.split(".")[0] for alias in node.names}
     if isinstance(node, ast.ImportFrom):
         return set() if node.level else {(node.module or "").split(".")[0]}
-    # No import stands in an expression.
+    # Expressions cannot contain imports.
     inner = (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
     return set().union(*map(imported, inner))
 
@@ -82,7 +82,7 @@ def test_the_installed_command_is_this_one() -> None:
 
 
 def compiled_modules() -> set[str]:
-    """The sources that say how they are to be compiled, below ROOT."""
+    """Return the sources below ROOT that contain options for compilation."""
     files = (ROOT / "ngramspec").rglob("*.py")
     return {f.relative_to(ROOT).as_posix() for f in files if f.read_text("utf-8").startswith("# cython:")}
 
@@ -94,13 +94,13 @@ def test_setup_py_lists_what_is_to_be_compiled() -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a wheel and a source distribution, built where no C compiler is to be found (but on Windows)."""
+    """Return a folder with a wheel and a source distribution, built without a C compiler (except on Windows)."""
     setuptools = pytest.importorskip("setuptools")
     if int(setuptools.__version__.split(".")[0]) < 77:
         pytest.skip("setuptools is older than the build needs")
     pytest.importorskip("pip")
     folder = tmp_path_factory.mktemp("built")
-    # A copy, so that the build leaves nothing in the tree.
+    # The build uses a copy, so that it leaves no files in the tree.
     copy = folder / "source"
     copy.mkdir()
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "ngramspec", "cli", "prompts", "tests", "tools"):
@@ -129,7 +129,7 @@ def test_the_wheel_holds_all_of_it_and_no_more(built: Path) -> None:
         scripts = archive.read(f"{info}/entry_points.txt").decode()
     assert {name.split("/")[0] for name in names} == {"ngramspec", "ngramspec_cli", "ngramspec_prompts", info}
     assert "ngramspec = ngramspec_cli.app:main" in scripts
-    # Where there was a compiler, each of the compiled modules stands beside its source.
+    # If there was a compiler, the wheel also contains the compiled modules.
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
     names -= {source.removesuffix(".py") + suffix for source in compiled_modules() for suffix in suffixes}
     for installed, folder, endings in (

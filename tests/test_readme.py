@@ -1,4 +1,4 @@
-"""The READMEs are true to the last flag, link and room, and the test command is the one that CI runs."""
+"""Tests of the READMEs: every flag, link and folder exists, and the test command is the one that CI runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGES = sorted(
     [ROOT / "README.md", *GUIDE, *(p for room in ("cli", "ngramspec") for p in (ROOT / room).rglob("README.md"))]
 )
 TOP = {name: imported(name) for name in typer.main.get_command(app).commands}
-# `memory` is a group: its commands count, not the group.
+# `memory` is a group, of which only the commands count.
 COMMANDS = {n: c for name, top in TOP.items() for n, c in getattr(top, "commands", {name: top}).items()}
 
 

@@ -1,4 +1,4 @@
-"""The recipes of ngramspec/README.md, followed to the letter."""
+"""Tests that run the recipes of ngramspec/README.md exactly as written."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ TEXT = (ROOT / "ngramspec" / "README.md").read_text("utf-8")
 
 
 def blocks(recipe: str) -> list[str]:
-    """The Python blocks below a heading."""
+    """Return the Python blocks below a heading."""
     (section,) = (part for part in re.split("^## ", TEXT, flags=re.MULTILINE) if part.startswith(f"{recipe}\n"))
     return re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
 
 
 def follow(recipe: str) -> dict[str, Any]:
-    """What the block of a recipe leaves, run beside a target and a prompt."""
+    """Run the block of a recipe with a target and a prompt, and return the resulting names."""
     names: dict[str, Any] = {"target": MockTarget(peak=8.0), "prompt": PROMPT}
     (block,) = blocks(recipe)
     exec(block, names)
@@ -44,7 +44,7 @@ def tokens(steps: Iterable[Step]) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _undone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the recipes register and measure goes away."""
+    """Undo the registrations and measurements of the recipes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(ngramspec.drafting, "DRAFTERS", dict(ngramspec.drafting.DRAFTERS))
     monkeypatch.setattr(ngramspec.policies, "POLICIES", dict(ngramspec.policies.POLICIES))
@@ -76,7 +76,7 @@ def test_a_runner_that_was_added_is_drafted_for() -> None:
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Path:
-    """A copy of both packages in which the recipe for a sampling option was followed."""
+    """Return a copy of both packages with the changes of the recipe for a sampling option."""
     folder = tmp_path / "changed"
     shutil.copytree(ROOT / "cli", folder / "ngramspec_cli")
     shutil.copytree(ROOT / "ngramspec", folder / "ngramspec", ignore=shutil.ignore_patterns("*.gguf", "__pycache__"))
@@ -97,7 +97,7 @@ def changed(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ngramspec_with(env: dict[str, str], changed: Path) -> Callable[..., Done]:
-    """Runs the command line of the copy."""
+    """Run the command line of the copy."""
     script = "import sys; from ngramspec_cli.app import run; sys.exit(run(sys.argv[1:]))"
 
     def call(*arguments: str) -> Done:
@@ -110,7 +110,7 @@ def ngramspec_with(env: dict[str, str], changed: Path) -> Callable[..., Done]:
 
 @pytest.mark.exhaustive
 def test_a_sampling_option_that_was_added(ngramspec_with: Callable[..., Done]) -> None:
-    """It is in the help, it is checked, and it reaches llama.cpp."""
+    """The option is in the help, is validated, and reaches llama.cpp."""
     for command in ("complete", "chat", "bench"):
         shown = " ".join(ngramspec_with(command, "--help").out.split())
         assert re.search(r"--min-keep \S+ Minimum number of tokens that top-p and min-p keep. \[default: 0\]", shown)

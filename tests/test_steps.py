@@ -1,4 +1,4 @@
-"""Counters over steps, and a text in spans: what was drafted of it, and what became of that."""
+"""Tests of counters over steps, and of spans of a text by draft and result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_prefill_is_left_out() -> None:
 
 
 def test_a_worked_example() -> None:
-    # 4 drafted and 2 kept, none drafted, 2 drafted and kept, 3 drafted and none kept.
+    # The steps draft 4 tokens and keep 2, draft none, draft and keep 2, and draft 3 and keep none.
     stats = counted(PREFILL, step(4, 2), step(0, 0), step(2, 2), step(3, 0))
     assert (stats.tokens, stats.passes, stats.passes_without_draft, stats.generated) == (8, 4, 1, 9)
     assert (stats.drafted, stats.accepted) == (9, 4)
@@ -55,7 +55,7 @@ def test_a_worked_example() -> None:
     assert stats.drafted_at == [3, 3, 2, 1]
     assert stats.tested_at == [3, 2, 1, 0]
     assert stats.accepted_at == [2, 2, 0, 0]
-    # By the wall: what passes and drafting took is a part of that.
+    # This is wall-clock time, which includes passes and drafting.
     assert stats.decode_seconds == pytest.approx(5.0)
     assert stats.tokens_per_second == pytest.approx(8 / 5.0)
     one, other = counted(PREFILL, step(4, 2)), counted(step(0, 0), step(2, 2), step(3, 0))
@@ -67,11 +67,11 @@ def test_a_worked_example() -> None:
 
 
 def test_the_end_of_a_text_says_nothing_about_what_came_after() -> None:
-    # 5 drafted; the text ended with the second of them.
+    # The text ended with the second of 5 draft tokens.
     stats = counted(step(5, 2, emitted=2))
     assert stats.drafted_at == [1] * 5
     assert stats.tested_at == stats.accepted_at == [1, 1, 0, 0, 0]
-    # It ended with the target's own token instead.
+    # The text ended with the target's token after two accepted ones.
     stats = counted(step(5, 2))
     assert stats.tested_at == [1, 1, 1, 0, 0]
 
@@ -120,7 +120,7 @@ def test_neighbours_with_one_mark_are_one_span_and_an_unread_rest_is_none() -> N
 
 
 def test_a_speed_counts_all_the_time_from_the_first_token_to_the_last() -> None:
-    """The reader of the steps dawdles, and so does the grammar or whatever else stands between two passes."""
+    """The time includes the consumer of the steps, the grammar and all other work between two passes."""
     clock = Clock()
     target = MockTarget(seconds=lambda n: 1.0, clock=clock)
     decoder = SpeculativeDecoder(target, drafter=None, curve=CostCurve({1: 1.0}), clock=clock.perf_counter)

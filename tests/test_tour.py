@@ -1,4 +1,4 @@
-"""The tour names files, classes and functions that are there, and begins with the six files of the README."""
+"""Tests of the tour: its files, classes and functions exist, and it begins with the six files of the README."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ TOUR, README = ((ROOM / name).read_text("utf-8") for name in ("TOUR.md", "README
 
 
 def paths(text: str) -> list[str]:
-    """Where its links lead, in order."""
+    """Return the targets of its links, in order."""
     return re.findall(r"\]\(([^)#]+)\)", text)
 
 
 def defined() -> set[str]:
-    """The classes and functions in the files that the tour links; methods as "method" and "Class.method"."""
+    """Return the classes and functions in the linked files; methods appear as "method" and as "Class.method"."""
     names = set()
     for path in {ROOM / path for path in paths(TOUR) if path.endswith(".py")}:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -1,4 +1,4 @@
-"""Drafters and policies in a user's own file: what is checked, and how the errors of their code are reported."""
+"""Tests of user-defined drafters and policies: the checks, and the reports of errors in their code."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_the_distribution_of_a_user_token_is_recorded(write: Write) -> None:
     draft = draft_of(drawn, choose=lambda offset, weights: [*weights][offset % 2], fixed_length=True)
     assert draft.tokens == (1, 2, 1, 2)
     assert draft.q == ({1: 0.75, 2: 0.25},) * 4
-    assert draft.acceptance_probs == ()  # they could depend on the drawn tokens
+    assert draft.acceptance_probs == ()  # Estimates could depend on the drawn tokens.
     certain = draft_of(write("pass"), choose=lambda *_: 1, fixed_length=True)
     assert (certain.tokens, certain.q) == ((1, 2), ({1: 1.0}, {2: 1.0}))
 
@@ -305,7 +305,7 @@ def test_serve_drafts_with_a_user_class(env: dict[str, str]) -> None:
 
 
 def test_engine_constructs_a_user_drafter_for_each_sequence(write: Write) -> None:
-    """A drafter that fails ends only the request that it drafts for."""
+    """A failing drafter only ends the request that it drafts for."""
     name = write(
         "def begin(self, prompt): self.broken = prompt[0] == 9\n"
         "    def propose(self, limit, choose=None, **_): return [Draft((1, 2)), None][self.broken]"

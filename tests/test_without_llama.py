@@ -1,7 +1,7 @@
-"""The algorithms are there, and are tested, where llama-cpp-python is not installed.
+"""Tests that the algorithms and their tests run without llama-cpp-python.
 
-In a child process importing `llama_cpp` fails as it does there. All modules of these rooms are imported in one; the
-exhaustive run collects all their tests in another, and runs those of some rooms.
+In a child process, importing `llama_cpp` fails as if it were not installed. One process imports all modules of these
+folders. In the exhaustive run, another one collects all their tests and runs those of some folders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOMS = (
 )
 
 SOME = ("exactness", "instruments/replay", "sampling")
-"""Whose tests call no command, for every one of which llama.cpp is loaded."""
+"""Folders whose tests call no command of the command line, since every command loads llama.cpp."""
 
 NOT_INSTALLED = """
 import sys
@@ -59,7 +59,7 @@ sys.exit(code if "llama_cpp" not in sys.modules else "llama_cpp was imported")
 
 
 def without_llama(script: str, *arguments: str) -> str:
-    """What a script prints where there is no llama.cpp."""
+    """Return the output of a script that runs without llama.cpp."""
     command = [sys.executable, "-c", NOT_INSTALLED + script, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr
@@ -74,7 +74,7 @@ def test_every_module_of_the_algorithms_can_be_imported() -> None:
 def test_every_test_of_the_algorithms_is_collected_and_those_of_some_rooms_pass() -> None:
     out = without_llama(PYTEST, "--collect-only", *(f"tests/{room}" for room in ROOMS))
     assert {room for room in ROOMS if re.search(rf"^tests/{room}/", out, re.MULTILINE)} == set(ROOMS)
-    # Of the backend's contract what is held by the mock.
+    # The mock also passes the tests of the backend's contract.
     out = without_llama(PYTEST, "-rs", "tests/test_model_contract.py", *(f"tests/{room}" for room in SOME))
     assert int(re.search(r"(\d+) passed", out)[1]) > 200
     skipped = re.findall(r"^SKIPPED \[\d+\] (.*)$", out, re.MULTILINE)

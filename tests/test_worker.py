@@ -1,4 +1,4 @@
-"""`Worker`: results and errors of calls in the child process, and its limits."""
+"""Tests of `Worker`: results and errors of calls in the child process, and its limits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_repeated_calls_are_answered_from_the_cache() -> None:
     cached = Worker("the grammar", "prepare", GrammarError, ShutdownError, cache=1000)
     first = cached.call(time.perf_counter_ns)
     assert cached.call(time.perf_counter_ns) == first
-    cached.call(str, "x" * 1000)  # exceeds the cache, which drops the oldest result
+    cached.call(str, "x" * 1000)  # This exceeds the cache, which drops the oldest result.
     assert cached.call(time.perf_counter_ns) != first
     cached.close()
 
@@ -56,7 +56,7 @@ def test_call_that_exceeds_a_limit_or_ends_the_child_is_an_error(
 
 
 def test_call_after_an_interrupt_returns_its_own_result(worker: Worker) -> None:
-    """Ctrl-C while the child works must not leave the answer to the next call."""
+    """Ctrl-C during a call must not leave its result for the next call."""
     child = worker.call(os.getpid)
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()

@@ -1,4 +1,4 @@
-"""Rules that change the output do so as their papers say, and no further."""
+"""Tests that rules which change the output do so exactly as their papers describe."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_lenience_of_sampling(lenience: float) -> None:
 
 
 def test_lenience_of_greedy_decoding() -> None:
-    """At temperature 0: as likely as L times the best token, by the softmax, is good enough."""
+    """At temperature 0, a token is accepted if its softmax probability is at least L times that of the best token."""
     rows = np.log(np.array([[0.5, 0.26, 0.24], [0.6, 0.31, 0.09], [0.1, 0.1, 0.8]])).astype(np.float32)
     seen: list[TokenDecision] = []
 
@@ -82,7 +82,7 @@ def test_with_hardly_any_lenience_asked_for_everything_is_good_enough() -> None:
 
 
 def test_lenience_with_penalties_and_bonus_tokens() -> None:
-    """Undrafted tokens are not leniently chosen: without a draft the law is the target's."""
+    """Lenience only applies to draft tokens: without a draft, the distribution is the target's."""
     mock = MockTarget(4, peak=1.0, seed=11)
     plain = Sampling(1.0, **ALL, repeat_penalty=1.4, repeat_last_n=4)
     texts: list[Text] = []

@@ -1,8 +1,8 @@
-"""What comes out follows the target's law, worked out apart from the code under test (see `laws`).
+"""Tests that the output follows the target's distribution, computed independently of the code under test (see `laws`).
 
-Drafts have two tokens, so that texts meet a token accepted, one refused, and the end of the draft, each of them often.
-Match is coupled verification of drafts that do not know the noise: that both emit the same for a seed is shown in
-`decoding/test_same_text.py`.
+Drafts have two tokens, so that accepted tokens, refused tokens and ends of drafts are all frequent. Match is coupled
+verification of drafts that do not know the noise; `decoding/test_same_text.py` tests that both emit the same tokens
+for a seed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def texts_of(
     mock: MockTarget, prompt: list[int], sampling: Sampling, tables: list[dict[int, int]], how: str, length: int = 60
 ) -> list[Text]:
-    """Forty texts. Every number of accepted tokens must come often, or nothing was tested."""
+    """Return forty texts; every number of accepted tokens must be frequent, or the test would be void."""
     texts: list[Text] = []
     counts: Counter[int] = Counter()
     for seed in range(40):
@@ -61,7 +61,7 @@ def test_texts_follow_the_law(name: str, method: str) -> None:
     mock = MockTarget(4, peak=1.0, seed=11)
     sampling = Sampling(**{"temperature": 1.0} | SETTINGS[name])
     assert follows(texts_of(mock, PROMPT, sampling, TABLES, method), law_on(mock, sampling))
-    # At temperature 0 one token has all the probability.
+    # At temperature 0, one token has probability 1.
     greedy = replace(sampling, temperature=0.0)
     tokens, _ = speculate(mock, PROMPT, 60, greedy, from_counts(TABLES), "greedy")
     law = law_on(mock, greedy)
@@ -69,10 +69,10 @@ def test_texts_follow_the_law(name: str, method: str) -> None:
 
 
 A, B, C, AB = range(FIRST_WORD, FIRST_WORD + 4)
-BYTE_A = 3 + ord("a")  # another token for the same letter
+BYTE_A = 3 + ord("a")  # another token of the same letter
 
 GRAMMAR = 'root ::= ("a" "b"? | "c")*'
-"""The text may end anywhere, and no b comes without an a before."""
+"""The text may end anywhere, and each b follows an a."""
 
 
 def legal(path: Sequence[int]) -> set[int]:
@@ -95,9 +95,10 @@ GRAMMARS: dict[str, tuple[str, Legal]] = {"loose": (GRAMMAR, legal), "strict": (
 
 @grid(text=GRAMMARS, method=("coupled", "rejection"), name=("cut", "penalties"))
 def test_law_under_a_grammar(text: str, method: str, name: str, word_vocabulary: Vocabulary) -> None:
-    """A forbidden token in the draft is refused, and gives way to one of the law.
+    """A forbidden draft token is refused and replaced by a sample from the distribution.
 
-    With filters, the law is not that of the legal tokens alone: a filter can leave a token that is only legal.
+    With filters, this is not the distribution over the legal tokens alone: a filter on these can leave a token that it
+    removes from all tokens.
     """
     mock = MockTarget(vocabulary=word_vocabulary, words=(A, B, C, AB, BYTE_A, END), peak=0.7, seed=5)
     grammar, allowed = GRAMMARS[text]

@@ -1,8 +1,8 @@
-"""Verifier: the odds of acceptance, and what is looked at on the way.
+"""Tests of the verifier: the probabilities of acceptance, and the rows it reads.
 
-The laws of what is emitted are in `test_laws`, the tokens of plain decoding in `decoding/test_same_text.py`. Tests of
-frequencies take the seeds 0, 1, 2, ... as their sample, so they pass or fail for ever; under exact sampling each would
-fail with probability below `laws.ALARM`.
+`test_laws` covers the distribution of the output, and `decoding/test_same_text.py` the tokens of plain decoding. Tests
+of frequencies use the seeds 0, 1, 2, ... as their sample, so they always pass or always fail. With exact sampling, each
+would fail with probability below `laws.ALARM`.
 Limit for frequencies (Hoeffding): P(|mean - expectation| >= sqrt(log(2 / alarm) / (2 n))) <= alarm.
 """
 
@@ -55,7 +55,7 @@ def words(word_vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def test_a_second_draw_has_noise_of_its_own(word_vocabulary: Vocabulary, words: dict[str, int]) -> None:
-    """Where the grammar refuses a token, the next is drawn as if the first had never been."""
+    """If the grammar refuses a token, the second draw is independent of the first."""
     row = np.full(word_vocabulary.n_vocab, -np.inf, np.float32)
     a, b, c = words["a"], words["b"], words["c"]
     row[[a, b, c]] = 0.0
@@ -68,19 +68,19 @@ def test_a_second_draw_has_noise_of_its_own(word_vocabulary: Vocabulary, words: 
             seen[int(noisy[0] > noisy[1]), emitted] += 1
         else:
             assert emitted == [a, b][noisy.argmax()]
-    # Of the refused draws, whichever of the two came second would now come first, were the noise the same.
+    # With the same noise, the token in second place at the refused draw would now always be first.
     law: dict[tuple[int, ...], float] = {(sign, token): 0.25 for sign in (0, 1) for token in (a, b)}
     check_law(seen, law)
 
 
 P = np.log(np.array([0.4, 0.3, 0.2, 0.1])).astype(np.float32)
-Q = {0: 1, 1: 2, 2: 5, 4: 2}  # token 4 is outside the vocabulary: a drafter may know tokens p lacks
+Q = {0: 1, 1: 2, 2: 5, 4: 2}  # A drafter may know tokens, such as 4, that p lacks.
 Q_LAW = {t: c / 10 for t, c in Q.items()}
 ALPHA = 0.1 + 0.2 + 0.2  # sum min(p, q)
 
 
 def rejection_verdicts(n: int, watch: Callable[[TokenDecision], None] | None = None) -> Iterator[tuple[int, Verdict]]:
-    """(drafted token, verdict) of n passes with one drafted token."""
+    """Return (draft token, verdict) of n passes with one draft token."""
     for seed in range(n):
         s = Sampling(1.0, seed=seed, **ALL)
         token = rejection_choice(s, 50)(0, Q)
@@ -183,7 +183,7 @@ def test_no_row_past_the_first_refusal_is_touched(method: str) -> None:
     assert verifier.verify(rows(), certain([1, 1, 2, 1]), 7) == Verdict((1, 1, 1), 2)
     assert read == [0, 1, 2]
     read.clear()
-    assert verifier.verify(rows(), certain([1, 1]), 7).accepted == 2  # rows 3, 4: padding, unread
+    assert verifier.verify(rows(), certain([1, 1]), 7).accepted == 2  # Rows 3 and 4 are padding.
     assert read == [0, 1, 2]
     read.clear()
     assert verifier.verify(rows(), NO_DRAFT, 7) == Verdict((1,), 0)
@@ -197,14 +197,14 @@ def test_no_row_past_the_first_refusal_is_touched(method: str) -> None:
 
 def test_greedy_ties_go_to_the_lowest_id() -> None:
     rows = np.array([[1, 3, 3], [2, 2, 2], [0, 0, 1]], np.float32)
-    for biases in ((), ((0, 0.0),)):  # by argmax, and through the chain
+    for biases in ((), ((0, 0.0),)):  # by argmax and by the chain
         verifier = RuleVerifier(sampler(Sampling(logit_bias=biases), 3))
         assert verifier.verify(rows, certain([1, 0]), 0) == Verdict((1, 0, 2), 2)
         assert verifier.verify(rows, certain([2, 0]), 0) == Verdict((1,), 0)
 
 
 def test_rejection_survives_a_residual_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If p = q except for rounding, which rejects the token, the next one comes from p."""
+    """If p = q except for rounding and the token is rejected, the next token comes from p."""
     row = np.zeros(3, np.float32)
     q = {0: 1 / 3 + 1e-9, 1: 1 / 3, 2: 1 / 3}
     for u in (2.0**-53, 1 - 2.0**-53):

@@ -1,4 +1,4 @@
-"""`Acceptance` and `RuleVerifier`: the rule of each combination of settings, contradictions, and errors."""
+"""Tests of `Acceptance` and `RuleVerifier`: the rule for each combination of settings, contradictions and errors."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_what_changes_the_output_is_labelled() -> None:
     ],
 )
 def test_an_error_behind_accepted_tokens_keeps_them(sampling: Sampling, how: Any, make: Any) -> None:
-    """One row is broken; all before it are certain of the draft."""
+    """One row is broken; all rows before it accept the draft."""
     good = np.array([0, 0, 90, 0, 0, 0], np.float32)
     for wrong in range(5):
         rows = [good] * 5
@@ -141,7 +141,7 @@ def test_an_error_behind_accepted_tokens_keeps_them(sampling: Sampling, how: Any
 
 
 def test_greedy_decoding_with_llama_cpps_samplers_reads_no_row_after_a_difference() -> None:
-    """Also if nothing watches, when all rows are verified in one compiled call."""
+    """The same applies without an observer, when one compiled call verifies all rows."""
     rows = np.zeros((5, 4), np.float32)
     rows[:3, 1] = 9
     rows[3:] = np.nan
@@ -167,7 +167,7 @@ def test_greedy_decoding_with_llama_cpps_samplers_reads_no_row_after_a_differenc
 @pytest.mark.skipif(not str(compiled_rows.__file__).endswith(tuple(EXTENSION_SUFFIXES)), reason="rows are not compiled")
 @pytest.mark.parametrize(("sampling", "calls"), [(Sampling(), (3, 3)), (Sampling(0.8), (7, 23))])
 def test_verification_makes_few_python_calls(sampling: Sampling, calls: tuple[int, int]) -> None:
-    """Of one row without a draft, and of five rows whose draft is accepted."""
+    """The test covers one row without a draft, and five rows whose draft is accepted."""
     rows = np.zeros((5, 100), np.float32)
     rows[:, 1] = 90
     counts = Counter[str]()

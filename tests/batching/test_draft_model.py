@@ -1,4 +1,4 @@
-"""A draft model beside the engine: its texts are the target's, its time is everybody's."""
+"""Tests of a draft model in the engine: it changes no text, and its time counts for all requests."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 
 N = 400
-"""Tokens, so many that nothing repeats by itself."""
+"""Size of the vocabulary, large enough that texts do not repeat by chance."""
 
 PASS = 1e-3
 SLOPE = 0.05
 
 
 def seconds(n: int) -> float:
-    """Of a pass of the target."""
+    """Return the duration of a pass of the target."""
     return PASS * (1 + SLOPE * (n - 1))
 
 
 class Drafted:
-    """An engine whose target is drafted for by a mock of itself.
+    """Engine whose draft model is a blurred mock of the target.
 
     Args:
-        sequences: of both.
-        cost: of a pass of the draft model, as part of one of the target; None: there is no draft model.
-        blur: scale of what moves the target's logits in the draft model.
-        apart: the draft model's sequences have caches of their own.
+        sequences: Number of sequences of both models.
+        cost: Cost of a pass of the draft model relative to the target's; `None` means no draft model.
+        blur: Scale of the noise on the draft model's logits.
+        apart: The draft model's sequences have separate caches.
+        options: Further arguments of the target's `MockShared`.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ def test_texts_are_those_without_it(sequences: int, temperature: float, blur: fl
         ears = [made.ask(prompt, sampling=sampling) for prompt, sampling in asked]
         for ear in ears:
             assert ear.wait().reason == "length"
-        # Their next turns, of which sequences hold the beginning.
+        # These are the next turns, whose beginnings are in the sequences' caches.
         more = [made.ask([*prompt, *ear.tokens, 5], 20) for (prompt, _), ear in zip(asked, ears, strict=True)]
         for ear in more:
             assert ear.wait().cached > 0
@@ -145,10 +146,10 @@ def test_a_cancelled_request_leaves_its_sequence_to_the_next() -> None:
 
 
 def rate(n: int, **options: Any) -> tuple[float, Stats]:
-    """Tokens of n texts per second of their passes and drafts until the first of them ends, and what was counted."""
+    """Return the tokens of n texts per second of passes and drafts until the first text ends, and the counters."""
     with drafted(n, **options) as made:
         gate = threading.Event()
-        made.target._fails = lambda _: not gate.wait(WAIT)  # until all are there
+        made.target._fails = lambda _: not gate.wait(WAIT)  # until all have arrived
         ears = [Ear() for _ in range(n)]
         rates: list[float] = []
 
@@ -182,7 +183,7 @@ def test_a_cheap_model_makes_texts_faster(n: int, gain: float) -> None:
 
 @grid(slow=((0.5, 0.0), (1.0, 30.0), (0.1, 4.0), (0.3, 2.0)), n=(1, 4))
 def test_a_dear_model_makes_none_slower(slow: tuple[float, float], n: int) -> None:
-    """By 1 % and about three plain passes of the 250."""
+    """The loss is at most 1 % and about three plain passes of 250."""
     cost, blur = slow
     assert rate(n, cost=cost, blur=blur)[0] > 0.978 * plain_rate(n)
 

@@ -1,4 +1,4 @@
-"""The engine: every text is the one that its request gets alone, and nothing that happens to one touches another."""
+"""Tests of the engine: every request gets the same text as alone, and no event of one request affects another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ngramspec.shared_model import Part
 from ngramspec.steps import Step
 
 CHEAP = CostCurve({1: 1e-3, 64: 2e-3})
-"""Drafts pay."""
+"""Cost curve with which drafts pay."""
 
 
 @contextmanager
@@ -146,16 +146,16 @@ def test_a_prompt_goes_on_where_it_is_known() -> None:
         first, second, third = ([i] * 40 for i in (1, 2, 3))
         for prompt in (first, second, third):
             ask(engine, prompt, 5).wait()
-        # The third text took the sequence of the first, which now takes the second's: both come back from RAM.
+        # The third text took the sequence of the first, which now takes that of the second; both are restored from RAM.
         ends = [ask(engine, [*prompt, 5], 5).wait() for prompt in (first, second)]
         assert [end.cached for end in ends] == [40, 40]
         assert sum(sequence.restored for sequence in model.sequences) == 2
-        # A beginning that another sequence holds is copied.
+        # A beginning in another sequence's cache is copied.
         held = ask(engine, [*first, 5, 6, 7], 5, slot=1).wait()
         assert held.cached >= 40
         again = ask(engine, [*first, 5], 5, slot=1, cache_prompt=False).wait()
         assert again.cached == 0
-    with running(MockShared(1)) as engine:  # without room for more
+    with running(MockShared(1)) as engine:  # no second sequence
         for prompt in (first, second):
             ask(engine, prompt, 5).wait()
         assert ask(engine, [*first, 5], 5).wait().cached == 0
@@ -188,7 +188,7 @@ def test_a_pass_that_fails_ends_only_those_that_cannot_go_on() -> None:
     bad, begin = {1}, threading.Event()
 
     def fails(parts: Sequence[Part]) -> bool:
-        assert begin.wait(WAIT)  # until all are there
+        assert begin.wait(WAIT)  # until all have arrived
         return len(model.passes) > 8 and any(part.sequence.number in bad for part in parts)
 
     model = MockShared(3, fails=fails)
@@ -277,7 +277,7 @@ def test_long_prompts_and_answers_take_turns() -> None:
             order.append(f"{name}-{type(event).__name__}")
             ear[name](event)
             if name == "writes":
-                assert both.wait(WAIT)  # or all is written before the other one is asked
+                assert both.wait(WAIT)  # otherwise the text is complete before the other request
 
         return listen
 
@@ -296,7 +296,7 @@ def test_long_prompts_and_answers_take_turns() -> None:
 
 
 def test_sizes_of_one_class_are_kept_to() -> None:
-    """Batches of 1 to 3 agree: three texts share a pass at most, and drafts fill it no further."""
+    """Batches of 1 to 3 agree, so at most three texts share a pass, and drafts must not make it larger."""
     begin = threading.Event()
     model = MockShared(4, kernels=lambda size, _: size > 3, noise=1.0, peak=6.0, fails=lambda _: not begin.wait(WAIT))
     with running(model, exactness=ExactnessMode((1, 2, 3), same=True)) as engine:
@@ -322,7 +322,7 @@ def test_a_class_that_needs_padding_is_kept_to_one_by_one() -> None:
 
 @pytest.mark.parametrize("replays", [False, True])
 def test_where_drafts_must_be_alone_texts_together_have_none(replays: bool) -> None:
-    model = MockShared(3, drafts_alone=True, replays=replays, peak=6.0)  # raises where it is not so
+    model = MockShared(3, drafts_alone=True, replays=replays, peak=6.0)  # raises otherwise
     lengths = (40, 40, 120)
     with running(model) as engine:
         ears = [ask(engine, prompt, length) for prompt, length in zip(prompts(3), lengths, strict=True)]
@@ -363,7 +363,7 @@ def test_what_drafts_learnt_is_written_at_the_end_and_in_between(
         assert not path.exists()
         monkeypatch.setattr("ngramspec.batching.engine.KEPT_SECONDS", 0.0)
         assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)
-        assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)  # the one before has left its sequence
+        assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)  # The previous request has freed its sequence.
         early = path.read_bytes()
     assert path.read_bytes() != early != b""
 
@@ -419,11 +419,11 @@ def test_texts_keep_to_their_rules_and_drafts_change_nothing(temperature: float,
     assert not {3, 5} & set(text[rules.least : -1])
 
 
-# --------------------------------------------------------------------------- work beside requests
+# --------------------------------------------------------------------------- work next to requests
 
 
 def steps(told: list[str], name: str, count: int, end: Any = None) -> Callable[[Callable[[], int]], Any]:
-    """Work of so many steps, which then returns something, or raises it."""
+    """Return work of `count` steps that then returns `end`, or raises it."""
 
     def work(most: Callable[[], int]) -> Generator[None, None, Any]:
         for i in range(count):
@@ -449,7 +449,7 @@ def test_work_beside_requests_ends_piece_by_piece_and_changes_no_text() -> None:
             done[1].result(WAIT)
         for ear in ears:
             ear.wait()
-        assert engine.aside(steps(told, "d", 1)).result(WAIT) is None  # where nothing else is at work, too
+        assert engine.aside(steps(told, "d", 1)).result(WAIT) is None  # also without other work
     assert told == ["a0", "a1", "a2", "b0", "b1", "c0", "d0"]
     assert [ear.tokens for ear in ears] == [alone(prompt, peak=5.0) for prompt in prompts(3)]
 

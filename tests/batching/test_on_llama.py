@@ -1,4 +1,4 @@
-"""The engine on llama.cpp: several requests at once get the texts that they get alone."""
+"""Tests of the engine on llama.cpp: simultaneous requests get the same texts as alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @grid(name=MODELS, exact=("on", "off"))
 def test_texts_of_all_kinds_of_memory(models: dict[str, Path], name: str, exact: str) -> None:
-    """Every text is what the model says token by token in a context of its own, or leaves it by rounding alone."""
+    """Every text equals that of token-by-token decoding in a separate context, or differs from it only by rounding."""
     chance = random.Random(name)
     with Target(models[name], exact="on", n_ctx=N_CTX, threads=1) as target:
         base = [chance.randrange(3, target.n_vocab - 3) for _ in range(20)]
@@ -86,7 +86,7 @@ def test_texts_of_all_kinds_of_memory(models: dict[str, Path], name: str, exact:
 
 
 def noted_passes(shared: Target, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list to which each pass over several sequences adds over how many it is."""
+    """Return a list to which each pass over several sequences appends its number of sequences."""
     seen: list[int] = []
     evaluate = shared.evaluate_together
 
@@ -102,7 +102,7 @@ def noted_passes(shared: Target, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_draft_model_has_a_sequence_for_each_text(
     models: dict[str, Path], name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked always, as the curve says that a pass takes a second; it is the model itself, and changes nothing."""
+    """The draft model is the target's file and always used, since a pass costs 1 s by the curve; it changes no text."""
     chance = random.Random(name)
     if not apart:
         as_on_a_gpu(monkeypatch)

@@ -1,4 +1,4 @@
-"""A model's own NextN layer beside the engine: it drafts for several texts, which stay what they are."""
+"""Tests of a model's own NextN layer in the engine: it drafts for several texts and changes none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.shared_model import SharedModel
 
 NAMES = ("glm4moe", "qwen35", "qwen3next")
-"""A KV cache, a recurrent state with snapshots, and one that is evaluated again."""
+"""Models with a KV cache, a recurrent state with snapshots, and a recurrent state that is evaluated again."""
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +39,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 class Timed:
-    """An engine on a model with a head, of which passes take what they are said to, on a clock of its own.
+    """Engine on a model with a head, with given durations of passes on a mock clock.
 
     Args:
-        file: of the model.
-        texts: at once.
-        cost: of a pass of the head; None: nothing drafts, and the model is loaded without it.
-        slope: what a token more costs in a pass of either, as part of it.
+        file: Path of the model.
+        texts: Maximum number of simultaneous texts.
+        cost: Cost of a pass of the head; `None` means that the model is loaded without it and there are no drafts.
+        monkeypatch: Fixture that replaces the functions of both models.
+        slope: Cost of each further token in a pass of either model, relative to the pass.
 
     Attributes:
-        asked: passes of the head.
+        asked: Number of passes of the head.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Timed:
         monkeypatch.setattr(passes, "decode", charged)
 
     def answers(self, requests: Sequence[Request]) -> list[list[int]]:
-        """The tokens that each request is answered; all are there before the first pass."""
+        """Return the response tokens of each request; all requests arrive before the first pass."""
         gate = threading.Event()
         self.engine.on_slot(0, lambda _: gate.wait(WAIT))
         ears = [Ear() for _ in requests]
@@ -109,7 +110,7 @@ class Timed:
 def test_texts_are_those_of_plain_decoding(
     files: dict[str, Path], name: str, clients: int, pooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In next turns too, of which other sequences hold the beginning."""
+    """Next turns, whose beginnings are in other sequences' caches, also get the same texts."""
     if pooled:
         as_on_a_gpu(monkeypatch)
     with Timed(files[name], clients, None, monkeypatch) as plain, Timed(files[name], clients, 0.02, monkeypatch) as own:
@@ -120,7 +121,7 @@ def test_texts_are_those_of_plain_decoding(
         assert found == plain.answers(requests)
         later = [Request([*drawn[i], *found[i], 9], 12) for i in (3, 1, 0, 2)]
         assert own.answers(later) == plain.answers(later)
-        # Recurrent texts are drafted for while one is being written.
+        # Recurrent models only draft while a single text is generated.
         assert own.engine.report().stats.accepted > 0
         assert own.clock.now < plain.clock.now
 
@@ -129,7 +130,7 @@ def test_texts_are_those_of_plain_decoding(
 def test_a_head_that_does_not_pay_is_no_longer_asked(
     files: dict[str, Path], name: str, clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts take at most 3 % and about three passes longer."""
+    """Texts take longer by at most 3 % and about three passes."""
     with (
         Timed(files[name], clients, None, monkeypatch, 0.1) as plain,
         Timed(files[name], clients, 1.0, monkeypatch, 0.1) as own,

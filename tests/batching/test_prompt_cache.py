@@ -1,4 +1,4 @@
-"""The prompt cache: the longest beginning is found, nothing is kept twice, and the oldest goes when room is short."""
+"""Tests of the prompt cache: it finds the longest prefix, stores nothing twice, and evicts the oldest entry first."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_system_prompt_is_copied_from_the_sequence_that_holds_least() -> None:
     free.tokens.clear()
     short.tokens.clear()
     long.tokens.clear()
-    # One token less is read sooner than it is copied.
+    # Evaluating one token less is faster than a copy.
     assert Slots(model.sequences).take([*system, 5], preferred=free.number).tokens == []
 
 
@@ -78,16 +78,16 @@ def test_slots_never_reuse_tokens_that_were_evaluated_with_other_adapter_scales(
     slots = Slots(model.sequences, room, scales=(1.0,))
     first = slots.take(text, scales=(0.5,))
     first.tokens[:] = text
-    # Neither a copy of a running sequence nor its own tokens are reused under other scales.
+    # With other scales, the cache reuses neither a copy of a running sequence nor its own tokens.
     second = slots.take(text, scales=(1.0,))
     assert (second is first, second.tokens) == (False, [])
     second.tokens[:] = text
     assert slots.take(text, scales=(0.5,)).tokens == text
     slots.give_back(first)
-    assert slots.take(text, preferred=first.number, scales=(1.0,)).tokens == text  # copied from the second one
+    assert slots.take(text, preferred=first.number, scales=(1.0,)).tokens == text  # copied from the second sequence
     for sequence in (first, second):
         slots.give_back(sequence)
-    # Evicted states of other scales than the default are not kept, and those of an earlier default are dropped.
+    # The cache does not keep evicted states of other scales than the default, and drops states of an earlier default.
     slots.take([9] * 40, preferred=first.number)
     slots.take([8] * 40, preferred=second.number)
     slots.set_scales((0.25,))
@@ -99,7 +99,7 @@ def test_slots_never_reuse_tokens_that_were_evaluated_with_other_adapter_scales(
 
 
 def test_a_gap_between_sequences_at_work_is_filled_first() -> None:
-    """Caches of their own meet in one batch only if their numbers follow each other."""
+    """Separate caches share a batch only if their numbers are consecutive."""
     model = MockShared(sequences=6, split=True)
     slots = Slots(model.sequences, apart=True)
     working = []

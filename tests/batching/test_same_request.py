@@ -1,4 +1,4 @@
-"""A request that is repeated is drafted from its earlier answer, from the first decode call on."""
+"""Tests that a repeated request is drafted from its earlier answer, from the first decode call on."""
 
 from __future__ import annotations
 

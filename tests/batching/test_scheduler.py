@@ -1,4 +1,4 @@
-"""Scheduling: a long prompt shares the time with answers, and prompts take turns."""
+"""Tests of the scheduler: a long prompt shares the time with responses, and prompts take turns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ngramspec.batching.scheduler import AHEAD, LEAST, LONGEST, PAUSE, Scheduler
 def run(
     turns: Scheduler, readers: dict[str, int], writers: list[str], cost: float, write: float
 ) -> list[tuple[str, float]]:
-    """Return the events until all prompts are processed: (who, seconds)."""
+    """Return the events until all prompts are processed, as (text, seconds)."""
     done = []
     while readers:
         reader = turns.reads(list(readers), writers)
@@ -36,7 +36,7 @@ def test_reading_comes_first_and_then_both_get_the_same_time() -> None:
     read = sum(seconds for who, seconds in done if who == "a")
     wrote = sum(seconds for who, seconds in done if who == "writers")
     assert wrote == pytest.approx(read, rel=0.1)
-    # No answer waits for more than one chunk.
+    # No response waits for more than one chunk.
     assert not any(a == b == "a" for (a, _), (b, _) in pairwise(done))
 
 
@@ -57,7 +57,7 @@ def test_texts_wait_for_few_chunks_of_prompts(seconds: float, most: int) -> None
 
 
 def test_texts_wait_at_most_a_second_for_prompts_of_many_clients() -> None:
-    """Prompts of 100 to 4,000 tokens whose reading becomes slower with their length, in simulated seconds."""
+    """Prompts of 100 to 4,000 tokens, whose prefill slows down with their length, in simulated seconds."""
     turns, readers, waited, longest = Scheduler(), dict.fromkeys("abcdefgh", 0), 0.0, 0.0
     for turn in range(5000):
         reader = turns.reads(list(readers), ["w"])

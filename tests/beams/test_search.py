@@ -1,4 +1,4 @@
-"""Beam search on the mock target: what it finds, with drafts and without, and how many passes that takes."""
+"""Tests of beam search on the mock target: its results with and without drafts, and its number of passes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Found = tuple[tuple[int, ...], float, bool]
 def reference(
     target: MockBranchingTarget, prompt: Sequence[int], beams: int, steps: int, stop: bytes | None = None
 ) -> list[Found]:
-    """The definition, word for word: no cache, no tree, every token of every text."""
+    """Return the hypotheses by the definition, without cache or tree, over every token of every text."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     finished: list[tuple[float, tuple[int, ...]]] = []
     for _ in range(steps):
@@ -56,7 +56,7 @@ def reference(
 
 
 def search(target: MockBranchingTarget, beams: int, drafts: bool | BeamDrafter = False, **options: Any) -> BeamSearch:
-    """Carried through: with drafts as many as fit, unless a calibration is among the options."""
+    """Return a completed search; with drafts, it sends as many as fit, unless the options contain a calibration."""
     of_search = {name: options.pop(name) for name in ("calibration", "draft_max", "clock") if name in options}
     drafter = BeamDrafter() if drafts is True else drafts or None
     made = BeamSearch(target, beams, drafter=drafter, **of_search)
@@ -98,7 +98,7 @@ BEAMS, TOKENS = st.integers(1, 6), st.integers(1, 30)
 def test_drafts_change_nothing(
     mock: dict[str, Any], beams: int, max_tokens: int, draft_max: int, limits: dict[str, Any], spare: int
 ) -> None:
-    n_ctx = len(PROMPT) + beams * max_tokens  # to the last cell
+    n_ctx = len(PROMPT) + beams * max_tokens  # fills the last cell
     target = MockBranchingTarget(**mock, **limits, n_ctx=n_ctx, n_seq=beams + 1 + spare)
     expected = reference(target, PROMPT, beams, max_tokens)
     plain = search(target, beams, max_tokens=max_tokens)
@@ -143,7 +143,7 @@ def test_one_beam_is_greedy_decoding(mock: dict[str, Any], max_tokens: int, draf
 
 
 def test_a_copied_prompt_saves_passes() -> None:
-    """The prompt's n-grams alone: the target says what the prompt says, and its rows are met for the first time."""
+    """Only the prompt's n-grams can draft: the target repeats the prompt, and its rows are new."""
     rng = np.random.default_rng(0)
     text = [int(token) for token in rng.permutation(60)]
 
@@ -168,7 +168,7 @@ def test_rows_of_one_search_do_not_reach_the_next() -> None:
 
 
 def timed(dearest: float, beams: int) -> BeamSearch:
-    """A search that knows what its passes take: 20 ms, and that many times as long over 64 tokens."""
+    """Return a search with a known cost of passes: 20 ms, times the given factor over 64 tokens."""
     curve, clock = given_curve({1: 1.0, 64: dearest}), Clock(1e-6)
     target = MockBranchingTarget(24, peak=6.0, seed=5, seconds=lambda n: 0.02 * curve.seconds(n), clock=clock)
     known = Calibration.given(curve)
@@ -185,7 +185,7 @@ def test_the_dearer_a_token_the_shorter_the_draft(beams: int) -> None:
     assert found[3].drafted == 0
     for stats, dearest in zip(found, dear, strict=True):
         plain = stats.tokens * 0.02 * given_curve({1: 1.0, 64: dearest}).seconds(beams)
-        assert stats.seconds <= 1.001 * plain  # looks at the clock take a little
+        assert stats.seconds <= 1.001 * plain  # Reading the clock takes some time.
 
 
 def test_draft_max_is_how_far_ahead() -> None:
@@ -201,7 +201,7 @@ def test_draft_max_is_how_far_ahead() -> None:
 
 def test_a_finished_text_ends_the_search_once_no_other_can_beat_it() -> None:
     class Ends(MockBranchingTarget):
-        """Token 0 ends a text, with probability 0.6 at first; else it continues with 1, for sure."""
+        """Token 0 ends a text, at first with probability 0.6; otherwise the text continues with 1 with certainty."""
 
         def row(self, context: Sequence[int]) -> Any:
             row = np.full(self.n_vocab, -math.inf, np.float32)
@@ -211,7 +211,7 @@ def test_a_finished_text_ends_the_search_once_no_other_can_beat_it() -> None:
     found = search(Ends(3, eog=[0]), 1, prompt=[2], max_tokens=50)
     assert [one.tokens for one in found.hypotheses()] == [(0,)]
     assert found.stats.passes == 0
-    # With two, the other one continues until it is finished, too, or out of room.
+    # With two beams, the other one continues until it ends too or the context is full.
     found = search(Ends(3, eog=[0]), 2, prompt=[2], max_tokens=50)
     assert [one.tokens for one in found.hypotheses()] == [(0,), (1,) * 50]
     assert [one.stop for one in found.hypotheses()] == ["eog", "length"]

@@ -1,4 +1,4 @@
-"""Hostile chat templates: a request fails with one line, other requests are served, and memory stays small."""
+"""Tests of hostile chat templates: the request fails, other requests continue, and memory stays small."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TALK = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Children with little time."""
+    """Limit the time of child processes."""
     monkeypatch.setattr(module, "SECONDS", 0.5)
     with worker.session():
         worker.close()
@@ -57,7 +57,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("source", "complaint"),
     [
         *((source, "takes more than 0.5 s to render") for source in SLOW),
-        *((source, "takes ") for source in LARGE),  # the memory, or the time to fill it
+        *((source, "takes ") for source in LARGE),  # the memory or the time to fill it
         (LONG, "writes more than 16,777,216 characters"),
         *((source, "rejects this conversation: ") for source in FORBIDDEN),
         ("{{ 'a", "is not valid Jinja: "),

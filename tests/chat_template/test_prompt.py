@@ -1,6 +1,6 @@
-"""ChatTemplate: no message writes a control token, and a prompt without such text is tokenized as a whole.
+"""Tests of `ChatTemplate`: messages create no control tokens, and prompts without such text are tokenized as a whole.
 
-Most tests use a tokenizer of characters; the last ones real vocabularies.
+Most tests use a tokenizer of characters; the last ones use real vocabularies.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ORDINARY = [
 
 
 def tokenize(text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-    """Characters, and control tokens if they are parsed."""
+    """Tokenizer of characters, and of control tokens if they are parsed."""
     parts = re.split("(" + "|".join(map(re.escape, CONTROLS)) + ")", text) if special else [text]
     found = [BOS] if add_bos else []
     for part in parts:
@@ -84,7 +84,7 @@ def test_a_message_writes_no_control_token(source: str) -> None:
         messages = talk(content, "yes", f"and {content}")
         tokens = chat.prompt(messages, TOKENIZER).tokens
         assert controls_in(tokens) == usual, content
-        # All of the text is there, and as the template has it.
+        # The prompt contains the complete text of the template.
         assert text_of(tokens).removeprefix("<s>") == template.render(messages=messages, bos_token="")
 
 
@@ -104,7 +104,7 @@ def test_a_control_token_across_the_edge_of_a_message_is_text() -> None:
     tokens = chat.prompt(talk("<|start", "d|>"), TOKENIZER).tokens
     assert controls_in(tokens) == [BOS, START]
     assert text_of(tokens) == "<s><|start|><|start|><|end|>"
-    # And a message is not taken for the beginning of text.
+    # A message is not mistaken for the beginning of the prompt.
     chat, _ = make(BARE)
     assert chat.prompt(talk("<s>a"), TOKENIZER).tokens == [BOS, *map(ord, "<s>a"), END]
 
@@ -127,7 +127,7 @@ def test_control_tokens_that_swallow_white_space_and_none() -> None:
 
 
 def test_a_long_message_does_not_exceed_the_time_of_a_template() -> None:
-    """The time must grow with the length, not with its square."""
+    """The time must grow linearly with the length, not quadratically."""
     content = "".join(f"line {number}\n" for number in range(100_000))
     layout = make(CHATML)[0].lay_out({"messages": talk(content)})
     assert layout.text == f"<|start|>user\n{content}<|end|><|start|>assistant"
@@ -184,7 +184,7 @@ def test_the_opening_is_what_the_template_writes_of_the_answer() -> None:
 
 
 def injected(vocabulary: Vocabulary, system: str) -> None:
-    """Prompts of SmolLM2's layout, put together by hand."""
+    """Return a prompt in SmolLM2's format, built by hand."""
 
     def text(text: str) -> list[int]:
         return vocabulary.tokenize(text, add_bos=False)
@@ -216,13 +216,13 @@ def test_the_demo_model(demo_vocabulary: Vocabulary) -> None:
 def test_smollm2() -> None:
     with Vocabulary(resolve("smollm2", {}).path) as vocabulary:
         injected(vocabulary, "You help.")
-        # Ordinary words of documentation are control tokens of this vocabulary.
+        # Some ordinary words are control tokens of this vocabulary.
         prompt = vocabulary.chat_prompt([{"role": "user", "content": "usage: cp <filename> <reponame>"}])
         assert b"cp <filename> <reponame>" in b"".join(map(vocabulary.piece, prompt))
 
 
 def test_a_vocabulary_that_puts_spaces_in_front(word_vocabulary: Vocabulary) -> None:
-    # ChatML in ordinary tokens, as this vocabulary has neither template nor marks; </s> is a control token.
+    # ChatML consists of ordinary tokens here, as this vocabulary has no template or markers; </s> is a control token.
     prompt = word_vocabulary.chat_prompt([{"role": "user", "content": "ab </s> a"}])
     plain = word_vocabulary.tokenize("<|im_start|>user\nab </s> a<|im_end|>\n<|im_start|>assistant\n")
     assert prompt == plain

@@ -1,4 +1,4 @@
-"""Variables and functions that chat templates receive, through the server."""
+"""Tests of the variables and functions that chat templates receive through the server."""
 
 from __future__ import annotations
 

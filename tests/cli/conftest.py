@@ -1,4 +1,4 @@
-"""A session of chat on the demo model, in this process."""
+"""Fixtures of the command line's tests: chat sessions on the demo model in this process."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def target() -> Iterator[Target]:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a vocabulary of its own whose passes take next to no time."""
+    """Write a model with another vocabulary whose passes take almost no time."""
     return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", "llama")
 
 
 @pytest.fixture(scope="session")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the cost curve is kept: it is measured once."""
+    """Return the folder of the cost curve, which is measured once."""
     return tmp_path_factory.mktemp("calibration")
 
 
 @pytest.fixture(scope="session")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two prompts of two categories, one of which looks like markup."""
+    """Write two prompts in two categories, of which one name looks like markup."""
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     texts = {"code": "x[5] = x[5] + 1\n" * 8, "notes[b]": "buy 5 apples, and 5 pears\n" * 8}
     path.write_text("\n".join(json.dumps({"id": "1", "category": c, "text": text}) for c, text in texts.items()))
@@ -54,7 +54,7 @@ def session(target: Target, measured: Path) -> Session:
 
 @pytest.fixture
 def own_session(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """A session whose model may be closed, and loaded again."""
+    """Return a session whose model may be closed and loaded again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(measured))
     session = make_session(Target(DEMO, n_ctx=512, threads=1), measured)
     yield session

@@ -1,4 +1,4 @@
-"""The line after an answer and the notes below it."""
+"""Tests of the line after an answer and of the notes below it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_gain_of_an_undisturbed_answer_is_a_factor_or_a_reason() -> None:
 
     assert gain() == "about 1.60 times as fast as without drafts"
     assert gain(passes=15) is None
-    for even in (0.1255, 0.1):  # the first is 1.004 times as fast
+    for even in (0.1255, 0.1):  # The first is 1.004 times as fast.
         assert gain(plain_seconds=even, drafted=(1, 3, 4)) == "no gain: 16 of 48 draft tokens accepted"
     assert gain(plain_seconds=0.1, drafted=(1,)) == "no gain: 4 tokens at once cost 3.8 times one token"
     assert gain(tokens=(1,), drafted=(3,), accepted=0) == "no gain: 0 of 16 draft tokens accepted"
@@ -75,7 +75,7 @@ def test_gain_of_a_disturbed_answer_is_unknown() -> None:
 
 @pytest.mark.parametrize("accepted", [0, 1, 2])
 def test_gain_is_at_most_the_tokens_per_pass_whatever_the_times(accepted: int) -> None:
-    """One of ten draft tokens accepted once read 1.62 times as fast."""
+    """An earlier version reported 1.62 times the speed with one of ten draft tokens accepted."""
     tokens = tuple(range(accepted + 1))
     for seconds, plain_seconds in itertools.product((0.01, 0.25, 4.0), repeat=2):
         times = {"seconds": seconds, "expected_seconds": seconds, "plain_seconds": plain_seconds}

@@ -1,4 +1,4 @@
-"""Mistakes at the command line, and ends that nobody planned: one clear line, the right exit code, nothing lost."""
+"""Tests of wrong arguments and unexpected ends: a clear error message, the right exit code, and no loss of data."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ CONTRADICTIONS = [
     ("replay talks --policy psychic", "'psychic'"),
     ("replay talks -t 2", "require --model"),
 ]
-"""Seen before a text is read and a model looked for."""
+"""These mistakes are detected before the command reads the text or looks for a model."""
 
 RANGES = {
     "complete": "-c 4294967808, -tb 0, -tb 1099511627776, -ngl some, -ctk q2, --draft-max 0, --temp warm",
@@ -129,7 +129,7 @@ RANGES = {
     "serve": "--reasoning-budget -2",
     "replay talks": "--limit 0, --draft-max 64, --memory maybe",
 }
-"""Values that an option does not take, whatever else is asked for."""
+"""Values that an option rejects, whatever the other options are."""
 for _command, _options in RANGES.items():
     CONTRADICTIONS += [(f"{_command} {o}", f"Invalid value for '{o.split()[0]}'") for o in _options.split(", ")]
 
@@ -151,7 +151,7 @@ UNUSABLE = [
     ("replay gone.jsonl", "gone.jsonl: No such file"),
     ("replay - --json gone/found.json", "cannot write gone/found.json"),
 ]
-"""Files that cannot be used, which is seen before a model is looked for, and before one that can be used is made."""
+"""Unusable files, which the command detects before it looks for a model or creates another file."""
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_where_nothing_is_piped_there_is_no_text(
 
 
 def changed(path: Path, old: bytes, new: bytes) -> Path:
-    """The demo model with the first of these bytes replaced."""
+    """Write the demo model with the first occurrence of these bytes replaced."""
     path.write_bytes(DEMO.read_bytes().replace(old, new, 1))
     return path
 
@@ -228,7 +228,7 @@ def test_models_that_cannot_be_used(env: dict[str, str], file: Path, tmp_path: P
     key, odd = b"general.architecture", tmp_path / "[red]odd:bug:.txt"
     odd.write_bytes(TEXT)
     for model, word in (
-        # Neither markup nor the name of an emoji to the library that prints the line.
+        # The printing library must treat it neither as markup nor as the name of an emoji.
         (odd, "looks like a text file"),
         (write_gguf(tmp_path / "new.gguf", architecture="next-years"), "unknown model architecture: 'next-years'"),
         (write_gguf(tmp_path / "bare.gguf"), "llama.cpp cannot load this model"),

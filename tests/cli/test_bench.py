@@ -1,4 +1,4 @@
-"""`ngramspec bench` as a user runs it: tables, JSON, and every way to end early."""
+"""Tests of `ngramspec bench` as a user runs it: tables, JSON, and every way to end early."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_table_of_all_categories_and_json_in_a_file(env: dict[str, str], prompts
 
 
 def test_what_is_noise_is_called_so(env: dict[str, str], prompts: Path) -> None:
-    # After the prefill's token there is no room for a draft.
+    # After the prefill's token, no draft fits.
     done = bench(env, *FAST, "-n", "2", "--prompts", prompts, "--policy", "fixed", "--repeat", "1")
     assert "Nothing was drafted in code, notes[b], overall: the difference of those ratios from 1" in done.out
 
@@ -98,7 +98,7 @@ def test_every_policy_on_the_same_prompts(env: dict[str, str], prompts: Path, tm
     done = bench(env, *FAST, "--policy", "all", "--draft-max", "3", "--prompts", prompts, "--json", file)
     lines = done.out.splitlines()
     for row in (f"{category}, {name} " for category in CATEGORIES for name in names):
-        assert len([line for line in lines if line.startswith(row)]) == 3  # gains, passes, acceptance by position
+        assert len([line for line in lines if line.startswith(row)]) == 3  # gains, passes and acceptance by position
     assert [line.split(": ")[0] for line in lines[-len(names) :]] == names
 
     result = json.loads(file.read_text())
@@ -112,7 +112,7 @@ def test_every_policy_on_the_same_prompts(env: dict[str, str], prompts: Path, tm
 
 
 def test_prompts_that_are_too_long_are_named_and_the_rest_runs(env: dict[str, str], tmp_path: Path) -> None:
-    # A name that looks like markup and emoji codes, and must be taken as it is.
+    # The name looks like markup and emoji codes, and must be printed unchanged.
     (tmp_path / "long[b]:x:.txt").write_text("one two three four five six seven eight nine ten " * 40)
     (tmp_path / "short.txt").write_text("one two three")
     done = bench(env, *FAST, "-c", "128", "--prompts", tmp_path, "--no-draft")

@@ -1,4 +1,4 @@
-"""`ngramspec chat` through a pipe: each line of stdin is a turn or a command, and stdout gets the answers alone."""
+"""Tests of `ngramspec chat` in a pipe: each line of stdin is a turn or a command, stdout contains only the answers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_line_that_does_not_fit_or_is_no_text_is_left_out(env: dict[str, str],
 
 
 def test_the_oldest_turns_make_room(env: dict[str, str]) -> None:
-    # Letters that hardly merge into tokens: any one of the questions fits, five of them do not.
+    # These letters rarely merge into tokens, so each question fits into the context, but five do not.
     done = pipe(env, ("xq zj kw vf gb " * 4 + "\n") * 5, "-c", "128").ok()
     assert re.search(r"oldest turns? do(es)? not fit in the context", done.err)
 
@@ -73,7 +73,7 @@ def test_a_file_is_the_first_message(env: dict[str, str], tmp_path: Path) -> Non
     assert (done.code, kept.exists()) == (0, False), done.err
     assert done.out
     assert done.err.count(" tokens") >= 1
-    # The whole of stdin, not a turn a line.
+    # The whole of stdin is one turn.
     assert pipe(env, question.read_text(), "-f", "-").ok().out == done.out
 
 
@@ -108,7 +108,7 @@ def test_nobody_reads_the_answer(env: dict[str, str]) -> None:
     assert done.out == "0\n"
 
 
-# ---------------------------------------------------------------------- with a model that says what it is told to
+# ---------------------------------------------------------------------- with a scripted model
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The commands of chat that change what was said and how it is answered, on a session in this process."""
+"""Tests of the chat commands that change the conversation or the settings, on a session in this process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_leaves_the_context_is_heard_by_the_memory(session: Session) -> Non
     session.go_on_with(Conversation(turns=[Turn("a", "b")]))
     assert heard(session) > second
     third = heard(session)
-    run(session, "undo", "")  # nothing that this session generated
+    run(session, "undo", "")  # This session generated no answer.
     assert (heard(session), users(session)) == (third, [])
 
 
@@ -99,7 +99,7 @@ def test_the_context_used_is_what_the_turns_take(session: Session) -> None:
     session.ask("two")
     assert session.used > used
     run(session, "undo", "")
-    assert abs(session.used - used) < 12  # the template's own text behind the answer
+    assert abs(session.used - used) < 12  # for the template's text after the answer
     run(session, "reset", "")
     assert session.used == empty
 
@@ -159,7 +159,7 @@ def test_an_option_is_set_shown_and_taken_back(
     shown = chat_settings.find(name).show(session)
     assert run(session, "set", f"{name} default")
     assert getattr(session.sampling, field) == before
-    # Shown values can be typed.
+    # Displayed values are valid input.
     assert run(session, "set", f"{name} {shown}")
     assert getattr(session.sampling, field) == value
 
@@ -241,7 +241,7 @@ def test_reasoning_budget_can_be_set(own_session: Session, capsys: Captured) -> 
         reasoning, tag, _ = answer.partition(" so</think>")
         lengths.append(len(session.target.tokenize(reasoning, add_bos=False)) if tag else None)
         run(session, "reset", "")
-    assert lengths == [3, 0, None]  # the line end after the opening tag counts
+    assert lengths == [3, 0, None]  # The line end after the opening tag counts.
     session.acceptance = Acceptance(lenience=0.5)
     assert run(session, "set", "reasoning-budget 4")
     capsys.readouterr()
@@ -311,7 +311,7 @@ def test_where_nothing_can_be_kept_a_line_says_so(session: Session, capsys: Capt
 
 
 def test_keys(tmp_path: Path, capsys: Captured) -> None:
-    """Ctrl-J and Alt-Enter begin a line, and so does Enter between three quotes; Ctrl-C clears; Tab completes."""
+    """Ctrl-J, Alt-Enter, and Enter inside triple quotes start a new line; Ctrl-C clears the input; Tab completes."""
     old: list[str | None] = [None]
     clear, end = "\x03", "\x04"
     with create_pipe_input() as keys, create_app_session(input=keys):
@@ -343,7 +343,7 @@ def test_keys(tmp_path: Path, capsys: Captured) -> None:
 def test_a_message_is_changed_at_the_terminal(session: Session) -> None:
     session.interactive = True
     with create_pipe_input() as keys, create_app_session(input=keys):
-        # The last is shown as it was typed, and answered again as it is; then Ctrl-C leaves it.
+        # The last message appears as it was typed and is answered again unchanged; then Ctrl-C leaves it.
         keys.send_text("one\r/edit\r\x15//help\r/edit\r\r/edit\r\x03\r/quit\r")
         _talk(session, "first")
     assert (users(session), session.answers) == (["first", "/help"], 4)
@@ -396,7 +396,7 @@ def test_an_answer_is_drafted_from_a_file(session: Session, tmp_path: Path, caps
     drafter = session.decoder.drafter
     assert drafter is not None
     assert drafter.prediction == session.target.tokenize("It was a fine day.", add_bos=False)
-    assert session.predicted == ""  # of the next answer alone
+    assert session.predicted == ""  # It only applies to the next answer.
     assert session.ask("hello again")
     assert not drafter.prediction
     assert run(session, "prediction", str(file))

@@ -1,4 +1,4 @@
-"""The parts of chat: what is shown, and a turn that is refused, fails or is stopped."""
+"""Tests of the parts of chat: the output, and turns that are rejected, fail or are stopped."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_markdown_is_shown_as_what_it_means_where_the_terminal_can(
         view.drafts = True
         view.show(REFUSING, PIECES.__getitem__)
     written = b""
-    with suppress(OSError):  # how Linux says that the last writer has left
+    with suppress(OSError):  # Linux reports the exit of the last writer so.
         while piece := os.read(terminal, 4096):
             written += piece
     os.close(terminal)
@@ -229,7 +229,7 @@ def test_between_answers_a_piped_session_can_be_interrupted() -> None:
 
 def test_what_ends_the_program_at_once_leaves_the_terminal_its_echo() -> None:
     termios = pytest.importorskip("termios")
-    # A job in the background begins with the signal ignored.
+    # A background job starts with the signal ignored.
     program = "signal.signal(signal.SIGQUIT, signal.SIG_DFL)\nwith no_echo(): signal.raise_signal(signal.SIGQUIT)"
     terminal, end = os.openpty()
     ended = subprocess.run(

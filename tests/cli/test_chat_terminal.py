@@ -1,4 +1,4 @@
-"""`ngramspec chat` at a terminal (tmux): keys, and a model that says what a test wants, Markdown and all."""
+"""Tests of `ngramspec chat` at a terminal (tmux): keys, and Markdown from a scripted model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Chat = Callable[..., Terminal]
 
 @pytest.fixture
 def chat(env: dict[str, str], tmp_path: Path) -> Iterator[Chat]:
-    """Opens a window with the demo model, or with one that says a text, a word every `pace` seconds."""
+    """Return a function that opens a window with the demo model, or with a text that appears word by word."""
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed")
     running: list[Terminal] = []
@@ -77,7 +77,7 @@ def answer_in(shown: str, question: str = "hello") -> str:
 def test_ctrl_c_stops_the_answer_and_keeps_the_session(chat: Chat, tmp_path: Path) -> None:
     terminal = chat("-c", "4096", "-n", "-1", "--no-draft", "--exact", "off", *ENDLESS)
     terminal.type("hello")
-    # The status line at the foot of the screen is no answer.
+    # The status line at the bottom of the screen is not part of the answer.
     terminal.wait(r"^> hello\n+(?!ngramspec demo).*\w")
     terminal.keys("C-c", "C-c")
     assert "^C" not in terminal.wait(r"^stopped; \d+ tokens?")
@@ -96,7 +96,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(chat: Chat, tmp_path: Pat
     terminal.wait(PROMPT)
     terminal.type("/quit")
     terminal.wait("exit code 0")
-    # Text typed from now on is echoed again.
+    # From now on, typed text is echoed again.
     assert "-" not in terminal.wait(r"^(?:.* )?-?echo .*$").split("exit code 0")[1].split("echo ")[0][-1:]
 
 
@@ -107,7 +107,7 @@ def test_a_session_is_shown_and_gone_on_with(chat: Chat, tmp_path: Path) -> None
     coloured = terminal.text(colours=True)
     for colour, word in (("2", "Shall"), ("3", "greet"), ("1", "bold"), ("35", "def"), ("34", "greet")):
         assert re.search(rf"\x1b\[[\d;]*\b{colour}m(\x1b\[[\d;]*m)*{word}", coloured), word
-    # Chat's own way of asking for a clipboard; tmux keeps what it is given.
+    # Chat uses an escape sequence for the clipboard, and tmux stores the text.
     terminal.ask("/copy 1", "copied ")
     terminal.ask("/drafts", "drafts are shown: accepted, rejected")
     assert "**bold**" in answer_in(terminal.ask("shown", STATUS, 2), "shown")
@@ -132,7 +132,7 @@ def test_a_session_is_shown_and_gone_on_with(chat: Chat, tmp_path: Path) -> None
 
 @pytest.mark.exhaustive
 def test_an_answer_is_stopped_and_the_window_resized(chat: Chat) -> None:
-    # tmux tells programs some time later how wide they are now; nothing may be shown meanwhile.
+    # tmux reports the new width with a delay; meanwhile, nothing may be shown.
     pauses = (30, 55, 75, 95)
     words = "".join(
         f"**word{i}**" + ("PAUSE " if i in pauses else " ") + ("\n\n" if i % 20 == 19 else "") for i in range(4000)

@@ -1,4 +1,4 @@
-"""`ngramspec complete` as a user has it: what it reads, what it prints where, and where it ends."""
+"""Tests of `ngramspec complete` as a user runs it: its input, its output, and its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def continued(target: Target, prompt: Sequence[int], tokens: int = TOKENS) -> list[str]:
-    """The library's own continuation, without drafts: the text of each token."""
+    """Return the text of each token of the library's continuation without drafts."""
     target.clear()
     decoder = SpeculativeDecoder(target, drafter=None, exact="off")
     found = [piece for step in decoder.generate(prompt, max_tokens=tokens) for piece in step.pieces]
@@ -150,7 +150,7 @@ def test_it_ends_after_n_tokens_before_a_stop_string_or_at_the_context(env: dict
 
 
 def test_a_seed_is_a_text(env: dict[str, str], file: Path) -> None:
-    # At this temperature two seeds that give the same forty tokens are no chance.
+    # At this temperature, two seeds do not give the same forty tokens by chance.
     options = [*PLAIN, "-n", "40", "--temp", "1.5", "--top-k", "0", str(file)]
     first = run(env, *options)
     seed = re.search(r"; seed (\d+)$", first.err, re.MULTILINE)
@@ -226,7 +226,7 @@ def test_the_files_start_and_end_are_gaps_too(env: dict[str, str], suffix: Path,
 
 
 def test_truncate_keeps_what_is_next_to_the_gap(env: dict[str, str], target: Target, tmp_path: Path) -> None:
-    """Three quarters of it before."""
+    """Three quarters of the context are before the gap."""
     before, after = BEFORE * 9, AFTER * 199
     sizes = [len(target.tokenize(text, add_bos=False)) for text in (before, after)]
     marks = 4
@@ -250,7 +250,7 @@ def test_truncate_keeps_what_is_next_to_the_gap(env: dict[str, str], target: Tar
 def test_a_prediction_is_drafted_first_and_changes_no_text(
     env: dict[str, str], target: Target, file: Path, tmp_path: Path
 ) -> None:
-    """The demo model's own answer, to a text that says nothing of it: all that is drafted comes of the prediction."""
+    """The prediction is the demo model's answer, which the prompt does not contain, so all drafts are from it."""
     prompt = "Once upon a time"
     text = "".join(continued(target, target.tokenize(prompt), 24))
     predicted = tmp_path / "predicted.txt"

@@ -1,4 +1,4 @@
-"""Tab completion, as bash requests it, word by word."""
+"""Tests of tab completion, as bash requests it, word by word."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.cli_runner import DEMO, NO_SMOLLM
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two models of LM Studio's below and some files, in which the shell is."""
+    """Make a folder with two models of LM Studio and some files, and make it the working directory."""
     monkeypatch.syspath_prepend(NO_SMOLLM)
     for name in ("HF_HUB_CACHE", "OLLAMA_MODELS", "HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -48,13 +48,13 @@ def test_names_and_files_and_nothing_where_the_shell_knows_better(home: Path) ->
     [
         (["ch"], {"chat"}),
         (["complete", "my.gguf", "--h"], {"--hf-repo", "--help"}),
-        # bash takes names apart at colons,
+        # bash splits names at colons,
         (["chat", "lmstudio", ":"], {"me/toy:a.gguf", "me/toy:b.gguf"}),
         (["chat", "lmstudio", ":", "me"], {"me/toy:a.gguf", "me/toy:b.gguf"}),
         (["chat", "lmstudio", ":", "me/toy", ":", "b"], {"b.gguf"}),
         (["chat", "lmstudio", ":", "me/toy", ":"], {"a.gguf", "b.gguf"}),
         (["chat", "lmstudio"], set(BOTH)),
-        # unless the user has told it to leave them alone.
+        # unless the user disables that.
         (["chat", "lmstudio:me"], set(BOTH)),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where text on stdout and notes on stderr meet: on one terminal, on two, in files."""
+"""Tests of text on stdout together with notes on stderr: on one terminal, on two, and in files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shown(env: dict[str, str], stdout: str | Path) -> str:
     try:
         while piece := os.read(terminal, 4096):
             found += piece
-    except OSError:  # how Linux says that the last writer has left
+    except OSError:  # Linux reports the exit of the last writer so.
         pass
     assert run.wait() == 0
     for open_end in filter(None, (terminal, other)):

@@ -1,4 +1,4 @@
-"""Models that draft, as a user names them: another one with `-md`, the model's own layer with `--mtp`."""
+"""Tests of draft models on the command line: another model with `-md`, the model's own layer with `--mtp`."""
 
 from __future__ import annotations
 

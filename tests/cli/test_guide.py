@@ -1,8 +1,8 @@
-"""The commands in the pages run as they stand, on the demo model; those left to the reader's hands can be run.
+"""Tests that the commands in the guide's pages run unchanged on the demo model.
 
-A block of a page that begins with ```sh is run; one that begins with ```sh by-hand needs a network, a second terminal
-or another program, and of its commands the options are looked up. The blocks of a page are run in their order, in one
-folder and one home, both empty at first except for the `examples` of the project.
+The tests run every block that begins with ```sh. A block that begins with ```sh by-hand needs a network, a second
+terminal or another program, so the tests only check the options of its commands. The blocks of a page run in order, in
+one folder and one home, which are empty at first except for the `examples` of the project.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path, kind: str) -> list[str]:
-    """The blocks of a page that are run, or that are not."""
+    """Return the blocks of a page that the tests run, or those that they do not run."""
     return re.findall(rf"^```sh{kind}\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
@@ -51,7 +51,7 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
 
 def said(page: Path) -> Iterator[list[str]]:
-    """The calls of ngramspec that a page names, without the program's name."""
+    """Return the calls of ngramspec in a page, without the program's name."""
     text = page.read_text("utf-8")
     for line in "".join(blocks(page, RUN) + blocks(page, BY_HAND)).splitlines():
         words = shlex.split(line, comments=True) if "ngramspec" in line else []

@@ -1,4 +1,4 @@
-"""`ngramspec info` as a user has it, and what it and others say where the core of drafting was not compiled."""
+"""Tests of `ngramspec info` as a user runs it, and of the notes about an uncompiled drafting core."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROBING = "comparing the logits of batch sizes"
 
 
 def facts(out: str) -> dict[str, str]:
-    """The lines that give a name and, in column 15, its value."""
+    """Return the lines that contain a name and, in column 15, its value."""
     return {line[:15].rstrip(): line[15:] for line in out.splitlines() if re.match(r"[a-zK].{13} \S", line)}
 
 
@@ -68,7 +68,7 @@ def test_what_was_measured_is_kept_until_fresh_is_asked_for(env: dict[str, str],
 
 @pytest.fixture(scope="module")
 def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a recurrent state."""
+    """Test a model with a recurrent state."""
     return write_model(tmp_path_factory.mktemp("models") / "m.gguf", "mamba")
 
 
@@ -169,7 +169,7 @@ def test_what_lies_beside_its_source_is_compiled() -> None:
 def test_where_the_core_is_plain_python_info_says_what_to_do_and_speeds_say_so(
     env: dict[str, str], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wheel that is so: test_packaging.py."""
+    """`test_packaging.py` tests such a wheel."""
     for module in (info, view):
         monkeypatch.setattr(module, "uncompiled", lambda: ("ngramspec.drafting.draft",))
     core = facts(run(env, *INFO, tiny).out)["drafting"]

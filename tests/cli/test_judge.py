@@ -1,4 +1,4 @@
-"""Draft statistics between runs: writing, reading and disabling them."""
+"""Tests of stored draft statistics: writing, reading and disabling them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPLETE = ("complete", DEMO, "-n", "60", *SHORT)
 
 @pytest.fixture
 def home(env: dict[str, str]) -> dict[str, str]:
-    """Where nothing was learnt yet."""
+    """Return an environment without stored statistics."""
     shutil.rmtree(Path(env["XDG_CACHE_HOME"], "ngramspec", "judge"), ignore_errors=True)
     return env
 

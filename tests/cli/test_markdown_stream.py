@@ -1,4 +1,4 @@
-"""Markdown on a terminal: what blocks look like, and that it does not depend on how the text came."""
+"""Tests of Markdown on a terminal: the look of blocks, and its independence of the pieces of the text."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ ALLOWED = re.compile(r"([^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\x1b\[(\d+A|C|J|K
 """Sequences that an answer may send to a terminal: text, cursor movements, line breaks, and colours."""
 
 BREAK = -1
-"""The column of a row that holds the line break in front of it, unless the terminal itself broke the line there."""
+"""Column of a row with the line break before it, unless the terminal wrapped the line there."""
 
 
 class Screen(pyte.HistoryScreen):
-    """A terminal that keeps what scrolls away, and knows a space from a cell that nothing was written to."""
+    """Terminal that keeps rows that scroll away, and distinguishes a space from an empty cell."""
 
     default_char = pyte.screens.Char("")
 
@@ -111,7 +111,7 @@ class Screen(pyte.HistoryScreen):
         for character in data:
             if wcwidth(character) > 0:
                 super().draw(character)
-            elif self.cursor.x:  # pyte leaves out joiners, and all that comes behind them
+            elif self.cursor.x:  # pyte drops joiners and the characters after them.
                 row, column = self.buffer[self.cursor.y], self.cursor.x - 1
                 row[column] = row[column]._replace(data=row[column].data + character)
 
@@ -123,7 +123,7 @@ class Screen(pyte.HistoryScreen):
         super().erase_in_display(how)
 
     def write(self, text: str) -> None:
-        """Take what a program writes, as a line discipline passes it on: a newline is a new line."""
+        """Accept the output of a program as from a line discipline, which turns a newline into a new line."""
         assert ALLOWED.fullmatch(text), f"not for a terminal: {text!r}"
         first, *others = text.split("\n")
         self._stream.feed(first)
@@ -134,13 +134,13 @@ class Screen(pyte.HistoryScreen):
 
     @property
     def text(self) -> str:
-        """All that was shown, what scrolled away included; rows that the terminal itself broke are joined."""
+        """All text that was shown, including scrolled rows; rows that the terminal wrapped are joined."""
         rows = [*self.history.top, *(self.buffer[y] for y in range(self.lines))]
         return "".join(row[column].data for row in rows for column in sorted(row))
 
 
 class Watched:
-    """A stream on a screen in memory, whose pieces come `pace` seconds apart and take `cost` seconds to show."""
+    """Stream on a screen in memory whose pieces arrive `pace` seconds apart and take `cost` seconds to show."""
 
     def __init__(self, columns: int = 40, lines: int = 12, pace: float = 1.0, cost: float = 0.0) -> None:
         self.screen = Screen(columns, lines)
@@ -191,7 +191,7 @@ PIECES = st.sampled_from(
 
 @st.composite
 def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """A text that is mostly Markdown, whole and in pieces."""
+    """Generate a text that is mostly Markdown, whole and in pieces."""
     text = "".join(draw(st.lists(PIECES, max_size=25)))
     cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
     return text, [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -205,7 +205,7 @@ def test_any_pieces_give_the_same_screen(cut: tuple[str, list[str]], columns: in
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])) | PIECES, max_size=8))
 def test_nothing_in_a_text_commands_the_terminal(pieces: list[str]) -> None:
-    shown(pieces)  # and see `ALLOWED`
+    shown(pieces)  # This also checks `ALLOWED`.
 
 
 def test_hostile_sequences_become_symbols() -> None:
@@ -220,10 +220,10 @@ def test_hostile_sequences_become_symbols() -> None:
 @pytest.mark.parametrize(
     ("text", "looks"),
     [
-        ("x\n~~~\n  a\n``\n  b", "x\n~~~\n  a\n``\n  b\n"),  # an open fence is shown to its end
-        ("> \n# A title\n", "A title\n"),  # an empty quotation is nothing
+        ("x\n~~~\n  a\n``\n  b", "x\n~~~\n  a\n``\n  b\n"),  # An open fence is shown to its end.
+        ("> \n# A title\n", "A title\n"),  # An empty quotation shows nothing.
         ("# A title\n> ", "A title\n"),
-        ("```\na  \n\n  b\n```", "```\na  \n\n  b\n```\n"),  # code keeps its trailing spaces and gets no others
+        ("```\na  \n\n  b\n```", "```\na  \n\n  b\n```\n"),  # Code keeps its trailing spaces.
     ],
 )
 def test_blocks_that_are_open_or_empty_or_hold_spaces(text: str, looks: str) -> None:
@@ -234,7 +234,7 @@ def test_what_is_finished_is_not_written_again() -> None:
     watched = Watched()
     for _ in range(500):
         watched.push("- an item of a list\n")
-    # Each item once open and once finished, and a few commands.
+    # Each item is rendered once while open and once when finished, with few commands.
     assert watched.written < 500 * 2 * 60
 
 
@@ -262,7 +262,7 @@ def test_a_look_is_taken_now_and_then() -> None:
 def test_a_terminal_that_became_narrower_shows_the_open_block_once() -> None:
     watched = Watched(40, 12)
     watched.push("finished\n\nthis paragraph is open and has some words")
-    # Current rows of a terminal that wraps its lines again.
+    # These are the current rows of a terminal that wraps its lines again.
     watched.screen = Screen(20, 12)
     watched.screen.write("> hello\nfinished\n\nthis paragraph is open and has some\nwords")
     watched.push(" more")

@@ -1,4 +1,4 @@
-"""`ngramspec memory`, and the memory behind `complete`, `chat` and `bench`."""
+"""Tests of `ngramspec memory`, and of the memory in `complete`, `chat` and `bench`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ngramspec.memory.memory import memory_folder, memory_names, settings_path, 
 
 @pytest.fixture
 def home(env: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A user of its own for each test, who has this process too; what was measured of the machine is shared."""
+    """Give each test a separate home folder, also for this process; measurements of the machine are shared."""
     mine = env | {"HOME": str(tmp_path / "home")}
     with mock.patch.dict(os.environ, mine, clear=True):
         assert tmp_path in memory_folder().parents
@@ -108,7 +108,7 @@ def test_named_memories_and_tokenizers(home: dict[str, str], project: Path, tmp_
     listed = run(home, "memory", "list", "--memory", "work")
     assert {"tokenizer of demo.gguf", "tokenizer of other tokenizer.gguf"} < set(listed.out.splitlines())
     assert "memories: default, work" in run(home, "memory", "stats").out
-    # From all tokenizers.
+    # This removes files of all tokenizers.
     assert "removed 2 files" in run(home, "memory", "remove", "--memory", "work", project / "a.py").err
     run(home, "memory", "clear", "--memory", "work").ok()
     assert len(stored(tmp_path)) == 1
@@ -173,12 +173,12 @@ def test_watching_until_ctrl_c(home: dict[str, str], project: Path) -> None:
         assert any("3 files added" in line for line in told)
         assert next(told) == f"watching {project}; press Ctrl-C to stop\n"
         (project.parent / "c.py").write_text("print('new')\n")
-        (project.parent / "c.py").rename(project / "c.py")  # whole at once
+        (project.parent / "c.py").rename(project / "c.py")  # an atomic change
         assert re.search(r"^\d\d:\d\d:\d\d 1 file added; \d+ tokens read$", next(told))
         (project / "a.py").unlink()
         assert "0 files added, 1 removed" in next(told)
         process.send_signal(signal.SIGINT)
-        # The line before may come again, if the signal fell into its printing.
+        # The previous line may appear again if the signal arrived while it was printed.
         assert list(told)[-1] == "stopped watching after 2 updates\n"
         assert process.wait(PATIENCE) == 0
     finally:
@@ -300,7 +300,7 @@ def test_a_memory_that_is_missing_or_another_tokenizers(
     Store(memory_folder(), bytes(16), "other").append([1, 2])
     assert opened().stored == 0
     assert "has no files for this model's tokenizer, only for other tokenizers" in capsys.readouterr().err
-    # Renamed, it is refused too.
+    # The renamed file is rejected too.
     (path,) = memory_folder().glob("*.memory")
     path.rename(path.with_name(f"{demo_vocabulary.vocabulary_hash.hex()}.memory"))
     assert opened().stored == 0
@@ -320,7 +320,7 @@ def test_a_memory_that_is_damaged_or_cannot_be_written_ends_nothing(opened: Open
     memory = opened("work")
     assert memory.stored == 0
     assert str(path) in told()
-    # Nor is anything written to it.
+    # Nothing is written to it either.
     options.keep(memory, ANSWER)
     assert path.read_bytes() == b"nonsense" * 1000
     memory = opened("new")
@@ -331,7 +331,7 @@ def test_a_memory_that_is_damaged_or_cannot_be_written_ends_nothing(opened: Open
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[Memory | None]:
-    """The memories that drafters named "spy" were made with."""
+    """Return the memories that drafters named "spy" received."""
     memories: list[Memory | None] = []
 
     class Spy(NGramDrafter):
@@ -339,7 +339,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Memory | None]:
 
         def __init__(self, memory: Memory | bool | None = None, kept: Path | None = None) -> None:
             super().__init__()
-            if not isinstance(memory, bool):  # which only checks the options
+            if not isinstance(memory, bool):  # Such a call only checks the options.
                 memories.append(memory)
 
     monkeypatch.setitem(drafting.DRAFTERS, "spy", Spy)

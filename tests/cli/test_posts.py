@@ -1,4 +1,4 @@
-"""Results for sharing, of bench, replay and memory stats, equal to those of --json."""
+"""Tests of the results to share, of bench, replay and memory stats, which must equal those of --json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHORT = ("-t", "1", "-c", "512", "-n", "16", "--repeat", "1")
 
 
 def files(folder: Path) -> tuple[list[str], dict[str, Path]]:
-    """Options that write one of each, and the files."""
+    """Return options that write one file of each format, and the files."""
     named = {kind: folder / f"out.{kind}" for kind in ("svg", "html", "json")}
     return [word for kind, path in named.items() for word in (f"--{kind}", str(path))], named
 

@@ -1,4 +1,4 @@
-"""The page on privacy: run in an empty home, ngramspec leaves the files that it names there, and no others."""
+"""Tests of the page on privacy: in an empty home, ngramspec only leaves the files that the page lists."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ngramspec.memory import Store
 
 PAGE = (Path(__file__).parents[2] / "cli" / "guide" / "privacy.md").read_text("utf-8")
 SECRET = "zanzibar quetzal marzipan"
-"""Stands in every text that is given to ngramspec."""
+"""Word in every text that ngramspec receives."""
 
 FEW = ["-t", "1", "-c", "512", "-n", "8", "--exact", "off"]
 
@@ -38,14 +38,14 @@ def section(heading: str) -> str:
 
 
 def patterns(heading: str) -> set[str]:
-    """The files of a table, with the short names of folders, such as CACHE/tuned/*.json."""
+    """Return the files of a table, with the short names of folders, such as CACHE/tuned/*.json."""
     names = re.findall(r"^\| `([A-Z]+/[^`]+)` \|", section(heading), re.MULTILINE)
     assert names
     return {name.replace("NAME", "*") for name in names}
 
 
 def folders(system: str) -> dict[str, str]:
-    """The folders by their short names, as the page has them for an operating system."""
+    """Return the folders by their short names, as the page lists them for an operating system."""
     head, _, *rows = re.findall(r"^\|(.*)\|$", PAGE.split("\n## ")[0], re.MULTILINE)
     column = [cell.strip() for cell in head.split("|")].index(system)
     cells = [[cell.strip(" `") for cell in row.split("|")] for row in rows]
@@ -79,7 +79,7 @@ def chat_at_a_terminal(home: Path, model: Path) -> None:
 
 
 def ask_the_server(env: dict[str, str]) -> None:
-    """One request, and the end of the server."""
+    """Send one request and stop the server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -97,13 +97,13 @@ def ask_the_server(env: dict[str, str]) -> None:
     params=[pytest.param(False, id="some commands"), pytest.param(True, id="all", marks=pytest.mark.exhaustive)],
 )
 def every(request: pytest.FixtureRequest) -> bool:
-    """Whether those that take long are run too: `serve`, `info`, `verify`, `tune`, and a chat at a terminal."""
+    """Return True if slow commands run too: `serve`, `info`, `verify`, `tune`, and a chat at a terminal."""
     return bool(request.param)
 
 
 @pytest.fixture(scope="module")
 def homes(every: bool, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A home after all commands but those that keep texts, and one after these."""
+    """Return a home after all commands except those that store texts, and one after these."""
     text = tmp_path_factory.mktemp("texts") / "text.txt"
     text.write_text(f"{SECRET}. " * 8)
     found = []
@@ -133,16 +133,16 @@ def homes(every: bool, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def unseen(every: bool) -> set[str]:
-    """Files that none of the commands left.
+    """Return the files that no command left.
 
-    A processor without AMX leaves no verdict on its kernels, and answers that repeat nothing bring no tip.
+    On a processor without AMX, there is no result of its kernels' check, and answers without repetition give no tip.
     """
     slow = {"CACHE/tuned/*.json", "STATE/chat_history"}
     return {"CACHE/amx/*", "STATE/memory-tip-shown"} | (set() if every else slow)
 
 
 def files(home: Path) -> dict[str, Path]:
-    """All files of a home, by the page's names for their folders."""
+    """Return all files of a home, by the page's names for their folders."""
     if sys.platform != "linux":
         pytest.skip("the folders of this system are elsewhere")
     places = {home / path.removeprefix("~/"): name for name, path in folders("Linux").items()}

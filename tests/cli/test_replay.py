@@ -1,4 +1,4 @@
-"""`ngramspec replay` as a user runs it: what it prints, what it writes, and how it fails."""
+"""Tests of `ngramspec replay` as a user runs it: its output, its files and its errors."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_drafter_that_replay_lacks_is_none(env: dict[str, str], talks: Path, n
 
 def test_names_from_a_file_cannot_command_the_terminal(env: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    # Of a role that many templates refuse, too: here it is ChatML, which takes any.
+    # Many templates reject this role too, but ChatML, which applies here, accepts any role.
     said = {"messages": [{"role": "tool", "content": "4"}], "response": "four is 4", "category": "[/red]\x1b[31m"}
     path.write_text(json.dumps(said))
     done = run(env, "replay", path).ok()
@@ -161,7 +161,7 @@ def test_files_that_are_no_models_or_curves(env: dict[str, str], talks: Path, tm
 
 @by_signal
 def test_interrupted(env: dict[str, str], talks: Path, tmp_path: Path, number: int, code: int) -> None:
-    """The signal comes in the second conversation: the first one's figures are not lost."""
+    """The signal arrives in the second conversation; the results of the first one are kept."""
     out = tmp_path / "out.json"
     with signal_after(number):
         done = run(env, "replay", talks, "--json", out)

@@ -1,6 +1,6 @@
-"""`--rpc` and `rpc-worker` as a user has them: refusals, strangers at the other end, and workers that are lost.
+"""Tests of `--rpc` and `rpc-worker` as a user runs them: errors, other programs at the address, and lost workers.
 
-What needs llama.cpp's RPC backend is skipped where the build lacks it:
+Tests that require llama.cpp's RPC backend are skipped if the build lacks it:
 CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall --no-cache-dir llama-cpp-python
 """
 
@@ -51,7 +51,7 @@ def test_a_build_without_rpc_says_how_to_build_one(env: dict[str, str], argument
 
 @contextmanager
 def stranger(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Something that listens and is no worker."""
+    """Run a listener that is not a worker."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -101,7 +101,7 @@ def test_where_nobody_listens(env: dict[str, str]) -> None:
 
 
 class Worker:
-    """An `rpc-worker` in a process of its own."""
+    """An `rpc-worker` in a separate process."""
 
     def __init__(self, env: dict[str, str], *arguments: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -166,7 +166,7 @@ def test_a_model_over_two_workers(env: dict[str, str], pair: tuple[Worker, Worke
 def test_a_worker_that_is_lost_is_one_line_and_the_text_so_far_is_there(
     env: dict[str, str], pair: tuple[Worker, Worker], how: signal.Signals, options: tuple[str, ...], complaint: str
 ) -> None:
-    """Return the output of an endless answer when something happens to the second worker."""
+    """Return the output of an endless answer during which something happens to the second worker."""
     command = [*COMMAND, *over(pair, "--no-draft", "--exact", "off", "-n", "470", *ENDLESS, *options)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe) as process:

@@ -1,4 +1,4 @@
-"""The options that choose tokens and accept drafts, as a user types them."""
+"""Tests of the options for sampling and acceptance, as a user types them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TOGETHER: list[dict[str, Any]] = [
     {"top_n_sigma": 1.5, "top_k": 30, "top_p": 0.5, "min_p": 0.1, "seed": 7, "grammar": "root ::= [a-z]+"},
     {"mirostat": 2, "mirostat_eta": 0.2, "mirostat_tau": 3.0},
 ]
-"""Settings that go together, which are typed as they are."""
+"""Compatible settings, which are typed unchanged."""
 
 PARSED = {
     "--samplers 'temperature;top-k;dry'": {"samplers": ["temperature", "top_k", "dry"]},
@@ -56,7 +56,7 @@ PARSED = {
 
 FLAGS = {name: known.flags[0] for name, known in options(Sampling).items()}
 TYPED = PARSED | {shlex.join(word for n, v in some.items() for word in (FLAGS[n], str(v))): some for some in TOGETHER}
-"""Options, and the settings that they are."""
+"""Options and their resulting settings."""
 
 
 @pytest.mark.parametrize(("line", "settings"), TYPED.items())
@@ -90,7 +90,7 @@ def test_logprobs_are_told_of_every_token(env: dict[str, str]) -> None:
     for one in found["logprobs"]:
         assert bytes(one["bytes"]).decode("utf-8", "replace") == one["token"]
         assert len(one["top_logprobs"]) == 3
-        # Greedy: the token itself is the most likely.
+        # In greedy decoding, the token itself is the most likely.
         assert one["top_logprobs"][0]["logprob"] == one["logprob"]
         assert sum(math.exp(top["logprob"]) for top in one["top_logprobs"]) <= 1
     assert found["text"] == "".join(one["token"] for one in found["logprobs"])

@@ -1,4 +1,4 @@
-"""`ngramspec serve`: it answers, logs no text, and lets requests end when it is stopped."""
+"""Tests of `ngramspec serve`: it responds, logs no texts, and completes requests when it is stopped."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_suffix_that_stands_first_is_found_in_the_cache(env: dict[str, str]) -
     cached = []
 
     def client(http: httpx.Client) -> None:
-        # A second gap with the same suffix finds the start of the prompt in the cache.
+        # The prompt of a second gap with the same suffix starts with cached tokens.
         for prefix in ("def f(x):\n", "class Other:\n"):
             gap = {"input_prefix": prefix, "input_suffix": "    return x\n\n\nprint(f(1))\n" * 3, "n_predict": 1}
             cached.append(http.post("/infill", json=gap).json()["timings"]["cache_n"])
@@ -145,7 +145,7 @@ def test_serve_lora_scales_of_each_request_apply_to_its_text(env: dict[str, str]
 
         found["listed"] = http.get("/lora-adapters").json()
         wanted = [(), (0.0, 0.0), (0.5,), (1.0, 0.5), (0.0, 3.0), (0.5, 0.0)]
-        # Slots and the cache are used again under other scales, first in turn and then at once.
+        # Requests with other scales reuse slots and the cache, first one after the other and then at once.
         found["alone"] = [text(lora=scaled(*scales), id_slot=0) for scales in wanted]
         with ThreadPoolExecutor(len(wanted)) as pool:
             found["together"] = [*pool.map(lambda scales: text(lora=scaled(*scales)), wanted)]
@@ -287,7 +287,7 @@ def test_a_grammar_that_does_not_parse_ends_the_start(env: dict[str, str]) -> No
 
 
 def test_a_second_interrupt_right_behind_the_first_ends_it(env: dict[str, str]) -> None:
-    """It came before anything waited for requests to end, and the engine's thread was waited for without end."""
+    """An earlier version waited forever for the engine's thread after a signal before the wait for requests."""
     script = """
 import signal, threading
 from ngramspec_cli import app, serve_run
@@ -407,7 +407,7 @@ def test_sigterm_ends_the_server_while_the_model_loads(env: dict[str, str]) -> N
 
 @pytest.mark.exhaustive
 def test_under_clients_that_come_and_go_until_a_second_interrupt(env: dict[str, str]) -> None:
-    """A short version of `tools/measure/soak.py`, with an end that takes a process."""
+    """Run a short version of `tools/measure/soak.py`, with an end that requires a process."""
     options = ("0", "-c", "768", "-np", "3", "--exact", "on", "--cache-ram", "4", "--metrics")
     with subprocess.Popen(
         [*COMMAND, "serve", str(DEMO), *SMALL, *options], env=env, stderr=subprocess.PIPE, text=True
@@ -496,7 +496,7 @@ def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_p
     assert statuses == [404, 501, 200, 200, 200, 403]
     for flag in ("--kv-unified", "--no-warmup", "--spec-type"):
         assert f"{flag} has no effect: " in done.err
-    assert done.err.count("has no effect") == 3  # there is no note about behaviour that is always on
+    assert done.err.count("has no effect") == 3  # Behaviour that is always on gives no note.
     assert (
         "-c 512 is the context size of each of 2 requests; llama-server divides it among them (equivalent to -c 256 "
         "here)" in done.err
@@ -532,7 +532,7 @@ def test_a_context_of_0_is_the_models(env: dict[str, str]) -> None:
 def test_requests_that_wait_on_threads_do_not_stop_other_clients(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asyncio's own pool has as many threads as the machine has cores, and four more."""
+    """Asyncio's default pool has four threads more than the machine has cores."""
     waiting, end = threading.Semaphore(0), threading.Event()
     tokenize = Target.tokenize
 

@@ -1,4 +1,4 @@
-"""Grammars that hang other servers: other clients are served meanwhile, and a signal ends the server."""
+"""Tests of grammars that hang other servers: the server still responds to other clients and ends at a signal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JSON = {"Content-Type": "application/json"}
 SHORT = {"prompt": "Once upon a time", "n_predict": 2}
 
 NESTED = '{"type": "array", "items": ' * 1000 + "{}" + "}" * 1000
-"""A schema of 1,000 levels as JSON, which Python's own encoder refuses to write."""
+"""Return a schema of 1,000 levels as JSON, which Python's own encoder cannot write."""
 
 
 def match(pattern: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def test_other_clients_are_served_during_a_hostile_grammar(env: dict[str, str], 
 def test_sigterm_ends_the_server_during_a_hostile_grammar(env: dict[str, str], attack: dict[str, Any]) -> None:
     def client(http: httpx.Client) -> None:
         def send() -> None:
-            # The end of the server may close the connection.
+            # The server may close the connection when it ends.
             with suppress(httpx.HTTPError), httpx.Client(base_url=http.base_url, timeout=PATIENCE) as other:
                 other.post("/completion", content=encode(attack), headers=JSON)
 

@@ -1,4 +1,4 @@
-"""`ngramspec tune` as a user has it, on the demo model: what it shows, keeps and forgets, and who uses what it kept."""
+"""Tests of `ngramspec tune` as a user runs it, on the demo model: its output, and the storage of its results."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ FASTER = Tuned({"threads": 1, "threads_batch": 2, "mmap": False}, 0.8, "2026-11-
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Folders of the user's that are empty, for the test itself too."""
+    """Return empty folders of a user, which the test itself uses too."""
     own = environment(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", own["XDG_CACHE_HOME"])
     return own
 
 
 def invented(_bench: SettingsTimer, settings: Settings, measure: Measure) -> float:
-    """Seconds of a machine on which a model that was read is faster than one that is mapped."""
+    """Simulate times of a machine on which a model that was read is faster than a mapped one."""
     return 0.001 * measure.size * (1.0 if settings.mmap else 0.8)
 
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is timed or tried."""
+    """Replace timings and trials by results that need no time."""
     monkeypatch.setattr(SettingsTimer, "seconds", invented)
     monkeypatch.setattr(SettingsTimer, "alike", lambda *_: True)
 
@@ -114,7 +114,7 @@ BENCH = ["bench", *PLAIN, "--category", "chat", "--limit", "1", "--repeat", "1",
     "command",
     [
         pytest.param(["chat", *PLAIN, "-n", "4"], id="chat"),
-        # Loads its server's libraries where no test did before: about 2 s of processor time.
+        # This loads the server's libraries if no earlier test did, which takes about 2 s of processor time.
         pytest.param(SERVE, id="serve", marks=pytest.mark.exhaustive),
         pytest.param(BENCH, id="bench"),
     ],

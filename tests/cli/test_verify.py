@@ -1,4 +1,4 @@
-"""`ngramspec verify` as a user runs it: the table, JSON, exit codes, and what it says of a build that is broken."""
+"""Tests of `ngramspec verify` as a user runs it: the table, JSON, exit codes, and the report on a broken build."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NAMES = ["rollback", "greedy", "same seed"]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time passes as the check looks at the clock, so that none is left out."""
+    """Advance the time only when the check reads the clock, so that no check is skipped."""
     monkeypatch.setitem(SelfCheck.__init__.__kwdefaults__ or {}, "clock", Clock(5e-4).perf_counter)
 
 
 def results(out: str) -> dict[str, str]:
-    """Result by check, as the table has them."""
+    """Return the results of the table by check."""
     lines = [line for line in out.splitlines() if line.startswith(tuple(NAMES))]
     return {name: line[len(name) :].split()[0] for name in NAMES for line in lines if line.startswith(f"{name} ")}
 
@@ -68,7 +68,7 @@ def test_in_exact_mode_all_is_equal(env: dict[str, str], prompts: Path, tiny: Pa
 
 
 def careless(rows: Any, draft: Sequence[int], tokens: list[int]) -> bool:
-    """Accept every draft, in place of `append_most_likely`."""
+    """Accept every draft, as a replacement of `append_most_likely`."""
     tokens += [*draft, int(np.argmax(rows[-1]))]
     return False
 

@@ -1,4 +1,4 @@
-"""What is kept of measurements: whole files, other processes, and files that something else wrote."""
+"""Tests of stored measurements: complete files, several processes, and files from other writers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def clock() -> Iterator[Clock]:
 
 
 EXACT = (2, 3, 4, 5, 6, 8)
-"""The class of `target_on` that exact mode takes."""
+"""Sizes of the class of `target_on` that exact mode selects."""
 
 
 def target_on(clock: Clock, *, slope: float = 0.1, odd: int = 0, **options: Any) -> MockTarget:
-    """Kernels: size 1, the sizes up to 8, those above; `odd` moves the border."""
+    """Return a target with kernels for size 1, sizes up to 8, and larger ones; `odd` moves the border."""
     return MockTarget(
         20,
         seconds=lambda n: 1e-3 * (1 + slope * (n - 1)),
@@ -75,7 +75,7 @@ def test_nothing_is_measured_twice_in_a_process(clock: Clock, tmp_path: Path) ->
 
 def test_the_cache_stays_as_it_is(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock)
-    for _ in range(3):  # measured, then timed again by two later processes
+    for _ in range(3):  # One process measures, and two later ones time again.
         target.prefill([1, 2, 3])
         calibration = Calibration.load(target, tmp_path)
         calibration.ensure_curve(target, 100)
@@ -86,7 +86,7 @@ def test_the_cache_stays_as_it_is(clock: Clock, tmp_path: Path) -> None:
 
 
 def test_later_processes_time_a_cached_curve_again(clock: Clock, tmp_path: Path) -> None:
-    # The first process was disturbed and found every batch as dear as can be.
+    # The first process was disturbed and measured the maximum cost for every batch.
     target = target_on(clock, slope=1.5)
     target.prefill([1])
     calibration = Calibration.load(target, tmp_path)
@@ -99,7 +99,7 @@ def test_later_processes_time_a_cached_curve_again(clock: Clock, tmp_path: Path)
         calibration = Calibration.load(calm, tmp_path)
         curve = calibration.ensure_curve(calm, 100)
         calibration.save()
-        assert calm.passes - before <= 8  # a little of it, not all
+        assert calm.passes - before <= 8  # a small part of it
         costs.append(sum(curve.ratio(n) for n in SIZES))
     assert costs == sorted(costs, reverse=True)
     assert curve.ratio(8) == pytest.approx(1.7, rel=0.05)
@@ -124,7 +124,7 @@ CLASSES: list[Any] = [3, None, [], [[1, 2], ["x"]], [[2, 4]], [[1, 1000]], [[1, 
 
 
 def damaged(kept: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(what is damaged, what the file then holds)."""
+    """(description of the damage, content of the file)."""
     curve, probe = kept["curve"], kept["probe"]
     wrong: dict[str, list[Any]] = {
         "curve": [{**curve, "seconds": seconds} for seconds in SECONDS],
@@ -216,7 +216,7 @@ def test_what_is_kept_of_a_model_tells_how_steep_it_is(tmp_path: Path) -> None:
 
 def test_exact_sizes_survive_whoever_saves_last(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock)
-    plain = Calibration.load(target, tmp_path)  # knows of no exact mode, and saves at the end
+    plain = Calibration.load(target, tmp_path)  # without exact mode, saved at the end
     target.prefill([1])
     plain.ensure_curve(target, 100)
     exact = Calibration.load(target, tmp_path)
@@ -227,7 +227,7 @@ def test_exact_sizes_survive_whoever_saves_last(clock: Clock, tmp_path: Path) ->
 
 def test_the_first_choice_of_exact_sizes_stands(clock: Clock, tmp_path: Path) -> None:
     first, second = target_on(clock), target_on(clock, odd=1)
-    late = Calibration.load(second, tmp_path)  # before the other chose
+    late = Calibration.load(second, tmp_path)  # before the choice of the other
     early = Calibration.load(first, tmp_path)
     early.ensure_exact(first)
     assert late.ensure_exact(second) == early.exact_sizes == EXACT
@@ -238,16 +238,16 @@ def test_the_first_choice_of_exact_sizes_stands(clock: Clock, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("classes", "costs", "chosen"),
     [
-        ((SIZES,), {1: 1.0, 16: 4.0}, SIZES),  # all agree
-        # The larger class is nearly free without a draft, up to what exactness may cost.
+        ((SIZES,), {1: 1.0, 16: 4.0}, SIZES),  # All sizes agree.
+        # Without a draft, the larger class costs almost nothing, within the limit for exactness.
         (((1,), (2, 3, 4)), {1: 1.0, 2: EXACT_TOLERANCE - 0.01, 4: 1.5}, (2, 3, 4)),
         (((1,), (2, 3, 4)), {1: 1.0, 2: EXACT_TOLERANCE + 0.01, 4: 1.8}, (1,)),
-        # Its cheapest size need not be its smallest.
+        # The cheapest size of a class need not be its smallest.
         (((1,), (2, 4, 8)), {1: 1.0, 2: 1.9, 4: 1.1, 8: 1.4}, (2, 4, 8)),
-        # Equal: the one that starts lower.
+        # Of equal classes, the one with the smallest size is chosen.
         (((1, 2), (3, 4)), {1: 1.0, 4: 1.01}, (1, 2)),
         (((3, 4), (1, 2)), {1: 1.0, 4: 1.01}, (1, 2)),
-        # Cheaper than one token.
+        # This class is cheaper than one token.
         (((1,), (16,), (2, 3)), {1: 1.0, 2: 3.0, 3: 3.0, 16: 0.5}, (1,)),
     ],
 )

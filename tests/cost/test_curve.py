@@ -1,4 +1,4 @@
-"""The cost curve: between and beyond what was measured, refreshed by real passes, measured on a mock clock."""
+"""Tests of the cost curve: values between and beyond measured sizes, updates by passes, measurement on a mock clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_between_and_beyond_the_measured_sizes() -> None:
     assert curve.ratio(3) == pytest.approx(2.0)
     assert curve.seconds(3) == pytest.approx(curve.level * curve.ratio(3))
     assert CostCurve({1: 0.5}).ratio(8) >= 8, "one point promises nothing"
-    for seconds in ({1: 1.0, 2: 0.97}, {1: 1.0, 16: 0.98}):  # noise that falls is not extrapolated
+    for seconds in ({1: 1.0, 2: 0.97}, {1: 1.0, 16: 0.98}):  # Noise that decreases is not extrapolated.
         curve = CostCurve(seconds)
         assert curve.ratio(64) >= curve.ratio(max(seconds)) > 0.9
         assert curve.padded(ALL)[1][0] <= 16
@@ -87,16 +87,16 @@ def test_level_follows_the_machine() -> None:
     assert curve.level == pytest.approx(3.0, rel=0.01)
     assert curve.ratio(4) == pytest.approx(2.0)
     for _ in range(200):
-        curve.observe(4, 2.0)  # everything is fast again, seen at another size
+        curve.observe(4, 2.0)  # Passes are fast again, as another size shows.
     assert curve.seconds(4) == pytest.approx(2.0, rel=0.05)
     assert curve.seconds(1) < 3.0
-    curve.observe(1, 1.0)  # a single token's word counts much when it is rare
+    curve.observe(1, 1.0)  # Rare passes over a single token have a large weight.
     assert curve.seconds(1) < 2.2
 
 
 @pytest.mark.parametrize("measured", [1.1, 2.0, 5.5])
 def test_level_and_ratio_converge(measured: float) -> None:
-    # One pass in three has no draft; T(4) = 2 whatever the curve said.
+    # One pass in three has no draft; T(4) is 2, whatever the curve was.
     curve, rng = CostCurve({1: 0.5, 4: 0.5 * measured}), random.Random(0)
     for i in range(3000):
         size = 1 if i % 3 == 0 else 4
@@ -133,7 +133,7 @@ def test_no_pass_breaks_the_curve(curve: CostCurve, passes: list[tuple[int, floa
         curve.observe(size, seconds)
         assert 0 < curve.level < math.inf
     assert curve.ratio(1) == 1.0
-    for n in ALL:  # even beyond a last size that came out cheaper than one token, as noise has it on a GPU
+    for n in ALL:  # also beyond a last size that noise on a GPU makes cheaper than one token
         assert 0 < curve.ratio(n) < math.inf
         assert curve.padded(ALL)[n][0] >= n
 
@@ -154,7 +154,7 @@ def test_a_fresh_measurement_lowers_what_was_disturbed() -> None:
     curve.retime(4, 2.0, 3.0)
     assert curve.level == pytest.approx(2.0)
     assert curve.ratio(4) == pytest.approx(1.5)
-    curve.retime(8, 1.0, 40.0)  # disturbed now
+    curve.retime(8, 1.0, 40.0)  # a disturbed pass
     assert curve.ratio(8) == pytest.approx(2.0)
     curve.retime(1, 3.0, 3.0)
     assert curve.level == pytest.approx(3.0)
@@ -162,7 +162,7 @@ def test_a_fresh_measurement_lowers_what_was_disturbed() -> None:
 
 
 def test_single_passes_that_were_disturbed_are_not_believed() -> None:
-    """As happened where other servers were started at once: T(1) 0.188 s, T(2) 0.018 s, and all was padded to 2."""
+    """When other servers started at once, T(1) was 0.188 s and T(2) 0.018 s, and all passes were padded to 2."""
     curve = CostCurve({1: 0.018, 2: 0.030})
     curve.retime(2, 0.188, 0.030)
     assert curve.level == pytest.approx(0.018)
@@ -191,7 +191,7 @@ def test_measuring_finds_the_costs(clock: Clock) -> None:
 
 @pytest.mark.parametrize(("slope", "measured"), [(0.05, True), (0.18, True), (0.3, False)])
 def test_long_drafts_are_measured_where_16_tokens_are_cheap(clock: Clock, slope: float, measured: bool) -> None:
-    # A kernel that computes 32 tokens in the time of 16.
+    # This kernel computes 32 tokens in the time of 16.
     steps = {32: 16, 48: 64, 24: 16}
     target = timed(clock, lambda n: 1e-3 * (1 + slope * (steps.get(n, n) - 1)))
     target.prefill([1, 2, 3])
@@ -215,7 +215,7 @@ def test_measuring_keeps_to_its_budget(clock: Clock) -> None:
         target = timed(clock, lambda n, single=single: single * (1 + 0.3 * (n - 1)))  # type: ignore[misc]
         target.prefill([1])
         curve = measure(target, tokens)
-        # What cannot be avoided: a pass that does not count, and the one that does.
+        # The minimum is a warm-up pass and a measured one.
         assert clock.now <= max(2.0, 0.05 * tokens * single) + 2 * single
         assert curve.level == pytest.approx(single, rel=0.01)
         assert len(target.batches) <= 3 or single < 1 or tokens == 100
@@ -224,7 +224,7 @@ def test_measuring_keeps_to_its_budget(clock: Clock) -> None:
 
 
 def test_a_slow_pass_over_a_new_size_that_pays_for_more_is_made_twice(clock: Clock) -> None:
-    # As over a network: workers are asked about the tensors of each new size, and not again.
+    # Over a network, workers are queried about the tensors of each new size once.
     seen = set[int]()
 
     def cost(n: int) -> float:
@@ -242,7 +242,7 @@ def test_a_slow_pass_over_a_new_size_that_pays_for_more_is_made_twice(clock: Clo
 
 def test_measuring_in_little_room(clock: Clock) -> None:
     for room in (1, 2, 3, 7, 15, 16):
-        target = timed(clock, ragged, n_ctx=30, slack=0)  # raises when more is asked
+        target = timed(clock, ragged, n_ctx=30, slack=0)  # raises above n_ctx
         target.prefill([1] * (30 - room))
         curve = measure(target, 10)
         assert set(target.batches) == {n for n in MEASURE_ORDER if n <= room}
@@ -252,7 +252,7 @@ def test_measuring_in_little_room(clock: Clock) -> None:
     target.prefill([1] * 30)
     with pytest.raises(ValueError, match="room"):
         measure(target, 10)
-    target = timed(clock, lambda n: 1e-3, max_batch=24)  # no more than can be taken back
+    target = timed(clock, lambda n: 1e-3, max_batch=24)  # as many as can be rolled back
     target.prefill([1, 2, 3])
     measure(target, 100)
     assert set(target.batches) == {*MEASURE_ORDER, 24}
@@ -264,7 +264,7 @@ def test_measuring_in_little_room(clock: Clock) -> None:
 )
 def test_slopes_are_the_least_that_more_tokens_cost(points: dict[int, float], sizes: tuple[int, ...]) -> None:
     curve = CostCurve({1: 1.0, **points})
-    costs = [cost for _, cost in curve.padded(sizes)[1:]]  # entry k: of a draft of k tokens
+    costs = [cost for _, cost in curve.padded(sizes)[1:]]  # Entry k is for a draft of k tokens.
     slopes = curve.slopes(sizes)
     assert len(slopes) == sizes[-1] + 1
     for k, cost in enumerate(costs[:-1]):
@@ -285,14 +285,14 @@ def test_a_change_of_size_is_charged_there_and_back() -> None:
     assert curve.switching(1, plain=1) == 0.0
     assert curve.switching(4, plain=1) == pytest.approx(0.5)
     curve.observe(4, 2.25)
-    assert curve.ratio(4) == pytest.approx(2.0)  # the change of size is not a batch size's fault
+    assert curve.ratio(4) == pytest.approx(2.0)  # The cost of a change is not part of a size's cost.
     assert curve.switching(4, plain=1) == 0.0
     assert curve.switching(8, plain=1) == pytest.approx(0.25)
-    assert curve.switching(1, plain=1) == 0.0  # paid for on the way there
+    assert curve.switching(1, plain=1) == 0.0  # It was paid on the way there.
 
 
 def changing(clock: Clock, switch: float, noise: Callable[[], float], **options: Any) -> CostCurve:
-    """The curve that is measured of a machine where a change of size costs `switch` seconds."""
+    """Return the curve measured on a machine on which a change of size costs `switch` seconds."""
     last = [0]
 
     def cost(n: int) -> float:
@@ -328,7 +328,7 @@ def test_a_change_of_size_is_measured_through_disturbances(clock: Clock) -> None
 
 
 def test_noise_of_other_programs_does_not_forbid_drafts() -> None:
-    """Under load the cost of a change grew to several passes, so that nothing was drafted and nothing corrected it."""
+    """Under load, the cost of a change once grew to several passes, which stopped drafting and thus any correction."""
     curve, rng = CostCurve({1: 1e-3, 4: 2e-3}, switch=1e-4), random.Random(0)
     for _ in range(1000):
         for size, seconds in ((4, 2e-3), (1, 1e-3), (1, 1e-3)):
@@ -351,10 +351,10 @@ def test_level_and_switch_are_told_apart(true: float) -> None:
 def test_a_pass_larger_than_all_before_corrects_the_slope_at_once() -> None:
     curve = CostCurve({1: 1e-3, 16: 4e-3})
     assert curve.ratio(31) == pytest.approx(7.0)
-    curve.observe(21, 9e-3)  # expected: 5
+    curve.observe(21, 9e-3)  # expected: 5 ms
     assert curve.ratio(21) == pytest.approx(7.0, rel=0.01)
     assert curve.ratio(31) == pytest.approx(10.0, rel=0.01)
     assert curve.ratio(16) == pytest.approx(4.0, rel=0.01)
-    # One of a size that was seen is one of many.
+    # A pass of a known size is one of many.
     curve.observe(21, 9e-3)
     assert curve.ratio(21) < 7.2

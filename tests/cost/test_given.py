@@ -1,4 +1,4 @@
-"""Given cost curves: the named ones, files of them, and every way in which a file can be wrong."""
+"""Tests of given cost curves: named curves, files, and every error in a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_named_curve_is_linear_between_its_points(name: str) -> None:
 
 
 def test_no_batch_is_too_dear() -> None:
-    # Real mixtures of experts cost three passes for two tokens; the cap is for measurements that were disturbed.
+    # Real mixtures of experts need the time of three passes for two tokens; the limit is for disturbed measurements.
     assert given_curve({1: 1.0, 2: 3.05, 64: 200.0}).ratio(2) == 3.05
     assert CostCurve({1: 1.0, 2: 3.05}).ratio(2) == 3.0
 

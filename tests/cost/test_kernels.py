@@ -1,4 +1,4 @@
-"""The probe finds kernel classes that were planted in a mock target."""
+"""Tests that the probe finds the kernel classes of a mock target."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_depths_can_be_chosen() -> None:
 
 @pytest.mark.parametrize("n_ctx", [20, 64, 200, 512])
 def test_small_contexts_are_probed_as_deep_as_they_go(n_ctx: int) -> None:
-    # The last tokens may lie past n_ctx, in the room for padding; a full cache raises.
+    # The last tokens may be beyond n_ctx, in the space for padding; a full cache raises.
     target = planted(lambda n, depth: int(n > 2), n_ctx=n_ctx, n_batch=64)
     report = probe(target)
     assert set(report.classes) == {(1, 2), SIZES[2:]}
@@ -63,7 +63,7 @@ def test_small_contexts_are_probed_as_deep_as_they_go(n_ctx: int) -> None:
 def test_the_largest_difference_is_measured() -> None:
     target = planted(lambda n, depth: int(n == 5), noise=0.5)
     seen = probe(target).max_difference
-    assert 0.5 < seen < 8.0  # of some hundred differences of two normal numbers of deviation 0.5
+    assert 0.5 < seen < 8.0  # The maximum of several hundred differences of normal numbers with standard deviation 0.5.
     assert seen > 5 * probe(planted(lambda n, depth: int(n == 5), noise=0.05)).max_difference
 
 
@@ -79,7 +79,7 @@ def test_it_costs_little_and_does_not_mind_what_is_in_the_cache() -> None:
 
 def test_whether_a_text_may_be_read_in_any_pieces() -> None:
     assert reads_alike(MockTarget(), (1, 2, 3))
-    # The mock's prefill has kernels of its own.
+    # The mock's prefill has separate kernels.
     assert not reads_alike(MockTarget(kernels=lambda n, depth: 0), (1, 2, 3))
     target = MockTarget(n_ctx=64)
     assert reads_alike(target, (4,))

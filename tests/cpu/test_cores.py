@@ -1,4 +1,4 @@
-"""The cores that may be used, on systems described by files, and their use by other programs."""
+"""Tests of the usable cores on systems described by files, and of their use by other programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="th
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty description of a system, whose process may run on 8 CPUs."""
+    """Return an empty description of a system whose process may run on 8 CPUs."""
     monkeypatch.setattr(cores, "SYSTEM", tmp_path / "devices")
     monkeypatch.setattr(cores, "CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(cores, "OWN_CGROUPS", tmp_path / "own")

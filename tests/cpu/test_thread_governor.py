@@ -1,4 +1,4 @@
-"""The number of threads on a simulated machine, with other programs that come and go."""
+"""Tests of the number of threads on a simulated machine with other programs that start and end."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ngramspec.cpu.cores import CpuLoad, CpuSeconds
 from ngramspec.cpu.thread_governor import PROMPT, ThreadGovernor
 
 CALL = 0.008  # seconds that one core works on a call over one token
-BARRIER = 4.0  # how many times as long a call takes, per thread, when one of them has to wait for the scheduler
+BARRIER = 4.0  # factor on a call's time, per thread, if a thread has to wait for the scheduler
 
 
 @dataclass
 class Machine:
-    """A machine whose scheduler shares its cores fairly among threads that are always ready."""
+    """Machine whose scheduler shares the cores fairly among threads that are always ready."""
 
     cores: int = 2
-    others: Callable[[float], float] = lambda _: 0.0  # ready threads of other programs at a time
-    shows_others: bool = True  # whether the system reports their CPU time
-    has_low_others: bool = False  # whether the system reports it as that of programs with low priority
-    gain: Callable[[int], float] = float  # speed of so many threads that have their cores to themselves
+    others: Callable[[float], float] = lambda _: 0.0  # number of ready threads of other programs at a time
+    shows_others: bool = True  # True if the system reports their CPU time
+    has_low_others: bool = False  # True if the system reports it as low priority
+    gain: Callable[[int], float] = float  # speed of n threads with a core each
     now: float = 0.0
     used: CpuSeconds = field(default=CpuSeconds(0.0, 0.0))
 
@@ -103,7 +103,7 @@ def test_load_that_comes_and_goes_is_followed_within_a_second() -> None:
 
 
 def test_low_guess_is_corrected_by_trials() -> None:
-    # The system lets our threads go first, so that others get only what is left.
+    # The system prefers our threads, so that others get only the remaining time.
     machine = Machine(4, lambda _: 0.0)
 
     def read() -> CpuSeconds:
@@ -135,7 +135,7 @@ def test_longer_context_is_not_mistaken_for_load() -> None:
     machine = Machine()
     governor = machine.governor()
     machine.rate(governor, 5.0)
-    machine.gain = lambda threads: threads / 4  # every call takes four times as long from here on
+    machine.gain = lambda threads: threads / 4  # From here on, every call takes four times as long.
     machine.rate(governor, 5.0)
     assert machine.rate(governor, 20.0) >= 0.99 * machine.best_rate()
     assert governor.is_quiet
@@ -143,7 +143,7 @@ def test_longer_context_is_not_mistaken_for_load() -> None:
 
 
 def test_kinds_of_calls_have_numbers_of_their_own() -> None:
-    # Prompts gain from a second thread under load, single tokens do not.
+    # Under load, a second thread helps prompts, but not single tokens.
     machine = Machine(2, lambda _: 2.0)
     plain = machine.call_seconds
     machine.call_seconds = (  # type: ignore[method-assign]

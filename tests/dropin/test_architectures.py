@@ -1,4 +1,4 @@
-"""`ngramspec.Llama` on models whose memory cannot simply be cut: recurrent, hybrid, with sliding windows."""
+"""Tests of `ngramspec.Llama` on models whose memory cannot simply be cut: recurrent, hybrid, with sliding windows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from architectures.files import write_model
 from support.twins import Twins, cached, watched
 
 NAMES = ("mamba", "qwen35", "gemma3")
-"""A recurrent state, one with snapshots, and windows."""
+"""Models with a recurrent state, a recurrent state with snapshots, and sliding windows."""
 
 MORE = ("jamba", "lfm2")
 
@@ -19,7 +19,7 @@ SETTINGS: tuple[dict[str, Any], ...] = ({"temp": 0.0}, {"temp": 1.0, "repeat_pen
 
 
 def tiny(name: str, folder: Path, **settings: Any) -> Twins:
-    """In single precision: what is evaluated again in another batch then gives the same except for the last bits."""
+    """Write models in single precision; tokens evaluated again in another batch then only differ in the last bits."""
     return Twins(write_model(folder / f"{name}.gguf", name, half=False), **settings)
 
 

@@ -1,6 +1,6 @@
-"""Programs that use llama-cpp-python's `Llama`, with ours in its place. Skipped where they are not installed.
+"""Tests of programs that use llama-cpp-python's `Llama`, with ours in its place; they skip programs that are missing.
 
-Most of the time goes into importing them, so most run with `--exhaustive`.
+Their imports take most of the time, so most tests only run with `--exhaustive`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ngramspec.policies.policy import FixedPolicy
 TEXT = "one two three four five six seven eight nine ten " * 4
 SETTINGS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False}
 BATCHES: dict[str, Any] = {"n_threads_batch": 1}
-"""Not all of these programs have a name for it, and two threads wait for each other where others use the cores."""
+"""Number of batch threads, for which some programs have no option; two threads would wait on busy cores."""
 
 Maker = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
 def _drafting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever repeats is drafted, whether it pays or not; nothing of the user's is read or written."""
+    """Draft all repetitions, whether they pay or not, and neither read nor write the user's files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(look_ahead, "make_policy", lambda *_: FixedPolicy(6))
     monkeypatch.setattr(Calibration, "load", lambda *_: Calibration.given(FREE))
@@ -99,7 +99,7 @@ def test_instructor() -> None:
     instructor = pytest.importorskip("instructor")
 
     def ask(maker: Maker) -> Any:
-        # By tools: how it asks for a JSON schema llama-cpp-python does not know, and the demo model needs a grammar.
+        # llama-cpp-python does not support its requests for JSON schemas, and the demo model needs a grammar.
         llama = maker(str(DEMO), chat_format="chatml-function-calling", **SETTINGS)
         create = instructor.patch(create=llama.create_chat_completion_openai_v1, mode=instructor.Mode.TOOLS)
         messages = [{"role": "user", "content": "It is red, small and sure."}]

@@ -1,4 +1,4 @@
-"""`ngramspec.Llama` beside `llama_cpp.Llama`: whatever a program can see is the same, with drafts in every pass."""
+"""Tests that `ngramspec.Llama`, with drafts in every pass, shows a program the same state as `llama_cpp.Llama`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def twins() -> Iterator[Callable[..., Twins]]:
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[dict[bool, Twins]]:
-    """Without and with the logits of all tokens."""
+    """Yield twins without and with the logits of all tokens."""
     made = {every: Twins(DEMO, logits_all=every) for every in (False, True)}
     yield made
     for pair in made.values():
@@ -67,13 +67,13 @@ def opened() -> Iterator[dict[bool, Twins]]:
 
 @pytest.fixture
 def pair(opened: dict[bool, Twins]) -> Twins:
-    """Of the usual settings, with nothing evaluated."""
+    """Return twins with the usual settings and empty caches."""
     return opened[False].begun()
 
 
 @pytest.fixture
 def logged(opened: dict[bool, Twins]) -> Twins:
-    """Model that stores the logits of all tokens."""
+    """Return twins that store the logits of all tokens."""
     return opened[True].begun()
 
 
@@ -164,7 +164,7 @@ def test_chats_are_equal(stream: bool, pair: Twins) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     for form in (None, {"type": "json_object"}, {"type": "json_object", "schema": schema}):
         call = {"max_tokens": 40, "seed": 5, "stream": stream, "response_format": form}
-        for _ in range(2):  # the second time the prompt is held already
+        for _ in range(2):  # The second time, the prompt is already cached.
             pair.same(lambda llama, call=call: bare(llama.create_chat_completion(messages, **call)))
     assert pair.drafted
 
@@ -195,7 +195,7 @@ def test_a_generation_may_be_left_at_any_token(left_at: int, logged: Twins) -> N
         first = watched(llama, prompt(llama), left_at, temp=0.9)
         held = llama._input_ids.tolist()
         between = cached(llama), llama.n_tokens, llama._requires_eval
-        again = watched(llama, held, 20, temp=0.9)  # nothing to evaluate: sampled from the logits at hand
+        again = watched(llama, held, 20, temp=0.9)  # Nothing is evaluated; the token is sampled from existing logits.
         longer = watched(llama, [*held, *held[:9]], 20, temp=0.9)
         shorter = watched(llama, held[:-3], 20, temp=0.9)
         return first, between, again, longer, shorter
@@ -351,7 +351,7 @@ def test_an_adapter_is_the_parents_also_in_what_is_measured(twins: Callable[...,
 
 
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:
-    # Over these llama-cpp-python ends the process.
+    # llama-cpp-python crashes on these arguments.
     for path, words in ((tmp_path / "a.gguf", "no such adapter file"), (DEMO, "is not a LoRA adapter for demo.gguf")):
         with pytest.raises(ModelError, match=words):
             ngramspec.Llama(str(DEMO), lora_path=str(path), verbose=False)

@@ -1,4 +1,4 @@
-"""`ngramspec.Llama` with a second GGUF file that drafts, and over machines; `LlamaDraftModel` in the parent's hands."""
+"""Tests of `ngramspec.Llama` with a second GGUF file as draft model and with workers, and of `LlamaDraftModel`."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def text(llama: Any, **settings: Any) -> str:
 
 
 def test_a_model_that_is_open_already_drafts_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts of four tokens in every pass, whatever they cost. A file's name: `test_front_ends`."""
+    """Every pass drafts four tokens, whatever they cost. `test_front_ends` tests the name of a file."""
     monkeypatch.setattr(look_ahead, "make_policy", lambda *_: FixedPolicy(4))
     monkeypatch.setattr(Calibration, "load", lambda *_: Calibration.given(FREE))
     with Target(DEMO, n_ctx=512, threads=1) as small:
         ours, parent = ngramspec.Llama(str(DEMO), draft_model=small, **OURS), llama_cpp.Llama(str(DEMO), **SMALL)
-        for _ in range(2):  # the second time with what the first left in both caches
+        for _ in range(2):  # The second run starts with both caches of the first.
             assert text(ours, temperature=0.0) == text(parent, temperature=0.0)
         stats = ours.draft_stats
         assert stats.accepted > 0.7 * stats.drafted > 35

@@ -1,4 +1,4 @@
-"""The choice of `exact="auto"` from measurements: pure arithmetic, no model."""
+"""Tests of the choice of `exact="auto"` from measurements, without a model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def scaled(at: Times, factor: float) -> Times:
 
 
 def known(fast: Identity = SPLIT, exact: Identity | None = ALL, **prices: float) -> Measured:
-    """What is known where a way takes so many times as long as the fastest settings."""
+    """Return measurements in which each way takes a given multiple of the time of the fastest settings."""
     found = {"fast": fast} if exact is None else {"fast": fast, "exact": exact}
     factors = {"fast": 1.0, **prices}
     times = {way: scaled(TIMES, f) for way, f in factors.items()}

@@ -1,4 +1,4 @@
-"""`exact="auto"` at work on a model that only pretends: what is measured when, what is kept, and what is chosen."""
+"""Tests of `exact="auto"` on a mock model: the order of measurements, their storage, and the choice."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ALL_STEPS = FAST_STEPS + [f"exact {depth}" for depth in DEPTHS]
 
 
 def slow(seconds: float) -> Times:
-    """Return the times of a way that takes so long for a pass of any size."""
+    """Return the times of a way for which a pass of any size takes the same time."""
     return Times((seconds,) * len(PASSES), 0.001)
 
 
 class Model:
-    """A model with two settings. `identity_of` and `times_of` are what a trial finds, `single` seconds for a pass."""
+    """Model with two settings; a trial finds `identity_of` and `times_of`, and a pass takes `single` seconds."""
 
     settings: tuple[str, ...] = ("fast", "exact")
     identity = "mock"
@@ -90,7 +90,7 @@ class Trial:
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was measured, in order; each step takes as long as is expected of it."""
+    """Return the list of measurements in order; each takes its expected time."""
     monkeypatch.setattr(Model, "clock", clock := Clock(0.0), raising=False)
     monkeypatch.setattr(Model, "measured", done := list[str](), raising=False)
     monkeypatch.setattr(decision, "time", clock)
@@ -111,7 +111,7 @@ def idle() -> CpuLoad:
 
 
 def chosen(model: Model, folder: Path, **options: Any) -> tuple[Way, ExactnessMode]:
-    """What a process chooses that loads the model."""
+    """Return the choice of a process that loads the model."""
     auto = ExactAuto(model, folder=folder, **{"load": idle()} | options)
     auto.measure()
     return auto.way, auto.exactness
@@ -161,7 +161,7 @@ def test_of_two_processes_at_once_the_first_word_counts(tmp_path: Path) -> None:
     late.times_of["exact"] = slow(9.0)
     both = [
         ExactAuto(model, folder=tmp_path, load=idle()) for model in (Model(), late)
-    ]  # both have read an empty folder
+    ]  # Both have read an empty folder.
     for auto in both:
         auto.measure()
     assert [auto.way for auto in both] == ["exact", "exact"]

@@ -1,4 +1,4 @@
-"""`compiled`: grammars that the worker's child has compiled."""
+"""Tests of `compiled`: grammars that the worker's child process has compiled."""
 
 from __future__ import annotations
 

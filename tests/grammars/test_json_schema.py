@@ -1,4 +1,4 @@
-"""JSON schemas: what is kept of them, refused and left out, as the package jsonschema judges it."""
+"""Tests of JSON schemas: the supported, rejected and ignored parts, checked with the package jsonschema."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SETTLED: list[tuple[object, list[str], list[str]]] = [
     ({"required": ["a"]}, ['{"a": "x"}'], ["{}", '{"b": 1, "a": 1}']),
     ({}, ["{}", '{"a": 1}'], ["1"]),
     ({"properties": {"a": {"properties": {"b": {}}}}}, ['{"a": {"b": 1}}'], ['{"a": {"c": 1}}']),
-    # So do conjunctions, by the names of all of their parts.
+    # The same applies to conjunctions, with the names of all of their parts.
     ({"allOf": [{"$ref": "#/$defs/x"}, Y], "$defs": {"x": X}}, ['{"a": 1, "b": null}', '{"a": 1}'], ["{}", '{"c": 1}']),
     ({**X, "allOf": [Y]}, ['{"a": 1, "b": null}'], ['{"a": 1, "b": 1}', '{"a": 1, "c": 1}']),
     ({**X, "anyOf": [Y, {"required": ["c"]}]}, ['{"a": 1, "b": null}', '{"a": 1, "c": 5}'], ['{"a": 1, "d": 1}']),
@@ -49,11 +49,11 @@ SETTLED: list[tuple[object, list[str], list[str]]] = [
     ({"$ref": "#/$defs/x", "$defs": {"x": X}}, ['{"a": 1}'], ['{"a": 1, "c": 1}']),
     ({"properties": {"a": {}, "n": {"$ref": "#"}}}, ['{"a": 1, "n": {"n": {}}}'], ['{"n": 3}', '{"n": {"m": 1}}']),
     ({**X, "patternProperties": {"^x": {}}}, ['{"a": 1, "xy": 1}'], []),
-    # Without `type` the other keywords name one.
+    # Without `type`, the other keywords imply one.
     ({"minLength": 2}, ['"ab"'], ["5"]),
     ({"prefixItems": [{"type": "integer"}, {}]}, ['[1, "a"]'], ['["a", 1]', "5", "[1, 2, 3]"]),
     ({"items": {"type": "null"}}, ["[null]"], ["{}"]),
-    # `oneOf` means `anyOf`, an unknown format is a comment.
+    # `oneOf` means `anyOf`, and an unknown format is ignored.
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["1", "1.5"], ['"a"']),
     ({"type": "string", "format": "phone"}, ['"x"'], ["5"]),
     ({"type": "string", "unheard": "phone", "title": "x"}, ['"x"'], ["5"]),
@@ -87,7 +87,7 @@ def test_what_the_standard_leaves_open(schema: object, good: list[str], bad: lis
 
 
 def judge(seeds: range, texts: int) -> Counter[str]:
-    """Return how many random schemas compiled, and how many texts of each were valid."""
+    """Return the number of random schemas that compiled, and the number of valid texts."""
     counts = Counter[str]()
     for seed in seeds:
         rng = random.Random(seed)
@@ -112,7 +112,7 @@ def test_random_texts_of_random_schemas_are_valid() -> None:
 
 @pytest.mark.exhaustive
 def test_many_random_texts_of_random_schemas_are_valid() -> None:
-    """A name of a pattern may come twice in an object, which then has too few properties: llguidance's known gap."""
+    """An object may repeat a name that matches a pattern, and then has too few properties: a gap of llguidance."""
     counts = judge(range(5000, 7000), 3)
     assert counts["compiled"] > 1980
     assert counts["invalid"] < 0.003 * counts["valid"]
@@ -135,7 +135,7 @@ def test_bounds_of_integers() -> None:
 
 
 def chain(length: int) -> dict[str, Any]:
-    """Return a schema in which so many references lead from one to the next."""
+    """Return a schema with a chain of this many references."""
     inner = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["a"]} for i in range(length)}
     return {"$ref": "#/$defs/d0", "$defs": {**inner, f"d{length}": {"type": "null"}}}
 

@@ -1,6 +1,6 @@
-"""The server's README compares, keyword by keyword, what is kept of JSON schemas here, by llama-server and by OpenAI.
+"""Tests of the table of JSON Schema keywords in the server's README, which compares ngramspec, llama-server and OpenAI.
 
-What llama-server keeps was measured by `tools/schemas.py --keywords`.
+`tools/schemas.py --keywords` measured the support by llama-server.
 """
 
 from __future__ import annotations

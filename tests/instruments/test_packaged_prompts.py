@@ -1,4 +1,4 @@
-"""The benchmark prompts: every file has the promised form, every prompt fits the demo model."""
+"""Tests of the benchmark prompts: every file has the documented format, and every prompt fits the demo model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "prompts"
 FILES = sorted(FOLDER.glob("*.toml"))
 RAW = {"code-continuation", "prose"}
 MAX_CHARACTERS = 6_000
-MAX_TOKENS = 1_900  # of the demo model's context of 2,048: the rest is for the answer
+MAX_TOKENS = 1_900  # The rest of the demo model's context of 2,048 is for the answer.
 
 Prompt = dict[str, Any]
 CONTENTS = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FILES}
@@ -23,7 +23,7 @@ PROMPTS: list[Prompt] = [prompt for data in CONTENTS.values() for prompt in data
 
 
 def conversation(prompt: Prompt) -> list[dict[str, str]]:
-    """The messages as a chat template gets them: the system prompt, if any, comes first."""
+    """Return the messages for a chat template, starting with the system prompt, if any."""
     system = [{"role": "system", "content": prompt["system"]}] if "system" in prompt else []
     return [*system, *prompt["messages"]]
 
@@ -57,7 +57,7 @@ def test_the_form_of_a_prompt(prompt: Prompt) -> None:
     raw = prompt["id"].rpartition("-")[0] in RAW
     assert ("text" in prompt, "messages" in prompt) == (raw, not raw)
     assert prompt.keys() <= ({"id", "text"} if raw else {"id", "system", "messages"})
-    # Turns alternate, and the user has the first and the last word.
+    # Turns alternate, and the first and the last turn are the user's.
     messages = prompt.get("messages", [])
     assert raw or len(messages) % 2 == 1
     for number, message in enumerate(messages):
@@ -69,7 +69,7 @@ def test_the_form_of_a_prompt(prompt: Prompt) -> None:
 
 
 def test_no_text_occurs_twice_and_no_long_passage_in_two_prompts() -> None:
-    """A drafter that remembers earlier prompts must not find one prompt's text in another."""
+    """No prompt contains another's text, which a drafter with a memory of earlier prompts would find."""
     counts = Counter(" ".join(text.split()) for prompt in PROMPTS for text in texts(prompt))
     assert [text for text, count in counts.items() if count > 1] == []
     first_seen: dict[tuple[str, ...], str] = {}

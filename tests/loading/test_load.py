@@ -1,4 +1,4 @@
-"""`ngramspec.load` and its settings: what is refused, what is opened, and what every surface opens alike."""
+"""Tests of `ngramspec.load` and its settings: rejected arguments, opened models, and the same in all front ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {"ctx_size": 256, "threads": 1, "exact": "off"}
 
 @pytest.fixture(autouse=True)
 def _home(env: dict[str, str], tmp_path: Path) -> Any:
-    """A user of its own for each test; what was measured of the machine is shared."""
+    """Give each test a separate home folder; measurements of the machine are shared."""
     with mock.patch.dict(os.environ, env | {"XDG_DATA_HOME": str(tmp_path)}, clear=True):
         yield
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_opened_leaves_nothing_open(tmp_path: Path, monkeypatch: 
 
 def test_load_offline_does_not_use_the_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # would be another message
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # would give another message
     with pytest.raises(ModelError, match="--offline or HF_HUB_OFFLINE is set"):
         ngramspec.load(hf_repo="owner/repo", offline=True)
 
@@ -115,7 +115,7 @@ def test_a_process_that_is_connected_to_machines_loads_nothing_without_them(monk
 
 @pytest.mark.parametrize(("target", "said", "layers"), [(-1, None, -1), (20, None, -1), (0, None, 0), (0, 5, 5)])
 def test_a_draft_model_is_on_the_gpu_unless_the_target_is_kept_off_it(target: int, said: int, layers: int) -> None:
-    adapters: Any = (("large-lora.gguf", 1.0),)  # of the target alone
+    adapters: Any = (("large-lora.gguf", 1.0),)  # only of the target
     settings = LoadSettings(
         gpu_layers=target, draft_model="small.gguf", gpu_layers_draft=said, threads=3, lora=adapters
     )

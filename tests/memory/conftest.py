@@ -1,4 +1,4 @@
-"""A store of a memory, and a folder of files to add to it."""
+"""Fixtures with a memory's store and a folder of files to add to it."""
 
 from __future__ import annotations
 

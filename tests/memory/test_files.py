@@ -1,4 +1,4 @@
-"""Which files are taken: git's rules, and what is no text."""
+"""Tests of the choice of files: git's rules, and files that are not text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_same_files_as_git_takes(tmp_path: Path) -> None:
 def test_rules_without_a_repository(tmp_path: Path) -> None:
     tree(tmp_path, {"out/.gitignore": "*.py\n", "out/in/a.py": "a", "out/in/b.txt": "b"})
     assert found(tmp_path) == ["out/.gitignore", "out/in/b.txt"]
-    # Not in a repository, so nothing above counts.
+    # This folder is not in a repository, so the files above it do not count.
     assert found(tmp_path / "out" / "in") == ["a.py", "b.txt"]
 
 

@@ -1,4 +1,4 @@
-"""Adding files to a memory and taking them out again."""
+"""Tests of adding files to a memory and removing them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def folder(folder: Path) -> Path:
 
 
 class Watched(Bytes):
-    """Each text is seen before it becomes tokens."""
+    """Tokenizer that passes each text to a callback first."""
 
     def __init__(self, see: Callable[[str], object]) -> None:
         self._see = see
@@ -46,7 +46,7 @@ def test_files_and_folders(store: Store, folder: Path, threads: int) -> None:
     index = Memory(store.read()).indexes[0]
     assert bytes(list(index.tokens[:5])) == b"first"
     assert index.tokens[5] == -1
-    # Nothing is done twice.
+    # Unchanged files are not indexed again.
     before = store.generation()
     again = add(store, folder, folder / "a.txt")
     assert (again.new, again.unchanged, again.tokens) == (0, 2, 0)
@@ -62,10 +62,10 @@ def test_a_changed_file_is_replaced(store: Store, folder: Path) -> None:
     again = add(store, folder)
     assert (again.new, again.changed, again.unchanged, again.tokens) == (0, 1, 1, 5)
     assert texts(store) == {"b.txt": "second", "a.txt": "fresh"}
-    # The newest last: chains begin there.
+    # The newest file is last, since chains begin there.
     assert list(texts(store)) == ["b.txt", "a.txt"]
     assert answers(store) == [[1, 2, 3]]
-    # A file that was named stays, though it is ignored by now.
+    # A file that the user named stays, although it is ignored now.
     (folder / ".gitignore").write_text("a.txt\n")
     add(store, folder)
     assert set(texts(store)) == {".gitignore", "a.txt", "b.txt"}
@@ -79,12 +79,12 @@ def test_what_is_gone_goes(store: Store, folder: Path, tmp_path: Path, monkeypat
     add(store, folder, elsewhere)
     elsewhere.unlink()
     (folder / "a.txt").unlink()
-    # Text no more.
+    # This file is no longer text.
     (folder / "sub" / "b.txt").write_bytes(b"\0")
     (folder / "d.txt").write_bytes(b"fourth")
     again = add(store, folder)
     assert (again.new, again.gone) == (1, 2)
-    # The file that was added by itself was not looked for.
+    # The scan does not look for a file that was added separately.
     assert texts(store) == {"elsewhere.txt": "third", "d.txt": "fourth"}
     (folder / "e.txt").write_text("fifth")
     monkeypatch.setattr(files, "MAX_BYTES", 5)

@@ -1,4 +1,4 @@
-"""The settings file: off unless it says so, and never half understood."""
+"""Tests of the settings file: the memory is off by default, and invalid files are rejected."""
 
 from __future__ import annotations
 

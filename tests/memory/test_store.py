@@ -1,4 +1,4 @@
-"""One store, many processes, damage, and ends that nobody planned: nothing is lost, or there is a clear refusal."""
+"""Tests of a store with several processes, damage and crashes: no data is lost, or there is a clear error."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_index_in_the_file_is_that_of_its_text(tmp_path: Path) -> None:
     assert list(again.links) == list(mapped.links)
     assert list(again.heads) == list(mapped.heads)
     assert list(latest.tokens[:12]) == [7, 7, 7, 7, 1, -1, 8, 8, 8, 8, 2, -1]
-    # The mapping is the process's own.
+    # Each process has a private mapping.
     mapped.tokens[0] = 77
     mapped.extend([1, 2, 3, 4])
     assert index_of(store).read_bytes() == raw
@@ -109,9 +109,9 @@ def test_the_oldest_answers_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     kept = answers(store)
     assert kept[-1] == [19] * 5
     assert [a[0] for a in kept] == sorted(a[0] for a in kept)
-    # Those that are kept, and what was remembered since.
+    # The store has the answers that were kept and those added since.
     assert 30 <= sum(map(len, kept)) <= 30 + 25
-    # What a user added is no answer, however old and long.
+    # Documents that a user added do not count as answers, however old and long they are.
     assert names(store) == ["file 0", "file 1", "file 2"]
     assert len(store.documents()[0].tokens) == 700
 
@@ -146,7 +146,7 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
 
 
 def refused(store: Store, *words: str) -> None:
-    """It is refused with one line that names the file, and stays as it is when someone wants to write."""
+    """The store is rejected with an error that names the file, and attempts to write do not change it."""
     before = store.path.read_bytes()
     for attempt in (store.documents, lambda: store.update(lambda texts: texts)):
         with pytest.raises(MemoryFileError) as error:
@@ -159,7 +159,7 @@ def refused(store: Store, *words: str) -> None:
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     store = filled(tmp_path)
     whole = store.path.read_bytes()
-    tokens = store.path.read_bytes().index(b"file 1") + 30  # within the compressed text
+    tokens = store.path.read_bytes().index(b"file 1") + 30  # inside the compressed text
     flipped = whole[:tokens] + b"!" + whole[tokens + 1 :]
     schema = whole.replace(b"TABLE documents", b"TABL\xb9 documents")
     for raw in (whole[:100], whole[: len(whole) // 2], b"nonsense" * 1000, flipped, schema):
@@ -185,7 +185,7 @@ def test_a_damaged_or_missing_index_is_made_anew(tmp_path: Path) -> None:
         assert held(Memory(store.read())) == before
     index.unlink()
     assert held(Memory(store.read())) == before
-    # Nor is an index of another generation taken.
+    # An index of another generation is not used either.
     store.update(lambda texts: texts[:1])
     index.write_bytes(whole)
     assert len(held(Memory(store.read()))[0]) == 701
@@ -210,7 +210,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     store = new_store(tmp_path / "file" / "memory")
     with pytest.raises(MemoryFileError, match="cannot write"):
         store.append([1])
-    # In this process the answer is remembered all the same.
+    # This process still remembers the answer.
     memory = Memory(store=store, keeps=True)
     memory.hear([4, 5, 6])
     with pytest.raises(MemoryFileError):
@@ -242,11 +242,11 @@ def test_two_writers_and_a_reader_lose_nothing(tmp_path: Path, monkeypatch: pyte
     while any(w.is_alive() for w in writers):
         contents = store.read()
         count = list(contents.index.tokens).count(-1) + len(contents.answers)
-        # What was there once is there for good, and the index is that of the text.
+        # Contents are never lost, and the index matches the text.
         assert count >= seen
         seen, reads = count, reads + 1
         if reads > 5:
-            was_read.touch()  # the writers wait for it half-way
+            was_read.touch()  # The writers wait for this file half-way.
     assert [ended(w) for w in writers] == [0, 0]
     for me in (100, 101):
         assert [a for a in answers(store) if a[0] == me] == [[me, i, i, i, i] for i in range(25)]

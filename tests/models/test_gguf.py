@@ -1,4 +1,4 @@
-"""read_header against gguf-py's own reader and constants, and against broken headers."""
+"""Tests of `read_header` against gguf-py's reader and constants, and with broken headers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_block_sizes_are_those_of_gguf_py() -> None:
     assert {kind: theirs[kind] for kind in BLOCKS if kind in theirs} == {
         kind: size for kind, size in BLOCKS.items() if kind in theirs
     }
-    # A newer gguf-py may know more types; those up to here must not be missing.
+    # A newer gguf-py may have more types, but these must not be missing.
     assert {kind for kind in theirs if kind <= 41} <= set(BLOCKS)
 
 
@@ -40,7 +40,7 @@ def test_the_needed_size_of_every_type(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", tensors={})
     header = read_header(path)
     assert header.tensors == 0
-    assert 0 <= path.stat().st_size - header.needed < 32  # what is left is padding
+    assert 0 <= path.stat().st_size - header.needed < 32  # The rest is padding.
     assert read_header(DEMO).needed == needed_by_gguf_py(DEMO)
     assert read_header(DEMO).tensors == len(gguf.GGUFReader(DEMO).tensors)
 
@@ -71,7 +71,7 @@ def test_the_name_of_a_vocabulary_hangs_on_its_tokens_alone(tmp_path: Path) -> N
     same = name([b"a", b"bc", b"d"])
     assert len(same) == 16
     assert name([b"a", b"bc", b"d"], "qwen2") == same
-    # The same letters, cut or ordered otherwise, one more token, and one that is longer: each is another vocabulary.
+    # Another split or order of the letters, a further token and a longer token each give another vocabulary.
     others = [[b"ab", b"c", b"d"], [b"bc", b"a", b"d"], [b"a", b"bc", b"d", b""], [b"a", b"bc", b"d\0"], []]
     assert len({same, *map(name, others)}) == 1 + len(others)
 

@@ -1,4 +1,4 @@
-"""fetch: huggingface_hub against a hub on loopback, online, offline and refusing."""
+"""Tests of `fetch`: huggingface_hub with a hub on the loopback interface, online, offline and with errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPO = "owner/repo-GGUF"
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    # The settings of whoever runs the tests must not count: proxies, offline switch, tokens.
+    # The user's settings must have no influence: proxies, offline switch and tokens.
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
@@ -57,7 +57,7 @@ def test_the_preferred_quantisation(
     assert path == folder / "m-Q4_K_M.gguf"
     assert label == f"{REPO}:m-Q4_K_M.gguf"
     assert path.read_bytes() == hub.repos[REPO]["m-Q4_K_M.gguf"]
-    # Nothing is fetched again, and nothing printed.
+    # The second call fetches and prints nothing.
     hub.requests.clear()
     fetch(f"hf:{REPO}", env)
     assert [method for method, path in hub.requests if "resolve" in path] == ["HEAD"]
@@ -94,7 +94,7 @@ def test_progress_counts_up_to_the_size_of_the_file(hub: FakeHub, env: dict[str,
 
 
 def test_progress_of_a_transfer_that_counts_network_and_disk_apart() -> None:
-    # How huggingface_hub reports Xet downloads: to one bar if its class has update_transfer.
+    # huggingface_hub reports Xet downloads to one bar if its class has update_transfer.
     seen: list[tuple[str, int, int | None]] = []
     bar_class = _bar_class("m.gguf", lambda *step: seen.append(step))
     assert callable(getattr(bar_class, "update_transfer", None))
@@ -118,7 +118,7 @@ def test_offline_the_cache_answers(hub: FakeHub, env: dict[str, str], trouble: s
     elif trouble == "error":
         hub.broken = 503
     else:
-        env["HF_ENDPOINT"] = "http://127.0.0.1:9"  # the discard port: nothing listens
+        env["HF_ENDPOINT"] = "http://127.0.0.1:9"  # No program listens on the discard port.
     hub.requests.clear()
     assert fetch(name, env)[0] == first
     assert fetch(f"{name}:q4_k_m", env)[0] == first
@@ -149,7 +149,7 @@ def test_a_download_that_fails(hub: FakeHub, env: dict[str, str]) -> None:
 def test_malformed_names(env: dict[str, str]) -> None:
     for name in ("hf:", "hf:repo", "hf:a/b/c", "hf:a/b:", "hf:a/b:c:d", "hf:/b", "hf:a/", "hf: a/b", "hf:../x"):
         assert "is not a valid name; use hf:owner/repo" in complaint(name, {})
-    assert "is not a valid name" in complaint("hf:owner/a--b", env)  # to huggingface_hub
+    assert "is not a valid name" in complaint("hf:owner/a--b", env)  # by huggingface_hub's rules
 
 
 def test_what_is_in_the_cache_needs_no_huggingface_hub(

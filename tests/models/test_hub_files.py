@@ -1,4 +1,4 @@
-"""choose: which of a repository's files a name asks for."""
+"""Tests of `choose`: the files of a repository that a name selects."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def test_what_is_not_found() -> None:
     ("files", "wanted", "chosen"),
     [
         (["a.txt", "tiny.gguf", "mmproj-tiny.gguf"], None, "tiny.gguf"),
-        # Without a quantisation what llama.cpp takes.
+        # Without a quantisation, the choice is llama.cpp's.
         (["m.F16.gguf", "m.Q8_0.gguf"], None, "m.Q8_0.gguf"),
         (["m.Q2_K.gguf", "m.F16.gguf", "dflash-m-Q4_K_M.gguf"], None, "m.F16.gguf"),
         (["b-Q8_0.gguf", "a-Q8_0.gguf"], "Q8_0", "a-Q8_0.gguf"),
-        # The end of a word where no whole one is there.
+        # The end of a word matches if no whole word does.
         (["m-BF16.gguf", "m-F16.gguf"], "f16", "m-F16.gguf"),
         (["m-BF16.gguf", "m-Q8_0.gguf"], "f16", "m-BF16.gguf"),
-        # The separators in use.
+        # These are the usual separators.
         (["m.Q4_K_M.gguf", "m-Q8_0.gguf"], None, "m.Q4_K_M.gguf"),
         (["m-q4_k_m.gguf", "m-Q8_0.gguf"], None, "m-q4_k_m.gguf"),
         (["m_Q4_K_M.gguf", "m-Q8_0.gguf"], None, "m_Q4_K_M.gguf"),

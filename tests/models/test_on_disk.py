@@ -1,4 +1,4 @@
-"""Models that other programs have on this disk, by names that `resolve` takes; and `ngramspec models`, the list."""
+"""Tests of other programs' models on this disk: their names for `resolve`, and their list by `ngramspec models`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPLIT = "hf:owner/repo-GGUF:m-00001-of-00002.gguf"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Without models, SmolLM2 among them."""
+    """Hide all models, including SmolLM2."""
     monkeypatch.syspath_prepend(NO_SMOLLM)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
@@ -41,7 +41,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pull(folder: Path, name: str, model: bytes) -> Path:
-    """Lay a model out as ollama does; returns its blob."""
+    """Store a model in ollama's layout, and return its blob."""
     digest = hashlib.sha256(model).hexdigest()
     blob = folder / "blobs" / f"sha256-{digest}"
     blob.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def test_a_name_that_lm_studio_does_not_have(home: Path) -> None:
 
 @pytest.fixture
 def full(tmp_path: Path) -> dict[str, str]:
-    """A home with models of the hub and of LM Studio."""
+    """Return a home with models of the hub and of LM Studio."""
     snapshot = tmp_path / HUB / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (tmp_path / HUB / "refs").mkdir()

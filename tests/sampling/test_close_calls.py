@@ -1,4 +1,4 @@
-"""Close calls: a token counts exactly where logits within the bound would have given another one."""
+"""Tests of close calls: a token counts if and only if logits within the bound could have given another one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCAB = 16
 
 
 def counted(sampling: Sampling, row: Logits, bound: float | None) -> tuple[int, int]:
-    """(token, close calls) of one draw at position 3."""
+    """Return (token, close calls) of one draw at position 3."""
     calls = CloseCalls(NumpySampler(sampling, row.size))
     calls.begin([1, 2, 3])
     if bound is not None:
@@ -75,7 +75,7 @@ def test_samplers_with_random_numbers_of_their_own_are_drawn_from_once(own: Any)
 def test_recording_sampler_keeps_the_distribution_of_every_token_once(temperature: float) -> None:
     rows = np.random.default_rng(3).standard_normal((3, VOCAB)).astype(np.float32)
     settings = Sampling(temperature=temperature, top_k=2, top_p=1.0, min_p=0.0, seed=1)
-    calls = CloseCalls(NumpySampler(settings, VOCAB))  # draws a second time to count
+    calls = CloseCalls(NumpySampler(settings, VOCAB))  # Counting draws a second time.
     recorder = RecordingSampler(calls)
     recorder.begin([1, 2, 3])
     calls.arm(0.5)
@@ -108,7 +108,7 @@ def test_a_watched_draw_is_judged_by_its_own_law() -> None:
 
 
 class LoadedModel(MockTarget):
-    """A mock target that decided when it was loaded."""
+    """Mock target that chose its exactness when it was loaded."""
 
     def __init__(self, exactness: ExactnessMode) -> None:
         super().__init__(12, seed=3)
@@ -116,7 +116,7 @@ class LoadedModel(MockTarget):
 
 
 def total(folder: Path, exactness: ExactnessMode, drafter: str | None = "mixture") -> tuple[int, int]:
-    """(tokens drafted, close calls) of a text on a mock model whose logits are all within 20."""
+    """Return (number of draft tokens, close calls) of a text on a mock model whose logits are all within 20."""
     decoder = SpeculativeDecoder(LoadedModel(exactness), drafter=drafter, policy="fixed", calibration_folder=folder)
     steps = list(decoder.generate([1, 2, 3] * 20, max_tokens=60))
     assert all(step.close_calls <= len(step.tokens) for step in steps)

@@ -1,4 +1,4 @@
-"""Rows of logits, laws over tokens and logprobs, held against sorts and naive sums."""
+"""Tests of rows of logits, distributions and log probabilities against sorts and naive sums."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_probability_and_find() -> None:
 @pytest.mark.parametrize("size", [1, 10, 20_001])
 def test_top_token(size: int) -> None:
     assert issubclass(BadLogits, ValueError)
-    assert issubclass(BadLogits, NGramSpecError)  # for the user
+    assert issubclass(BadLogits, NGramSpecError)  # a user's error
     for where in {0, size // 2, size - 1}:
         logits = np.zeros(size, np.float32)
         logits[where] = 1.0
@@ -90,7 +90,7 @@ def test_top_token(size: int) -> None:
         logits[:] = -np.inf
         logits[where] = -1.0
         assert top_token(logits) == where
-    assert top_token(np.zeros(size, np.float32)) == 0  # the lowest id among equals
+    assert top_token(np.zeros(size, np.float32)) == 0  # Of equal logits, the lowest id wins.
     with pytest.raises(BadLogits, match=f"all {size} logits are -inf"):
         top_token(np.full(size, -np.inf, np.float32))
 

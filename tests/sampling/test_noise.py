@@ -1,10 +1,9 @@
-"""Noise: a pure function of its counters, with the law it claims.
+"""Tests of the noise, a pure function of its counters, and of its distribution.
 
-The statistical tests use fixed counters, so they pass or fail for ever. For true noise each
-comparison would fail with probability below 1e-9, and there are fewer than 400 of them, so the
-file's false-alarm rate is below 1e-6: whole laws are held against the Dvoretzky-Kiefer-Wolfowitz
-bound with Massart's constant, P(sup |F_n - F| > e) <= 2 exp(-2 n e^2), and means of many values
-against 6.2 standard errors.
+The statistical tests use fixed counters, so they always pass or always fail. For true noise, each comparison would fail
+with probability below 1e-9. There are fewer than 400 of them, so the file's false-alarm rate is below 1e-6. Whole
+distributions are compared by the Dvoretzky-Kiefer-Wolfowitz bound with Massart's constant,
+P(sup |F_n - F| > e) <= 2 exp(-2 n e^2), and means of many values by 6.2 standard errors.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SEEDS = (0, 1, 12345, 2**63, 2**64 - 1)
 
 
 def distance(values: NDArray[np.float64], cdf: NDArray[np.float64]) -> float:
-    """Kolmogorov-Smirnov distance; `cdf` holds the law at the sorted values."""
+    """Return the Kolmogorov-Smirnov distance; `cdf` contains the distribution function at the sorted values."""
     steps = np.arange(values.size + 1) / values.size
     return float(max(np.abs(cdf - steps[1:]).max(), np.abs(cdf - steps[:-1]).max()))
 
@@ -34,7 +33,7 @@ def limit(n: int) -> float:
 
 
 def correlation(u: NDArray[np.float64], v: NDArray[np.float64]) -> float:
-    """Of two samples uniform in (0, 1), whose variance is 1/12."""
+    """Return the correlation of two samples that are uniform in (0, 1) and so have a variance of 1/12."""
     return float(((u - 0.5) * (v - 0.5)).mean() * 12)
 
 
@@ -113,7 +112,7 @@ def test_neighbours_are_independent(counter: int, step: int) -> None:
 
 
 def test_no_correlation_of_few_ids_along_positions() -> None:
-    """Sampling reads a few dozen ids at each position, not whole rows: look along that axis too."""
+    """Sampling reads a few dozen ids at each position, not whole rows, so this tests that axis too."""
     n = 20_000
     table = uniform_from_gumbel(np.stack([noise.gumbel(9, p, np.arange(8)) for p in range(n + 1)]))
     for i in range(8):
@@ -130,7 +129,7 @@ def test_uniform_streams() -> None:
     for values in (u, v, (u + v) % 1.0, (u - v) % 1.0):
         ordered = np.sort(values)
         assert distance(ordered, ordered) < limit(n)
-    # and neither is the number some token's noise was made from
+    # and is not the number from which some token's noise was made
     g = uniform_from_gumbel(np.array([noise.gumbel_one(6, p, 0) for p in range(n)]))
     ordered = np.sort((u + g) % 1.0)
     assert distance(ordered, ordered) < limit(n)

@@ -1,4 +1,4 @@
-"""`ReasoningBudget`: blocks of reasoning are closed when their budget is used up, and only then."""
+"""Tests of `ReasoningBudget`: blocks of reasoning are closed if and only if their budget is used up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LETTERS = MockTarget(256)
 
 
 class Words:
-    """A vocabulary of any strings: a token is a number in the list of those seen so far."""
+    """Vocabulary of arbitrary strings: a token is an index into the list of all strings so far."""
 
     n_vocab = 1000
 
@@ -50,7 +50,7 @@ def closed(
     tags: Mapping[str, str] = TAGS,
     forbidden_until: int = 0,
 ) -> str:
-    """Return the text of a model that says `text`, with the forced tokens in brackets."""
+    """Return the text of a model that emits `text`, with the forced tokens in brackets."""
     words, written = Words(), list[str]()
     budget = budget_for(limit, message, tags, words, words.piece, prompt=words.of(*prompt), start=start)
     assert budget is not None
@@ -96,7 +96,7 @@ def test_message_is_inserted_before_the_closing_tag() -> None:
 
 def test_block_that_the_model_closes_is_left_alone() -> None:
     assert closed(["<t>", "a", "</t>", "b", "c"], 2) == "<t>a</t>bc"
-    assert closed(["<t>", "a", "b", "</t>", "c"], 2) == "<t>ab[</t>]</t>c"  # llama.cpp closes it then, too
+    assert closed(["<t>", "a", "b", "</t>", "c"], 2) == "<t>ab[</t>]</t>c"  # llama.cpp closes it too.
 
 
 def test_each_block_has_the_whole_budget() -> None:

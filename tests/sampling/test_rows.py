@@ -1,4 +1,4 @@
-"""The compiled loops give what the functions of numpy in `distribution` give, to the last token."""
+"""Tests that the compiled loops give exactly the tokens of the numpy functions in `distribution`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rows(draw: Any) -> NDArray[np.float32]:
 
 
 def outcome(function: Callable[..., Any], *args: Any) -> Any:
-    """The result, or the message of the error."""
+    """Return the result, or the message of the error."""
     try:
         return function(*args)
     except BadLogits as error:
@@ -76,7 +76,7 @@ def test_tokens_are_moved_to_the_end_or_added_there(ids: set[int], moved: set[in
 def test_draw_is_the_gumbel_pick_of_the_softmax(
     row: NDArray[np.float32], seed: int, position: int, attempt: int
 ) -> None:
-    """In any order of the candidates, and without the first ones."""
+    """The result does not depend on the order of the candidates, or on the presence of the first ones."""
     candidates = Candidates(SIZE)
     if isinstance(outcome(top_token, row), str):
         return
@@ -94,7 +94,7 @@ def test_draw_is_the_gumbel_pick_of_the_softmax(
 
 
 def test_draw_decides_nearly_equal_scores_as_numpy_does() -> None:
-    """The second token's logit makes up for its noise, to the last bits of float32, which are far below 1e-9 here."""
+    """The second token's logit compensates its noise up to the last bits of float32, which are far below 1e-9 here."""
     noise = gumbel(5, 9, np.arange(100_000))
     order = np.argsort(noise)
     candidates, winners = Candidates(2), set[bool]()

@@ -1,4 +1,4 @@
-"""`Forbidding`: no end before its time, no forbidden words, and else the law of the sampler inside."""
+"""Tests of `Forbidding`: no early end, no forbidden words, and otherwise the distribution of the inner sampler."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_a_text_does_not_end_before_its_time() -> None:
         assert possible(one) == set(range(6))
         one.accept(5)
     assert possible(one) == set(range(8))
-    assert LOGITS[7] == 7  # which others read too
+    assert LOGITS[7] == 7  # Others read this array too.
 
 
 def test_words_are_forbidden_where_they_would_be_whole() -> None:
     one = sampler(TextRules(words=((1, 2, 3), (2, 5), (2, 2))))
     found = []
-    for token in (2, 1, 2, 4):  # the prompt's end is no part of the text
+    for token in (2, 1, 2, 4):  # The end of the prompt is not part of the text.
         found.append(set(range(8)) - possible(one))
         one.accept(token)
     assert found == [set(), {2, 5}, set(), {2, 3, 5}]

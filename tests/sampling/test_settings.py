@@ -1,4 +1,4 @@
-"""`Sampling`: ranges, contradictions, and what the settings come to."""
+"""Tests of `Sampling`: ranges, contradictions, and the effect of the settings."""
 
 from __future__ import annotations
 

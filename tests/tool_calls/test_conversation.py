@@ -1,4 +1,4 @@
-"""Conversations with tools, as templates want them."""
+"""Tests of conversations with tools in the form that templates expect."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_template_that_knows_no_tools_or_whose_calls_nobody_reads(source: str)
     assert messages[0]["content"].startswith("Be nice.\n\n# Tools")
     assert json.dumps(WEATHER.description) in messages[0]["content"]
     assert messages[3]["content"] == "<tool_response>\n18\n</tool_response>\n<tool_response>\n19\n</tool_response>\nSo?"
-    # The form that the model is asked for, and that its own calls are shown in, is the one that is read.
+    # The parser reads the format that the prompt requests and that shows the model's earlier calls.
     parser = parser_for(source, [WEATHER])
     begun, arguments = [*parser.push(messages[2]["content"]), *parser.finish()][1:]
     assert begun.kind == "call"
@@ -148,7 +148,7 @@ def test_parts_of_a_content_are_joined_unless_the_template_knows_them() -> None:
     assert make(TYPED)[0].adapt(messages, [])[0] == messages
     assert make(TYPED)[0].adapt([{"role": "user", "content": "a"}], [])[0] == [{"role": "user", "content": parts[:1]}]
     assert make(BOTH)[0].adapt(messages, [])[0] == messages
-    assert make(BOTH)[0].adapt(messages, [WEATHER])[0][-1]["content"] == "a\nb"  # its tools are described
+    assert make(BOTH)[0].adapt(messages, [WEATHER])[0][-1]["content"] == "a\nb"  # The prompt describes its tools.
 
 
 def test_white_space_is_removed_for_the_template_of_stepfun() -> None:

@@ -1,4 +1,4 @@
-"""Forced calls: a grammar allows them, after thoughts where there may be some, and the parser reads them."""
+"""Tests of forced calls: a grammar allows them, after optional reasoning, and the parser reads them."""
 
 from __future__ import annotations
 

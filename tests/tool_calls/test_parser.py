@@ -1,4 +1,4 @@
-"""What `parser_for` makes of answers, however they are cut, and of texts that are no answers."""
+"""Tests of `parser_for` with answers, however they are split, and with texts that are not answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOOLS = (WEATHER, CLOCK)
 TAGS = ("<think>", "[THINK]", "<|channel>")
 THINKS = {"granite": "", "mistral": "[THINK]", "gemma4": "<|channel>thought\n"}
 TEMPLATES = {family.name: "".join(family.signs[0]) + THINKS.get(family.name, "<think>") for family in FAMILIES}
-"""Templates with the marks of each family, and nothing else."""
+"""Templates that only contain the markers of each family."""
 
 PARIS = {"city": "Paris"}
 TWO = [("weather", PARIS), ("clock", {})]
@@ -177,7 +177,7 @@ ANSWERS = [
     Answer("gemma", '```json\n{"name": "weather", "parameters": {"city": "Paris"}}\n```', TWO[:1]),
     Answer("lfm2", "<|tool_call_start|>[weather(city='Paris'), clock()]<|tool_call_end|>ok", TWO, content="ok"),
 ]
-# Texts in which nothing is a call.
+# These texts contain no call.
 PROSE = [
     *("", " hi \n", "a <tool_call> b", "x<think>y", "<|chan", "ends in white space <tool_call> \n\n "),
     *('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": "weather", "argum', "<tool_call>weather"),
@@ -199,7 +199,7 @@ def parse(pieces: Sequence[str], family: str, *, tools: Sequence[Tool] = TOOLS, 
 
 
 def joined(deltas: Sequence[Delta]) -> tuple[str, str, list[tuple[str, str]]]:
-    """Content, thoughts, and calls with their arguments."""
+    """Return content, reasoning, and calls with their arguments."""
     content = "".join(delta.text for delta in deltas if delta.kind == "text")
     thoughts = "".join(delta.text for delta in deltas if delta.kind == "thought")
     calls: list[tuple[str, str]] = []
@@ -213,13 +213,13 @@ def joined(deltas: Sequence[Delta]) -> tuple[str, str, list[tuple[str, str]]]:
 
 
 def cut(text: str, chance: random.Random) -> list[str]:
-    """A text in pieces, some of them empty."""
+    """Split a text into pieces, some of them empty."""
     places = sorted(chance.randrange(len(text) + 1) for _ in range(chance.randrange(1, 30)))
     return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
 def untagged(text: str) -> bool:
-    """Whether nothing in a text can be thoughts."""
+    """Return True if a text cannot contain reasoning."""
     return not any(tag in text for tag in (*TAGS, "<|channel|>"))
 
 
@@ -238,7 +238,7 @@ def test_answers_wherever_they_are_cut(answer: Answer) -> None:
     chance = random.Random(text)
     for _ in range(30):
         assert joined(parse(cut(text, chance), family)) == whole
-    # Without tools nothing is a call.
+    # Without tools, the parser finds no calls.
     content, without, calls = joined(parse([text], family, tools=()))
     assert (without, calls) == (thoughts, [])
     assert content == text or not untagged(text)
@@ -250,13 +250,13 @@ def test_an_answer_that_breaks_off(answer: Answer) -> None:
     for length in range(len(answer.text)):
         begun = answer.text[:length]
         content, _, calls = joined(parse(cut(begun, chance), answer.family))
-        # What was said of calls stays said: arguments are only longer in the end.
+        # Reported calls never change; their arguments only get longer.
         assert [name for name, _ in calls] == [name for name, _ in answer.calls][: len(calls)]
         if not calls and untagged(begun):
             assert content == begun
         parser = parser_for(TEMPLATES[answer.family], TOOLS)
         parser.push(begun)
-        parser.finish(cut=True)  # ends, wherever a limit cut the answer
+        parser.finish(cut=True)  # It must end, wherever a limit cut the answer.
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
@@ -281,7 +281,7 @@ SCRAPS = [
 
 
 def garbage(family: str, chance: random.Random) -> str:
-    """Scraps of everything, or an answer of the family with some of its pieces lost, doubled, or replaced."""
+    """Draw fragments of all families, or an answer of the family with some pieces lost, doubled or replaced."""
     if chance.random() < 0.5:
         return "".join(chance.choice(SCRAPS) for _ in range(chance.randrange(1, 25)))
     pieces = cut(chance.choice([answer.text for answer in ANSWERS if answer.family == family]), chance)
@@ -367,7 +367,7 @@ def test_thoughts() -> None:
         for tools in (TOOLS, ()):
             for pieces in ([text], list(text)):
                 assert joined(parse(pieces, "hermes", tools=tools, opening=turn + opening))[:2] == said
-    # A template without tags knows none.
+    # For a template without tags, tags are text.
     assert joined(parse(["<think>a</think>b"], "granite"))[:2] == ("<think>a</think>b", "")
 
 
@@ -415,7 +415,7 @@ def test_a_call_that_was_cut_before_it_began_is_no_content(template: str, text: 
         return "".join(delta.text for delta in deltas if delta.kind == "text")
 
     assert content(cut=True) == "I look."
-    assert content(cut=False) != "I look."  # an answer that ended by itself is told to the last character
+    assert content(cut=False) != "I look."  # A complete answer is reported in full.
 
 
 def test_half_a_call_without_a_mark_is_no_content_and_half_an_object_is() -> None:

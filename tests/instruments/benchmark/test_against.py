@@ -1,4 +1,4 @@
-"""Our speed beside a running server's: what it is asked, what its answers are worth, and what it may do wrong."""
+"""Tests of the comparison with a running server: the requests, the speed of the responses, and the server's errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Quiet(WSGIRequestHandler):
 
 @contextmanager
 def server(reply: Callable[[str, dict[str, Any]], Reply]) -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
-    """The address of a server that answers as `reply` says, and what it was asked."""
+    """Run a server that responds with `reply`; yield its address and the requests it receives."""
     asked: list[tuple[str, dict[str, Any]]] = []
 
     def answer(request: dict[str, Any], begin: Callable[..., Any]) -> list[bytes]:
@@ -92,7 +92,7 @@ def test_what_a_server_does_wrong_is_an_error_in_words() -> None:
     ):
         with server(lambda *_, reply=reply: reply) as (url, _), pytest.raises(NGramSpecError, match=words):
             Rival(url, MockTarget()).ask(PROMPT, 5, Sampling())
-    # The last one has gone.
+    # The last server has stopped.
     with pytest.raises(NGramSpecError, match=f"{url} does not respond"):
         Rival(url, MockTarget()).ask(PROMPT, 5, Sampling())
 
@@ -119,7 +119,7 @@ def test_both_sides_take_turns_and_each_prompt_is_asked_once() -> None:
     assert target.prefilled == [6, 6, 6]
     assert [one["ours"]["tokens_per_second"] for one in pairs] == pytest.approx([2.0] * 3, rel=0.01)
     assert [one["ratio"] for one in pairs] == pytest.approx([1.0] * 3, rel=0.01)
-    # The first token comes with the prompt, and a text of one token has no speed.
+    # The prompt's time includes the first token, and a text of one token has no speed.
     found = pair(cases[0], ("ab", 5, 2.0), ("a", 1, 0.0))
     assert (found["ours"]["tokens_per_second"], found["ratio"]) == (2.0, None)
 
@@ -133,7 +133,7 @@ def test_the_command_compares_and_says_what_is_missing(env: dict[str, str], tmp_
     with server(native) as (url, asked):
         done = run(env, *bench, url, "--json", tmp_path / "found.json")
         assert done.code == 0, done.err
-        assert len(asked) == 3  # whether it is there, and each prompt once
+        assert len(asked) == 3  # one check of the server, and each prompt once
         table = [line.split() for line in done.out.splitlines() if line.startswith(("prompts ", "overall "))]
         assert [row[:3] for row in table] == [["prompts", "2", "2.00"], ["overall", "2", "2.00"]]
         assert table[0][-3:] == ["0", "of", "2"]

@@ -1,4 +1,4 @@
-"""Alpha by n-gram order: the drafter against counting by hand, and the measurement against a law that is known."""
+"""Tests of alpha by n-gram order: the drafter against plain counts, the measurement against a known distribution."""
 
 from __future__ import annotations
 
@@ -45,13 +45,16 @@ def measured(mock: MockTarget, sampling: Sampling, gamma: int, prompts: list[lis
 
 
 def test_alpha_on_a_known_law() -> None:
-    """p uniform over 8 tokens, q of 4 or 5 different ones, none rarer than 1/5: sum min(p, q) is their number / 8."""
+    """The sum of min(p, q) is the number of q's tokens / 8.
+
+    p is uniform over 8 tokens, and q has 4 or 5 different tokens, none with a probability below 1/5.
+    """
     unigram = measured(MockTarget(8, peak=0.0), replace(HOT, seed=4), 1, [[0, 1, 2, 3]], 3)[0]
     assert unigram.n_verified == 1
-    assert unigram.measured in (pytest.approx(4 / 8), pytest.approx(5 / 8))  # the prefill's token is counted too
+    assert unigram.measured in (pytest.approx(4 / 8), pytest.approx(5 / 8))  # includes the prefill's token
 
 
-# Hoeffding: at so many judged positions it is off by more with probability below 1e-8.
+# By Hoeffding, a larger deviation at this number of positions has a probability below 1e-8.
 @pytest.mark.parametrize(
     ("prompts", "judged", "off"), [(2, 360, 0.17), pytest.param(8, 1500, 0.08, marks=pytest.mark.exhaustive)]
 )

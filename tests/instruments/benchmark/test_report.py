@@ -1,4 +1,4 @@
-"""Texts with their drafts, on a mock target: every token has its mark; and the report."""
+"""Tests of texts with marked drafts on a mock target, and of the report."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_text_that_is_not_the_same_is_told_of(tmp_path: Path) -> None:
     assert row(report, 0)["same text"] == "no (1 of 3 differ)"
     assert row(report, 0)["gain"] == "1.00x (0.50-2.00)"
     assert row(report, 1) | {"gain": "-", "plain t/s": "-", "same text": "yes"} == row(report, 1)
-    assert report.headline == ""  # the last row has no ratio
+    assert report.headline == ""  # The last row has no ratio.
     assert "INCOMPLETE: stopped after 0 of 6 runs" in report.notes
     assert benchmark_report(*SETUP, "c", made, {"cost": []}).table.rows == []
     made.acceptance = Acceptance(lenience=0.5)

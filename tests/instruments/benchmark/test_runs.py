@@ -1,4 +1,4 @@
-"""The benchmark on a mock target whose passes take a known time: pairing, timing, figures, and what theory says."""
+"""Tests of the benchmark on a mock target with known durations of passes: pairs, times, statistics and theory."""
 
 import time
 from collections import Counter
@@ -38,7 +38,7 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 
 PREDICTABLE = 8.0
-"""A peak at which the mock's text soon runs in circles, so that drafts are accepted."""
+"""Peak with which the mock's text soon repeats itself, so that drafts are accepted."""
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def unlearnt(policy: str, drafter: str | Drafter = "ngram") -> tuple[Drafter, Po
 def bench(
     target: MockTarget, prompts: int = 2, *, policies: Sequence[str] = ("fixed",), tokens: int = 40, **options: Any
 ) -> Benchmark:
-    """One that has warmed up; `options`: of the decoders, and of the benchmark."""
+    """Return a benchmark after its warm-up; `options` are arguments of the decoders and of the benchmark."""
     how = {"drafter": options.pop("drafter", "ngram"), "exact": options.pop("exact", "off")}
     decoder = SpeculativeDecoder(target, policy=policies[0], **how)
     options = {"repeat": 2, "others": policies[1:], "unlearnt": partial(unlearnt, drafter=how["drafter"]), **options}
@@ -78,7 +78,7 @@ def bench(
 
 
 def measured(target: MockTarget, prompts: int = 2, **options: Any) -> Benchmark:
-    """A benchmark that was run."""
+    """Return a benchmark after its run."""
     benchmark = bench(target, prompts, **options)
     list(benchmark.measure())
     return benchmark
@@ -110,7 +110,7 @@ def test_prompts_become_tokens_and_those_that_cannot_are_skipped() -> None:
 
 @pytest.mark.parametrize("policy", ["fixed", "cost"])
 def test_no_repeat_drafts_from_what_an_earlier_one_saw(clock: Clock, policy: str) -> None:
-    """The default drafter learns facts about tokens from every text, and its own text is what it learns most from."""
+    """The default drafter learns facts about tokens from every text, and most of them from its own text."""
     target = MockTarget(64, peak=3.0, seconds=lambda n: 1.0 + 0.02 * n, clock=clock)
     runs = measured(target, cases=cases(3, 60), drafter="mixture", policies=[policy], repeat=3, tokens=120).runs
     drafted = {(run.repeat, run.prompt): run.stats for run in runs if run.kind == "drafted"}
@@ -167,7 +167,7 @@ def test_drafting_work_counts(clock: Clock) -> None:
     drafted = [run for run in bench(target, drafter=Slow()).measure() if run.kind == "drafted"]
     assert drafted
     for run in drafted:
-        # The drafter reads the prompt while the target does. The last token is never drafted for: nothing to gain.
+        # The drafter reads the prompt while the target does. The last token is never drafted, as that cannot gain.
         assert run.prefill_seconds >= 7.0
         assert run.seconds == pytest.approx(run.stats.passes * 4.0, abs=3.01)
 
@@ -183,7 +183,7 @@ def test_with_free_batches_the_gain_is_the_tokens_per_pass_and_where_tokens_cost
     drafted_seconds = sum(r.seconds for r in benchmark.runs if r.kind == "drafted")
     assert found.stats.tokens / drafted_seconds == pytest.approx(found.stats.tokens_per_pass, rel=0.01)
     assert found.ratio.low <= found.stats.tokens_per_pass <= found.ratio.high
-    # Positions of a circling text are not alike, as theory would have them; it must come near all the same.
+    # Theory assumes identical positions, which a repetitive text does not have; the results must still be close.
     assert found.predicted == pytest.approx(found.stats.tokens_per_pass, rel=0.25)
     found = overall(measured(MockTarget(seconds=float, clock=clock)))
     assert found.ratio.median < 0.9
@@ -191,7 +191,7 @@ def test_with_free_batches_the_gain_is_the_tokens_per_pass_and_where_tokens_cost
 
 
 class Always(Drafter):
-    """Drafts the same token whatever came before, so that every pass is one of two tokens."""
+    """Drafter that always proposes the same token, so that every pass has two tokens."""
 
     name = "always"
 
@@ -206,7 +206,7 @@ class Always(Drafter):
 
 
 class Flipped(MockTarget):
-    """At one position, passes of two tokens see the two best tokens the wrong way round."""
+    """Target that swaps the two best tokens at one position in passes of two tokens."""
 
     flip_at = 22
 
@@ -229,7 +229,7 @@ def test_a_planted_difference_is_found_with_its_margin() -> None:
     row = MockTarget().row([*benchmark.cases[0].tokens, *plain.output[:2]])
     second, best = np.argsort(row)[-2:]
     assert (difference["plain"], difference["drafted"]) == (best, second)
-    assert plain.output[1] != plain.output[2]  # or a margin of the wrong position would pass, too
+    assert plain.output[1] != plain.output[2]  # otherwise a margin of the wrong position would pass too
     assert difference["margin"] == pytest.approx(float(row[best] - row[second]))
     found = overall(benchmark)
     assert (found.identical, found.prompts) == (0, 1)
@@ -309,10 +309,10 @@ def test_policies_take_turns_on_the_same_prompts() -> None:
         assert len({(run.prompt, run.repeat) for run in done}) == 1
         assert sorted(run.policy or "" for run in done) == sorted(["", *POLICIES])
         assert all((run.kind == "plain") == (run.policy is None) for run in done)
-    # Every one goes first before any does so again, over prompts too.
+    # Each configuration goes first before any goes first again, also across prompts.
     firsts = [done[0].policy for done in rounds]
     assert sorted(p or "" for p in firsts[:5]) == sorted(["", *POLICIES])
-    assert firsts[5] is None  # the first of the second prompt's last round
+    assert firsts[5] is None  # first in the last round of the second prompt
     assert benchmark.differences == []
 
 
@@ -392,7 +392,7 @@ def test_ratios_are_of_pairs_and_figures_are_medians() -> None:
     runs = [a_run("a", "plain", 8, seconds, repeat=repeat) for repeat, seconds in enumerate((1.0, 2.0, 4.0))]
     runs += [a_run("a", "drafted", 8, seconds, repeat=repeat) for repeat, seconds in enumerate((0.5, 2.0, 1.0))]
     runs += [a_run("b", "plain", 8, 1.0), a_run("b", "drafted", 8, 2.0), a_run("b", "default", 8, 0.8)]
-    runs.append(a_run("b", "plain", 8, 1.0, repeat=1))  # its partner was never run
+    runs.append(a_run("b", "plain", 8, 1.0, repeat=1))  # Its partner never ran.
     a, b, both = summarise(runs, None)
     assert (a.category, a.prompts, a.rounds) == ("a", 1, 3)
     assert (a.plain, a.drafted) == (Spread(4.0, 2.0, 8.0), Spread(8.0, 4.0, 16.0))
@@ -419,7 +419,7 @@ def test_a_prompt_is_identical_if_all_its_rounds_are_and_a_text_that_ends_at_onc
 
 
 def counted(lengths: Mapping[int, int], accept: Callable[[int], int]) -> tuple[Stats, Counter[int]]:
-    """Stats and batches of `lengths[k]` passes with a draft of k, of which `accept(number)` tokens are kept."""
+    """Return statistics and batches of `lengths[k]` passes with k draft tokens, of which `accept(number)` are kept."""
     stats, drafts = Stats(), [k for k, passes in lengths.items() for _ in range(passes)]
     for number, k in enumerate(drafts):
         kept = min(k, accept(number))
@@ -432,7 +432,7 @@ CURVE = CostCurve({1: 1.0, 2: 1.2, 3: 1.5, 4: 1.7, 5: 2.0, 8: 4.0})
 
 
 def test_expected_tokens_are_those_of_the_paper_and_of_the_closed_form() -> None:
-    # Leviathan et al. 2023, table 1, where a drafted token costs nothing: alpha, gamma, speed.
+    # Values of Leviathan et al. 2023, table 1, for free draft tokens: alpha, gamma, speed.
     for alpha, gamma, speed in ((0.6, 2, 1.96), (0.7, 3, 2.53), (0.8, 5, 3.69), (0.9, 10, 6.86)):
         assert expected_tokens(alpha, gamma) == pytest.approx(speed, abs=0.005)
         assert expected_tokens(alpha, gamma) == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
@@ -449,9 +449,9 @@ def test_prediction_is_the_theorem_and_mixes_lengths_and_passes_without_a_draft(
     tokens = 30 + 10 * 2 + 20 * 5
     seconds = 30 * 1.0 + 10 * 1.2 + 20 * 2.0
     assert predicted_gain(stats, batches, {1: 5}, CURVE) == pytest.approx(tokens / seconds)
-    # Exact mode may pad plain passes: what drafting is compared with costs more then.
+    # Exact mode may pad plain passes, which makes the baseline more expensive.
     assert predicted_gain(stats, batches, {2: 5}, CURVE) == pytest.approx(1.2 * tokens / seconds)
-    # Where there is nothing to predict.
+    # In these cases there is no gain to predict.
     assert predicted_gain(*counted({0: 5}, lambda _number: 0), {1: 5}, None) == 1.0
     assert predicted_gain(Stats(), {}, {1: 5}, CURVE) is None
     assert predicted_gain(*counted({2: 5}, lambda _number: 1), {1: 5}, None) is None
@@ -461,7 +461,7 @@ def test_figures_of_acceptance() -> None:
     stats, batches = counted({0: 2, 2: 6}, lambda number: number % 3)
     runs = [a_run("a", "plain", 8, 1.0), Run("a", "p", "drafted", 0, (1,), 1.0, 0.5, stats, batches, "length")]
     summary = summarise(runs, CURVE)[0]
-    # Of the six drafts two each keep 2, 0 and 1 tokens.
+    # Two of the six drafts keep 2 tokens, two keep 0 and two keep 1.
     assert summary.acceptance_by_position == [pytest.approx(4 / 6), pytest.approx(2 / 4)]
     assert summary.alpha == pytest.approx(6 / 10)
     assert summary.without_draft == pytest.approx(2 / 8)

@@ -1,4 +1,4 @@
-"""The copy-oracle against one that tries everything."""
+"""Tests of the copy-oracle against an exhaustive search."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def naive_cost(lengths: list[int], curve: CostCurve) -> float:
 
 def test_by_hand() -> None:
     assert copy_lengths([1, 2, 3, 4], [1, 2, 3, 9]).tolist() == [0, 2, 1, 0]
-    # A copy may run into itself, and is capped.
+    # A copy may overlap itself, and has a limit.
     assert copy_lengths([5, 5], [5] * 100)[1:].tolist() == [min(63, 99 - i) for i in range(99)]
-    # The prefill's token costs nothing.
+    # The prefill's token is free.
     for response in ([], [3]):
         assert least_cost(copy_lengths([1, 2], response), [given_curve({1: 1.0})]).tolist() == [0.0]
 

@@ -1,4 +1,4 @@
-"""The plugin for replay harnesses, driven as one drives it, against `ngramspec.instruments.replay.replay`."""
+"""Tests of the plugin for replay harnesses, used as by a harness, against `ngramspec.instruments.replay.replay`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ngramspec.tokens import common_prefix
 
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The class that a harness takes."""
+    """Return the class that a harness loads."""
     monkeypatch.syspath_prepend(Path(__file__).parents[3] / "tools")
     return importlib.import_module("replay_plugin").Ours
 
@@ -42,7 +42,7 @@ def drive(drafter: Any, recording: Recording) -> tuple[int, int, int, Counter[in
     return at - 1, passes, accepted, batches
 
 
-# Here it pays to pad a batch of 3, 5 or 9.
+# With this curve, padding of a batch of 3, 5 or 9 pays.
 ODD = {1: 1.0, 2: 1.1, 3: 3.0, 4: 1.2, 5: 4.0, 8: 1.6, 9: 6.0, 16: 3.0, 64: 60.0}
 SOME = ("flat", "cpu-1.5b-q4_0", "odd")
 REST = [pytest.param(name, marks=pytest.mark.exhaustive) for name in CURVES if name not in SOME]

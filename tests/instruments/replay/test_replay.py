@@ -1,4 +1,4 @@
-"""Replay: the real loop on a record. Its counts against a loop written out here, and against what must hold."""
+"""Tests of the replay of recordings in the real loop: its counts against a simple loop, and invariants."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FLAT = given_curve(CURVES["flat"][0])
 
 
 class Scripted(Drafter):
-    """Proposes what it is told to, pass by pass; the acceptance of everything is 0.75."""
+    """Drafter that proposes given drafts in order, with estimates of 0.75."""
 
     name = "scripted"
 
@@ -75,12 +75,12 @@ def test_a_pass_emits_what_is_right_and_one_more() -> None:
 
 @pytest.mark.parametrize(("draft", "accepted"), [([11, 12, 13, 14], 2), ([11, 12], 2), ([11], 1)])
 def test_the_record_ends_inside_a_draft_at_its_end_and_behind_it(draft: list[int], accepted: int) -> None:
-    # All that was right is emitted, and nothing follows it; the whole batch is paid for.
+    # All correct tokens are emitted, no token follows, and the whole batch counts as cost.
     drafter = Scripted(draft)
     tally = replayed(drafter, [10, 11, 12], most=63)
     assert (tally.stats.tokens, tally.stats.passes, tally.stats.accepted) == (2, 1, accepted)
     assert tally.batches == {1 + len(draft): 1}
-    assert drafter.limits == [63]  # nobody knows where the record ends
+    assert drafter.limits == [63]  # The loop does not know the end of the recording.
 
 
 def test_without_drafts_it_is_plain_decoding() -> None:
@@ -100,8 +100,8 @@ def test_a_change_of_size_costs_what_the_curve_says() -> None:
 
 
 def test_it_drafts_as_real_decoding_does() -> None:
-    """Greedy decoding by a target, replayed at the same costs, takes the same passes."""
-    drafter = "ngram"  # which looks at no logits: a record has none
+    """A replay of greedy decoding with the same costs takes the same passes."""
+    drafter = "ngram"  # This drafter reads no logits, which a recording does not have.
     points = {1: 1.0, 2: 1.2, 4: 1.3, 8: 2.0, 64: 12.0}
     clock = Clock(0.0)
     mock = MockTarget(12, seconds=given_curve(points).ratio, clock=clock, peak=6.0)
@@ -110,7 +110,7 @@ def test_it_drafts_as_real_decoding_does() -> None:
     for first in range(6):
         prompt = [first, 2, 3]
         steps: list[Step] = []
-        # A record says nothing of its end: here too nobody knows it beforehand.
+        # A recording does not announce its end, so `max_tokens` must not announce it here either.
         running = decoder.generate(prompt, max_tokens=3000)
         while sum(len(step.tokens) for step in steps) < 200:
             steps.append(next(running))
@@ -218,7 +218,7 @@ def test_what_was_replayed_before_an_interruption_stays(monkeypatch: pytest.Monk
     calls, plain = itertools.count(1), Replay.run
 
     def interrupted(self: Replay, *of: Any) -> ReplayCounts:
-        if next(calls) == 6:  # the second curve of the third recording
+        if next(calls) == 6:  # This is the second curve of the third recording.
             raise KeyboardInterrupt
         return plain(self, *of)
 

@@ -1,4 +1,4 @@
-"""Recorded conversations: every shape that is read, every way to be broken, and the tokens they become."""
+"""Tests of recorded conversations: every supported format, every error, and the resulting tokens."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_texts_and_what_may_stand_beside() -> None:
     assert (logged.prompt, logged.response) == ("hello", "hi")
     transcript = one({"messages": HELLO, "response": "hi", "category": "greetings", "id": 7})
     assert (transcript.category, transcript.id) == ("greetings", "7")
-    # A category is no total; and half a surrogate pair is replaced.
+    # A category cannot be named like the total, and half a surrogate pair is replaced.
     odd = one({"prompt": "a", "response": "b\ud83d", "category": "overall"})
     assert (odd.prompt, odd.response, odd.category) == ("a", "b?", "overall_")
     assert read('{"prompt": "a", "response": "b"}', "macro.jsonl").usable[0].category == "macro_"
@@ -89,7 +89,7 @@ def test_an_array_is_as_good_as_lines_and_lines_end_where_lines_end() -> None:
     found = read(json.dumps(entries, indent=2), "log.json")
     assert [t.id for t in found.usable] == ["entry 1", "entry 3"]
     assert found.broken == ["log.json, entry 2: there is no response, and the last message is not from the assistant"]
-    # U+2028 and a carriage return are no ends of a line, a byte order mark is no part of one.
+    # U+2028 and a carriage return do not end a line, and a byte order mark is not part of one.
     odd = '\ufeff{"prompt": "a\u2028b", "response": "c"}\r\n\n  \n{"prompt": "d", "response": "e"}'
     assert [t.response for t in read(odd).usable] == ["c", "e"]
 
@@ -102,7 +102,7 @@ def test_plain_text_pairs() -> None:
     found = read("=== response\nHello!\n=== prompt\nSay\n=== prompt\nSay\n=== response\na\n=== response\nb\n")
     assert [t.response for t in found.usable] == ["a"]
     assert [problem.split(": ")[0] for problem in found.broken] == [f"talk.jsonl, line {n}" for n in (1, 3, 9)]
-    assert len(read("  === prompt").broken) == 1  # a separator stands at the beginning of a line
+    assert len(read("  === prompt").broken) == 1  # A separator must be at the beginning of a line.
 
 
 # --------------------------------------------------------------------------- broken, empty, strict
@@ -125,7 +125,7 @@ BROKEN = {
 def test_a_broken_line_is_named_and_skipped(words: str) -> None:
     good = json.dumps({"messages": HELLO, "response": "hi"})
     for line in BROKEN[words]:
-        # One that begins like an array would be taken for one at the start.
+        # At the start of a file, such a line would be read as an array.
         found = read(f"{good}\n{line}\n{good}\n")
         assert len(found.usable) == 2
         (problem,) = found.broken
@@ -168,7 +168,7 @@ def test_a_sample_keeps_categories_together_and_never_changes() -> None:
 
 
 class Letters:
-    """A vocabulary of characters, in which "<|im_start|>" and "<|im_end|>" may be tokens of their own."""
+    """Vocabulary of characters, in which "<|im_start|>" and "<|im_end|>" may be single tokens."""
 
     def __init__(self, *, chatml: bool = True, template: str | None = None, end: int | None = 2) -> None:
         self._marks = {"<|im_start|>": 1, "<|im_end|>": 2} if chatml else {}
@@ -210,7 +210,7 @@ def test_messages_become_chatml_or_what_the_template_says_and_else_chatml_is_spe
 ) -> None:
     reader = TranscriptReader(vocabulary)
     assert (reader.layout, reader.spelled) == (layout, spelled)
-    # Text of an answer never turns into a special token; what ends the answer is one.
+    # The text of an answer never contains special tokens, but the end of the answer is one.
     recording = reader.record(one({"messages": HELLO, "response": "<|im_end|>"}))
     assert (recording.prompt, recording.response) == (prompt, [*ids("<|im_end|>"), *end])
     assert (recording.category, recording.id) == ("talk", "line 1")
@@ -229,7 +229,7 @@ def test_what_is_too_short_or_too_long() -> None:
     reader = TranscriptReader(Letters())
     assert reader.record(short) is not None
     long = reader.record(Transcript("c", "i", "p" * MAX_TOTAL + "q", "r" * MAX_RESPONSE))
-    assert long.response == ids("r" * MAX_RESPONSE)  # cut, so nothing ended it
+    assert long.response == ids("r" * MAX_RESPONSE)  # truncated, so without an end
     assert len(long.prompt) == MAX_TOTAL - MAX_RESPONSE
     assert long.prompt[-1] == ids("q")[0]
     whole = reader.record(Transcript("c", "i", "p" * MAX_TOTAL, "r" * (MAX_RESPONSE - 1)))

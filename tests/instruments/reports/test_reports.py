@@ -1,4 +1,4 @@
-"""Reports as Markdown, SVG and HTML: they parse, they say what the report says, and nothing in them runs."""
+"""Tests of reports as Markdown, SVG and HTML: they parse, contain the data of the report, and run no code."""
 
 from __future__ import annotations
 

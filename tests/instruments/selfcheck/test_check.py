@@ -1,4 +1,4 @@
-"""The self-check passes what is sound, and fails every kind of target and verifier that is not."""
+"""Tests that the self-check passes with correct targets and verifiers, and fails with every kind of wrong one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mock(kind: type[MockTarget] = MockTarget, **options: Any) -> MockTarget:
 
 
 class Watched(SelfCheck):
-    """A self-check whose report can be asked for by name."""
+    """Self-check with a report by the names of the checks."""
 
     def finish(self) -> Self:
         for _ in self.run():
@@ -134,7 +134,7 @@ def test_differences_within_the_probe_s_bound_are_explained_and_exact_mode_has_n
 
 @pytest.mark.parametrize("exact", [False, pytest.param(True, marks=EXHAUSTIVE)])
 def test_rounding_beyond_what_the_probe_saw_fails(make: Make, exact: bool) -> None:
-    # The probe looks at depths of 96 and 640.
+    # The probe tests depths of 96 and 640.
     target = mock(kernels=lambda n, depth: n if depth > 690 else 0, noise=0.3)
     found = make(target, exact=exact, cases=cases(700, 1), seconds=60.0).finish()
     assert found["rollback"].status == "passed"
@@ -165,7 +165,7 @@ def test_a_rollback_that_leaves_a_token_behind_fails(make: Make) -> None:
 
     found = make(mock(LeavesOne)).finish()
     assert found["rollback"].reason == "1 extra tokens in the cache after a batch of 5 at 24"
-    # Decoding notices it too.
+    # Decoding detects it too.
     assert (found["rollback"].status, found["greedy"].status) == ("failed", "failed")
     assert found["greedy"].reason.startswith("RuntimeError: another generation was started")
 
@@ -195,7 +195,7 @@ def test_logits_that_are_or_become_nan(make: Make) -> None:
     class Decays(MockTarget):
         def evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
             rows = super().evaluate(tokens)
-            if len(self.batches) == 4:  # the first batch again
+            if len(self.batches) == 4:  # repeats the first batch
                 rows[-1, 0] = np.nan
             return rows
 
@@ -218,7 +218,7 @@ class AcceptsAll(Rule):
 
 
 class DrawsAnew(Rule):
-    """At the position after a draft; the distribution stays right, and the text of a seed does not."""
+    """Only the position after a draft is wrong: the distribution stays correct, but the text of a seed changes."""
 
     def decide(self, row: Any, guess: int | None, position: int, _q: Any) -> tuple[int, bool]:
         return super().decide(row, guess, position + 1000 * (guess is not None), _q)
@@ -243,7 +243,7 @@ def test_a_verifier_that_is_wrong_fails(
 
 
 def with_texts(found: Watched, change: Callable[..., Iterator[Step]], decoder: str = "drafted") -> Watched:
-    """A self-check, finished, of which one decoder's `generate` is `change`, which is given the sound one first."""
+    """Return a finished self-check in which `change` replaces one decoder's `generate`; it gets the original first."""
     changed = getattr(found, decoder)
     changed.generate = partial(change, changed.generate)
     return found.finish()
@@ -316,7 +316,7 @@ def test_what_was_found_before_a_stop_is_reported(make: Make) -> None:
 def test_a_slow_model_is_checked_in_about_the_time_given(
     make: Make, monkeypatch: pytest.MonkeyPatch, seconds_per_pass: float, exact: bool
 ) -> None:
-    """Reading takes time too: a quarter of a pass per token, as on a CPU."""
+    """A prefill takes time too: a quarter of a pass per token, as on a CPU."""
     clock = Clock(TICK)
     monkeypatch.setattr("ngramspec.cost.measure.time.perf_counter", clock.perf_counter)
 
@@ -327,7 +327,7 @@ def test_a_slow_model_is_checked_in_about_the_time_given(
             return row
 
     target = mock(Slow, seconds=lambda n: seconds_per_pass * (0.8 + 0.2 * n), clock=clock, n_batch=128)
-    # The cost of exact mode is measured once per model and machine.
+    # The cost of exact mode is only measured once per model and machine.
     make(target, exact=exact).drafted.calibration.ensure_exact(target)
     options = {"cases": cases(300, 4), "max_tokens": 64, "seconds": 50.0, "clock": clock.perf_counter}
     found = make(target, exact=exact, **options)

@@ -1,4 +1,4 @@
-"""Differences that the self-check attributes to rounding, with random rounding."""
+"""Tests of differences that the self-check attributes to rounding, with random rounding."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_how_far_logits_must_move_in_greedy_decoding() -> None:
     near = np.array([1.0, 3.4, 3.6, -np.inf], np.float32)
     assert movement(greedy, row, near, 1, 2, 0.6) == pytest.approx(0.5, abs=1e-3)
     assert movement(greedy, row, near, 1, 2, 0.0) is None
-    assert movement(greedy, row, near, 1, 1, 0.6) is None  # not what its logits say
+    assert movement(greedy, row, near, 1, 1, 0.6) is None  # The token does not follow from its logits.
     assert movement(greedy, row, near, 2, 2, 0.6) is None
 
 
@@ -68,7 +68,7 @@ def test_whatever_rounding_within_the_bound_brings_about_is_explained(sampling: 
 
 
 def test_without_filters_the_scores_decide_what_is_explained() -> None:
-    """argmax(log p + noise): the two scores are at most 2 * bound / temperature apart."""
+    """The two scores of argmax(log p + noise) differ by at most 2 * bound / temperature."""
     sampling = Sampling(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0)
     rng = np.random.default_rng(4)
     bound, explained = 0.2, 0

@@ -1,4 +1,4 @@
-"""Traces: the format there and back, what is in the file at every moment, and `ngramspec trace` as a user runs it."""
+"""Tests of traces: writing and reading, the file during a generation, and `ngramspec trace` as a user runs it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def records(path: Path) -> list[Any]:
 
 
 def made(target: Any, path: Path, prompt: Sequence[int], how: str, n: int = 120, **options: Any) -> list[Step]:
-    """A generation and its trace, each line of which is in the file at once."""
+    """Run a generation with a trace, and check that each line is written at once."""
     sampling, verify = HOW[how]
     decoder = SpeculativeDecoder(target, policy="fixed", draft_max=6, calibration_folder=path.parent)
     steps = []
@@ -77,7 +77,7 @@ def made(target: Any, path: Path, prompt: Sequence[int], how: str, n: int = 120,
 
 
 class HalfCharacters(MockTarget):
-    """Every other token is a byte that is no whole character."""
+    """Target in which every other token is an incomplete character."""
 
     def piece(self, token: int) -> bytes:
         return bytes([0xC3 if token % 2 else 97 + token])
@@ -117,7 +117,7 @@ def test_what_json_lacks_comes_back(tmp_path: Path) -> None:
     raws = (b"", b" the", b"\n\x1b\0", "é€😀".encode(), b"\xc3", b"\xa9 x", b"\xff\xfe", "\ufffd".encode())
     with TraceWriter(path) as trace:
         for raw in raws:
-            # A command line may hold bytes that are no text.
+            # A command line may contain bytes that are not valid text.
             trace.begin([3], lambda _token, raw=raw: raw, replace(HEADER, model="m\udcff"))  # type: ignore[misc]
             trace.add(step)
     header, *found = records(path)
@@ -246,7 +246,7 @@ def judged(token: int, accepted: bool | None = None, **why: float) -> TokenDecis
 
 @pytest.fixture
 def sample(tmp_path: Path) -> Path:
-    """One of each kind of pass."""
+    """Return one pass of each kind."""
     law = {1: 0.5, 4: 0.125, 0: 0.375}
     draft = Draft((0, 1, 4, 2), (law,) * 4, (2, 3, 4, 5), (), (0.75, 0.5, 0.4, 0.3), "ngram")
     refused = (judged(0, True, u=0.125, q=0.375), judged(1, False, u=0.875), judged(6))
@@ -265,7 +265,7 @@ def sample(tmp_path: Path) -> Path:
         step(4, [0, 6], ["one", "漢字"], draft.tokens, accepted=1, verified_draft=draft, decisions=refused, **first),
         Step((4,), ("\n",), position=6, batch=1, seconds=0.001, elapsed=0.5, decisions=(judged(4),)),
         step(7, [2, 3, 5], ["", "€", ""], [2, 3], accepted=2, verified_draft=both, decisions=kept, **held),
-        # Forbidden by a grammar, and so refused without being sent.
+        # The grammar forbids this token, so it is refused without being sent.
         step(10, [1], [""], [], verified_draft=Draft((0,)), decisions=(judged(0, False), judged(1))),
         step(
             11,
@@ -327,14 +327,14 @@ def test_a_line_a_pass_with_marks_in_place_of_colours_and_the_numbers_behind_the
 
 def test_colours_at_a_terminal(env: dict[str, str], sample: Path) -> None:
     env = {k: v for k, v in env.items() if k != "NO_COLOR"} | {"TERM": "xterm-256color", "COLUMNS": "80"}
-    # As rich sees one: with a pseudo-terminal in its place it would take a process.
+    # This makes rich assume a terminal; a pseudo-terminal would require a separate process.
     env["FORCE_COLOR"] = "1"
     shown = run(env, "trace", sample).out.splitlines()
     assert len(shown) == 9
     green, red, dim_red, blue, end = "\x1b[32m", "\x1b[9;31m", "\x1b[2;9;31m", "\x1b[94m", "\x1b[0m"
     assert shown[3].endswith(f"{green}one{end}{red} two{end}{dim_red}⏎⇥␍␛[31m[bold]\\xe2\\x82{end}{blue}漢字{end}")
     assert f"\x1b[2m         one€one{end} " in shown[3]
-    # Tokens of one character are one character, where one is not told from the other.
+    # Several tokens of one character are displayed as one character.
     assert shown[5].endswith(f"{green}€{end}{blue}<5>{end}")
     assert shown[7].endswith(f"{green} two{end}\x1b[2m twoone{end}\x1b[2m  end: stop '\\nwo'{end}")
     assert run({**env, "NO_COLOR": "1"}, "trace", sample).out.splitlines()[2:-1] == PLAIN.splitlines()
@@ -358,7 +358,7 @@ def test_the_view_of_a_real_model_holds_its_texts(env: dict[str, str], tmp_path:
     passes = [line for line in done.out.splitlines() if re.match(r" *\d+ +\d+ +\d+\.\d  ", line)]
     assert [int(line.split()[1]) for line in passes] == [step.batch for step in steps]
     seen = [t for line in passes for t in re.findall(r"\[[+>](.[^\[\]]*|\]|\[)\]", line)]
-    # The token that ends a text has none of its own: its number is shown.
+    # The end-of-generation token has no text, so its number is shown.
     seen = [t for t in seen if not re.fullmatch(r"<\d+>", t)]
     assert "".join(seen).replace("⏎", "\n") == "".join(step.text for step in steps)
     ends = [line.rpartition("  end: ")[2] for line in passes if "  end: " in line]

@@ -1,4 +1,4 @@
-"""Tuning on an invented machine: noise is not taken for a gain, a gain is found, and what is kept of it."""
+"""Tests of tuning on a simulated machine: noise is not mistaken for a gain, and gains are found and stored."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from ngramspec.machine import DRAFTS, READING, SINGLE, Measure, Settings, Tuned,
 PRESENT = Settings(4, 4)
 SCOPE: dict[str, Any] = {"physical": 4, "logical": 8, "on_cpu": True, "flash_free": True, "quantised_cache": True}
 FEWER: dict[Any, float] = {("threads", 3, 1): 0.8}
-"""Three threads help passes over one token."""
+"""Effect on a machine on which three threads help passes over one token."""
 OTHERS = {str(n): Candidate("threads", {"threads": n}, (SINGLE, *DRAFTS)) for n in (1, 2, 3, 6, 8)}
 
 
 @dataclass
 class Machine:
-    """Passes take a time by their size; settings take part of it, and nothing else takes time."""
+    """Machine whose passes take a time by their size, times factors of the settings; nothing else takes time."""
 
-    # By the changed field and its value, and the size that it acts on (0: all), what it takes of the time.
+    # factor on the time, by changed field, its value, and the size that it affects (0: all)
     effects: Mapping[tuple[str, object, int], float] = field(default_factory=dict)
-    unit: float = 0.01  # seconds of a pass over one token
+    unit: float = 0.01  # duration of a pass over one token in seconds
     noise: float = 0.02
     missing: tuple[str, ...] = ()  # fields that cannot be changed here
-    interrupt: int = -1  # the call, counted from 0, in which Ctrl-C comes
+    interrupt: int = -1  # index of the call during which Ctrl-C arrives
     seed: int = 1
     now: float = 1000.0
     calls: int = 0
@@ -73,7 +73,7 @@ class Machine:
 def measured(machine: Machine, count: int = 10) -> Rounds:
     rounds = Rounds(machine.seconds, PRESENT, OTHERS)
     for number in range(count):
-        # The machine takes longer from round to round, and that hits all alike.
+        # The machine slows down from round to round, which affects all candidates equally.
         machine.unit = 1.0 + number
         list(rounds.run())
     return rounds
@@ -86,7 +86,7 @@ def gaining(rounds: Rounds) -> list[str]:
 @pytest.mark.parametrize("noise", [0.1, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (0.03, 0.4))])
 def test_noise_alone_is_no_gain(noise: float) -> None:
     alarms = sum(bool(gaining(measured(Machine(seed=seed, noise=noise)))) for seed in range(400))
-    # As many as are promised, and three standard deviations more.
+    # The limit is the promised rate plus three standard deviations.
     assert alarms <= 400 * FALSE_ALARMS + 3 * math.sqrt(400 * FALSE_ALARMS * (1 - FALSE_ALARMS))
 
 
@@ -96,7 +96,7 @@ def test_a_true_gain_is_found_in_as_many_rounds_as_it_takes() -> None:
     quiet = {"noise": 0.0001, "effects": {("threads", 2, 0): 0.5}}
     assert gaining(measured(Machine(**quiet), rounds_needed(len(OTHERS)) - 1)) == []
     assert gaining(measured(Machine(**quiet), rounds_needed(len(OTHERS)))) == ["2"]
-    assert gaining(measured(Machine({("threads", 2, 0): 0.98}, noise=0.001))) == []  # too small to be worth it
+    assert gaining(measured(Machine({("threads", 2, 0): 0.98}, noise=0.001))) == []  # too small a gain
 
 
 def test_every_round_times_each_setting_once_and_begins_elsewhere() -> None:
@@ -106,7 +106,7 @@ def test_every_round_times_each_setting_once_and_begins_elsewhere() -> None:
     assert {order[0] for order in orders} == {"", *OTHERS}
     before = {(order[i - 1], order[i]) for order in orders for i in range(1, len(order)) if order[i] == "1"}
     assert before == {("", "1"), ("2", "1")}
-    assert set(rounds.times["1"][0]) == {SINGLE, *DRAFTS}  # and no more than a candidate may change
+    assert set(rounds.times["1"][0]) == {SINGLE, *DRAFTS}  # only sizes that a candidate may change
     broken = rounds.run()
     next(broken)
     broken.close()
@@ -125,7 +125,7 @@ def test_chances_and_comparisons() -> None:
     assert found.ratio == pytest.approx((128 * 0.5 + 1000 * 0.12) / (128 + 1000 * 0.1))
     assert (found.faster, found.slower) == ((SINGLE,), (READING,))
     assert found.each == {SINGLE: 0.5, READING: pytest.approx(1.2)}
-    assert not found.gains  # what makes something slower is a trade
+    assert not found.gains  # A setting that slows something down is a trade-off.
 
 
 # --------------------------------------------------------------------------- the whole search
@@ -142,7 +142,7 @@ def tuned(machine: Machine) -> Tuning:
 
 
 def test_where_nothing_is_faster_nothing_is_found() -> None:
-    # Both comparisons would have to be wrong: 1 in 400 at most.
+    # Both comparisons would have to be wrong, with a probability of at most 1/400.
     assert sum(tuned(Machine(seed=seed, noise=0.1)).found is not None for seed in range(60)) <= 1
 
 
@@ -273,7 +273,7 @@ def test_types_that_are_not_repacked_are_named_with_their_share() -> None:
     line = advice({11: 500, 14: 500}, "x86_64", 2.43, amx=True)
     assert "50% of its weights are Q3_K, for which" in line
     assert "MXFP4, Q4_1, Q8_0, Q5_K, Q6_K, IQ4_XS" in line
-    # Where there is nothing to say:
+    # There is no advice in these cases.
     assert advice(MIXED, "x86_64", 2.43, amx=True) is None
     for machine in (("x86_64", 1.9), ("aarch64", 2.5), ("riscv64", 2.5)):
         assert advice(MIXED, *machine) is None
