@@ -23,7 +23,7 @@ TURNS = [Turn("aaaa", "bbbb"), Turn("cc", "dddddd"), Turn("e", "f")]
 
 
 def encode(messages: list[Message]) -> list[int]:
-    """Chat template that takes one token per message and one per character."""
+    """Return one token per message and one per character, as a chat template."""
     return [code for m in messages for code in (0, *map(ord, m["content"]))]
 
 

@@ -25,7 +25,7 @@ BOS = "<|endoftext|>"  # the demo vocabulary's BOS token
 
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vocabulary]:
-    """Return a vocabulary with markers for the names of projects and files, like Qwen2.5-Coder's."""
+    """Yield a vocabulary with markers for the names of projects and files, like Qwen2.5-Coder's."""
     pytest.importorskip("llama_cpp")
     from ngramspec.llama.vocabulary import Vocabulary
 

@@ -81,7 +81,7 @@ def known_costs(known: Calibration, *_: Any, **__: Any) -> CostCurve:
 
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Return the folders of a new user; all tests share the measurement of agreeing batch sizes."""
+    """Yield the folders of a new user; all tests share the measurement of agreeing batch sizes."""
     folder = tmp_path_factory.mktemp("home")
     variables = environment(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -234,7 +234,7 @@ SECOND_MODELS: dict[str, Open] = {
 
 @pytest.fixture(scope="module", params=NGRAMS)
 def front_end(request: pytest.FixtureRequest, home: dict[str, str]) -> Iterator[tuple[str, Ask]]:
-    """Return the name of a front end, and the front end."""
+    """Yield the name of a front end, and the front end."""
     with ExitStack() as opened:
         yield request.param, NGRAMS[request.param](home, opened)
 

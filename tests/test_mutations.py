@@ -49,7 +49,7 @@ def run_tests(names: Sequence[str], folder: Path, **variables: str) -> tuple[int
 
 
 SOURCES = {"MUTATION_SOURCES": "1"}
-"""Return the environment of a child process that runs the sources of compiled modules."""
+"""Variables of a child process that runs the sources of compiled modules."""
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -94,7 +94,7 @@ def test_lenience_with_penalties_and_bonus_tokens() -> None:
 
 
 def bar(p: np.ndarray[Any, Any], epsilon: float = 0.09, delta: float = 0.3) -> float:
-    """min(epsilon, delta exp(-H(p))): Cai et al. 2024, section 2.3.1, with the values of Medusa's code."""
+    """Return min(epsilon, delta exp(-H(p))): Cai et al. 2024, section 2.3.1, with the values of Medusa's code."""
     p = p[p > 0]
     return min(epsilon, delta * math.exp(float((p * np.log(p)).sum())))
 

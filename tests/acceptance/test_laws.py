@@ -76,7 +76,7 @@ GRAMMAR = 'root ::= ("a" "b"? | "c")*'
 
 
 def legal(path: Sequence[int]) -> set[int]:
-    """Tokens of the mock that `GRAMMAR` allows."""
+    """Return the tokens of the mock that `GRAMMAR` allows."""
     after_a = bool(path) and path[-1] in (A, BYTE_A)
     return {A, BYTE_A, C, AB, END} | ({B} if after_a else set())
 
@@ -85,7 +85,7 @@ NO_END = 'root ::= "a" [bc] [abc]+'
 
 
 def legal_no_end(path: Sequence[int]) -> set[int]:
-    """The same for `NO_END`."""
+    """Return the tokens of the mock that `NO_END` allows."""
     letters = sum(2 if token == AB else 1 for token in path)
     return {0: {A, BYTE_A, AB}, 1: {B, C}}.get(letters, {A, BYTE_A, B, C, AB} | ({END} if letters > 2 else set()))
 

@@ -80,7 +80,7 @@ ALPHA = 0.1 + 0.2 + 0.2  # sum min(p, q)
 
 
 def rejection_verdicts(n: int, watch: Callable[[TokenDecision], None] | None = None) -> Iterator[tuple[int, Verdict]]:
-    """Return (draft token, verdict) of n passes with one draft token."""
+    """Yield (draft token, verdict) of n passes with one draft token."""
     for seed in range(n):
         s = Sampling(1.0, seed=seed, **ALL)
         token = rejection_choice(s, 50)(0, Q)

@@ -107,7 +107,7 @@ def believe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def skip_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a rollback beyond the requested length, do not evaluate the tokens in between again."""
+    """Omit the tokens that must be evaluated again after a rollback beyond the requested length."""
     go_back = Cache._go_back
 
     def skipping(self: Cache, length: int) -> None:

@@ -43,7 +43,7 @@ ORDINARY = [
 
 
 def tokenize(text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-    """Tokenizer of characters, and of control tokens if they are parsed."""
+    """Return a token for each character, and control tokens if they are parsed."""
     parts = re.split("(" + "|".join(map(re.escape, CONTROLS)) + ")", text) if special else [text]
     found = [BOS] if add_bos else []
     for part in parts:
@@ -184,7 +184,7 @@ def test_the_opening_is_what_the_template_writes_of_the_answer() -> None:
 
 
 def injected(vocabulary: Vocabulary, system: str) -> None:
-    """Return a prompt in SmolLM2's format, built by hand."""
+    """Check that prompts equal prompts in SmolLM2's format that are built by hand."""
 
     def text(text: str) -> list[int]:
         return vocabulary.tokenize(text, add_bos=False)

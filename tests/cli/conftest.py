@@ -54,7 +54,7 @@ def session(target: Target, measured: Path) -> Session:
 
 @pytest.fixture
 def own_session(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """Return a session whose model may be closed and loaded again."""
+    """Yield a session whose model may be closed and loaded again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(measured))
     session = make_session(Target(DEMO, n_ctx=512, threads=1), measured)
     yield session

@@ -49,7 +49,7 @@ Chat = Callable[..., Terminal]
 
 @pytest.fixture
 def chat(env: dict[str, str], tmp_path: Path) -> Iterator[Chat]:
-    """Return a function that opens a window with the demo model, or with a text that appears word by word."""
+    """Yield a function that opens a window with the demo model, or with a text that appears word by word."""
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed")
     running: list[Terminal] = []

@@ -51,7 +51,7 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
 
 def said(page: Path) -> Iterator[list[str]]:
-    """Return the calls of ngramspec in a page, without the program's name."""
+    """Yield the calls of ngramspec in a page, without the program's name."""
     text = page.read_text("utf-8")
     for line in "".join(blocks(page, RUN) + blocks(page, BY_HAND)).splitlines():
         words = shlex.split(line, comments=True) if "ngramspec" in line else []

@@ -68,7 +68,7 @@ def test_what_was_measured_is_kept_until_fresh_is_asked_for(env: dict[str, str],
 
 @pytest.fixture(scope="module")
 def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Test a model with a recurrent state."""
+    """Write a model with a recurrent state."""
     return write_model(tmp_path_factory.mktemp("models") / "m.gguf", "mamba")
 
 

@@ -166,7 +166,7 @@ def test_a_model_over_two_workers(env: dict[str, str], pair: tuple[Worker, Worke
 def test_a_worker_that_is_lost_is_one_line_and_the_text_so_far_is_there(
     env: dict[str, str], pair: tuple[Worker, Worker], how: signal.Signals, options: tuple[str, ...], complaint: str
 ) -> None:
-    """Return the output of an endless answer during which something happens to the second worker."""
+    """An endless answer ends with an error when something happens to the second worker."""
     command = [*COMMAND, *over(pair, "--no-draft", "--exact", "off", "-n", "470", *ENDLESS, *options)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe) as process:

@@ -18,7 +18,7 @@ JSON = {"Content-Type": "application/json"}
 SHORT = {"prompt": "Once upon a time", "n_predict": 2}
 
 NESTED = '{"type": "array", "items": ' * 1000 + "{}" + "}" * 1000
-"""Return a schema of 1,000 levels as JSON, which Python's own encoder cannot write."""
+"""Schema of 1,000 levels as JSON, which Python's own encoder cannot write."""
 
 
 def match(pattern: str) -> dict[str, Any]:

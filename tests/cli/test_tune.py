@@ -35,7 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def invented(_bench: SettingsTimer, settings: Settings, measure: Measure) -> float:
-    """Simulate times of a machine on which a model that was read is faster than a mapped one."""
+    """Return the time of a pass on a machine on which a model that was read is faster than a mapped one."""
     return 0.001 * measure.size * (1.0 if settings.mmap else 0.8)
 
 

@@ -124,7 +124,7 @@ CLASSES: list[Any] = [3, None, [], [[1, 2], ["x"]], [[2, 4]], [[1, 1000]], [[1, 
 
 
 def damaged(kept: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(description of the damage, content of the file)."""
+    """Yield (description of the damage, content of the file)."""
     curve, probe = kept["curve"], kept["probe"]
     wrong: dict[str, list[Any]] = {
         "curve": [{**curve, "seconds": seconds} for seconds in SECONDS],

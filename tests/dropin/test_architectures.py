@@ -19,7 +19,7 @@ SETTINGS: tuple[dict[str, Any], ...] = ({"temp": 0.0}, {"temp": 1.0, "repeat_pen
 
 
 def tiny(name: str, folder: Path, **settings: Any) -> Twins:
-    """Write models in single precision; tokens evaluated again in another batch then only differ in the last bits."""
+    """Return twins in single precision, in which another batch only changes the last bits of repeated tokens."""
     return Twins(write_model(folder / f"{name}.gguf", name, half=False), **settings)
 
 

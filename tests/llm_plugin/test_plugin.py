@@ -39,7 +39,7 @@ def home(env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[NGramSpec]:
-    """Return the demo model, which the first request loads."""
+    """Yield the demo model, which the first request loads."""
     made = NGramSpec(str(DEMO))
     yield made
     if made._loaded is not None:

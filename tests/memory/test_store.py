@@ -146,7 +146,7 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
 
 
 def refused(store: Store, *words: str) -> None:
-    """The store is rejected with an error that names the file, and attempts to write do not change it."""
+    """Check that the store is rejected with an error that names the file, and that no attempt to write changes it."""
     before = store.path.read_bytes()
     for attempt in (store.documents, lambda: store.update(lambda texts: texts)):
         with pytest.raises(MemoryFileError) as error:

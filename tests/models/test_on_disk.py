@@ -30,7 +30,7 @@ SPLIT = "hf:owner/repo-GGUF:m-00001-of-00002.gguf"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Hide all models, including SmolLM2."""
+    """Return a home without models, even without SmolLM2."""
     monkeypatch.syspath_prepend(NO_SMOLLM)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))

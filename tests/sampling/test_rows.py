@@ -30,7 +30,7 @@ SIZE = 1000
 
 @st.composite
 def rows(draw: Any) -> NDArray[np.float32]:
-    """Rows of many lengths: with and without ties, in order, and with some or all logits at -inf, +inf or nan."""
+    """Draw rows of many lengths: with and without ties, in order, and with some or all logits at -inf, +inf or nan."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     n = draw(st.sampled_from([1, 2, 40, 41, 63, 64, 65, 66, 129, SIZE]))
     row: NDArray[np.float32] = (rng.standard_normal(n) * draw(st.sampled_from([0.01, 3, 100]))).astype(np.float32)

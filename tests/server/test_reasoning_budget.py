@@ -39,7 +39,7 @@ def vocabulary(template: str = OPENED) -> Vocabulary:
 
 @contextmanager
 def serving(*, drafted: bool = True, words: str | None = "abcdefgh", **settings: Any) -> Iterator[Server]:
-    """Return a server with an engine on a mock model, which soon repeats itself and only emits `words`."""
+    """Yield a server with an engine on a mock model, which soon repeats itself and only emits `words`."""
     known = vocabulary()
     tokens = None if words is None else [known.tokenize(word, add_bos=False)[-1] for word in words]
     model = MockShared(2, vocabulary=known, words=tokens, peak=6.0)

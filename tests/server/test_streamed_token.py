@@ -90,7 +90,7 @@ def stream(server: Server, path: str, body: Any, on_chunk: Callable[[bytes], Non
 
 @pytest.fixture
 def threads_alternate() -> Iterator[None]:
-    """The engine's thread only runs while the event loop waits, however slow the machine is."""
+    """Run the engine's thread only while the event loop waits, however slow the machine is."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(PATIENCE)
     yield

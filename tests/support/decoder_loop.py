@@ -19,7 +19,7 @@ CLOCK = Clock()
 
 
 def cheap(size: int) -> float:
-    """A machine on which a drafted token costs a tenth of a pass."""
+    """Return the duration of a pass on a machine on which a draft token costs a tenth of a pass."""
     return 1e-3 * (1 + 0.1 * (size - 1))
 
 
