@@ -8,8 +8,8 @@ import time
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
-# This must be set before llama.cpp is loaded. The tests run in as many processes as there are cores, so an OpenMP
-# thread that waits for others by spinning would take a core from another test.
+# This must be set before llama.cpp is loaded. The tests run in as many processes as there are cores. An OpenMP thread
+# that waits for others by spinning would take a core from another test.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import psutil

@@ -1,7 +1,7 @@
 """Runs of sessions, and a comparison of every request with a decoder that never rolls back.
 
-The comparison uses the logits that decided on each token, not only the tokens, so it detects a wrong state even if
-the text is correct. There are three results:
+The comparison uses the logits that decided on each token, not only the tokens. So it detects a wrong state even if the
+text is correct. There are three results:
 
 - "equal": the text is the reference's, and its logits differ only by rounding.
 - "rounding": the text differs, but along it the logits equal the reference's except for rounding.

@@ -1,8 +1,8 @@
 """Tests that the commands in the guide's pages run unchanged on the demo model.
 
 The tests run every block that begins with ```sh. A block that begins with ```sh by-hand needs a network, a second
-terminal or another program, so the tests only check the options of its commands. The blocks of a page run in order, in
-one folder and one home, which are empty at first except for the `examples` of the project.
+terminal or another program; the tests only check the options of its commands. The blocks of a page run in order, in one
+folder and one home. Both are empty at first, except for the `examples` of the project.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tests that drafts change no text, for all drafters, draft lengths and acceptance methods.
 
 With the same seed, greedy, coupled and match emit exactly the tokens of plain decoding. This applies to every setting
-and every kind of end, and both to caches that are cut after a refusal and to passes that are evaluated again. With
-rejection, the text has the target's distribution; `support/laws.py` gives the probability of a false alarm.
+and every kind of end. It applies both to caches that are cut after a refusal and to passes that are evaluated again.
+With rejection, the text has the target's distribution; `support/laws.py` gives the probability of a false alarm.
 `acceptance/test_laws.py` tests the distribution of plain decoding.
 """
 

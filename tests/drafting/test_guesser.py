@@ -102,7 +102,7 @@ def test_the_longer_match_and_the_latest_one_win() -> None:
 
 @pytest.mark.parametrize("edit", ["substitution", "insertion", "deletion"])
 def test_a_copy_goes_on_after_an_edit(edit: str) -> None:
-    # With 30 random symbols, about 26 continuations are known for the only token of the copy after an edit, so only a
+    # With 30 random symbols, about 26 continuations are known for the only token of the copy after an edit. So only a
     # drafter that remembers the position knows the next token.
     rng = random.Random(1)
     source = noise(800, 9, 30)
