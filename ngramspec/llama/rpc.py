@@ -45,6 +45,7 @@ CALLS = (
     "llama_decode",
     "llama_encode",
     "llama_get_logits_ith",
+    "llama_synchronize",
     "llama_memory_clear",
     "llama_memory_seq_cp",
     "llama_state_get_data",
