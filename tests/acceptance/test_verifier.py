@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.llama_chain import make_chain
 from support.numpy_sampler import NumpySampler
 from support.small_loop import certain
 
@@ -22,6 +21,14 @@ from ngramspec.sampling.settings import Sampling
 
 HOT = Sampling(0.5)
 MIROSTAT = Sampling(0.5, mirostat=2)
+
+
+def make_chain(*arguments: Any) -> Any:
+    """Return llama.cpp's sampler; skip the test without llama.cpp."""
+    pytest.importorskip("llama_cpp")
+    from support import llama_chain
+
+    return llama_chain.make_chain(*arguments)
 
 
 def verifier(sampling: Sampling, how: Acceptance | str | None = None) -> RuleVerifier:

@@ -104,14 +104,15 @@ def pytest_load_initial_conftests() -> None:
 # --------------------------------------------------------------------------- acceptance
 
 VERIFIER = "ngramspec.acceptance.verifier"
+REJECTION = "ngramspec.acceptance.rejection"
 
 
-@fault("acceptance/test_rules.py::test_rejection_accepts_with_probability_sum_of_min", f"{VERIFIER}:verify_rejection")
-def q_is_left_out_of_the_odds(verify: Any, rows: Any, draft: Any, q: Any, *rest: Any, **options: Any) -> Any:
-    return verify(rows, draft, [{token: 1.0} for token in draft], *rest, **options)
+@fault("acceptance/test_rules.py::test_rejection_accepts_with_probability_sum_of_min", f"{REJECTION}:Rejection.decide")
+def q_is_left_out_of_the_odds(decide: Any, self: Any, row: Any, guess: Any, position: int, q: Any) -> Any:
+    return decide(self, row, guess, position, q if guess is None else {guess: 1.0})
 
 
-@fault("acceptance/test_laws.py::test_texts_follow_the_law", f"{VERIFIER}:_draw")
+@fault("acceptance/test_laws.py::test_texts_follow_the_law", f"{REJECTION}:_draw")
 def the_residual_is_drawn_from_as_if_it_summed_to_one(_: Any, ids: Any, weights: Any, u: float) -> int:
     return int(ids[min(weights.cumsum().searchsorted(u, side="right"), ids.size - 1)])
 
@@ -125,16 +126,14 @@ def a_draft_token_after_the_refused_one_is_emitted(verify: Any, self: Any, rows:
 
 @fault(
     "acceptance/test_rules.py::test_coupled_token_is_the_argmax_of_its_definition",
-    "ngramspec.acceptance.rules:verify_coupled",
+    f"{VERIFIER}:RuleVerifier.verify",
 )
 def all_tokens_of_a_pass_are_drawn_with_the_noise_of_the_first(
-    verify: Any, rows: Any, draft: Any, sampler: Any, position: int, *rest: Any
+    verify: Any, self: Any, rows: Any, draft: Any, position: int
 ) -> Any:
-    from ngramspec.acceptance import rules
-
-    pick = rules.gumbel_pick
-    with mock.patch.object(rules, "gumbel_pick", lambda seed, at, *law: pick(seed, position, *law)):
-        return verify(rows, draft, sampler, position, *rest)
+    decide = self._decide
+    with mock.patch.object(self, "_decide", lambda row, guess, _, law: decide(row, guess, position, law)):
+        return verify(self, rows, draft, position)
 
 
 @fault(
@@ -303,10 +302,11 @@ def a_pause_is_judged_by_its_average_load(init: Any, self: Any, *args: Any, **op
 
 
 @fault(
-    "cpu/test_cores.py::test_load_during_a_long_call_is_the_average_of_its_time", "ngramspec.cpu.cores:CpuLoad.end_call"
+    "cpu/test_cores.py::test_load_during_a_long_call_is_the_average_of_its_time", "ngramspec.cpu.cores:CpuLoad.sample"
 )
-def a_long_call_counts_as_a_pause(*_: Any) -> None:
-    pass
+def a_long_call_counts_as_a_pause(sample: Any, self: Any) -> Any:
+    self.call_ended = 0.0
+    return sample(self)
 
 
 FAULTS["numbers_of_threads_are_tried_all_the_time"] = Fault(
