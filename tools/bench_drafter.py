@@ -32,8 +32,8 @@ import numpy as np
 import ngramspec
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, given_curve
-from ngramspec.decoding.drafts import DraftedText, Drafts
-from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.drafts import DraftedText, Drafts, Pass
+from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.drafting.mixture import guesser
 from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter
 from ngramspec.instruments.replay.replay import RecordedTarget
@@ -87,9 +87,7 @@ def passes(drafter: MixtureDrafter, truth: list[int], curve: CostCurve) -> list[
         tokens, seconds = tuple(truth[at : at + right + 1]), curve.ratio(plan.size)
         current = Pass((text,), (plan,), plan.size, 0)
         current.seconds, current.has_proposal = seconds, text.drafts.proposal is not None
-        current.steps.append(step := Step(tokens, drafted=drafted, accepted=right))
-        text.drafts.accept(step)
-        loop.report(current)
+        loop.finish(current, Step(tokens, drafted=drafted, accepted=right))
         took.append((process_time() - began) * 1e6)
         at += len(tokens)
     return took

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ngramspec.cost.given import CURVES, LARGEST, parse_curve
-from ngramspec.decoding.drafts import DraftedText, Drafts, Plan
-from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.drafts import DraftedText, Drafts, Pass, Plan
+from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.instruments.replay.replay import RecordedTarget
 from ngramspec.policies import make_policy
@@ -67,7 +67,4 @@ class Ours:
         accepted = common_prefix(drafted, tokens)
         current = Pass((self._text,), (self._plan,), size, 0)
         current.seconds, current.has_proposal = self._curve.ratio(size), self._has_proposal
-        done = Step(tuple(tokens), drafted=drafted, accepted=accepted)
-        current.steps.append(done)
-        self._text.drafts.accept(done)
-        self._loop.report(current)
+        self._loop.finish(current, Step(tuple(tokens), drafted=drafted, accepted=accepted))

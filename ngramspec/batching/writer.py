@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from ngramspec.batching.request import ActiveRequest
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.measure import SHARED_ORDER
-from ngramspec.decoding.loop import Pass
+from ngramspec.decoding.drafts import Pass
 from ngramspec.decoding.shared_loop import SharedLoop
 from ngramspec.decoding.text import Text
 from ngramspec.errors import NGramSpecError, TargetError
@@ -130,8 +129,7 @@ class Writer:
             if request.text is not None and not (request.text.stop or request.text.error or request.text.is_released)
         ]
         if growing:
-            with suppress(TargetError, UserCodeError):  # the next step meets it again
-                self._ahead, self._ahead_requests = self._loop.submit(_texts(growing)), growing
+            self._ahead, self._ahead_requests = self._loop.submit_ahead(_texts(growing)), growing
 
 
 def _texts(requests: Sequence[ActiveRequest]) -> list[Text]:

@@ -50,6 +50,9 @@ class Conditions(NamedTuple):
     is_quiet: bool = True  # whether the machine is otherwise idle
 
 
+UNGOVERNED = Conditions()  # of a context whose number of threads does not change
+
+
 class ThreadState(NamedTuple):
     """The present numbers of threads, for reports."""
 

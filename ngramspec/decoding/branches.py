@@ -23,8 +23,8 @@ from ngramspec.acceptance.rules import Row
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
-from ngramspec.decoding.drafts import DraftedText, Plan
-from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.drafts import DraftedText, Pass, Plan
+from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.decoding.text import Text
 from ngramspec.drafting.chances import FadingRate
 from ngramspec.drafting.draft import Drafter, MarginalCost

@@ -21,8 +21,8 @@ from ngramspec.backend import Logits, Model, Progress, Vocabulary
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.branches import BranchingLoop, can_branch
-from ngramspec.decoding.drafts import Drafts
-from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.drafts import Drafts, Pass
+from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.decoding.text import Text
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
@@ -199,7 +199,7 @@ class SpeculativeDecoder:
                 loop.commit(current)
                 is_over = text.stop is not None or text.error is not None
                 # On a GPU the next pass runs while this one is reported, and while the reader uses its text.
-                following = loop.submit(texts) if ahead and not is_over else None
+                following = loop.submit_ahead(texts) if ahead and not is_over else None
                 (step,) = loop.report(current)
                 if step is not None:
                     before, ended = ended, clock()

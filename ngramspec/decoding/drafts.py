@@ -1,4 +1,4 @@
-"""`Drafts`: the drafts of one text, from the proposal to its outcome; `Plan`: the tokens of a text in a pass."""
+"""`Drafts`: the drafts of one text, from the proposal to its outcome; `Plan` and `Pass`: what a pass evaluates."""
 
 from __future__ import annotations
 
@@ -204,3 +204,36 @@ class DraftedText:
     def choose(self) -> Chooser | None:
         """Return what the drafter picks tokens with in the next draft."""
         return None
+
+
+class Pass:
+    """A pass that was submitted.
+
+    Attributes:
+        texts: Its texts; `plans` has the tokens of each, and `steps` the outcome.
+        size: Number of tokens, padding included.
+        owed: Number of tokens that were evaluated again.
+        planning_seconds: Time of drafting and planning, and of rolling back rejected tokens.
+        seconds: Time of the pass.
+        has_proposal: Whether a drafter was asked.
+    """
+
+    __slots__ = (
+        "began",
+        "has_proposal",
+        "owed",
+        "planning_seconds",
+        "plans",
+        "rows",
+        "seconds",
+        "size",
+        "steps",
+        "texts",
+    )
+
+    def __init__(self, texts: Sequence[DraftedText], plans: Sequence[Plan], size: int, owed: int) -> None:
+        self.texts, self.plans, self.size, self.owed = texts, plans, size, owed
+        self.steps: list[Step | None] = []
+        self.rows: Sequence[Logits] = ()  # of each text; empty until they are there
+        self.began = self.planning_seconds = self.seconds = 0.0
+        self.has_proposal = False

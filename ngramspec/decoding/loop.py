@@ -27,52 +27,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.cpu.thread_governor import Conditions
-from ngramspec.decoding.drafts import DraftedText, Plan, no_draft
+from ngramspec.decoding.drafts import DraftedText, Pass, Plan, no_draft
 from ngramspec.decoding.text import Text
+from ngramspec.errors import TargetError
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step
+from ngramspec.user_class import UserCodeError
 
 READY = 0.05
 """A pass whose logits were ready after this share of its time ended at an unknown earlier time."""
-
-
-class Pass:
-    """A pass that was submitted.
-
-    Attributes:
-        texts: Its texts; `plans` has the tokens of each, and `steps` the outcome.
-        size: Number of tokens, padding included.
-        owed: Number of tokens that were evaluated again.
-        planning_seconds: Time of drafting and planning, and of rolling back rejected tokens.
-        seconds: Time of the pass.
-        has_proposal: Whether a drafter was asked.
-    """
-
-    __slots__ = (
-        "began",
-        "has_proposal",
-        "owed",
-        "planning_seconds",
-        "plans",
-        "rows",
-        "seconds",
-        "size",
-        "steps",
-        "texts",
-    )
-
-    def __init__(self, texts: Sequence[DraftedText], plans: Sequence[Plan], size: int, owed: int) -> None:
-        self.texts, self.plans, self.size, self.owed = texts, plans, size, owed
-        self.steps: list[Step | None] = []
-        self.rows: Sequence[Logits] = ()  # of each text; empty until they are there
-        self.began = self.planning_seconds = self.seconds = 0.0
-        self.has_proposal = False
 
 
 class DecodingLoop:
@@ -145,8 +115,7 @@ class DecodingLoop:
         current = Pass(texts, (plan,), plan.size, owed)
         current.has_proposal = text.drafts.proposal is not None
         current.began = asked = clock()
-        last, sent = text.last, plan.sent.tokens
-        tokens = (last,) if plan.size == 1 else [last, *sent, *[last] * (plan.size - 1 - len(sent))]
+        tokens = (text.last,) if plan.size == 1 else plan.batch(text.last)
         if self.has_branches:
             current.rows = (self.evaluate_branches(text, tokens),)
         else:
@@ -156,6 +125,12 @@ class DecodingLoop:
         current.seconds = clock() - asked
         current.planning_seconds = asked - began
         return current
+
+    def submit_ahead(self, texts: Sequence[DraftedText]) -> Pass | None:
+        """`submit` before the last pass is reported; `None` after an error, which the next `submit` raises again."""
+        with suppress(TargetError, UserCodeError):
+            return self.submit(texts)
+        return None
 
     def evaluate_branches(self, text: DraftedText, tokens: Sequence[int]) -> Logits:
         """Evaluate tokens of a pass with branches; return the logits after each token."""
@@ -181,7 +156,7 @@ class DecodingLoop:
     def commit(self, current: Pass) -> None:
         """Grow the texts of a pass by its outcome. What must be known before the next pass is known then."""
         if not current.rows:
-            self._wait(current)
+            self.wait(current)
         exactness, is_alone = self.exactness, len(current.texts) == 1
         bound = 0.0 if is_alone and current.size in exactness.agreeing else exactness.bound
         for text, plan, rows in zip(current.texts, current.plans, current.rows, strict=True):
@@ -199,8 +174,8 @@ class DecodingLoop:
             if step is not None and text.drafts.drafter is not None:
                 current.planning_seconds -= text.drafts.accept(step)
 
-    def _wait(self, current: Pass) -> None:
-        """Wait for the logits of a pass whose `submit` returned early, and take its time."""
+    def wait(self, current: Pass) -> None:
+        """Wait for the logits of a pass whose `submit` returned early, and measure its time."""
         came = self._clock()
         current.rows = self.fetch(current)
         ended = self._clock()
@@ -240,6 +215,14 @@ class DecodingLoop:
         if curve is not None and step.batch <= self.sizes[-1]:
             curve.observe(step.batch, step.seconds, step.is_quiet)
         return current.steps
+
+    def finish(self, current: Pass, step: Step) -> None:
+        """Learn from a pass over one text whose draft the caller verified, with this outcome."""
+        current.steps.append(step)
+        drafts = current.texts[0].drafts
+        if drafts.drafter is not None:
+            current.planning_seconds -= drafts.accept(step)
+        self.report(current)
 
     @staticmethod
     def _undisturbed(curve: CostCurve, size: int, seconds: float, is_quiet: bool) -> float:

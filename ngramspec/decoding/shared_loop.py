@@ -11,8 +11,8 @@ from typing import cast
 
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
-from ngramspec.decoding.drafts import DraftedText, Plan, no_draft
-from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.drafts import DraftedText, Pass, Plan, no_draft
+from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
 from ngramspec.drafting.draft_model.passes import Drafting, StepwiseDrafter, draft_together
 from ngramspec.policies.cost import CostPolicy

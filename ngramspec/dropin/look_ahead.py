@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ngramspec.acceptance.rules import Row
 from ngramspec.cost.calibration import Calibration
-from ngramspec.decoding.drafts import DraftedText, Drafts
-from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.drafts import DraftedText, Drafts, Pass
+from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.asked_model import DraftModel
@@ -224,11 +224,12 @@ class SpeculativeEvaluator(DraftedText):
         self.last, self.left = token, room
         try:
             self._ahead = current = self._loop.submit((self,))
-            (rows,) = current.rows or self._loop.fetch(current)
+            if not current.rows:
+                self._loop.wait(current)
         except TargetError:
             self._give_up()
             return None
-        self._rows = list(rows)
+        self._rows = list(current.rows[0])
         self._batch = current.plans[0].batch(token)
         self._at, self._base = 0, length
         self.behind = len(self._batch) - 1
@@ -259,9 +260,8 @@ class SpeculativeEvaluator(DraftedText):
             accepted=min(self._at, len(draft)),
             source=draft.source,
         )
-        current.steps.append(done)
-        current.planning_seconds += overhead - self.drafts.accept(done)
-        self._loop.report(current)
+        current.planning_seconds += overhead
+        self._loop.finish(current, done)
         self._unsaved += done.seconds
         self.stats.add(done)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from ngramspec.backend import Logits, Progress
-from ngramspec.cpu.thread_governor import Conditions
+from ngramspec.cpu.thread_governor import UNGOVERNED, Conditions
 from ngramspec.errors import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, UsedAtOnceError
@@ -26,8 +26,6 @@ TAIL = 8
 """Distance in tokens between a prompt's checkpoint and its end, which templates often change in later requests."""
 
 APART = 64  # minimum number of tokens between two checkpoints of prompts: evaluating them again takes about one pass
-
-UNGOVERNED = Conditions()
 
 _PIECE = struct.Struct("<QQ")
 """Header of each saved piece: the number of tokens that were aligned or in the checkpoint, and the size in bytes."""

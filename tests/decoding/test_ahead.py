@@ -11,13 +11,17 @@ from support.decoder_loop import model, unmeasured
 from support.ear import Ear
 from support.grid import grid
 from support.mock_shared import MockShared
-from support.mock_target import MockTarget, plain_generate
+from support.mock_target import Clock, MockTarget, plain_generate
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Event
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import given_curve
+from ngramspec.decoding.drafts import DraftedText, Drafts
+from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.errors import TargetError
+from ngramspec.policies.policy import FixedPolicy
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
@@ -74,6 +78,42 @@ def test_a_reader_that_stops_leaves_the_cache_as_without_the_next_pass() -> None
     tokens = [token for _, step in zip(range(9), steps, strict=False) for token in step.tokens]
     steps.close()
     assert target.tokens == [1, 2, 3, *tokens[:-1]]
+
+
+def test_an_error_of_the_next_pass_comes_after_the_step_of_the_last_one() -> None:
+    class Failing(EarlyTarget):
+        def submit(self, tokens: Sequence[int]) -> None:
+            if len(self.tokens) > 9:
+                raise TargetError("no room")
+            super().submit(tokens)
+
+    target = model(kind=Failing)
+    steps = unmeasured(target, drafter=None).generate([1, 2, 3], max_tokens=40)
+    tokens = [next(steps).tokens[0] for _ in range(8)]
+    with pytest.raises(TargetError, match="no room"):
+        next(steps)
+    assert tokens == plain_generate(model(), [1, 2, 3], len(tokens), Sampling())
+    assert target.tokens == [1, 2, 3, *tokens[:-1]]
+
+
+def test_the_time_of_a_pass_ends_when_its_logits_are_there() -> None:
+    class Waiting(EarlyTarget):
+        def fetch(self) -> NDArray[Any]:
+            clock.now += 2.0
+            return super().fetch()
+
+    clock = Clock()
+    target = Waiting(seconds=lambda _: 0.0, clock=clock)
+    target.prefill([1, 2, 3])
+    text = DraftedText(Drafts(None), target)
+    text.last, text.left = 4, 9
+    loop = DecodingLoop(FixedPolicy(), clock.perf_counter)
+    current = loop.submit((text,))
+    assert not current.rows
+    assert current.seconds < 1.0
+    loop.wait(current)
+    assert len(current.rows[0]) == 1
+    assert current.seconds > 2.0
 
 
 class EarlyShared(MockShared):

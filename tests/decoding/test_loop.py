@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ngramspec.backend import ModelBase
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
-from ngramspec.decoding.drafts import DraftedText, Drafts, Plan, no_draft
-from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.drafts import DraftedText, Drafts, Pass, Plan, no_draft
+from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies.policy import FixedPolicy
@@ -98,15 +98,12 @@ class Alone(DecodingLoop):
             return self._plain
         return self.plan(self.text, owed)
 
-    def finish(self, done: Step, size: int, seconds: float = 1.0, planning: float = 0.0) -> None:
+    def end_pass(self, done: Step, size: int, seconds: float = 1.0, planning: float = 0.0) -> None:
         """Report a pass over `size` tokens that resulted in the step `done`."""
         current = Pass((self.text,), (no_draft(size),), size, 0)
         current.seconds, current.planning_seconds = seconds, planning
         current.has_proposal = self.proposal is not None
-        current.steps.append(done)
-        if self.drafts.drafter is not None:
-            self.drafts.accept(done)
-        self.report(current)
+        self.finish(current, done)
 
 
 def prepared(most: int = 8, sizes: Sequence[int] = range(1, 17)) -> tuple[Alone, Parrot, Recorder]:
@@ -129,7 +126,7 @@ def test_a_request_from_beginning_to_end() -> None:
     complete = replace(
         done, batch=5, seconds=1.4, correct_guesses=2, draft_seconds=0.25, plain_seconds=1.0, expected_seconds=1.4
     )
-    loop.finish(done, 5, 1.4, 0.25)
+    loop.end_pass(done, 5, 1.4, 0.25)
     assert done == complete
     assert policy.passes == [done]
     assert drafter.begun == [[7, 8]]
@@ -156,7 +153,7 @@ def test_the_drafter_is_not_asked_in_vain(most: int, left: int) -> None:
     assert loop.plan_next(left) == no_draft(1)
     assert loop.proposal is None
     assert drafter.limits == []
-    loop.finish(Step((4,)), 1, 1.0, 0.25)
+    loop.end_pass(Step((4,)), 1, 1.0, 0.25)
     assert policy.passes[-1].draft_seconds == 0.0  # The loop did not call the drafter, so the drafter took no time.
     assert drafter.told == [(4,)]
 
@@ -170,7 +167,7 @@ def test_plain_decoding_only_refreshes_the_curve() -> None:
     loop.first(2)
     assert loop.plan_next(50) == no_draft(2)  # This is the cheaper batch.
     done = Step((3,))
-    loop.finish(done, 2, 0.5)
+    loop.end_pass(done, 2, 0.5)
     assert done.plain_seconds == pytest.approx(0.5)
     assert policy.passes == []
     assert curve.last == 2
@@ -184,7 +181,7 @@ def test_drafts_without_estimates_get_those_of_earlier_ones(fixed_length: bool, 
     loop.start([7], fixed_length=fixed_length)
     for _ in range(300):
         loop.plan_next(100)
-        loop.finish(Step((1, 2, 9), drafted=(1, 2, 3), accepted=2), 5)
+        loop.end_pass(Step((1, 2, 9), drafted=(1, 2, 3), accepted=2), 5)
     loop.plan_next(100)
     assert loop.proposal is not None
     chances = loop.proposal.acceptance_probs
@@ -240,7 +237,7 @@ def test_what_a_grammar_forbids_is_not_sent(
     assert (plan.verified_draft.tokens, plan.sent.tokens, plan.ends) == (judged, sent, ends)
     # The size is the padded one of the policy, or the smallest one that the rest of its choice allows.
     assert plan.size == (len(sent) + 2 if ends or not fixed_length else len(sent) + 1)
-    loop.finish(Step((1, 9), drafted=sent, accepted=1), plan.size)
+    loop.end_pass(Step((1, 9), drafted=sent, accepted=1), plan.size)
     assert guide.told == [(len(sent), 1, (1, 9))]
 
 
@@ -271,7 +268,7 @@ class Watcher(FixedPolicy):
 def explained(loop: Alone) -> Mapping[str, float]:
     """Return the record of a pass."""
     done = Step((1, 5), accepted=1)
-    loop.finish(done, 3)
+    loop.end_pass(done, 3)
     return done.policy_details
 
 

@@ -25,7 +25,6 @@ from ngramspec.drafting.draft_model.passes import (
     ModelPasses,
     PassRequest,
     draft_alone,
-    draft_stepwise,
     draft_together,
 )
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
@@ -59,6 +58,8 @@ def test_drafts_draft_together_are_those_draft_alone(kind: type, sampled: bool, 
     """Passes have no price here, so no request is declined."""
     smalls = [model_of(3, **options), model_of(3, **options)]
     sets = [drafters_of(kind, small) for small in smalls]
+    assert all(drafter.drafts_stepwise for drafters in sets for drafter in drafters)
+    assert not MixtureDrafter.drafts_stepwise
     rng = random.Random(3)
     texts = [[rng.randrange(5) for _ in range(20 + i)] for i in range(3)]
     for drafters in sets:
@@ -199,14 +200,3 @@ def test_hybrid_drafters_go_on_with_n_grams_where_they_are_declined(monkeypatch:
     draft_together([drafter.propose_stepwise(3, price=FREE) for drafter in drafters], FREE)
     assert len(small.passes[0]) == 2
     assert small.sequences[0].tokens[:31] == [*range(5, 25), 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 30]
-
-
-def test_draft_stepwise_drafters_with_and_without_a_model_draft_together() -> None:
-    model, copier = drafters_of(ModelDrafter, model_of(1))[0], MixtureDrafter()
-    assert (model.drafts_stepwise, copier.drafts_stepwise) == (True, False)
-    for drafter in (model, copier):
-        drafter.begin([1, 2, 3, 4] * 5)
-    expected = [drafter.propose(3, price=FREE).tokens for drafter in (copier, model)]
-    drafts = draft_together([draft_stepwise(drafter, 3, price=FREE) for drafter in (copier, model)], FREE)
-    assert [draft.tokens for draft in drafts] == expected
-    assert all(expected)

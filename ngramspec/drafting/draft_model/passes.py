@@ -7,7 +7,7 @@ A stepwise drafter requests a pass by yielding a `PassRequest`, and continues wh
 several sequences are evaluated together if that pays:
 
     draft = draft_alone(drafter.propose_stepwise(8, price=price))
-    drafts = draft_together([draft_stepwise(drafter, 8, price=price) for drafter in drafters], price)
+    drafts = draft_together([drafter.propose_stepwise(8, price=price) for drafter in drafters], price)
 
 This module is used only with a draft model. For other drafters `Drafter.drafts_stepwise` is False, and `propose`
 returns the draft.
@@ -143,21 +143,6 @@ class StepwiseDrafter(Drafter):
         price: MarginalCost | None = None,
     ) -> Draft:
         return draft_alone(self.propose_stepwise(limit, choose, fixed_length=fixed_length, price=price))
-
-
-def draft_stepwise(
-    drafter: Drafter,
-    limit: int,
-    choose: Chooser | None = None,
-    *,
-    fixed_length: bool = False,
-    price: MarginalCost | None = None,
-) -> Drafting:
-    """Make a draft with any drafter as a generator; see `Drafter.propose`. Without a draft model it yields nothing."""
-    if drafter.drafts_stepwise:
-        stepwise = cast(StepwiseDrafter, drafter)
-        return (yield from stepwise.propose_stepwise(limit, choose, fixed_length=fixed_length, price=price))
-    return drafter.propose(limit, choose, fixed_length=fixed_length, price=price)
 
 
 class ModelPasses:

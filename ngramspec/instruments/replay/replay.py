@@ -25,8 +25,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import LARGEST
 from ngramspec.decoding.branches import BranchingLoop
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.drafts import DraftedText, Drafts, Plan
-from ngramspec.decoding.loop import Pass
+from ngramspec.decoding.drafts import DraftedText, Drafts, Pass, Plan
 from ngramspec.decoding.text import Text
 from ngramspec.drafting.chances import Reliability
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
