@@ -168,7 +168,7 @@ def _show(console: Console, facts: dict[str, str]) -> None:
 
 
 def _choice(auto: ExactAuto) -> str:
-    """What --exact auto chooses."""
+    """Describe the choice of --exact auto."""
     same = auto.exactness.same
     line = "--exact auto: " + ("bit-identical output with and without drafts" if same else "the fastest settings")
     prices = [price for way in ("exact", "padded") if (price := auto.known.relative_time(way)) is not None]
@@ -179,7 +179,7 @@ def _choice(auto: ExactAuto) -> str:
 
 
 def _advice(target: Target, classes: int) -> str:
-    """What would make more batch sizes agree on this build."""
+    """Return advice on how more batch sizes can agree on this build."""
     if classes == 1:
         return "All batch sizes agree: drafts cannot change the output of this model here, with or without exact mode."
     if target.on_gpu:
@@ -196,7 +196,7 @@ def _advice(target: Target, classes: int) -> str:
 
 
 def model_lines(target: Target) -> list[str]:
-    """Model and machine, a line each."""
+    """Return one line about the model and one about the machine."""
     return [
         f"{target.name}: {target.architecture}, {target.description}, {target.size_bytes / 2**20:.0f} MiB",
         f"{machine.name()}; {target.present.threads} threads, context {target.n_ctx}",
@@ -204,12 +204,12 @@ def model_lines(target: Target) -> list[str]:
 
 
 def exact_mode(sizes: Sequence[int] | None) -> str:
-    """Exact mode in words, with its batch sizes; None or an empty sequence means single tokens."""
+    """Describe exact mode with its batch sizes; `None` or an empty sequence means single tokens."""
     return f"exact mode, in batches of {' '.join(str(n) for n in sizes or ()) or '1'}"
 
 
 def columns(target: Target) -> dict[str, str]:
-    """llama-bench's columns of what figures are measured on, by their headings."""
+    """Return llama-bench's columns about the model and the machine, by their headings."""
     size, parameters = target.size_bytes, target.n_params
     return {
         "model": target.description,
@@ -221,7 +221,7 @@ def columns(target: Target) -> dict[str, str]:
 
 
 def origin(target: Target, name: str) -> str:
-    """Model, machine, backend and build in a line; `name`: the model's, for people."""
+    """Describe model, machine, backend and build in one line; `name` is the name of the model to show."""
     version, _, features = build().partition(";")
     with_these = " ".join(dict.fromkeys(re.findall(r"(\w+) = [1-9]", features)))
     built = f"{version} ({with_these})" if with_these else version
@@ -230,7 +230,7 @@ def origin(target: Target, name: str) -> str:
 
 
 def _backend(target: Target) -> str:
-    """What computes: CPU, or the kinds of GPU."""
+    """Return the kinds of GPU that the model uses, or "CPU"."""
     gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in select_gpus(target.devices))
     return ", ".join(gpus) if target.on_gpu else "CPU"
 

@@ -49,16 +49,16 @@ def load_class(name: str, base: Callable[..., Base]) -> type[Base]:
         raise UserCodeError(f"{name!r} does not name a class; use {FORM}")
     path = Path(file).expanduser()
     module = _load_module(path)
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
+    value = getattr(module, class_name, None)
+    if not isinstance(value, type):
         own = [one.__name__ for one in vars(module).values() if _is_defined_in(module, one, kind)]
         raise UserCodeError(f"{path} has no class {class_name!r}; its classes for this option: {', '.join(own) or '-'}")
-    if not issubclass(found, kind):
+    if not issubclass(value, kind):
         raise UserCodeError(f"{name} must be derived from ngramspec.{kind.__name__}")
-    missing: frozenset[str] = getattr(found, "__abstractmethods__", frozenset())
+    missing: frozenset[str] = getattr(value, "__abstractmethods__", frozenset())
     if missing:
         raise UserCodeError(f"{name} lacks the methods: {', '.join(sorted(missing))}")
-    return found
+    return value
 
 
 def construct(name: str, kind: type[Base], arguments: Mapping[str, Any]) -> Base:

@@ -168,14 +168,14 @@ class Engine:
 
     def _queue_up(self, works: Any, work: tuple[Any, ...]) -> Future[Any]:
         """Queue some work for the engine's thread, and return the future of its result."""
-        told = Future[Any]()
+        future = Future[Any]()
         with self._lock:
             if self._closing is None:
-                works.append((*work, told))
+                works.append((*work, future))
                 self._wake.notify()
             else:
-                told.set_exception(ClosedError(CLOSED))
-        return told
+                future.set_exception(ClosedError(CLOSED))
+        return future
 
     def report(self) -> Report:
         with self._lock:
@@ -221,9 +221,9 @@ class Engine:
                 self._work()
             except Exception as error:
                 self._recover(error)
-        for _, told in self._asides:
-            if told.set_running_or_notify_cancel():
-                told.set_exception(ClosedError(CLOSED))
+        for _, future in self._asides:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(ClosedError(CLOSED))
         self._calibration.save()
         if self._drafter is not None:
             self._drafter.save_state()
@@ -266,20 +266,20 @@ class Engine:
         with self._lock:
             ready = [errand for errand in self._errands if errand[0] not in busy]
             self._errands[:] = [errand for errand in self._errands if errand[0] in busy]
-        for number, work, told in ready:
-            if told.set_running_or_notify_cancel():
+        for number, work, future in ready:
+            if future.set_running_or_notify_cancel():
                 try:
-                    told.set_result(work(self._slots.normalise(self._model.sequences[number])))
+                    future.set_result(work(self._slots.normalise(self._model.sequences[number])))
                 except Exception as error:
-                    told.set_exception(error)
+                    future.set_exception(error)
 
     def _go_on_aside(self) -> None:
         """Do a step of the first work that needs no slot, if it is its turn."""
         if not self._asides or not self._scheduler.goes_aside(self._writers):
             return
-        steps, told = self._asides[0]
+        steps, future = self._asides[0]
         began, value, failed = self._clock(), None, None
-        if not told.cancelled():
+        if not future.cancelled():
             try:
                 next(steps)
                 return
@@ -292,8 +292,8 @@ class Engine:
         steps.close()
         self._asides.popleft()
         # Until here it can be cancelled, and from here on it cannot.
-        if told.set_running_or_notify_cancel():
-            told.set_result(value) if failed is None else told.set_exception(failed)
+        if future.set_running_or_notify_cancel():
+            future.set_result(value) if failed is None else future.set_exception(failed)
 
     def _admit(self) -> None:
         """Give free sequences to waiting requests, by turn and then in order of arrival."""

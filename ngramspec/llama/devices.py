@@ -232,7 +232,7 @@ def missing_gpu(devices: Sequence[Device], n_gpu_layers: int) -> str | None:
 
 
 def anonymous_memory() -> list[Range]:
-    """Writable memory of this process that no file is behind, ascending; empty where the system does not tell."""
+    """Return the writable memory of this process without a file, ascending; empty if the system does not report it."""
     try:
         lines = _MAPS.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -248,9 +248,12 @@ def anonymous_memory() -> list[Range]:
 
 
 def advise_huge_pages(before: Sequence[Range]) -> int:
-    """Ask for huge pages in the large blocks that were mapped since `before`, a result of `anonymous_memory`.
+    """Request huge pages for the large blocks that were mapped since `before`, a result of `anonymous_memory`.
 
-    The kernel shows neighbours as one block; one that has grown is asked for whole. Returns the bytes asked for.
+    The kernel reports adjacent blocks as one, so a block that has grown is requested as a whole.
+
+    Returns:
+        The number of bytes of the request.
     """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None:
@@ -262,9 +265,13 @@ def advise_huge_pages(before: Sequence[Range]) -> int:
 
 
 def huge_pages_told(mapped: bool) -> str | None:
-    """Who gets huge pages here, how much of this process lies in them, and what would put more there, in a line.
+    """Describe in one line which programs get huge pages, how much this process uses, and how to use more.
 
-    `mapped`: whether weights may lie in the mapped file. None where the system does not tell.
+    Args:
+        mapped: Whether weights may be in the mapped file.
+
+    Returns:
+        The description; `None` if the system does not report it.
     """
     try:
         # As in "always [madvise] never".

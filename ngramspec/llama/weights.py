@@ -44,11 +44,11 @@ _HEAD = ".nextn.eh_proj.weight"  # how the name of a tensor ends that each such 
 
 
 def head_missing(path: Path) -> str:
-    """Why the head of a model cannot be run with this build of llama.cpp, in a few words; "" if it can."""
+    """Return why the head of a model cannot be run with this build of llama.cpp, in a few words; "" if it can."""
     if bindings.head_functions(llama) is None:
         return "this build of llama-cpp-python does not support NextN layers"
     if not has_gguf_magic(path):
-        return ""  # the loader says what it is
+        return ""  # the loader reports the error
     headers = [read_header(part) for part in parts_of(path) if has_gguf_magic(part)]
     count = sum(name.endswith(_HEAD) for header in headers for name in header.shapes)
     architecture = headers[0].metadata.get("general.architecture")
@@ -62,7 +62,7 @@ def head_missing(path: Path) -> str:
 
 
 class Weights(Vocabulary):
-    """A loaded model. Args and errors as of `ngramspec.llama.target.Target`."""
+    """A loaded model. See `ngramspec.llama.target.Target` for the arguments and errors."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Weights(Vocabulary):
         self._loaded_as = f"{_placed(n_gpu_layers)}{''.join(marks)}{adapted}"
 
     def _can_load_head(self) -> bool:
-        """Whether the model's own head can be run here; a note says why not."""
+        """Return True if the model's own head can be run here; otherwise a note gives the reason."""
         why = "it is not supported with --rpc" if rpc.joined() else head_missing(self.path)
         if why:
             self.notes.append(f"--mtp is not used: {why}")
