@@ -237,7 +237,7 @@ class Engine:
         """
         with self._lock:
             while not (self._queue or self._working or self._errands or self._asides or self._closing is not None):
-                if not self._wake.wait(IDLE_SECONDS if self._calibration.is_provisional else None):
+                if not self._wake.wait(IDLE_SECONDS if self._calibration.needs_measuring else None):
                     return True
             if self._closing is not None:
                 is_late = time.monotonic() >= self._closing

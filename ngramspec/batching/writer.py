@@ -74,7 +74,7 @@ class Writer:
     def measure_again(self) -> None:
         """Measure costs that were measured while other programs ran, if these are gone."""
         sequence = self._model.sequences[0]
-        if self._calibration.is_provisional and sequence.conditions.is_quiet:
+        if self._calibration.needs_measuring and sequence.conditions.is_quiet:
             self._calibration.ensure_curve(sequence, TOKENS, SHARED_ORDER)
             self._prepare()
             self._calibration.save()

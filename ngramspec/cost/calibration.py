@@ -40,6 +40,7 @@ class Calibration:
     # True if other programs ran while the curve was measured; it is then measured again on an idle machine.
     is_provisional: bool = False
     _fresh: bool = False
+    _is_given: bool = False
 
     @classmethod
     def load(cls, target: Model, folder: Path | None = None) -> Calibration:
@@ -53,7 +54,7 @@ class Calibration:
     @classmethod
     def given(cls, curve: CostCurve) -> Calibration:
         """Return a calibration with a known curve, which is neither measured again nor stored on disk."""
-        return cls(curve=curve, _fresh=True)
+        return cls(curve=curve, _fresh=True, _is_given=True)
 
     def _read(self) -> None:
         """Load missing measurements from the file; its exact-mode sizes always count, so that all processes agree."""
@@ -117,13 +118,19 @@ class Calibration:
         """
         if target.replays and self.restore is None:
             self.restore = measure.time_restore(target)
-        if self.curve is None or (self.is_provisional and target.conditions.is_quiet):
-            self._measure(target, tokens, sizes)
-        elif not self._fresh and not self.is_provisional:
+        is_quiet = target.conditions.is_quiet
+        if self.curve is not None and not self._fresh and not self.is_provisional and is_quiet:
             self._retime(target, self.curve, tokens, sizes)
+        if self.curve is None or (self.needs_measuring and is_quiet):
+            self._measure(target, tokens, sizes)
         self._fresh = True
         assert self.curve is not None
         return self.curve
+
+    @property
+    def needs_measuring(self) -> bool:
+        """True if the curve is to be measured again on an idle machine, because other programs disturbed it."""
+        return self.is_provisional or (self.curve is not None and self.curve.is_refuted and not self._is_given)
 
     def _measure(self, target: Model, tokens: int, sizes: Sequence[int]) -> None:
         """Measure the curve; it is provisional if other programs ran at the same time."""
@@ -137,13 +144,16 @@ class Calibration:
             self.curve.replace(curve)
 
     def _retime(self, target: Model, curve: CostCurve, tokens: int, sizes: Sequence[int]) -> None:
+        """Time one size again; if one token is far faster than before, only the level, so that `is_refuted` is True."""
         sizes = measure.telling(curve, sizes, target.max_batch)
         size = sizes[self.uses % len(sizes)]
-        repeats = 3 if curve.level < 0.05 else 1
-        expected = (repeats + 1) * curve.level + repeats * curve.seconds(size)
-        if expected > max(0.5, 0.05 * tokens * curve.level) or len(target.tokens) + size > target.n_ctx:
+        most = max(0.5, 0.05 * tokens * curve.level)
+        if curve.level > most or len(target.tokens) + size > target.n_ctx:
             return
-        measure.time_pass(target, 1)
+        curve.level = min(curve.level, measure.time_pass(target, 1))
+        repeats = 3 if curve.level < 0.05 else 1
+        if curve.is_refuted or repeats * (curve.level + curve.seconds(size)) > most:
+            return
         single = min(measure.time_pass(target, 1) for _ in range(repeats))
         curve.retime(size, single, min(measure.time_pass(target, size) for _ in range(repeats)))
         self.uses += 1

@@ -2,6 +2,7 @@ cimport cython
 
 cdef class CostCurve:
     cdef public double level
+    cdef public double measured_level
     cdef public double switch "_switch"
     cdef public Py_ssize_t last
     cdef public double worst

@@ -32,6 +32,10 @@ size, and no real one would correct the curve."""
 NOISY = 0.25
 """Factor for the weight of a pass in the ratio of its size while other programs run, because times then vary more."""
 
+REFUTED = 3.0
+"""Factor by which one-token passes are faster than when the curve was measured, if that measurement was disturbed by
+other programs. A shorter context explains less."""
+
 RARE = 0.3  # maximum weight of a pass in the level
 RESTART = 3  # number of passes after a restart, of which the fastest sets the level
 SPIKE = 1.1  # a pass counts as interrupted if it takes more than this many times the expected time
@@ -77,6 +81,7 @@ class CostCurve:
         if not 0 <= switch < math.inf:
             raise ValueError(f"switch must be at least 0, got {switch}")
         self.level = float(seconds[1])  # current seconds of a one-token pass
+        self.measured_level = self.level  # the same when the curve was measured
         self.switch = switch
         self.threads = threads
         self.measured = measured
@@ -252,6 +257,7 @@ class CostCurve:
     def replace(self, other: CostCurve) -> None:
         """Replace the times with those of a new measurement."""
         self.level, self.switch, self.threads = other.level, other.switch, other.threads
+        self.measured_level = other.measured_level
         self._ratios, self._restarting = dict(other._ratios), 0
         self._rebuild()
 
@@ -269,10 +275,15 @@ class CostCurve:
         """
         if seconds < LEAST * single:
             return
-        self.level = single
+        self.level = self.measured_level = single
         if size > 1:
             self._ratios[size] = min(self.ratio(size), seconds / single)
         self._rebuild()
+
+    @property
+    def is_refuted(self) -> bool:
+        """True if passes are now so fast that other programs must have disturbed the measurement of the curve."""
+        return self.measured and self.level * REFUTED < self.measured_level
 
     @property
     def plausible(self) -> bool:
@@ -280,9 +291,14 @@ class CostCurve:
         return min(self._ratios.values()) >= LEAST
 
     def to_json(self) -> dict[str, Any]:
-        """Return the seconds by batch size (a string), the seconds of a change, and the numbers of threads."""
+        """Return the curve as JSON data; keys of the seconds are batch sizes as strings."""
         seconds = {str(n): self.level * r for n, r in sorted(self._ratios.items())}
-        return {"seconds": seconds, "switch": self.switch, "threads": self.threads}
+        return {
+            "seconds": seconds,
+            "measured_level": self.measured_level,
+            "switch": self.switch,
+            "threads": self.threads,
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CostCurve:
@@ -293,7 +309,9 @@ class CostCurve:
         """
         threads = None if data["threads"] is None else (int(data["threads"][0]), int(data["threads"][1]))
         seconds = {int(n): float(s) for n, s in data["seconds"].items()}
-        return cls(seconds, float(data["switch"]), threads=threads)
+        curve = cls(seconds, float(data["switch"]), threads=threads)
+        curve.measured_level = float(data.get("measured_level", curve.level))
+        return curve
 
 
 def _slopes(costs: list[float]) -> array[float]:

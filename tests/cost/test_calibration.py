@@ -29,11 +29,11 @@ EXACT = (2, 3, 4, 5, 6, 8)
 """Sizes of the class of `target_on` that exact mode selects."""
 
 
-def target_on(clock: Clock, *, slope: float = 0.1, odd: int = 0, **options: Any) -> MockTarget:
+def target_on(clock: Clock, *, slope: float = 0.1, single: float = 1e-3, odd: int = 0, **options: Any) -> MockTarget:
     """Return a target with kernels for size 1, sizes up to 8, and larger ones; `odd` moves the border."""
     return MockTarget(
         20,
-        seconds=lambda n: 1e-3 * (1 + slope * (n - 1)),
+        seconds=lambda n: single * (1 + slope * (n - 1)),
         clock=clock,
         kernels=lambda n, depth: 0 if n == 1 else 1 if n <= 8 + odd else 2,
         **options,
@@ -104,6 +104,45 @@ def test_later_processes_time_a_cached_curve_again(clock: Clock, tmp_path: Path)
     assert costs == sorted(costs, reverse=True)
     assert curve.ratio(8) == pytest.approx(1.7, rel=0.05)
     assert curve.ratio(16) == pytest.approx(2.5, rel=0.05)
+
+
+@pytest.mark.parametrize("slowdown", [0.02, 0.4], ids=["20 ms", "400 ms"])
+def test_ensure_curve_after_disturbed_measurement_measures_all_sizes(
+    clock: Clock, tmp_path: Path, slowdown: float
+) -> None:
+    # Threads that wait for each other made all sizes slow and steep, although the machine seemed idle.
+    busy = target_on(clock, slope=0.9, single=slowdown)
+    busy.prefill([1])
+    calibration = Calibration.load(busy, tmp_path)
+    calibration.ensure_curve(busy, 100)
+    calibration.save()
+    assert calibration.curve is not None
+    assert not calibration.needs_measuring
+    idle = target_on(clock)
+    idle.prefill([1])
+    curve = Calibration.load(idle, tmp_path).ensure_curve(idle)
+    assert curve.level == pytest.approx(1e-3, rel=0.01)
+    assert [curve.ratio(n) for n in SIZES] == pytest.approx([1 + 0.1 * (n - 1) for n in SIZES], rel=0.01)
+    # A curve whose passes become as fast while the process runs is measured again too; a given curve is not.
+    for _ in range(100):
+        calibration.curve.observe(1, 1e-3)
+    assert calibration.needs_measuring
+    assert not Calibration.given(calibration.curve).needs_measuring
+
+
+def test_ensure_curve_in_longer_context_keeps_ratios(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    target.prefill([1])
+    calibration = Calibration.load(target, tmp_path)
+    curve = calibration.ensure_curve(target, 100)
+    for _ in range(200):
+        curve.observe(1, 0.01)  # deep in a context, each pass takes ten times as long
+    calibration.save()
+    before = target.passes
+    again = Calibration.load(target, tmp_path)
+    assert again.ensure_curve(target, 100).level == pytest.approx(1e-3, rel=0.01)
+    assert not again.needs_measuring
+    assert target.passes - before <= 8
 
 
 def test_a_full_context_is_not_timed_again(clock: Clock, tmp_path: Path) -> None:
