@@ -129,7 +129,7 @@ class Calibration:
 
     @property
     def needs_measuring(self) -> bool:
-        """True if the curve is to be measured again on an idle machine, because other programs disturbed it."""
+        """True if the curve must be measured again on an idle machine, because other programs disturbed it."""
         return self.is_provisional or (self.curve is not None and self.curve.is_refuted and not self._is_given)
 
     def _measure(self, target: Model, tokens: int, sizes: Sequence[int]) -> None:
