@@ -108,7 +108,8 @@ class CacheSequence:
             size = n_batch if aligned or most is None else max(1, min(n_batch, most()))
             end = stop if done < stop < done + size else min(total, done + size)
             states = not aligned and hidden is not None and hidden.due_in_prompt(total - end)
-            append(self._passes, [(self, tokens[done:end], 1)], states=states)
+            # Only the logits after the last token are read.
+            append(self._passes, [(self, tokens[done:end], int(end == total))], states=states)
             if most is not None:
                 # The caller times the chunk. On a GPU, the pass after it would otherwise pay for it.
                 self._passes.wait()
