@@ -30,12 +30,12 @@ of 128 numbers each, a token takes 32 x 8 x (128 + 128) x 2 = 131 072 bytes (`by
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, Literal
 
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.llama.hidden_states import HiddenStates
+from ngramspec.llama.state_copies import WHOLE, DeviceCopy, StateCopies
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 
@@ -56,12 +56,8 @@ UNQUANTISED: tuple[CacheType, ...] = ("f32", "f16", "bf16")
 
 KEPT = 4  # maximum number of kept checkpoints of prompts; a new one replaces the oldest
 
-_WHOLE = 0
-_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part, without keys and values
-
-
 Checkpoints = dict[int, Any]
-"""Recurrent states, each a ctypes array of bytes, by their number of tokens; the oldest first."""
+"""Recurrent states, as `StateCopies` returns them, by their number of tokens; the oldest first."""
 
 
 class Cache:
@@ -75,6 +71,7 @@ class Cache:
         sole: Whether `clear` may also remove the contents of all other sequences.
         pooled: Whether sequences can share cells.
         states: Hidden states of the last tokens, which are copied with them; `None` means that no head needs them.
+        on_device: Whether checkpoints before drafts stay on the devices; see `StateCopies`.
     """
 
     def __init__(
@@ -87,8 +84,8 @@ class Cache:
         sole: bool = True,
         pooled: bool = False,
         states: HiddenStates | None = None,
+        on_device: bool = False,
     ) -> None:
-        self._context = context
         self._memory = llama.llama_get_memory(context)
         self.recurrent = recurrent
         self.window = window
@@ -103,6 +100,9 @@ class Cache:
         # The memory keeps this many snapshots in addition to the state itself; 0 means none.
         self.snapshots = int(llama.llama_n_rs_seq(context)) if recurrent else 0
         self._back = 0  # maximum number of tokens that snapshots of the last pass can roll back
+        # Only states without snapshots are copied before every draft. A window's cells may lie in several places.
+        can_stay = recurrent and not window and not self.snapshots
+        self._copies = StateCopies(context, sequence, on_device=on_device and can_stay)
         self._kept: Checkpoints = {}
         self._mark: Checkpoints = {}  # latest checkpoint that was saved without `keep`
 
@@ -159,11 +159,11 @@ class Cache:
         if not self.recurrent or self.length == 0:
             return
         state = self._checkpoints().get(self.length)
-        checkpoint = {self.length: self._state() if state is None else state}
         if not keep:
-            self._mark = checkpoint
+            self._mark = {self.length: self._copies.save_latest() if state is None else state}
         else:
-            self._keep(self._kept | checkpoint)
+            in_ram = None if isinstance(state, DeviceCopy) else state
+            self._keep(self._kept | {self.length: self._copies.save() if in_ram is None else in_ram})
 
     def _keep(self, checkpoints: Checkpoints) -> None:
         self._kept = dict([*checkpoints.items()][-KEPT:])
@@ -209,8 +209,7 @@ class Cache:
             self.clear()
 
     def _restore(self, length: int) -> bool:
-        state = self._checkpoints()[length]
-        if not llama.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _PARTIAL):
+        if not self._copies.restore(self._checkpoints()[length]):
             return False
         if not self._remove(length):
             return False
@@ -225,17 +224,12 @@ class Cache:
         self._kept = {at: state for at, state in self._kept.items() if at <= length}
         self._mark = {at: state for at, state in self._mark.items() if at <= length}
 
-    def _state(self, flags: int = _PARTIAL) -> Any:
-        size = llama.llama_state_seq_get_size_ext(self._context, self.sequence, flags)
-        buffer = (ctypes.c_uint8 * size)()
-        written = llama.llama_state_seq_get_data_ext(self._context, buffer, size, self.sequence, flags)
-        return (ctypes.c_uint8 * written).from_buffer(buffer)
-
     # ------------------------------------------------------------------ copies
 
     def whole(self) -> tuple[Any, Checkpoints]:
-        """Return the contents of the cache: bytes for `load`, and the checkpoints."""
-        return self._state(_WHOLE), self._checkpoints()
+        """Return the contents of the cache: bytes for `load`, and the checkpoints in RAM."""
+        in_ram = {at: state for at, state in self._checkpoints().items() if not isinstance(state, DeviceCopy)}
+        return self._copies.save(WHOLE), in_ram
 
     def load(self, state: Any, length: int, checkpoints: Checkpoints) -> bool:
         """Restore what `whole` returned for a cache of `length` tokens.
@@ -244,7 +238,7 @@ class Cache:
             True if the contents were restored. Otherwise the cache is empty.
         """
         self.clear()
-        done = llama.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _WHOLE)
+        done = self._copies.restore(state, WHOLE)
         if not done or not self._ends_at(length) or not (self.recurrent or not self.window or self._shows(length)):
             self.clear()
             return False

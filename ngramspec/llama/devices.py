@@ -153,6 +153,11 @@ def free_bytes(devices: Sequence[Device], layers: Counter[str], mapped: int = 0)
     return _fitting(gpus, psutil.virtual_memory().available, mapped, layers)
 
 
+def least_free_bytes() -> int:
+    """Return the present free memory of the GPU that has least of it; 0 if no driver reports it."""
+    return min((device.free for device in select_gpus(devices()) if device.total > 0), default=0)
+
+
 def _fitting(gpus: Mapping[str, int], ram: int, weights: int, layers: Counter[str]) -> int:
     n_layers = layers.total()
     in_ram = n_layers - sum(layers[name] for name in gpus)

@@ -61,7 +61,7 @@ LEAVES = 8  # maximum number of branches in one pass: 8 gain 1 % over 4 if rows 
 MAX_CELLS = 2**31 - 1
 
 MICRO_BATCH, WITHOUT_FLASH = 512, 128
-"""Tokens of a prompt per micro-batch, with and without flash attention.
+"""Tokens of a prompt per micro-batch; the second number is for CPUs without flash attention.
 
 Without flash attention a micro-batch needs heads x n_ctx x n_ubatch scores.
 """
@@ -110,7 +110,7 @@ class Target(Weights, CacheSequence):
         threads_batch: CPU threads of passes over more than one token; `None` means as `threads`.
         tuned_threads: Whether `threads` and `threads_batch` are the best numbers for an idle machine, which may be
             reduced while other programs use the cores.
-        micro_batch: Tokens of a prompt per pass; `None` means 512, or 128 without flash attention.
+        micro_batch: Tokens of a prompt per pass; `None` means 512, or 128 on a CPU without flash attention.
         flash_attn: Use of flash attention; "auto" leaves the choice to llama.cpp.
         cache_type_k, cache_type_v: Element types of the KV cache.
         mmap: Whether to map the file instead of reading it.
@@ -208,7 +208,7 @@ class Target(Weights, CacheSequence):
         attention_can_go = not self.on_gpu and cache_type_v in UNQUANTISED
         flash = "off" if flash_attn == "auto" and attention_can_go else flash_attn
         # The requested micro-batch was chosen for the requested settings, so it may be too large for the exact ones.
-        micro = min(_usual_micro(flash), micro_batch) if micro_batch else None
+        micro = min(self._usual_micro(flash), micro_batch) if micro_batch else None
         self._under = {"fast": asked, "exact": replace(asked, flash_attn=flash, micro_batch=micro)}
         self._longest = draft_max or SNAPSHOTS
         self._adapts = adapts
@@ -306,11 +306,15 @@ class Target(Weights, CacheSequence):
         # places. A single batch gains little there.
         return self.exact == "off" and self.can_pool and (self.on_gpu or self.architecture in ABORTS)
 
+    def _usual_micro(self, flash_attn: str) -> int:
+        """Return the default number of tokens of a micro-batch."""
+        return WITHOUT_FLASH if flash_attn == "off" and not self.on_gpu else MICRO_BATCH
+
     def _params(self, cells: int, snapshots: int, settings: Settings, *, alone: bool = False) -> Any:
         """Return llama.cpp's parameters of a context for one sequence (`alone`) or for all."""
         params = llama.llama_context_default_params()
         params.n_ctx = cells
-        params.n_batch = params.n_ubatch = settings.micro_batch or _usual_micro(settings.flash_attn)
+        params.n_batch = params.n_ubatch = settings.micro_batch or self._usual_micro(settings.flash_attn)
         params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
         params.n_seq_max = 1 if alone else max(self.n_seq, self._texts)
         params.kv_unified = self._pooled and not alone
@@ -358,6 +362,7 @@ class Target(Weights, CacheSequence):
                 sole=self._texts == 1,
                 pooled=self._pooled,
                 states=self._states[number] if self._states else None,
+                on_device=self.on_gpu and not any(name.startswith("Meta(") for name in self.layers),
             )
             for number in range(self._texts)
         ]
@@ -570,8 +575,3 @@ class Target(Weights, CacheSequence):
         if self.heads is not None:
             self.heads.close()
         super().close()
-
-
-def _usual_micro(flash_attn: str) -> int:
-    """Return the default number of tokens of a micro-batch."""
-    return WITHOUT_FLASH if flash_attn == "off" else MICRO_BATCH

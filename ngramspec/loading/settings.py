@@ -137,7 +137,7 @@ class LoadSettings:
         None,
         "-ub",
         "--ubatch-size",
-        help="Prompt tokens per decode call; default: 512, or 128 without flash attention.",
+        help="Prompt tokens per decode call; default: 512, or 128 on a CPU without flash attention.",
         allowed=MICRO_BATCHES,
     )
     flash_attn: Flash | None = option(

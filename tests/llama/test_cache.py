@@ -11,14 +11,19 @@ from typing import Any
 from unittest import mock
 
 import llama_cpp.llama_cpp as llama
+import numpy as np
 import pytest
 from architectures.files import write_models
 
 from ngramspec.errors import TargetError
+from ngramspec.llama import devices
 from ngramspec.llama.cache import KEPT
 from ngramspec.llama.sequence import APART, TAIL
 from ngramspec.llama.target import Target
 from ngramspec.shared_model import Part
+
+IN_RAM, ON_DEVICE = 1, 3
+"""Flags of copies of a recurrent state."""
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +138,110 @@ def test_a_sliding_window_of_which_nothing_is_left_is_not_believed(target: Targe
     with watched("llama_memory_seq_pos_min", return_value=-1):
         target.rollback(5)
     assert target.owed == 5
+
+
+# --------------------------------------------------------------------------- copies on a GPU
+#
+# With a made-up GPU, a target uses llama.cpp's copies on devices, which a CPU build makes in RAM.
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Add a GPU to the devices; return its free memory in bytes, which the test can change."""
+    free = [2**30]
+
+    def made_up() -> list[devices.Device]:
+        return [devices.Device("CUDA0", "RTX 3090", True, free[0], 2**34, backend="CUDA")]
+
+    monkeypatch.setattr(devices, "devices", made_up)
+    return free
+
+
+def refuse_a_draft(target: Target) -> tuple[list[int], list[int]]:
+    """Save a checkpoint, roll back tokens after it, and return the flags of the saved and of the restored copies."""
+    with watched("llama_state_seq_get_data_ext") as saved, watched("llama_state_seq_set_data_ext") as restored:
+        target.checkpoint()
+        target.evaluate([4, 5, 6])
+        target.rollback(len(target.tokens) - 3)
+        assert target.owed == 0
+    return [call.args[-1] for call in saved.mock_calls], [call.args[-1] for call in restored.mock_calls]
+
+
+@pytest.mark.parametrize("target", ["mamba", "jamba", "falcon-h1"], indirect=True)
+def test_checkpoint_before_a_draft_stays_on_a_gpu(gpu: list[int], target: Target) -> None:
+    target.prefill([1, 2, 3])
+    rows = [target.evaluate([token]).copy() for token in (7, 8, 9)]
+    target.clear()
+    target.prefill([1, 2, 3])
+    for token, row in zip((7, 8, 9), rows, strict=True):
+        assert refuse_a_draft(target) == ([ON_DEVICE], [ON_DEVICE])
+        assert (target.evaluate([token]) == row).all()
+
+
+@on("mamba")
+def test_checkpoint_on_the_cpu_stays_in_ram(target: Target) -> None:
+    target.prefill([1, 2, 3])
+    assert refuse_a_draft(target) == ([IN_RAM], [IN_RAM])
+
+
+@on("qwen35")
+def test_checkpoint_of_a_model_with_snapshots_stays_in_ram(gpu: list[int], target: Target) -> None:
+    target.prefill([1, 2, 3])
+    target.checkpoint()
+    with watched("llama_state_seq_get_data_ext") as saved:
+        target.evaluate([4])
+        target.checkpoint()
+    assert saved.call_args.args[-1] == IN_RAM
+
+
+@on("mamba")
+def test_copy_that_a_gpu_does_not_restore_is_replaced_by_one_in_ram(gpu: list[int], target: Target) -> None:
+    other = target.sequences[1]
+    other.prefill([1, 2, 3])
+    row = other.evaluate([7]).copy()
+    other.prefill([1, 2, 3])
+    real = llama.llama_state_seq_set_data_ext
+
+    def pretend(context: Any, state: Any, size: int, sequence: int, flags: int) -> int:
+        return size if flags == ON_DEVICE else int(real(context, state, size, sequence, flags))
+
+    with mock.patch.object(llama, "llama_state_seq_set_data_ext", pretend):
+        other.checkpoint()
+        other.evaluate([4, 5])
+        other.rollback(3)
+        assert other.owed == 0
+        assert (other.evaluate([7]) == row).all()
+        other.rollback(3)
+    with watched("llama_state_seq_get_data_ext") as saved:
+        other.evaluate([4])
+        other.checkpoint()
+    assert [call.args[-1] for call in saved.mock_calls] == [IN_RAM]
+
+
+@on("mamba")
+def test_copy_stays_in_ram_if_a_gpu_is_short_of_memory(gpu: list[int], target: Target) -> None:
+    other = target.sequences[1]
+    other.prefill([1, 2, 3])
+    gpu[0] = 1000
+    with watched("llama_state_seq_get_data_ext") as saved:
+        other.checkpoint()
+        other.evaluate([4])
+        other.checkpoint()
+    assert {call.args[-1] for call in saved.mock_calls} == {IN_RAM}
+
+
+@on("mamba")
+def test_checkpoints_of_prompts_stay_in_ram_and_are_saved_with_a_sequence(gpu: list[int], target: Target) -> None:
+    one, other = target.sequences
+    text = [7] * (APART + TAIL)
+    one.prefill(text)
+    one.evaluate([1])
+    one.checkpoint()
+    one.evaluate([2])
+    row = np.array(one.evaluate([3]))
+    tokens = list(one.tokens)
+    other.restore(tokens, one.saved())
+    other.rollback(len(text))
+    assert other.owed == TAIL
+    other.evaluate([1, 2])
+    np.testing.assert_allclose(other.evaluate([3]), row, atol=1e-3)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import llama_cpp.llama_cpp as llama
 import numpy as np
 import pytest
 from architectures.files import write_model as write_architecture
@@ -62,6 +63,34 @@ def test_progress_goes_by_chunks_and_an_aligned_prefill_reuses_whole_ones(files:
         seen.clear()
         target.prefill([*text[:500], 7, 8], aligned=True, progress=lambda *at: seen.append(at))
         assert seen == [(502, 502)]  # one chunk of 128 from 384 on
+
+
+def test_prefill_requests_only_the_logits_after_the_last_token(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested: list[list[int]] = []
+    decode = llama.llama_decode
+
+    def counted(context: Any, batch: Any) -> int:
+        requested.append([i for i in range(batch.n_tokens) if batch.logits[i]])
+        return int(decode(context, batch))
+
+    with Target(files["llama"], n_ctx=1000, threads=1, micro_batch=64) as target:
+        monkeypatch.setattr(llama, "llama_decode", counted)
+        target.prefill(some(target, 150))
+    assert requested == [[], [], [150 - 2 * 64 - 1]]
+
+
+def test_prompts_are_read_in_large_chunks_without_flash_attention_only_on_gpus(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = devices.Device("CUDA0", "RTX 3090", True, 2**30, 2**34, backend="CUDA")
+    sizes = []
+    for found in ([], [card]):
+        monkeypatch.setattr(devices, "devices", lambda found=found: found)
+        with Target(files["llama"], n_ctx=1000, threads=1, flash_attn="off", exact="off") as target:
+            sizes.append(target.n_batch)
+    assert sizes == [128, 512]
 
 
 def test_logits_are_a_view_until_something_is_evaluated(demo: Target) -> None:
