@@ -35,12 +35,23 @@ class Reference:
         flash: 1 for flash attention, 0 for none, -1 to let llama.cpp choose.
         threads: Number of CPU threads.
         cache_type: ggml's number of the KV cache's element type; 1 is f16, 0 is f32.
+        gpu_layers: Number of layers on a GPU, if there is one.
     """
 
-    def __init__(self, path: Path, *, n_ctx: int, n_batch: int, flash: int, threads: int, cache_type: int = 1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        n_ctx: int,
+        n_batch: int,
+        flash: int,
+        threads: int,
+        cache_type: int = 1,
+        gpu_layers: int = 0,
+    ) -> None:
         llama.llama_backend_init()
         params = llama.llama_model_default_params()
-        params.n_gpu_layers = 0
+        params.n_gpu_layers = gpu_layers
         params.use_extra_bufts = False  # The AMX kernels of some builds are broken.
         self._model = llama.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:

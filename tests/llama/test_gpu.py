@@ -1,0 +1,183 @@
+"""Tests of the device of this build, GPU or CPU: texts, rollbacks, drafts, layers on two devices, and batch sizes.
+
+    pytest -m gpu                   # on a CPU
+    pytest -m gpu --exhaustive      # on a GPU, whose shaders may take longer to compile than the limit of a test
+
+Every test compares `ngramspec` with llama.cpp on the same device, in a plain loop that never rolls back or in a pass
+of the same shape. The workflow `vulkan.yml` runs them on Mesa's Vulkan driver for CPUs, so all models are tiny, and
+batches have at most 8 tokens: larger ones use other kernels, whose rounding is coarser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from unittest import mock
+
+import llama_cpp.llama_cpp as llama
+import numpy as np
+import pytest
+from architectures.files import write_models
+from architectures.oracle import Oracle
+from architectures.reference import Reference, Rows
+from support.cli_runner import DEMO
+
+from ngramspec.backend import Logits
+from ngramspec.cost.given import given_curve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.exactness.decision import SIZES
+from ngramspec.llama.target import Target
+from ngramspec.llama.trial_context import COMPARED, REAL, random_tokens
+from ngramspec.sampling.settings import Sampling
+from ngramspec.shared_model import Part
+
+pytestmark = pytest.mark.gpu
+
+KINDS = ("llama", "qwen3moe", "gemma3", "mamba", "jamba", "falcon-h1", "lfm2", "nemotron_h", "qwen35")
+"""Architectures by memory: attention twice, a sliding window, states without snapshots (3) and with snapshots (3)."""
+
+ALL = 99
+LONGEST = 6  # maximum draft length in tokens
+PROMPT = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return"
+
+CLOSE = 0.05
+"""Maximum difference of two logits whose order rounding may change; half precision moved logits by up to 0.01."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.getbasetemp() / "architectures"
+    folder.mkdir(exist_ok=True)
+    return write_models(folder, [request.param])[request.param]
+
+
+@pytest.fixture(scope="module")
+def target(path: Path) -> Iterator[Target]:
+    """Return a target with all layers on the device."""
+    with Target(path, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off", draft_max=LONGEST) as opened:
+        yield opened
+
+
+@pytest.fixture
+def empty(target: Target) -> Target:
+    target.clear()
+    return target
+
+
+def plain(path: Path, prompt: Sequence[int], count: int, layers: int = ALL) -> tuple[list[int], Rows]:
+    """Return the text of a plain loop on the same device, and the logits that decided on each token."""
+    settings = {"n_ctx": 320, "n_batch": 256, "flash": -1, "threads": 1}
+    with closing(Reference(path, **settings, gpu_layers=layers)) as reference:
+        return reference.text(prompt, count)
+
+
+def check(text: Sequence[int], expected: Sequence[int], rows: Rows) -> None:
+    """Fail at the first difference of two texts, unless the logits of the two tokens are as close as rounding."""
+    assert len(text) == len(expected)
+    different = next((i for i, pair in enumerate(zip(text, expected, strict=True)) if len({*pair}) > 1), None)
+    if different is not None:
+        row = rows[different]
+        assert abs(row[text[different]] - row[expected[different]]) < CLOSE, (different, text, expected)
+
+
+def generate(target: Target, prompt: Sequence[int], count: int, sampling: Sampling, **options: object) -> list[int]:
+    """Return the tokens of a generation whose passes cost the same for all sizes."""
+    curve = given_curve({1: 1.0, 64: 1.0})
+    decoder = SpeculativeDecoder(target, exact="off", curve=curve, draft_max=LONGEST, **options)
+    steps = decoder.generate(prompt, max_tokens=count, sampling=sampling)
+    return [token for step in steps for token in step.tokens]
+
+
+# --------------------------------------------------------------------------- texts
+
+
+@pytest.mark.parametrize("layers", [ALL, 3, 0])
+def test_text_of_layers_on_a_device_is_that_of_a_plain_loop(layers: int) -> None:
+    with Target(DEMO, n_ctx=256, n_gpu_layers=layers, threads=1, exact="off") as target:
+        on_gpus = sum(count for name, count in target.layers.items() if name != "CPU")
+        assert on_gpus == (min(layers, target.layers.total()) if target.on_gpu else 0)
+        prompt = target.tokenize(PROMPT)
+        expected, rows = plain(DEMO, prompt, 24, layers)
+        for options in ({"drafter": None}, {"policy": "fixed"}, {"policy": "cost"}):
+            check(generate(target, prompt, 24, Sampling(0.0), **options), expected, rows)
+
+
+def test_sampled_text_is_the_same_with_drafts() -> None:
+    with Target(DEMO, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
+        prompt = target.tokenize(PROMPT)
+        sampling = Sampling(0.8, seed=7)
+        expected = generate(target, prompt, 16, sampling, drafter=None)
+        assert generate(target, prompt, 16, sampling, policy="fixed") == expected
+
+
+def test_text_of_every_memory_with_rejected_drafts_is_that_of_a_plain_loop(path: Path, empty: Target) -> None:
+    prompt = random_tokens(empty.n_vocab, 1, 80)
+    expected, rows = plain(path, prompt, 24)
+    oracle = Oracle(lambda _: expected, empty.n_vocab)
+    check(generate(empty, prompt, 24, Sampling(0.0), drafter=oracle, policy="fixed"), expected, rows)
+
+
+def test_sequences_in_one_pass_get_the_logits_that_they_get_alone() -> None:
+    with Target(DEMO, texts=3, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
+        prompts = [random_tokens(target.n_vocab, seed, 20 + seed) for seed in range(3)]
+        for sequence, prompt in zip(target.sequences, prompts, strict=True):
+            sequence.prefill(prompt)
+        together = target.evaluate_together([Part(sequence, [9], 1) for sequence in target.sequences])
+        together = [rows.copy() for rows in together]
+    with closing(Reference(DEMO, n_ctx=320, n_batch=256, flash=-1, threads=1, gpu_layers=ALL)) as reference:
+        for prompt, rows in zip(prompts, together, strict=True):
+            np.testing.assert_allclose(rows[0], reference.follow(prompt, [9, 9])[1], atol=CLOSE)
+
+
+# --------------------------------------------------------------------------- rollbacks
+
+
+def after(target: Target, length: int, token: int, junk: Sequence[int], following: int) -> Logits:
+    """Return the logits of a token that follows `token`, after a draft of `junk` between them was rejected."""
+    target.rollback(length)
+    target.checkpoint()
+    target.evaluate([token, *junk])
+    target.rollback(length + 1)
+    return target.evaluate([following])[-1].copy()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_rejected_draft_leaves_no_bit_behind(size: int, empty: Target) -> None:
+    text = random_tokens(empty.n_vocab, 1, 80)
+    empty.prefill(text)
+    empty.checkpoint()
+    first = empty.evaluate([11]).copy()
+    for seed in range(3):
+        junk, other = (random_tokens(empty.n_vocab, 10 * seed + i, size) for i in range(2))
+        rows = after(empty, len(text), 11, junk, 12), after(empty, len(text), 11, other, 12)
+        assert rows[0].tobytes() == rows[1].tobytes()
+        empty.rollback(len(text))
+        assert empty.owed == 0
+        assert empty.evaluate([11]).tobytes() == first.tobytes()
+
+
+def test_checkpoint_before_a_draft_is_copied_where_the_state_is(empty: Target) -> None:
+    if not empty.replays:
+        pytest.skip("this memory needs no checkpoint")
+    empty.prefill(random_tokens(empty.n_vocab, 1, 20))
+    with mock.patch.object(llama, "llama_state_seq_get_data_ext", wraps=llama.llama_state_seq_get_data_ext) as saved:
+        empty.checkpoint()
+    assert [call.args[-1] for call in saved.mock_calls] == [3 if empty.on_gpu else 1]
+
+
+# --------------------------------------------------------------------------- batch sizes
+
+
+def test_sizes_that_agree_in_a_trial_agree_in_the_target() -> None:
+    with Target(DEMO, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
+        with target.trial("fast") as trial:
+            agreeing = trial.identity(0).agreeing
+        text = random_tokens(target.n_vocab, 0, REAL + SIZES[-1])
+        target.evaluate(text[:REAL])
+        tail = text[REAL:]
+        singles = np.concatenate([target.evaluate([token]).copy() for token in tail[:COMPARED]])
+        for size in SIZES[1:]:
+            target.rollback(REAL)
+            rows = target.evaluate(tail[:size])[:COMPARED]
+            assert (size in agreeing) == (rows.tobytes() == singles[: len(rows)].tobytes()), size
