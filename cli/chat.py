@@ -27,7 +27,7 @@ from ngramspec.conversation import Conversation
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import TraceWriter
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.models.find import names
+from ngramspec.models.find import list_models
 from ngramspec.sampling.option import option
 
 from . import chat_commands
@@ -203,7 +203,7 @@ _ARGUMENTS = {
     "save": _PATHS,
     "load": _PATHS,
     "set": _one_of(list(SETTINGS)),
-    "model": merge_completers([_one_of(lambda: [model for model, _ in names()]), _PATHS]),
+    "model": merge_completers([_one_of(lambda: [model for model, _ in list_models()]), _PATHS]),
 }
 """Completers for the arguments of commands."""
 

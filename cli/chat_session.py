@@ -24,8 +24,8 @@ from ngramspec.sampling.sampler import NO_RULES, TextRules
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import state_folder
-from ngramspec.tool_calls.families import opened, reasoning_tags
-from ngramspec.tool_calls.parser import AnswerParser, thoughts_parser
+from ngramspec.tool_calls.families import find_open_tag, reasoning_tags
+from ngramspec.tool_calls.parser import AnswerParser, reasoning_parser
 
 from .answer_line import AnswerReport
 from .chat_input import StopKey, no_echo
@@ -122,7 +122,7 @@ class Session:
 
     def thoughts(self) -> AnswerParser:
         """Return a parser that separates reasoning from the answer to the last prompt."""
-        return thoughts_parser(self.target.chat_template, opening=self._opening)
+        return reasoning_parser(self.target.chat_template, opening=self._opening)
 
     # ------------------------------------------------------------------ conversation
 
@@ -346,7 +346,7 @@ class Session:
         if self.reasoning_budget == UNLIMITED:
             return NO_RULES
         tags, target = reasoning_tags(self.target.chat_template), self.target
-        start = opened(tags, self._opening)
+        start = find_open_tag(tags, self._opening)
         limit, message = self.reasoning_budget, self.reasoning_message
         return TextRules(reasoning=budget_for(limit, message, tags, target, target.shown, prompt=prompt, start=start))
 

@@ -113,7 +113,7 @@ class AnswerView:
     def _render(self, deltas: Iterable[Delta]) -> None:
         """Show a piece of an answer as rendered Markdown, with separate streams for reasoning and content."""
         for delta in deltas:
-            thinking = delta.kind == "thought"
+            thinking = delta.kind == "reasoning"
             if self._stream is None or thinking != self._thinking:
                 if self._close():
                     write_stdout("\n")

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ngramspec.errors import ModelError
 from ngramspec.models.check import parts_of
-from ngramspec.models.find import check_named, names
+from ngramspec.models.find import check_model, list_models
 
 from .console import guarded_stdout, note
 
@@ -35,14 +35,14 @@ def models() -> None:
 
     from .view import report_console
 
-    found = list(names())
+    found = list(list_models())
     if not found:
         note("no models from Hugging Face, Ollama or LM Studio found on this machine; pass the path of a .gguf file")
     headings = ("name", "size", "quantisation", "architecture", "T(4)/T(1)")
     table = Table(*headings, box=None, pad_edge=False, header_style="bold")
     for name, path in found:
         try:
-            metadata = check_named(name, path).metadata
+            metadata = check_model(name, path).metadata
             size = sum(part.stat().st_size for part in parts_of(path))
         except (ModelError, OSError) as error:
             note(f"{name} cannot be used: {error}")
@@ -86,7 +86,7 @@ def join_at_colons(env: MutableMapping[str, str]) -> None:
 def complete_model(incomplete: str) -> list[str]:
     """Return the names of models and .gguf files that start with a text; for an empty list the shell offers files."""
     before = os.environ.get(_BEFORE, "")
-    found = [name.removeprefix(before) for name, _ in names() if name.startswith(before + incomplete)]
+    found = [name.removeprefix(before) for name, _ in list_models() if name.startswith(before + incomplete)]
     return found if before else [*found, *_files(incomplete)]
 
 

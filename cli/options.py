@@ -23,7 +23,7 @@ from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings, LoadSettingsError
 from ngramspec.machine import Flash
 from ngramspec.memory import Memory, MemoryFileError
-from ngramspec.models.check import check_whole
+from ngramspec.models.check import check_complete
 from ngramspec.models.find import ModelSource, resolve
 from ngramspec.sampling.option import KEY, named, option, options
 
@@ -113,7 +113,7 @@ def open_vocabulary(file: Path | None, model: str | None, unnamed: str) -> Vocab
             note(f"{unnamed} {source.label}")
         file = source.path
     else:
-        check_whole(file)
+        check_complete(file)
     with signals_deferred():
         return Vocabulary(file)
 

@@ -33,8 +33,9 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.app import make_app
-from ngramspec.server.call import EUCLIDEAN, Counters, ServedModel, Server
+from ngramspec.server.call import Counters
 from ngramspec.server.connection import Connection, HttpServer
+from ngramspec.server.state import EUCLIDEAN, ServedModel, Server
 from ngramspec.server.vertex import VertexRoutes
 
 from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, complain, ends_within, fail, note
@@ -320,14 +321,18 @@ def log(entry: Counters) -> None:
     looks = entry.method == "GET" or entry.path == "/markdown"
     if looks and (entry.status < 400 or entry.status == 503):
         return
-    told = [f"{entry.method} {entry.path} {entry.status}", f"{entry.took:.2f} s"]
+    told = [f"{entry.method} {entry.path} {entry.status}", f"{entry.duration_seconds:.2f} s"]
     if entry.field:
         told.append(entry.field)
     if entry.prompt_tokens:
-        told.append(f"prompt {entry.prompt_tokens} ({entry.cached} cached)")
+        told.append(f"prompt {entry.prompt_tokens} ({entry.cached_tokens} cached)")
     if entry.tokens:
-        rate = f" at {entry.decoded / entry.seconds:.1f}/s" if entry.decoded and entry.seconds else ""
+        rate = (
+            f" at {entry.decoded_tokens / entry.decode_seconds:.1f}/s"
+            if entry.decoded_tokens and entry.decode_seconds
+            else ""
+        )
         told.append(f"{entry.tokens} token{'' if entry.tokens == 1 else 's'}{rate}")
-    if entry.drafted:
-        told.append(f"drafted {entry.drafted}, accepted {entry.accepted}")
+    if entry.draft_tokens:
+        told.append(f"drafted {entry.draft_tokens}, accepted {entry.accepted_tokens}")
     note(", ".join(told))

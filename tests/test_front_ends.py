@@ -32,7 +32,7 @@ from ngramspec.llama.target import Target
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.call import Server
+from ngramspec.server.state import Server
 
 CODE = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i in range(3)) + "def value_3("
 """Text to continue."""
@@ -201,7 +201,7 @@ def plugin(opened: ExitStack, **more: Any) -> Ask:
     from ngramspec.llm_plugin import NGramSpec
 
     model = NGramSpec(str(DEMO))
-    opened.callback(lambda: model._loaded.close() if model._loaded is not None else None)
+    opened.callback(lambda: model._loaded_model.close() if model._loaded_model is not None else None)
     loading = {"max_tokens": TOKENS, "ctx_size": N_CTX, "threads": 1, "exact": "on", **more}
 
     def ask(settings: dict[str, Any]) -> Told:

@@ -16,7 +16,7 @@ the target's rows if they are known and by guesses otherwise. It is evaluated to
 Here c_i is the probability that step i of the draft contains all nodes that the search then chooses. n is the number of
 rows that the pass must compute without a draft, and n_i the number that step i adds. T is the seconds of a pass by its
 size. rate is the recent number of steps per second, but at least that of plain beam search. If a step misses, about
-PARTLY of its rows need not be computed later, and their share of T is not counted.
+PARTIAL_SHARE of its rows need not be computed later, and their share of T is not counted.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from ngramspec.tokens import Likely, Node
 ORDERS = 3  # maximum number of context tokens of a row
 LONGEST = 8  # maximum number of context tokens of a copy
 AHEAD = 2  # minimum number of tokens by which a copy's context must exceed a row's, which contains more information
-CLEARLY = 2  # minimum ratio of occurrences for which the most frequent copy is preferred to the most recent one
+COPY_MARGIN = 2  # minimum ratio of occurrences for which the most frequent copy is preferred to the most recent one
 FADE = 0.98  # factor by which earlier counts fade at each new count
-SUREST = 0.99
+MAX_COPY_PROBABILITY = 0.99
 
 Context = tuple[int, ...]
 
@@ -60,8 +60,8 @@ class BeamDrafter:
         """Add the next tokens that all beams have in common."""
         for token in tokens:
             for start in range(len(self._end)):
-                seen = self._copies[self._end[start:]]
-                seen[token] = seen.pop(token, 0) + 1
+                counts = self._copies[self._end[start:]]
+                counts[token] = counts.pop(token, 0) + 1
             self._end = (*self._end, token)[-LONGEST:]
 
     def see(self, node: Node, likely: Likely) -> None:
@@ -77,20 +77,20 @@ class BeamDrafter:
         """Return likely tokens after a node and the length of their context, at most LONGEST; 0 means no guess."""
         tail = self._tail(node)
         contexts = [tail[start:] for start in range(len(tail))]
-        known = next((context for context in contexts[-ORDERS:] if context in self._rows), ())
-        seen = next((context for context in contexts if context in self._copies), ())
-        row = self._rows.get(known)
-        if len(seen) < len(known) + AHEAD:
-            return row or (), len(known)
-        counts = self._copies[seen]
+        row_context = next((context for context in contexts[-ORDERS:] if context in self._rows), ())
+        copy_context = next((context for context in contexts if context in self._copies), ())
+        row = self._rows.get(row_context)
+        if len(copy_context) < len(row_context) + AHEAD:
+            return row or (), len(row_context)
+        counts = self._copies[copy_context]
         *_, latest = counts
-        often = max(counts, key=counts.__getitem__)
-        copy = often if counts[often] >= CLEARLY * counts[latest] else latest
-        trust = self._trust[len(seen), len(known)]
+        most_frequent = max(counts, key=counts.__getitem__)
+        copy = most_frequent if counts[most_frequent] >= COPY_MARGIN * counts[latest] else latest
+        trust = self._trust[len(copy_context), len(row_context)]
         node.notes = copy, trust
-        all_of_them = sum(counts.values())
-        others = row or [(token, math.log(n / all_of_them)) for token, n in counts.items()]
-        return _with_copy(copy, min(trust.value, SUREST), others), len(seen)
+        total = sum(counts.values())
+        alternatives = row or [(token, math.log(n / total)) for token, n in counts.items()]
+        return _with_copy(copy, min(trust.value, MAX_COPY_PROBABILITY), alternatives), len(copy_context)
 
     def _tail(self, node: Node) -> Context:
         """Return the last LONGEST tokens up to a node, oldest first."""
@@ -102,13 +102,13 @@ class BeamDrafter:
         return (*self._prompt_end, *reversed(tail))[-LONGEST:]
 
 
-def _with_copy(copy: int, trust: float, others: Likely) -> Likely:
+def _with_copy(copy: int, trust: float, alternatives: Likely) -> Likely:
     """Return guesses in which the copy has the probability `trust`, and the other tokens share the rest."""
-    instead = sum(math.exp(logprob) for other, logprob in others if other == copy)
+    copy_probability = sum(math.exp(logprob) for token, logprob in alternatives if token == copy)
     likely = [(copy, math.log(trust))]
-    if instead < 1.0:
-        shift = math.log((1.0 - trust) / (1.0 - instead))
-        likely += [(other, logprob + shift) for other, logprob in others if other != copy]
+    if copy_probability < 1.0:
+        shift = math.log((1.0 - trust) / (1.0 - copy_probability))
+        likely += [(token, logprob + shift) for token, logprob in alternatives if token != copy]
     return sorted(likely, key=lambda guess: -guess[1])
 
 
@@ -118,17 +118,18 @@ DECAY = 0.95  # factor by which earlier gains and costs fade at each pass
 SIZES = range(1, 65)
 MANY = 4  # maximum number of guesses of a step that is distinguished in the statistics
 
-PARTLY = 0.5
+PARTIAL_SHARE = 0.5
 """Share of a step's rows that the search chooses if it does not choose all; measured 0.3 to 0.5 for 2 to 8 beams. A
 single beam chooses one row or no row."""
 
-COVERED = (0.15, 0.4, 0.7, 0.9, 0.6, 0.65, 0.65, 0.7, 0.9)
+COVERAGE = (0.15, 0.4, 0.7, 0.9, 0.6, 0.65, 0.65, 0.7, 0.9)
 """Probability that a step with one guess contains all nodes that the search chooses, by the length of the guess's
 context, measured on the demo model (rounded). Contexts of 1 to 3 tokens are mostly rows, longer ones are copies. The
 prior has the weight of WEIGHT steps."""
 
-EACH, WEIGHT = 0.84, 4.0
-"""EACH is the factor of that probability for each further guess, because all guesses of a step must be good enough."""
+PER_GUESS, WEIGHT = 0.84, 4.0
+"""PER_GUESS is the factor of that probability for each further guess, because all guesses of a step must be good
+enough."""
 
 
 Layer = tuple[list[Node], list[Node], FadingRate]
@@ -157,8 +158,8 @@ class BeamPlan:
     ) -> None:
         self._drafter, self._curve, self._is_eog = drafter, curve, is_eog
         self._width, self._farthest = width, farthest
-        self._partly = PARTLY * (1.0 - 1.0 / width)
-        self._covered: dict[tuple[int, int], FadingRate] = {}  # by shortest context and number of guesses
+        self._partial_share = PARTIAL_SHARE * (1.0 - 1.0 / width)
+        self._coverages: dict[tuple[int, int], FadingRate] = {}  # by shortest context and number of guesses
         self._layers: list[Layer] = []
         self._scale = 1.0  # factor of the curve's seconds
         self._per_token = 0.0  # seconds of work outside the pass, per token of the pass
@@ -176,14 +177,14 @@ class BeamPlan:
             leaves: Maximum number of leaves among all kept and evaluated nodes, including the live texts.
         """
         self._layers = self._draft(live, min(steps, self._farthest), room, leaves)
-        sent = self._layers[: self._best(sum(node.likely is None for _, node in live))]
-        new = [node for _, unknown, _ in sent for node in unknown]
-        known = [node for nodes, _, _ in self._layers for node in nodes if node.likely is not None]
+        layers = self._layers[: self._best(sum(node.likely is None for _, node in live))]
+        new = [node for _, unknown, _ in layers for node in unknown]
+        known_nodes = [node for nodes, _, _ in self._layers for node in nodes if node.likely is not None]
         # Forget nodes that were drafted but are not sent, and nodes that were sent earlier but are no longer needed.
-        kept = {*new, *known}
-        for node in [node for _, node in live] + new + known:
-            node.children = {token: child for token, child in node.children.items() if child in kept}
-        return new, known
+        needed_nodes = {*new, *known_nodes}
+        for node in [node for _, node in live] + new + known_nodes:
+            node.children = {token: child for token, child in node.children.items() if child in needed_nodes}
+        return new, known_nodes
 
     def _draft(self, live: Sequence[tuple[float, Node]], steps: int, room: int, leaves: int) -> list[Layer]:
         layers: list[Layer] = []
@@ -200,19 +201,19 @@ class BeamPlan:
                     contexts.append(context)
                 results += [(score + logprob, node, token) for token, logprob in likely]
             results.sort(key=lambda result: -result[0])
-            chosen = [result for result in results[: self._width] if not self._is_eog(result[2])]
-            tips += len(chosen) - len({node for _, node, _ in chosen})
-            if not chosen or tips > leaves:
+            best_results = [result for result in results[: self._width] if not self._is_eog(result[2])]
+            tips += len(best_results) - len({node for _, node, _ in best_results})
+            if not best_results or tips > leaves:
                 break
-            front = [(score, node.child(token)) for score, node, token in chosen]
+            front = [(score, node.child(token)) for score, node, token in best_results]
             nodes = [node for _, node in front]
             unknown = [node for node in nodes if node.likely is None]
-            covered = self._coverage(contexts)
+            coverage = self._coverage(contexts)
             room -= len(unknown)
-            chance *= covered.value
+            chance *= coverage.value
             if room < 0:
                 break
-            layers.append((nodes, unknown, covered))
+            layers.append((nodes, unknown, coverage))
             if price is not None and not price.worth_extending(chance, size - room - 1):
                 break
         return layers
@@ -222,27 +223,27 @@ class BeamPlan:
         if not contexts:  # a step without guesses is certain
             return FadingRate(1.0, 1.0, fade=1.0)
         key = min(contexts), min(len(contexts), MANY)
-        if key not in self._covered:
-            first = COVERED[key[0]] * EACH ** (key[1] - 1)
-            self._covered[key] = FadingRate(WEIGHT * first, WEIGHT, fade=FADE)
-        return self._covered[key]
+        if key not in self._coverages:
+            first = COVERAGE[key[0]] * PER_GUESS ** (key[1] - 1)
+            self._coverages[key] = FadingRate(WEIGHT * first, WEIGHT, fade=FADE)
+        return self._coverages[key]
 
     def _best(self, size: int) -> int:
         """Return the number of layers that are worth their time, if a pass without them evaluates `size` tokens."""
         if self._curve is None:
             return len(self._layers)
         rate = self._rate(self._curve)
-        before = spent = self._cost(self._curve, size)
-        best, best_value = 0, 1.0 - rate * spent
-        expected = chance = 1.0
-        for k, (_, unknown, covered) in enumerate(self._layers, 1):
+        before = cost = self._cost(self._curve, size)
+        best, best_value = 0, 1.0 - rate * cost
+        expected_steps = chance = 1.0
+        for k, (_, unknown, coverage) in enumerate(self._layers, 1):
             size += len(unknown)
             after = self._cost(self._curve, size)
-            spent += (after - before) * (1.0 - chance * (1.0 - covered.value) * self._partly)
+            cost += (after - before) * (1.0 - chance * (1.0 - coverage.value) * self._partial_share)
             before = after
-            chance *= covered.value
-            expected += chance
-            value = expected - rate * spent
+            chance *= coverage.value
+            expected_steps += chance
+            value = expected_steps - rate * cost
             if value > best_value:
                 best, best_value = k, value
         return best
@@ -265,24 +266,24 @@ class BeamPlan:
         slopes = [slope * curve.level * self._scale + self._per_token for slope in curve.slopes(SIZES)]
         return MarginalCost(self._rate(curve), slopes)
 
-    def learn(self, size: int, seconds: float, besides: float, taken: Sequence[Sequence[Node]]) -> None:
+    def learn(self, size: int, seconds: float, other_seconds: float, steps: Sequence[Sequence[Node]]) -> None:
         """Learn the result of the last planned pass.
 
         Args:
             size: Number of tokens of the pass.
             seconds: Time of the pass.
-            besides: Time of all other work.
-            taken: Last nodes of the live texts after each step since the pass.
+            other_seconds: Time of all other work.
+            steps: Last nodes of the live texts after each step since the pass.
         """
-        for (drafted, _, covered), nodes in zip(self._layers, taken, strict=False):
-            chosen = {(node.parent, node.token) for node in drafted}
-            hit = all((node.parent, node.token) in chosen for node in nodes)
-            covered.add(hit)
+        for (nodes_drafted, _, coverage), nodes in zip(self._layers, steps, strict=False):
+            keys = {(node.parent, node.token) for node in nodes_drafted}
+            hit = all((node.parent, node.token) in keys for node in nodes)
+            coverage.add(hit)
             if not hit:
                 break
-        self._steps = DECAY * self._steps + len(taken)
-        self._seconds = DECAY * self._seconds + seconds + besides
-        self._per_token += 0.1 * (besides / size - self._per_token)
+        self._steps = DECAY * self._steps + len(steps)
+        self._seconds = DECAY * self._seconds + seconds + other_seconds
+        self._per_token += 0.1 * (other_seconds / size - self._per_token)
         if self._curve is not None:
             # The curve itself is not updated, because passes of one token, which would anchor it, do not occur.
             self._scale += 0.1 * (min(seconds / self._curve.seconds(size), 3.0 * self._scale) - self._scale)

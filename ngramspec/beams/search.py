@@ -117,7 +117,7 @@ class BeamSearch:
         room = (self.target.n_ctx - len(prompt)) // self.beams
         # A single text ends when the context is full, as in plain decoding.
         if room < (1 if self.beams == 1 else max_tokens or 1):
-            raise PromptError(self._too_much(len(prompt), max_tokens or 1, room))
+            raise PromptError(self._too_large_message(len(prompt), max_tokens or 1, room))
         self._limit = min(max_tokens or room, room)
         self._out_of = "length" if max_tokens == self._limit else "context"
         self.stats = Stats()
@@ -129,12 +129,12 @@ class BeamSearch:
         state = self._state
         return state.hypotheses(self._out_of if state.steps == self._limit else None) if state is not None else []
 
-    def _too_much(self, prompt_tokens: int, max_tokens: int, room: int) -> str:
-        needed = prompt_tokens + self.beams * max_tokens
-        changes = [f"-c {needed}"] + [f"-n {room}"] * (room > 0) + ["fewer beams"] * (self.beams > 1)
+    def _too_large_message(self, prompt_tokens: int, max_tokens: int, room: int) -> str:
+        n_required = prompt_tokens + self.beams * max_tokens
+        changes = [f"-c {n_required}"] + [f"-n {room}"] * (room > 0) + ["fewer beams"] * (self.beams > 1)
         texts = f"{self.beams} beams of {max_tokens} tokens" if self.beams > 1 else "an answer"
         return (
-            f"{texts} after a prompt of {prompt_tokens} tokens can need a context of {needed} tokens, but it has"
+            f"{texts} after a prompt of {prompt_tokens} tokens can need a context of {n_required} tokens, but it has"
             f" {self.target.n_ctx}; try {' or '.join(changes)}"
         )
 
@@ -142,14 +142,14 @@ class BeamSearch:
 
     def _run(self, prompt: list[int], state: BeamState, progress: Progress | None) -> Generator[None]:
         target, drafter, stats, clock = self.target, self.drafter, self.stats, self._clock
-        began = clock()
+        started_at = clock()
         row = target.prefill(prompt, progress=progress)
         root = state.live[0].node
         root.likely = self._likely(row)
-        stats.prefill_seconds = clock() - began
+        stats.prefill_seconds = clock() - started_at
         self._take_steps(state)
         yield
-        if not self._goes_on(state):
+        if not self._can_continue(state):
             return
         curve, plan = None, None
         if drafter is not None:
@@ -161,20 +161,20 @@ class BeamSearch:
         self._trunk = root
         tree = target.tree(root)
         try:
-            while self._goes_on(state):
-                began = clock()
+            while self._can_continue(state):
+                started_at = clock()
                 nodes = self._choose(tree, state, plan)
-                asked = clock()
+                submitted_at = clock()
                 rows = tree.evaluate(nodes)
-                ended = clock()
+                finished_at = clock()
                 self._rows = dict(zip(nodes, rows, strict=True))
-                taken = self._take_steps(state)
-                besides = clock() - ended + asked - began
+                steps = self._take_steps(state)
+                other_seconds = clock() - finished_at + submitted_at - started_at
                 if plan is not None:
-                    plan.learn(len(nodes), ended - asked, besides, taken)
+                    plan.learn(len(nodes), finished_at - submitted_at, other_seconds, steps)
                 stats.passes += 1
-                stats.seconds += ended - asked
-                stats.draft_seconds += besides
+                stats.seconds += finished_at - submitted_at
+                stats.draft_seconds += other_seconds
                 stats.decode_seconds = stats.seconds + stats.draft_seconds
                 yield
         finally:
@@ -183,27 +183,27 @@ class BeamSearch:
             if self.calibration is not None:
                 self.calibration.save()
 
-    def _goes_on(self, state: BeamState) -> bool:
+    def _can_continue(self, state: BeamState) -> bool:
         return bool(state.live) and state.steps < self._limit
 
     def _take_steps(self, state: BeamState) -> list[list[Node]]:
         """Take all steps whose rows are known; return the last tokens of the live texts after each step."""
-        taken: list[list[Node]] = []
-        while self._goes_on(state):
+        steps: list[list[Node]] = []
+        while self._can_continue(state):
             extensions = state.extensions(self._read)
             if extensions is None:
                 break
             nodes = state.step(extensions)
             self.stats.accepted += sum(node.likely is not None or node in self._rows for node in nodes)
             self.stats.tokens = state.steps - 1  # the row of the first step comes from the prefill
-            taken.append(nodes)
-        return taken
+            steps.append(nodes)
+        return steps
 
     def _choose(self, tree: CacheTree, state: BeamState, plan: BeamPlan | None) -> list[Node]:
         """Return the nodes that the next pass evaluates, and remove nodes that are no longer needed from the cache."""
         nodes = [beam.node for beam in state.live]
         missing = [node for node in nodes if self._read(node) is None]
-        kept = [node if node.likely is not None or node.parent is None else node.parent for node in nodes]
+        needed_nodes = [node if node.likely is not None or node.parent is None else node.parent for node in nodes]
         ahead: list[Node] = []
         if plan is not None:
             if tree.windowed:  # the cache must not keep nodes ahead of the texts
@@ -213,10 +213,10 @@ class BeamSearch:
             self._commit(nodes)
             live = [(beam.score, beam.node) for beam in state.live]
             steps = self._limit - state.steps - 1
-            ahead, known = plan.plan(live, steps, tree.max_batch - len(missing), tree.leaves)
-            kept += known
+            ahead, known_nodes = plan.plan(live, steps, tree.max_batch - len(missing), tree.leaves)
+            needed_nodes += known_nodes
             self.stats.drafted += len(ahead)
-        tree.keep(kept)
+        tree.keep(needed_nodes)
         return missing + ahead
 
     def _commit(self, nodes: Sequence[Node]) -> None:
@@ -248,8 +248,8 @@ class BeamSearch:
 
     def _likely(self, row: Logits) -> Likely:
         """Return the tokens that a step may choose after a row, best first; `beams` of them are enough."""
-        suppressed = self.target.suppressed
-        best = logprobs(row, 0, self.beams + len(suppressed)).top
+        suppressed_tokens = self.target.suppressed
+        best = logprobs(row, 0, self.beams + len(suppressed_tokens)).top
         if not math.isfinite(best[0][1]):
             top_token(row)  # raises a BadLogits with the reason
-        return [(t, logprob) for t, logprob in best if logprob > -math.inf and t not in suppressed][: self.beams]
+        return [(t, logprob) for t, logprob in best if logprob > -math.inf and t not in suppressed_tokens][: self.beams]

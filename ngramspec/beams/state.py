@@ -59,24 +59,26 @@ class BeamState:
             read: Function that returns at least the target's `beams` most likely tokens after a node; `None` if that
                 row is missing.
         """
-        found: list[Extension] = []
+        candidates: list[Extension] = []
         missing = -math.inf
         for beam in self.live:
             likely = read(beam.node)
             if likely is None:
                 missing = max(missing, beam.score)
             else:
-                found += [(beam.score + logprob, beam, token) for token, logprob in likely]
-        found.sort(key=lambda extension: -extension[0])  # stable: equal scores stay in the order of texts and tokens
-        del found[self._beams :]
+                candidates += [(beam.score + logprob, beam, token) for token, logprob in likely]
+        candidates.sort(
+            key=lambda extension: -extension[0]
+        )  # stable: equal scores stay in the order of texts and tokens
+        del candidates[self._beams :]
         # No extension of a text scores more than the text.
-        enough = len(found) == self._beams and found[-1][0] > missing
-        return found if enough or missing == -math.inf else None
+        enough = len(candidates) == self._beams and candidates[-1][0] > missing
+        return candidates if enough or missing == -math.inf else None
 
     def step(self, extensions: Sequence[Extension]) -> list[Node]:
         """Continue with these texts, and return the last nodes of the live ones."""
         live: list[Beam] = []
-        finished = list(self._finished)
+        finished_beams = list(self._finished)
         children: dict[Node, dict[int, Node]] = {beam.node: {} for beam in self.live}
         for score, beam, token in extensions:
             node = children[beam.node][token] = beam.node.child(token)
@@ -85,19 +87,19 @@ class BeamState:
             if stream is not None and stop is None:
                 stream.push(self._vocabulary.piece(token))
                 stop = "stop" if stream.stopped is not None else None
-            found = Beam(score, node, stream)
+            new_beam = Beam(score, node, stream)
             if stop is None:
-                live.append(found)
+                live.append(new_beam)
             else:
-                finished.append((found, stop))
-        for parent, kept in children.items():
-            parent.children = kept
-        finished.sort(key=lambda found: -found[0].score)
-        del finished[self._beams :]
-        if len(finished) == self._beams:
-            worst = finished[-1][0].score
+                finished_beams.append((new_beam, stop))
+        for parent, new_children in children.items():
+            parent.children = new_children
+        finished_beams.sort(key=lambda new_beam: -new_beam[0].score)
+        del finished_beams[self._beams :]
+        if len(finished_beams) == self._beams:
+            worst = finished_beams[-1][0].score
             live = [beam for beam in live if beam.score > worst]
-        self.live, self._finished = live, finished
+        self.live, self._finished = live, finished_beams
         self.steps += 1
         return [beam.node for beam in live]
 
@@ -107,9 +109,9 @@ class BeamState:
         Args:
             out_of: Reason why the live texts end here; `None` if they continue.
         """
-        found: list[tuple[Beam, StopReason | None]] = [*self._finished, *((beam, out_of) for beam in self.live)]
-        found.sort(key=lambda one: -one[0].score)
-        return [self._hypothesis(beam, stop) for beam, stop in found[: self._beams] if beam.node.parent is not None]
+        beams: list[tuple[Beam, StopReason | None]] = [*self._finished, *((beam, out_of) for beam in self.live)]
+        beams.sort(key=lambda entry: -entry[0].score)
+        return [self._hypothesis(beam, stop) for beam, stop in beams[: self._beams] if beam.node.parent is not None]
 
     def _hypothesis(self, beam: Beam, stop: StopReason | None) -> Hypothesis:
         stream, vocabulary = TextStream(self._stop), self._vocabulary

@@ -68,8 +68,8 @@ class LayoutTemplate:
     def __init__(self, source: str, render: Render, controls: Iterable[str], bos: str) -> None:
         self._render, self._bos = render, bos
         self._pattern = _any_of(controls)
-        strings, self._names = _words(source)
-        self._spelled = _any_of({word for word in strings if not self._pattern.search(word)})
+        strings, self._names = _find_strings(source)
+        self._source_strings = _any_of({word for word in strings if not self._pattern.search(word)})
 
     def lay_out(self, values: Values) -> Layout:
         """Return the prompt of a conversation.
@@ -79,80 +79,82 @@ class LayoutTemplate:
                 its own control tokens cannot be identified.
         """
         text = self._render(values)
-        found = [match.span() for match in self._pattern.finditer(text)]
-        skeleton, own, opening = self._skeleton(values, text, found)
-        return Layout(text, own, found == own, bool(self._bos) and skeleton.startswith(self._bos), opening)
+        spans = [match.span() for match in self._pattern.finditer(text)]
+        skeleton, own_spans, opening = self._skeleton(values, text, spans)
+        return Layout(text, own_spans, spans == own_spans, bool(self._bos) and skeleton.startswith(self._bos), opening)
 
-    def _skeleton(self, values: Values, text: str, found: list[Span]) -> tuple[str, list[Span], str]:
+    def _skeleton(self, values: Values, text: str, spans: list[Span]) -> tuple[str, list[Span], str]:
         """Return the text with names in place of strings, the places of the template's control tokens, and its end."""
-        kept = ("", "")
-        trusted: Counter[str] | None = None
-        for left, keys in ((_JSON, True), (_JSON_OF_SOME, True), (_JSON_OF_SOME, False)):
-            hiding = _Hiding(self._spelled, self._names, left, keys)
-            skeleton = self._render(hiding.values(values))
-            rebuilt, own, opening = hiding.rebuild(skeleton, self._pattern)
+        fallback = ("", "")
+        own_counts: Counter[str] | None = None
+        for stays, hides_keys in ((_JSON, True), (_JSON_OF_SOME, True), (_JSON_OF_SOME, False)):
+            hider = _StringHider(self._source_strings, self._names, stays, hides_keys)
+            skeleton = self._render(hider.values(values))
+            rebuilt, own_spans, opening = hider.rebuild(skeleton, self._pattern)
             controls = Counter(match[0] for match in self._pattern.finditer(skeleton))
-            if trusted is None:
-                kept, trusted = (skeleton, opening), controls
-            if rebuilt == text and controls == trusted:
-                return skeleton, own, opening
-            if theirs := Counter(text[start:end] for start, end in found) - trusted:
+            if own_counts is None:
+                fallback, own_counts = (skeleton, opening), controls
+            if rebuilt == text and controls == own_counts:
+                return skeleton, own_spans, opening
+            if foreign_counts := Counter(text[start:end] for start, end in spans) - own_counts:
                 continue  # with fewer names it may be possible to identify them
             break
-        if theirs:
+        if foreign_counts:
             raise ModelError(
-                f"a message contains {' '.join(theirs)}, a control token of this model, and it cannot be told apart"
-                " from those of the chat template; remove it from the message"
+                f"a message contains {' '.join(foreign_counts)}, a control token of this model, and it cannot"
+                " be told apart from those of the chat template; remove it from the message"
             )
-        return kept[0], found, kept[1]
+        return fallback[0], spans, fallback[1]
 
 
-class _Hiding:
+class _StringHider:
     """The replacement of strings by names.
 
     Args:
-        spelled: Pattern of strings in the template's source, which are not replaced.
+        source_strings: Pattern of strings in the template's source, which are not replaced.
         names: Keys that the template uses, which are not replaced.
-        left: Pattern of characters that are not replaced.
-        keys: Whether the letters at the start of a key are replaced.
+        stays: Pattern of characters that are not replaced.
+        hides_keys: Whether the letters at the start of a key are replaced.
     """
 
-    def __init__(self, spelled: re.Pattern[str], names: frozenset[str], left: re.Pattern[str], keys: bool) -> None:
-        self._stays = re.compile(f"{spelled.pattern}|{left.pattern}") if spelled is not _NEVER else left
-        self._names, self._keys = names, keys
+    def __init__(
+        self, source_strings: re.Pattern[str], names: frozenset[str], stays: re.Pattern[str], hides_keys: bool
+    ) -> None:
+        self._stays = re.compile(f"{source_strings.pattern}|{stays.pattern}") if source_strings is not _NEVER else stays
+        self._names, self._hides_keys = names, hides_keys
         self._mark = f"x{secrets.token_hex(8)}x"
         self._numbers: dict[str, int] = {}
 
     def values(self, values: Values) -> dict[str, Any]:
         """Return the template's variables with names in place of strings."""
-        hidden = {name: self._value(value) for name, value in values.items() if name != "messages"}
-        return hidden | {"messages": [self._message(message) for message in values["messages"]]}
+        named_values = {name: self._value(value) for name, value in values.items() if name != "messages"}
+        return named_values | {"messages": [self._message(message) for message in values["messages"]]}
 
     def rebuild(self, skeleton: str, controls: re.Pattern[str]) -> tuple[str, list[Span], str]:
         """Return a skeleton with its strings, the places of its control tokens, and the text after the last string."""
-        hidden = list(self._numbers)
-        own: list[Span] = []
+        strings = list(self._numbers)
+        own_spans: list[Span] = []
         rebuilt, at = list[str](), 0
         parts = re.split(rf"{self._mark}(\d+)x", skeleton)
         for i, part in enumerate(parts):
-            text = hidden[int(part)] if i % 2 else part
+            text = strings[int(part)] if i % 2 else part
             if not i % 2:
-                own += [(at + match.start(), at + match.end()) for match in controls.finditer(part)]
+                own_spans += [(at + match.start(), at + match.end()) for match in controls.finditer(part)]
             rebuilt.append(text)
             at += len(text)
-        return "".join(rebuilt), own, parts[-1]
+        return "".join(rebuilt), own_spans, parts[-1]
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        hidden = {
+        fields = {
             key: self._plain(value) if key == "tool_call_id" else self._value(value, key)
             for key, value in message.items()
         }
         if isinstance(calls := message.get("tool_calls"), list):
-            hidden["tool_calls"] = [
+            fields["tool_calls"] = [
                 {key: self._plain(value) if key == "id" else self._value(value, key) for key, value in call.items()}
                 for call in calls
             ]
-        return hidden
+        return fields
 
     def _plain(self, value: Any) -> Any:
         """Return an id unchanged if it is plain, because templates count its characters."""
@@ -160,8 +162,8 @@ class _Hiding:
 
     def _value(self, value: Any, key: str = "") -> Any:
         if isinstance(value, str):
-            known = _ROLES if key == "role" else _TYPES if key == "type" else ()
-            return value if value in known else self._text(value)
+            kept_words = _ROLES if key == "role" else _TYPES if key == "type" else ()
+            return value if value in kept_words else self._text(value)
         if isinstance(value, Mapping):
             return {self._key(name): self._value(inner, name) for name, inner in value.items()}
         if isinstance(value, (list, tuple)):
@@ -172,7 +174,7 @@ class _Hiding:
         if name in self._names:
             return name
         # Some templates sort keys, so the start of a key is kept then.
-        plain = None if self._keys else _PLAIN.match(name)
+        plain = None if self._hides_keys else _PLAIN.match(name)
         return name[: plain.end()] + self._text(name[plain.end() :]) if plain else self._text(name)
 
     def _text(self, text: str) -> str:
@@ -197,7 +199,7 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else _NEVER
 
 
-def _words(source: str) -> tuple[set[str], frozenset[str]]:
+def _find_strings(source: str) -> tuple[set[str], frozenset[str]]:
     """Return the stripped strings in the source of a template, and the names that it uses.
 
     Strings of one character are omitted, because almost every text contains them.

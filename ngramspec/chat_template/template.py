@@ -24,7 +24,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 _SPACE = " \t\n\v\f\r"  # C's isspace()
 _MEMORY = 2**30  # bytes of address space: Python takes a tenth of it
-_MAX_COMPILED = 8  # templates that the child keeps
+_MAX_TEMPLATES = 8  # templates that the child keeps
 
 LARGE = 2**18
 """Size of the variables, in bytes, above which a conversation is rendered by `large_worker`."""
@@ -100,21 +100,21 @@ class ChatTemplate:
             raw = pickle.dumps(dict(values), pickle.HIGHEST_PROTOCOL)
         return self._call(large_worker if len(raw) > LARGE else worker, _lay_out, raw)
 
-    def examine(self, function: Callable[Concatenate[Render, P], T], *arguments: P.args, **named: P.kwargs) -> T:
+    def examine(self, function: Callable[Concatenate[Render, P], T], *arguments: P.args, **keywords: P.kwargs) -> T:
         """Return the result of a function of a module that renders conversations with its first argument.
 
         Raises:
             ModelError: The template is not valid Jinja, or exceeds a limit.
         """
-        result: T = self._call(worker, _examine, function, arguments, named)
+        result: T = self._call(worker, _examine, function, arguments, keywords)
         return result
 
-    def _call(self, chosen: Worker, function: Callable[..., T], *arguments: Any) -> T:
+    def _call(self, child_worker: Worker, function: Callable[..., T], *arguments: Any) -> T:
         with _nesting_errors():
             with suppress(_UnknownTemplateError):  # the child is new, or knows too many others
-                return chosen.call(function, self._key, *arguments)
-            chosen.call(_compile, self._key, self._parts)
-            return chosen.call(function, self._key, *arguments)
+                return child_worker.call(function, self._key, *arguments)
+            child_worker.call(_compile, self._key, self._parts)
+            return child_worker.call(function, self._key, *arguments)
 
     def _tokens(self, layout: Layout, tokenizer: Tokenizer) -> list[int]:
         text = layout.text
@@ -155,26 +155,26 @@ class _UnknownTemplateError(NGramSpecError):
     """The child does not know the template of a call."""
 
 
-_compiled: OrderedDict[bytes, tuple[Render, LayoutTemplate]] = OrderedDict()
+_templates: OrderedDict[bytes, tuple[Render, LayoutTemplate]] = OrderedDict()
 
 
 def _compile(key: bytes, parts: _Parts) -> None:
     render = make_render(parts.source, parts.bos, parts.eos)
-    _compiled[key] = render, LayoutTemplate(parts.source, render, parts.controls, parts.bos)
-    if len(_compiled) > _MAX_COMPILED:
-        _compiled.popitem(last=False)
+    _templates[key] = render, LayoutTemplate(parts.source, render, parts.controls, parts.bos)
+    if len(_templates) > _MAX_TEMPLATES:
+        _templates.popitem(last=False)
 
 
-def _known(key: bytes) -> tuple[Render, LayoutTemplate]:
-    if key not in _compiled:
+def _find_template(key: bytes) -> tuple[Render, LayoutTemplate]:
+    if key not in _templates:
         raise _UnknownTemplateError("unknown template")
-    _compiled.move_to_end(key)
-    return _compiled[key]
+    _templates.move_to_end(key)
+    return _templates[key]
 
 
 def _lay_out(key: bytes, raw: bytes) -> Layout:
-    return _known(key)[1].lay_out(pickle.loads(raw))
+    return _find_template(key)[1].lay_out(pickle.loads(raw))
 
 
-def _examine(key: bytes, function: Callable[..., T], arguments: Sequence[Any], named: Mapping[str, Any]) -> T:
-    return function(_known(key)[0], *arguments, **named)
+def _examine(key: bytes, function: Callable[..., T], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> T:
+    return function(_find_template(key)[0], *arguments, **keywords)

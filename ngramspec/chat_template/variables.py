@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-RESERVED = (
+RESERVED_NAMES = (
     *("messages", "tools", "bos_token", "eos_token"),
     *("add_generation_prompt", "raise_exception", "strftime_now"),
 )
@@ -23,22 +23,22 @@ _REASONING = {
 """Names by which templates know `preserve_reasoning`, and their value if it is true."""
 
 
-def check_variables(given: Any) -> None:
+def check_variables(variables: Any) -> None:
     """Check the variables that a request or user gives.
 
     Raises:
         ValueError: The variables are not an object, or one of them has a wrong type or cannot be set.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(variables, Mapping):
         raise ValueError("the chat template's variables must be a JSON object")
-    for name, value in given.items():
-        if name in RESERVED:
+    for name, value in variables.items():
+        if name in RESERVED_NAMES:
             raise ValueError(f"the chat template's variable {name!r} cannot be set")
         if name in _SWITCHES and not isinstance(value, bool):
             raise ValueError(f"the chat template's variable {name!r} must be true or false, got {value!r:.60}")
 
 
-def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
+def template_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the variables of a template, for those that a request or user gives.
 
     Dates change once a day, so that the prompts of a day share the cache.
@@ -50,7 +50,7 @@ def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
         "date_string": today.strftime("%d %b %Y"),
         "datetime": today.strftime("%b %d %Y"),
         "functions": "",  # FireFunction's template concatenates it
-    } | dict(given)
+    } | dict(variables)
     if isinstance(preserve := values["preserve_reasoning"], bool):
         values = {name: value is preserve for name, value in _REASONING.items()} | values
     if values.get("reasoning_effort") is None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import MarginalCost
-from ngramspec.dropin.look_ahead import SpeculativeEvaluator
+from ngramspec.dropin.speculative_eval import SpeculativeEvaluator
 from ngramspec.exactness.decision import Exact
 from ngramspec.llama import bindings
 from ngramspec.llama.llama_class import DraftModel, LlamaCpp, adapted, obstacle, prepare
@@ -66,7 +66,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         RuntimeError: A method was called while another thread evaluates or samples with this object.
     """
 
-    _look: SpeculativeEvaluator | None = None
+    _evaluator: SpeculativeEvaluator | None = None
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         single, batch = (settings.get(name) is None for name in ("n_threads", "n_threads_batch"))
         self._adapts = may_adapt and single, may_adapt and batch
         self.drafting_disabled_reason = obstacle(self)
-        self._asked = None
+        self._small_model = None
         if self._small is not None and self.drafting_disabled_reason is None:
             with bindings.log_given_back():
                 small = self._small
                 if not isinstance(small, Target):
                     own = load.for_draft_model(self.n_ctx(), self.n_threads)
                     small = open_target(resolve(os.fspath(small)).path, own)
-                self._asked = as_drafter(Vocabulary.borrowed(self.model_path, self.model), small)
+                self._small_model = as_drafter(Vocabulary.borrowed(self.model_path, self.model), small)
         if self.draft_model is not None:
             warnings.warn(
                 "ngramspec.Llama does not draft if a LlamaDraftModel is passed as draft_model; remove that argument",
@@ -117,7 +117,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
     @property
     def draft_stats(self) -> Stats:
         """Counters over the passes of all generations."""
-        return self._look.stats if self._look is not None else Stats()
+        return self._evaluator.stats if self._evaluator is not None else Stats()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -135,50 +135,50 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         self, tokens: Sequence[int], *args: Any, **settings: Any
     ) -> Generator[int, Sequence[int] | None, None]:
         with self._turn():
-            mine = self._begin(settings.get("grammar"))
+            handle = self._begin(settings.get("grammar"))
         try:
             with closing(super().generate(tokens, *args, **settings)) as generation:
-                sent: Sequence[int] | None = None
+                value: Sequence[int] | None = None
                 while True:
                     with self._turn():
-                        token = generation.send(sent)
-                    sent = yield token
+                        token = generation.send(value)
+                    value = yield token
         except StopIteration:
             return
         finally:
-            if self._look is not None:
+            if self._evaluator is not None:
                 # If another thread is using the object, its generation rolls the draft back.
                 with suppress(UsedAtOnceError), self._turn():
-                    self._look.end(mine)
+                    self._evaluator.end(handle)
 
     def _begin(self, grammar: Any) -> object:
         """Begin a generation; return its handle for `SpeculativeEvaluator.end`."""
         if self.draft_model is not None or self.drafting_disabled_reason is not None:
             return None
-        if self._look is None:
-            self._look = SpeculativeEvaluator(
-                self, self.exact, persist_stats=self.persist_stats, model=self._asked, adapts=self._adapts
+        if self._evaluator is None:
+            self._evaluator = SpeculativeEvaluator(
+                self, self.exact, persist_stats=self.persist_stats, model=self._small_model, adapts=self._adapts
             )
         prediction = self.tokenize(self.prediction.encode(), add_bos=False) if self.prediction else ()
         rules = grammar._grammar if grammar is not None and grammar._root == "root" else None
-        return self._look.begin(rules, prediction)
+        return self._evaluator.begin(rules, prediction)
 
     def eval(self, tokens: Sequence[int]) -> None:
         with self._turn():
-            if not self._ahead(tokens):
-                if self._look is not None:
-                    self._look.set_threads(len(tokens))
+            if not self._evaluate_ahead(tokens):
+                if self._evaluator is not None:
+                    self._evaluator.set_threads(len(tokens))
                 super().eval(tokens)
 
-    def _ahead(self, tokens: Sequence[int]) -> bool:
+    def _evaluate_ahead(self, tokens: Sequence[int]) -> bool:
         """Evaluate from an earlier draft or with a new one; return False if the parent must evaluate the tokens."""
-        look, length = self._look, self.n_tokens
-        if look is None or not len(tokens):
+        evaluator, length = self._evaluator, self.n_tokens
+        if evaluator is None or not len(tokens):
             return False
-        row = look.next(tokens[0], self._input_ids) if look.active and len(tokens) == 1 else None
+        row = evaluator.next(tokens[0], self._input_ids) if evaluator.active and len(tokens) == 1 else None
         if row is None:
-            look.drop()
-            look.lost()
+            evaluator.drop()
+            evaluator.forget_pass()
             return False
         self.input_ids[length] = tokens[0]
         if self._logits_all:
@@ -188,16 +188,16 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         return True
 
     def sample(self, *args: Any, idx: int | None = None, **settings: Any) -> int:
-        look = self._look
+        evaluator = self._evaluator
         with self._turn():
-            if look is not None and look.behind:
-                idx = (self.n_tokens - 1 if idx is None else idx) - look.behind
+            if evaluator is not None and evaluator.behind:
+                idx = (self.n_tokens - 1 if idx is None else idx) - evaluator.behind
             # Without this check, llama.cpp ends the process if there are no logits.
             if not self._ctx.get_logits_ith(-1 if idx is None else idx - self.n_tokens):
                 raise RuntimeError("no logits to sample from: another generation was started on this model")
             token: int = super().sample(*args, idx=idx, **settings)
-            if look is not None:
-                look.sampled(token)
+            if evaluator is not None:
+                evaluator.record_token(token)
         return token
 
     def embed(self, *args: Any, **settings: Any) -> Any:
@@ -208,26 +208,26 @@ class Llama(LlamaCpp):  # type: ignore[misc]
 
     def reset(self) -> None:
         with self._turn():
-            if self._look is not None:
-                self._look.lost()
+            if self._evaluator is not None:
+                self._evaluator.forget_pass()
             super().reset()
 
     def save_state(self) -> Any:
         with self._turn():
-            if self._look is not None:
-                self._look.drop()
+            if self._evaluator is not None:
+                self._evaluator.drop()
             return super().save_state()
 
     def load_state(self, state: Any) -> None:
         with self._turn():
-            if self._look is not None:
-                self._look.lost()
+            if self._evaluator is not None:
+                self._evaluator.forget_pass()
             super().load_state(state)
 
     def close(self) -> None:
-        look, self._look, self._asked = self._look, None, None
-        if look is not None:
-            look.close()
+        evaluator, self._evaluator, self._small_model = self._evaluator, None, None
+        if evaluator is not None:
+            evaluator.close()
         if hasattr(self, "_stack"):  # it is missing if `__init__` rejected its arguments
             super().close()
 
@@ -254,7 +254,7 @@ class LlamaDraftModel(DraftModel):  # type: ignore[misc]
     """
 
     def __init__(self, num_pred_tokens: int = 10, min_probability: float = 0.3) -> None:
-        self._most = num_pred_tokens
+        self._max_tokens = num_pred_tokens
         self._price = MarginalCost(1.0, [min_probability] * (num_pred_tokens + 1))
         self._drafter = make_drafter(DEFAULT)
         self._text: list[int] = []
@@ -262,9 +262,9 @@ class LlamaDraftModel(DraftModel):  # type: ignore[misc]
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
         """Return a draft of the tokens after `input_ids`, shape (n,); it is empty if no token is likely enough."""
         before, self._text = self._text, input_ids.tolist()
-        known = len(before)
-        if 0 < known < len(self._text) and self._text[:known] == before:
-            self._drafter.accept(self._text[known:])
+        n_known = len(before)
+        if 0 < n_known < len(self._text) and self._text[:n_known] == before:
+            self._drafter.accept(self._text[n_known:])
         else:
             self._drafter.begin(self._text)
-        return np.array(self._drafter.propose(self._most, price=self._price).tokens, np.intc)
+        return np.array(self._drafter.propose(self._max_tokens, price=self._price).tokens, np.intc)

@@ -13,7 +13,7 @@ _MAX_POSITIONS = 20_000  # maximum number of characters of a lexeme; a larger on
 # With more starts or pairs, all lexemes are split, down to single characters.
 _MAX_STARTS = 2000  # maximum number of characters that lexemes begin with
 _MAX_PAIRS = 300_000  # maximum number of pairs of characters that are compared
-_COUNTED = 64  # maximum number of characters of a repetition that is compared exactly
+_MAX_COPIES = 64  # maximum number of characters of a repetition that is compared exactly
 
 
 @dataclass(slots=True, eq=False)
@@ -48,103 +48,103 @@ class Conflicts:
 
     def find(self, lexemes: list[Lexeme]) -> list[Node]:
         """Return the nodes of the lexemes that could be read too far."""
-        known = _Positions()
+        positions = _Positions()
         ends = set[int]()
         starts = set[int]()
         too_large: list[Node] = []
         for lexeme in lexemes:
             try:
-                _, first, last = self._place(lexeme.node, known, lexeme, len(known.masks))
+                _, first, last = self._place(lexeme.node, positions, lexeme, len(positions.masks))
             except OverflowError:
                 too_large.append(lexeme.node)
                 continue
             starts |= first
             ends |= last
-        longer: list[Node] = [one.node for one in lexemes if not isinstance(one.node, Chars)]
+        longer: list[Node] = [lexeme.node for lexeme in lexemes if not isinstance(lexeme.node, Chars)]
         if too_large or len(starts) > _MAX_STARTS:
             return too_large or longer
-        masks, owners, after = known.masks, known.owners, known.after
-        found: dict[int, Node] = {}
-        seen = set[tuple[int, int]]()
+        masks, owners, after = positions.masks, positions.owners, positions.after
+        conflicts: dict[int, Node] = {}
+        visited = set[tuple[int, int]]()
         waiting = [(p, q) for p in starts for q in starts if masks[p] & masks[q]]
         while waiting:
             pair = waiting.pop()
-            if pair in seen:
+            if pair in visited:
                 continue
-            seen.add(pair)
-            if len(seen) > _MAX_PAIRS:
+            visited.add(pair)
+            if len(visited) > _MAX_PAIRS:
                 return longer
             p, q = pair
             if p in ends:
                 follow = owners[p].follow
                 if any(masks[after_q] & follow for after_q in after[q]):
-                    found[id(owners[q].node)] = owners[q].node
+                    conflicts[id(owners[q].node)] = owners[q].node
             waiting += [(a, b) for a in after[p] for b in after[q] if masks[a] & masks[b]]
-        return list(found.values())
+        return list(conflicts.values())
 
-    def _place(self, node: Node, known: _Positions, owner: Lexeme, start: int) -> _Placed:  # noqa: PLR0911, PLR0912
+    def _place(self, node: Node, positions: _Positions, owner: Lexeme, start: int) -> _Ends:  # noqa: PLR0911, PLR0912
         """Number the characters of a node; return whether it may be empty, and its first and last characters.
 
         Raises:
             OverflowError: The lexeme has too many characters.
         """
-        if len(known.masks) - start > _MAX_POSITIONS:
+        if len(positions.masks) - start > _MAX_POSITIONS:
             raise OverflowError
         match node:
             case Chars(ranges):
-                position = known.add(self._alphabet.mask(ranges), owner)
+                position = positions.add(self._alphabet.mask(ranges), owner)
                 return False, {position}, {position}
             case Text(text):
-                numbers = [known.add(self._alphabet.letter(letter), owner) for letter in text]
+                numbers = [positions.add(self._alphabet.letter(letter), owner) for letter in text]
                 for before, after in pairwise(numbers):
-                    known.after[before].add(after)
+                    positions.after[before].add(after)
                 return False, {numbers[0]}, {numbers[-1]}
             case Reference(name):
-                return self._place(self._rules[name], known, owner, start)
+                return self._place(self._rules[name], positions, owner, start)
             case Choice(options):
-                each = [self._place(option, known, owner, start) for option in options]
+                option_ends = [self._place(option, positions, owner, start) for option in options]
                 return (
-                    any(empty for empty, _, _ in each),
-                    set().union(*(first for _, first, _ in each)),
-                    set().union(*(last for _, _, last in each)),
+                    any(empty for empty, _, _ in option_ends),
+                    set().union(*(first for _, first, _ in option_ends)),
+                    set().union(*(last for _, _, last in option_ends)),
                 )
             case Sequence(parts):
                 empty, first, last = True, set[int](), set[int]()
                 for part in parts:
-                    here = self._place(part, known, owner, start)
-                    empty, first, last = _joined(known, (empty, first, last), here)
+                    part_ends = self._place(part, positions, owner, start)
+                    empty, first, last = _concatenate(positions, (empty, first, last), part_ends)
                 return empty, first, last
-            case Repetition(part, least, most):
-                if most == 0:
+            case Repetition(part, minimum, maximum):
+                if maximum == 0:
                     return True, set(), set()
-                before = len(known.masks)
-                once = self._place(part, known, owner, start)
-                size = max(1, len(known.masks) - before)
-                counted = most if most is not None else least
-                if counted * size > _COUNTED:
+                before = len(positions.masks)
+                previous = self._place(part, positions, owner, start)
+                size = max(1, len(positions.masks) - before)
+                n_copies = maximum if maximum is not None else minimum
+                if n_copies * size > _MAX_COPIES:
                     # The repetition is compared as if it had no bounds. This finds all conflicts, and perhaps others.
-                    _joined(known, once, once)
-                    return least == 0 or once[0], once[1], once[2]
-                whole = (least == 0 or once[0], once[1], once[2])
-                for number in range(2, counted + 1):
-                    again = self._place(part, known, owner, start)
-                    whole = _joined(known, whole, (number > least or again[0], again[1], again[2]))
-                    once = again
-                if most is None:
-                    _joined(known, once, once)
+                    _concatenate(positions, previous, previous)
+                    return minimum == 0 or previous[0], previous[1], previous[2]
+                whole = (minimum == 0 or previous[0], previous[1], previous[2])
+                for number in range(2, n_copies + 1):
+                    current = self._place(part, positions, owner, start)
+                    whole = _concatenate(positions, whole, (number > minimum or current[0], current[1], current[2]))
+                    previous = current
+                if maximum is None:
+                    _concatenate(positions, previous, previous)
                 return whole
         raise AssertionError(node)
 
 
-_Placed = tuple[bool, set[int], set[int]]
+_Ends = tuple[bool, set[int], set[int]]
 
 
-def _joined(known: _Positions, left: _Placed, right: _Placed) -> _Placed:
+def _concatenate(positions: _Positions, first: _Ends, second: _Ends) -> _Ends:
     """Let one part follow another; whether both may be empty, and the first and last characters of both together."""
-    for position in left[2]:
-        known.after[position] |= right[1]
+    for position in first[2]:
+        positions.after[position] |= second[1]
     return (
-        left[0] and right[0],
-        left[1] | right[1] if left[0] else left[1],
-        left[2] | right[2] if right[0] else right[2],
+        first[0] and second[0],
+        first[1] | second[1] if first[0] else first[1],
+        first[2] | second[2] if second[0] else second[2],
     )

@@ -49,7 +49,7 @@ class Token:
     """One token, or any other than this."""
 
     token: int
-    negated: bool
+    is_negated: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -68,11 +68,11 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class Repetition:
-    """A part several times; `most` None means without a limit."""
+    """A part several times; a `maximum` of `None` means no limit."""
 
     part: Any
-    least: int
-    most: int | None
+    minimum: int
+    maximum: int | None
 
 
 Node = Chars | Text | Reference | Token | Sequence | Choice | Repetition
@@ -97,7 +97,7 @@ def parse(text: str, find_token: FindToken = lambda name: None) -> Mapping[str, 
         text.encode()
     except UnicodeEncodeError as error:
         raise GrammarError(f"the grammar does not parse: character {error.start} of it is not valid text") from error
-    rules = _Parser(text, find_token).rules()
+    rules = _Parser(text, find_token).read_rules()
     if "root" not in rules:
         raise GrammarError("the grammar has no rule named root")
     for rule in rules.values():
@@ -146,10 +146,10 @@ class _Parser:
     def __init__(self, text: str, find_token: FindToken) -> None:
         self._text, self._find_token = text, find_token
         self._at = self._depth = 0
-        self._counted = 0, 1  # a place that was counted up to, and the line it is in
+        self._last_count = 0, 1  # a place that was counted up to, and the line it is in
 
-    def rules(self) -> dict[str, Node]:
-        found: dict[str, Node] = {}
+    def read_rules(self) -> dict[str, Node]:
+        rules: dict[str, Node] = {}
         self._skip(_SPACE_AND_LINES)
         while self._at < len(self._text):
             name = _NAME.match(self._text, self._at)
@@ -161,11 +161,11 @@ class _Parser:
                 raise self._error("expected ::=")
             self._at += 3
             self._skip(_SPACE_AND_LINES)
-            found[name[0]] = self._choice()
+            rules[name[0]] = self._choice()
             if self._at < len(self._text) and self._text[self._at] not in "\r\n":
                 raise self._error("expected a line end")
             self._skip(_SPACE_AND_LINES)
-        return found
+        return rules
 
     def _choice(self) -> Node:
         options = [self._sequence()]
@@ -207,24 +207,24 @@ class _Parser:
     def _literal(self) -> Node:
         start = self._at
         self._at += 1
-        found: list[str] = []
+        pieces: list[str] = []
         while not self._text.startswith('"', self._at):
             plain = _PLAIN.match(self._text, self._at)
             if plain is not None:
-                found.append(plain[0])
+                pieces.append(plain[0])
                 self._at = plain.end()
             else:
-                found.append(chr(self._character("the text that begins", start)))
+                pieces.append(chr(self._character("the text that begins", start)))
         self._at += 1
-        text = "".join(found)
+        text = "".join(pieces)
         if len(text) == 1:
             return Chars(((ord(text), ord(text)),))
         return Text(text) if text else Sequence([])
 
     def _class(self) -> Node:
         start = self._at
-        negated = self._text.startswith("[^", start)
-        self._at += 1 + negated
+        is_negated = self._text.startswith("[^", start)
+        self._at += 1 + is_negated
         ranges: list[tuple[int, int]] = []
         while not self._text.startswith("]", self._at):
             low = high = self._character("the class that begins", start)
@@ -233,11 +233,11 @@ class _Parser:
                 high = self._character("the class that begins", start)
             ranges.append((low, high))
         self._at += 1
-        merged = _merged(ranges)
-        merged = _complement(merged) if negated else merged
-        if not merged:
+        merged_ranges = _merge(ranges)
+        merged_ranges = _complement(merged_ranges) if is_negated else merged_ranges
+        if not merged_ranges:
             raise self._error("the class contains no character", start)
-        return Chars(merged)
+        return Chars(merged_ranges)
 
     def _character(self, what: str, start: int) -> int:
         """Read a character or an escape; `what` and `start` are the element and its place, for error messages."""
@@ -247,13 +247,13 @@ class _Parser:
         if text[at] != "\\":
             self._at += 1
             return ord(text[at])
-        found = _ESCAPE.match(text, at)
-        if found is None or (found[4] is not None and found[4] not in _SIMPLE):
+        match = _ESCAPE.match(text, at)
+        if match is None or (match[4] is not None and match[4] not in _SIMPLE):
             raise self._error("unknown escape")
-        self._at = found.end()
-        if found[4] is not None:
-            return ord(_SIMPLE[found[4]])
-        code = int(found[1] or found[2] or found[3], 16)
+        self._at = match.end()
+        if match[4] is not None:
+            return ord(_SIMPLE[match[4]])
+        code = int(match[1] or match[2] or match[3], 16)
         if code > LAST or 0xD800 <= code < 0xE000:
             raise self._error("the escape is not a character", at)
         return code
@@ -267,56 +267,56 @@ class _Parser:
             )
         self._at += 1
         self._skip(_SPACE_AND_LINES)
-        found = self._choice()
+        node = self._choice()
         if not self._text.startswith(")", self._at):
             raise self._error("expected ')'")
         self._at += 1
         self._depth -= 1
-        return found
+        return node
 
     def _token(self) -> Node:
         start = self._at
-        found = _TOKEN.match(self._text, start)
-        if found is None:
+        match = _TOKEN.match(self._text, start)
+        if match is None:
             raise self._error("expected a token: <[ID]> or <NAME>")
-        self._at = found.end()
-        token = int(found[2]) if found[2] is not None else self._find_token(f"<{found[3]}>")
+        self._at = match.end()
+        token = int(match[2]) if match[2] is not None else self._find_token(f"<{match[3]}>")
         if token is None:
             raise self._error("the vocabulary has no such token", start)
-        return Token(token, negated=bool(found[1]))
+        return Token(token, is_negated=bool(match[1]))
 
     def _repeat(self, parts: list[Node]) -> None:
         """Apply the suffixes that follow to the last part."""
         while self._at < len(self._text) and self._text[self._at] in "*+?{":
-            least, most = _SUFFIXES.get(self._text[self._at], (-1, None))
+            minimum, maximum = _SUFFIXES.get(self._text[self._at], (-1, None))
             start = self._at
             self._at += 1
-            if least < 0:
+            if minimum < 0:
                 bounds = _BOUNDS.match(self._text, start)
                 if bounds is None:
                     raise self._error("expected {N}, {N,} or {N,M}", start)
                 self._at = bounds.end()
-                least = int(bounds[1])
-                most = int(bounds[3]) if bounds[3] else None if bounds[2] else least
-            if max(least, most or 0) > MAX_REPETITIONS or (most is not None and most < least):
+                minimum = int(bounds[1])
+                maximum = int(bounds[3]) if bounds[3] else None if bounds[2] else minimum
+            if max(minimum, maximum or 0) > MAX_REPETITIONS or (maximum is not None and maximum < minimum):
                 raise self._error(f"the bounds must ascend and be at most {MAX_REPETITIONS:,}", start)
-            parts[-1] = Repetition(parts[-1], least, most)
+            parts[-1] = Repetition(parts[-1], minimum, maximum)
             self._skip_inside()
 
     # ------------------------------------------------------------------ places
 
     def _skip(self, what: re.Pattern[str]) -> None:
-        if (found := what.match(self._text, self._at)) is not None:
-            self._at = found.end()
+        if (match := what.match(self._text, self._at)) is not None:
+            self._at = match.end()
 
     def _skip_inside(self) -> None:
         """Skip white space; within brackets line ends are white space."""
         self._skip(_SPACE_AND_LINES if self._depth else _SPACE)
 
     def _line(self, at: int) -> int:
-        before, line = self._counted if self._counted[0] <= at else (0, 1)
-        self._counted = at, line + self._text.count("\n", before, at)
-        return self._counted[1]
+        before, line = self._last_count if self._last_count[0] <= at else (0, 1)
+        self._last_count = at, line + self._text.count("\n", before, at)
+        return self._last_count[1]
 
     def _error(self, what: str, at: int | None = None) -> GrammarError:
         at = self._at if at is None else at
@@ -325,17 +325,17 @@ class _Parser:
         return GrammarError(f"the grammar does not parse: {what} in line {self._line(at)}{place}")
 
 
-def _merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+def _merge(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """Return ranges in ascending order that do not touch each other; those that are empty are dropped."""
-    found: list[tuple[int, int]] = []
+    merged_ranges: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if low > high:
             continue
-        if found and low <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(found[-1][1], high)
+        if merged_ranges and low <= merged_ranges[-1][1] + 1:
+            merged_ranges[-1] = merged_ranges[-1][0], max(merged_ranges[-1][1], high)
         else:
-            found.append((low, high))
-    return tuple(found)
+            merged_ranges.append((low, high))
+    return tuple(merged_ranges)
 
 
 def _complement(ranges: Ranges) -> Ranges:

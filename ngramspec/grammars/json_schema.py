@@ -53,7 +53,7 @@ _TYPES: Mapping[str, frozenset[str]] = {
 }
 """Keywords that are about one type each."""
 
-_OPENING = ("additionalProperties", "patternProperties")
+_OPEN_KEYS = ("additionalProperties", "patternProperties")
 _EMPTY: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ({},)),
     **{"uniqueItems": (False,), "unevaluatedProperties": (False, True), "minContains": (0, 1)},
@@ -109,21 +109,21 @@ def call_rule(name: str, key: str, parameters: Mapping[str, Any], *, strict: boo
 def _prepare(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
     """Return a schema in the form for llguidance, which can compile it; see `json_rule` for errors."""
     problem: str | None = None
-    left_out: set[str] = set()
+    omitted_keys: set[str] = set()
     for group in _LENIENT if not strict else ((),):
-        left_out |= {*group}
-        prepared = _Preparation(schema, strict=strict, left_out=left_out).root()
-        text = _expression(prepared, strict=strict).removeprefix(_JSON)
-        if (found := failure(LLMatcher.grammar_from_json_schema(text))) is None:
-            return prepared
-        problem = problem or found
+        omitted_keys |= {*group}
+        prepared_schema = _Preparation(schema, strict=strict, omitted_keys=omitted_keys).root()
+        text = _expression(prepared_schema, strict=strict).removeprefix(_JSON)
+        if (error := failure(LLMatcher.grammar_from_json_schema(text))) is None:
+            return prepared_schema
+        problem = problem or error
     raise _unusable(problem or "it is too large")
 
 
-def _expression(prepared: Mapping[str, Any], *, strict: bool) -> str:
+def _expression(schema: Mapping[str, Any], *, strict: bool) -> str:
     try:
         # As the last key: llguidance puts the last one in its place, and takes the order of properties from the keys.
-        return _JSON + json.dumps({**prepared, "x-guidance": {**OPTIONS, "lenient": not strict}})
+        return _JSON + json.dumps({**schema, "x-guidance": {**OPTIONS, "lenient": not strict}})
     except (TypeError, ValueError, RecursionError) as error:
         raise _unusable(f"it is nested too deeply, or is not JSON: {error}") from error
 
@@ -131,12 +131,12 @@ def _expression(prepared: Mapping[str, Any], *, strict: bool) -> str:
 def schema_grammar(schema: str, *, strict: bool = True) -> Lark:
     """Return the grammar of a JSON schema that is given as JSON text; see `json_rule` for arguments and errors."""
     try:
-        loaded = json.loads(schema)
+        value = json.loads(schema)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
-    if not isinstance(loaded, dict):
-        raise GrammarError(f"the JSON schema is a {type(loaded).__name__}, but must be an object")
-    return lark(f"start: {json_rule(loaded, strict=strict)}")
+    if not isinstance(value, dict):
+        raise GrammarError(f"the JSON schema is a {type(value).__name__}, but must be an object")
+    return lark(f"start: {json_rule(value, strict=strict)}")
 
 
 def _unusable(why: str) -> GrammarError:
@@ -149,19 +149,19 @@ def _is_pattern(pattern: str) -> bool:
 
 
 class _Preparation:
-    """One pass over a schema that brings it into the form for llguidance; `left_out`: keywords to remove."""
+    """One pass over a schema that brings it into the form for llguidance; `omitted_keys`: keywords to remove."""
 
-    def __init__(self, root: Mapping[str, Any], *, strict: bool, left_out: set[str]) -> None:
-        self._root, self._strict, self._left_out = root, strict, left_out
+    def __init__(self, root: Mapping[str, Any], *, strict: bool, omitted_keys: set[str]) -> None:
+        self._root, self._strict, self._omitted_keys = root, strict, omitted_keys
         self._count = 0
 
     def root(self) -> dict[str, Any]:
         try:
-            prepared: dict[str, Any] = self._schema(self._root, closed=True)
+            prepared_schema: dict[str, Any] = self._schema(self._root, closed=True)
         except RecursionError as error:
             raise _unusable("it is nested too deeply") from error
-        prepared.pop("x-guidance", None)
-        return prepared
+        prepared_schema.pop("x-guidance", None)
+        return prepared_schema
 
     def _schema(self, schema: Any, *, closed: bool) -> Any:
         """Prepare a schema.
@@ -180,34 +180,36 @@ class _Preparation:
             schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
             return self._schema(schema, closed=False)
         self._check_circle(schema)
-        kept = {key: value for key, value in schema.items() if self._keeps(key, value)}
-        inner_closed = closed and self._is_alone(kept)
-        prepared = {key: self._value(key, value, closed=inner_closed) for key, value in kept.items()}
-        if _CHOICES.isdisjoint(kept) and (kind := next((kind for kind in _TYPES if _TYPES[kind] & kept.keys()), None)):
-            prepared["type"] = kind
-        if "prefixItems" in kept:
-            prepared.setdefault("items", False)
-        if closed and not (inner_closed and _IN_PLACE_SET & kept.keys()):
-            self._close(schema, prepared)
-        return prepared
+        keywords = {key: value for key, value in schema.items() if self._is_kept(key, value)}
+        inner_closed = closed and self._is_alone(keywords)
+        prepared_schema = {key: self._value(key, value, closed=inner_closed) for key, value in keywords.items()}
+        if _CHOICES.isdisjoint(keywords) and (
+            kind := next((kind for kind in _TYPES if _TYPES[kind] & keywords.keys()), None)
+        ):
+            prepared_schema["type"] = kind
+        if "prefixItems" in keywords:
+            prepared_schema.setdefault("items", False)
+        if closed and not (inner_closed and _IN_PLACE_SET & keywords.keys()):
+            self._close(schema, prepared_schema)
+        return prepared_schema
 
     def _value(self, key: str, value: Any, *, closed: bool) -> Any:
         if key in _MAPS and isinstance(value, Mapping):
-            return {name: self._schema(one, closed=True) for name, one in value.items()}
+            return {name: self._schema(inner, closed=True) for name, inner in value.items()}
         if key in _LISTS and isinstance(value, list):
-            return [self._schema(one, closed=closed or key not in _IN_PLACE) for one in value]
+            return [self._schema(inner, closed=closed or key not in _IN_PLACE) for inner in value]
         if key in _SINGLE:
             each = value if isinstance(value, list) else [value]
-            found = [self._schema(one, closed=True) for one in each]
-            return found if isinstance(value, list) else found[0]
+            schemas = [self._schema(inner, closed=True) for inner in each]
+            return schemas if isinstance(value, list) else schemas[0]
         return value
 
-    def _keeps(self, key: str, value: Any) -> bool:
+    def _is_kept(self, key: str, value: Any) -> bool:
         if key == "format":
-            return value in FORMATS and key not in self._left_out if isinstance(value, str) else True
+            return value in FORMATS and key not in self._omitted_keys if isinstance(value, str) else True
         if key == "pattern" and not self._strict and isinstance(value, str):
-            return key not in self._left_out and _is_pattern(value)
-        return key not in self._left_out and not (key in _EMPTY and value in _EMPTY[key])
+            return key not in self._omitted_keys and _is_pattern(value)
+        return key not in self._omitted_keys and not (key in _EMPTY and value in _EMPTY[key])
 
     # ------------------------------------------------------------------ objects
 
@@ -218,35 +220,38 @@ class _Preparation:
         if not parts:
             return True
         several = parts == ["allOf"] and isinstance(schema["allOf"], list) and len(schema["allOf"]) > 1
-        return len(parts) == 1 and not several and schema.keys().isdisjoint({"properties", *_OPENING})
+        return len(parts) == 1 and not several and schema.keys().isdisjoint({"properties", *_OPEN_KEYS})
 
-    def _close(self, schema: Mapping[str, Any], prepared: dict[str, Any]) -> None:
+    def _close(self, schema: Mapping[str, Any], prepared_schema: dict[str, Any]) -> None:
         """Forbid properties that no part of a schema names."""
         names: dict[str, None] = {}
         for part in self._parts(schema):
-            if any(key in part for key in _OPENING):
+            if any(key in part for key in _OPEN_KEYS):
                 return
             if isinstance(properties := part.get("properties"), Mapping):
                 names |= dict.fromkeys(properties)
-            required = part.get("required", ())
-            names |= dict.fromkeys(name for name in required if isinstance(name, str))
-        known = prepared.get("properties", {})
-        if ("properties" not in schema and not names) or not isinstance(known, Mapping):
+            required_names = part.get("required", ())
+            names |= dict.fromkeys(name for name in required_names if isinstance(name, str))
+        properties_schema = prepared_schema.get("properties", {})
+        if ("properties" not in schema and not names) or not isinstance(properties_schema, Mapping):
             return
-        prepared["properties"] = {**known, **{name: True for name in names if name not in known}}
-        prepared["additionalProperties"] = False
+        prepared_schema["properties"] = {
+            **properties_schema,
+            **{name: True for name in names if name not in properties_schema},
+        }
+        prepared_schema["additionalProperties"] = False
         # llguidance takes the order of properties from the keyword that comes first.
-        for key in [key for key in prepared if key in _IN_PLACE]:
-            prepared[key] = prepared.pop(key)
+        for key in [key for key in prepared_schema if key in _IN_PLACE]:
+            prepared_schema[key] = prepared_schema.pop(key)
 
     def _parts(self, schema: Any) -> Iterator[Mapping[str, Any]]:
         """Yield a schema and all others that it applies in place, each once."""
-        waiting, seen = [schema], set[int]()
+        waiting, visited = [schema], set[int]()
         while waiting:
             part = waiting.pop()
-            if not isinstance(part, Mapping) or id(part) in seen:
+            if not isinstance(part, Mapping) or id(part) in visited:
                 continue
-            seen.add(id(part))
+            visited.add(id(part))
             yield part
             for key in ("oneOf", "anyOf", "allOf"):
                 if isinstance(inner := part.get(key), list):
@@ -270,11 +275,11 @@ class _Preparation:
 
     def _check_circle(self, schema: Mapping[str, Any]) -> None:
         """Refuse a reference that leads to itself, which llguidance takes for a grammar without any text."""
-        seen, part = set[int](), schema
+        visited, part = set[int](), schema
         while (target := self._target(part)) is not None:
-            if id(target) in seen:
+            if id(target) in visited:
                 raise _unusable(f"{schema['$ref']} refers to itself")
-            seen.add(id(target))
+            visited.add(id(target))
             part = target
 
 

@@ -53,7 +53,7 @@ def special(token: int) -> str:
     return f"<[{token}]>"
 
 
-def marked(text: str, controls: Mapping[str, int]) -> str:
+def encode_controls(text: str, controls: Mapping[str, int]) -> str:
     """Return the expression that matches a text in which the names of control tokens stand for these tokens.
 
     Args:
@@ -70,8 +70,8 @@ def marked(text: str, controls: Mapping[str, int]) -> str:
 def _split(part: str | int, name: str, token: int) -> Iterable[str | int]:
     if isinstance(part, int):
         return (part,)
-    first, *others = part.split(name)
-    return (first, *(piece for other in others for piece in (token, other)))
+    first, *rest = part.split(name)
+    return (first, *(piece for piece_after in rest for piece in (token, piece_after)))
 
 
 def pattern_grammar(pattern: str) -> Lark:
@@ -102,8 +102,8 @@ def failure(grammar: str) -> str | None:
     """Return the error with which llguidance rejects a grammar in the form for `LLMatcher`; `None` if it is valid."""
     if len(grammar) > MAX_SIZE:
         return f"it has more than {MAX_SIZE:,} characters"
-    failed, messages = on_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS))
-    return reason(messages[0]) if failed else None
+    is_error, messages = on_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS))
+    return reason(messages[0]) if is_error else None
 
 
 def reason(message: str) -> str:
@@ -113,7 +113,7 @@ def reason(message: str) -> str:
     if (keys := re.match(r"Unimplemented keys: \[(.*)\]", line)) is not None:
         line = f"unsupported keywords: {keys[1].replace(chr(34), '')}"
     if "regex parse error" in line:
-        line = next((one for one in lines if one.startswith("error: ")), line).removeprefix("error: ")
+        line = next((candidate for candidate in lines if candidate.startswith("error: ")), line).removeprefix("error: ")
         line = f"a regular expression does not parse: {line}"
     if line.startswith("panic: "):
         line = "llguidance fails on it, perhaps because it is too large"

@@ -54,9 +54,9 @@ class _Writer:
         self._runs: dict[tuple[int, ...], Sequence] = {}
         self._letters: dict[int, list[Chars]] = {}
         self._first_of: dict[int, int] = {}
-        self._fixed_rules: dict[str, str | None] = {}
+        self._only_texts: dict[str, str | None] = {}
         self._expressions: dict[int, str] = {}
-        self._joined: list[Node] = []
+        self._merged_nodes: list[Node] = []
         self._numbers = {name: number for number, name in enumerate(rules)}
         self._regular: dict[str, bool] = {}
         for name in bottom_up(rules, self._recursive):
@@ -74,11 +74,13 @@ class _Writer:
             same: dict[str, list[Lexeme]] = defaultdict(list)
             for lexeme in lexemes:
                 same[self._expression(lexeme.node)].append(lexeme)
-            distinct = [Lexeme(each[0].node, False, _union(one.follow for one in each)) for each in same.values()]
-            conflicts = self._conflicts.find(distinct) if any(one.follow for one in distinct) else []
+            distinct = [
+                Lexeme(group[0].node, False, _union(member.follow for member in group)) for group in same.values()
+            ]
+            conflicts = self._conflicts.find(distinct) if any(lexeme.follow for lexeme in distinct) else []
             if not conflicts:
                 return self._text(items)
-            for lexeme in (one for node in conflicts for one in same[self._expression(node)]):
+            for lexeme in [member for node in conflicts for member in same[self._expression(node)]]:
                 if isinstance(lexeme.node, Reference):
                     self._as_rules.add(lexeme.node.name)
                 self._split.add(id(lexeme.node))
@@ -91,14 +93,14 @@ class _Writer:
 
     def _items(self) -> dict[str, _Item]:
         """Return the rules that can be reached from the root, with lexemes as parts."""
-        found: dict[str, _Item] = {}
+        items: dict[str, _Item] = {}
         waiting = ["root"]
         while waiting:
             name = waiting.pop()
-            if name not in found:
-                found[name] = self._lower(self._rules[name])
-                waiting += [item.name for item in _leaves(found[name]) if isinstance(item, Reference)]
-        return found
+            if name not in items:
+                items[name] = self._lower(self._rules[name])
+                waiting += [item.name for item in _leaves(items[name]) if isinstance(item, Reference)]
+        return items
 
     def _can_join(self, node: Node) -> bool:
         """Return True if a node may be a lexeme, or part of one."""
@@ -116,19 +118,19 @@ class _Writer:
             return Lexeme(node, self._is_nullable(node))
         match node:
             case Sequence(parts):
-                joined: list[_Item] = []
+                items: list[_Item] = []
                 run: list[Node] = []
                 for part in parts:
                     if self._can_join(part):
                         run.append(part)
                     else:
-                        joined += [*self._lower_run(run), self._lower(part)]
+                        items += [*self._lower_run(run), self._lower(part)]
                         run = []
-                return Sequence([*joined, *self._lower_run(run)])
+                return Sequence([*items, *self._lower_run(run)])
             case Choice(options):
                 return Choice([self._lower(option) for option in options])
-            case Repetition(part, least, most):
-                return Repetition(self._lower(part), least, most)
+            case Repetition(part, minimum, maximum):
+                return Repetition(self._lower(part), minimum, maximum)
             case Text(text):
                 return Sequence(
                     [Lexeme(letter, False) for letter in self._letters.setdefault(id(node), _letters(text))]
@@ -222,7 +224,7 @@ class _Writer:
                 firsts[name] = mask
                 waiting += users[name]
         follows: dict[str, int] = dict.fromkeys(items, 0)
-        changed = set[str]()
+        changed_rules = set[str]()
 
         def spread(item: _Item, follow: int) -> None:
             match item:
@@ -230,7 +232,7 @@ class _Writer:
                     item.follow |= follow
                 case Reference(name) if follow & ~follows[name]:
                     follows[name] |= follow
-                    changed.add(name)
+                    changed_rules.add(name)
                 case Sequence(parts):
                     for part in reversed(parts):
                         spread(part, follow)
@@ -241,15 +243,15 @@ class _Writer:
                 case Repetition(part, _, most):
                     spread(part, follow | (first(part) if most is None or most > 1 else 0))
 
-        changed |= items.keys()
-        while changed:
-            name = changed.pop()
+        changed_rules |= items.keys()
+        while changed_rules:
+            name = changed_rules.pop()
             spread(items[name], follows[name])
 
     def _first(self, node: Node) -> int:
         """Return the characters that a part without recursion may begin with."""
-        if (known := self._first_of.get(id(node))) is not None:
-            return known
+        if (cached_mask := self._first_of.get(id(node))) is not None:
+            return cached_mask
         mask = 0
         match node:
             case Chars(ranges):
@@ -273,7 +275,7 @@ class _Writer:
 
     # ------------------------------------------------------------------ the text
 
-    def _fixed(self, node: Node) -> str | None:
+    def _only_text(self, node: Node) -> str | None:
         """Return the only text of a part without recursion; `None` if there are others."""
         match node:
             case Chars(((low, high),)) if low == high:
@@ -281,45 +283,45 @@ class _Writer:
             case Text(text):
                 return text
             case Reference(name):
-                if name not in self._fixed_rules:
-                    self._fixed_rules[name] = self._fixed(self._rules[name])
-                return self._fixed_rules[name]
+                if name not in self._only_texts:
+                    self._only_texts[name] = self._only_text(self._rules[name])
+                return self._only_texts[name]
             case Sequence(parts):
-                texts = list(map(self._fixed, parts))
-                return None if None in texts else "".join(one for one in texts if one is not None)
+                texts = list(map(self._only_text, parts))
+                return None if None in texts else "".join(part for part in texts if part is not None)
         return None
 
     def _expression(self, node: Node) -> str:
         """Return the regular expression of a part without recursion; rules in it are separate terminals."""
-        if (known := self._expressions.get(id(node))) is not None:
-            return known
-        if (text := self._fixed(node)) is not None:
-            found = literal(text)
+        if (cached_expression := self._expressions.get(id(node))) is not None:
+            return cached_expression
+        if (text := self._only_text(node)) is not None:
+            expression = literal(text)
         else:
             match node:
                 case Chars(ranges):
-                    found = _class(ranges)
+                    expression = _class(ranges)
                 case Reference(name):
-                    found = f"PART_{self._numbers[name]}"
+                    expression = f"PART_{self._numbers[name]}"
                 case Sequence(parts):
-                    found = f"({' '.join(map(self._expression, self._texts_joined(parts)))})"
+                    expression = f"({' '.join(map(self._expression, self._merge_texts(parts)))})"
                 case Choice(options):
-                    found = f"({' | '.join(dict.fromkeys(map(self._expression, options)))})"
-                case Repetition(part, least, most):
-                    found = f"({self._expression(part)}){_bounds(least, most)}"
+                    expression = f"({' | '.join(dict.fromkeys(map(self._expression, options)))})"
+                case Repetition(part, minimum, maximum):
+                    expression = f"({self._expression(part)}){_bounds(minimum, maximum)}"
                 case _:
                     raise AssertionError(node)
-        self._expressions[id(node)] = found
-        return found
+        self._expressions[id(node)] = expression
+        return expression
 
-    def _texts_joined(self, parts: list[Node]) -> list[Node]:
+    def _merge_texts(self, parts: list[Node]) -> list[Node]:
         """Return the parts of a sequence, with adjacent fixed texts joined."""
-        found: list[Node] = []
-        for is_fixed, group in groupby(parts, key=lambda part: self._fixed(part) is not None):
+        nodes: list[Node] = []
+        for has_only_text, group in groupby(parts, key=lambda part: self._only_text(part) is not None):
             members = [*group]
-            found += [Sequence(members)] if is_fixed else members
-        self._joined += found  # keeps the nodes alive, so that no other node gets their ids
-        return found
+            nodes += [Sequence(members)] if has_only_text else members
+        self._merged_nodes += nodes  # keeps the nodes alive, so that no other node gets their ids
+        return nodes
 
     def _text(self, items: Mapping[str, _Item]) -> Lark:
         names = {name: "start" if name == "root" else f"rule_{self._numbers[name]}" for name in items}
@@ -341,17 +343,17 @@ class _Writer:
                     return " ".join(map(write, parts)) if parts else '""'
                 case Choice(options):
                     return f"({' | '.join(map(write, options))})"
-                case Repetition(part, least, most):
-                    return f"({write(part)}){_bounds(least, most)}" if most != 0 else '""'
+                case Repetition(part, minimum, maximum):
+                    return f"({write(part)}){_bounds(minimum, maximum)}" if maximum != 0 else '""'
             raise AssertionError(item)
 
         lines = [f"{names[name]}: {write(item)}" for name, item in items.items()]
         lines += [f"{name}: {expression}" for expression, name in terminals.items()]
         by_number = list(self._rules.values())
-        seen, waiting = set[str](), [*terminals]
+        written_parts, waiting = set[str](), [*terminals]
         while waiting:
-            for part in {*_PART.findall(waiting.pop())} - seen:
-                seen.add(part)
+            for part in {*_PART.findall(waiting.pop())} - written_parts:
+                written_parts.add(part)
                 waiting.append(self._expression(by_number[int(part)]))
                 lines.append(f"PART_{part}: {waiting[-1]}")
         return lark(*lines)
@@ -365,10 +367,10 @@ def _letters(text: str) -> list[Chars]:
 
 
 def _union(masks: Iterable[int]) -> int:
-    found = 0
+    union = 0
     for mask in masks:
-        found |= mask
-    return found
+        union |= mask
+    return union
 
 
 def _leaves(item: _Item) -> Iterator[_Item]:
@@ -394,7 +396,7 @@ def _without_surrogates(ranges: tuple[tuple[int, int], ...]) -> Iterator[tuple[i
             yield max(low, 0xE000), high
 
 
-def _bounds(least: int, most: int | None) -> str:
-    if most is None:
-        return {0: "*", 1: "+"}.get(least, f"{{{least},}}")
-    return "?" if (least, most) == (0, 1) else f"{{{least},{most}}}"
+def _bounds(minimum: int, maximum: int | None) -> str:
+    if maximum is None:
+        return {0: "*", 1: "+"}.get(minimum, f"{{{minimum},}}")
+    return "?" if (minimum, maximum) == (0, 1) else f"{{{minimum},{maximum}}}"

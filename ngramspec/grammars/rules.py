@@ -55,7 +55,7 @@ def find_recursive(rules: Mapping[str, Node]) -> set[str]:
     low: dict[str, int] = {}
     stack: list[str] = []
     on_stack = set[str]()
-    found = set[str]()
+    recursive_rules = set[str]()
     for start in rules:
         if start in index:
             continue
@@ -64,9 +64,9 @@ def find_recursive(rules: Mapping[str, Node]) -> set[str]:
         stack.append(start)
         on_stack.add(start)
         while path:
-            name, others = path[-1]
-            other = next(others, None)
-            if other is None:
+            name, references_left = path[-1]
+            reference = next(references_left, None)
+            if reference is None:
                 path.pop()
                 if path:
                     low[path[-1][0]] = min(low[path[-1][0]], low[name])
@@ -76,34 +76,34 @@ def find_recursive(rules: Mapping[str, Node]) -> set[str]:
                         component.append(stack.pop())
                         on_stack.discard(component[-1])
                     if len(component) > 1 or name in references[name]:
-                        found |= {*component}
-            elif other not in index:
-                index[other] = low[other] = len(index)
-                stack.append(other)
-                on_stack.add(other)
-                path.append((other, iter(references[other])))
-            elif other in on_stack:
-                low[name] = min(low[name], index[other])
-    return found
+                        recursive_rules |= {*component}
+            elif reference not in index:
+                index[reference] = low[reference] = len(index)
+                stack.append(reference)
+                on_stack.add(reference)
+                path.append((reference, iter(references[reference])))
+            elif reference in on_stack:
+                low[name] = min(low[name], index[reference])
+    return recursive_rules
 
 
 def bottom_up(rules: Mapping[str, Node], recursive: set[str]) -> list[str]:
     """Return all rules, each without recursion after those that it refers to."""
     references = find_references(rules)
     order: list[str] = []
-    seen = set[str]()
+    visited = set[str]()
     for start in rules:
-        path = [(start, iter(references[start]))] if start not in seen else []
-        seen.add(start)
+        path = [(start, iter(references[start]))] if start not in visited else []
+        visited.add(start)
         while path:
-            name, others = path[-1]
-            other = next((one for one in others if one not in seen), None)
-            if other is None:
+            name, references_left = path[-1]
+            reference = next((name_below for name_below in references_left if name_below not in visited), None)
+            if reference is None:
                 order.append(name)
                 path.pop()
             else:
-                seen.add(other)
-                path.append((other, iter(references[other])))
+                visited.add(reference)
+                path.append((reference, iter(references[reference])))
     return order
 
 
@@ -111,13 +111,13 @@ def check_depth(rules: Mapping[str, Node], regular: Mapping[str, bool]) -> None:
     """Refuse rules that are nested deeper than the functions above can follow."""
     depths: dict[str, int] = {}
     for name in regular:  # bottom up
-        deepest, waiting = 0, [(rules[name], 1)]
-        while waiting:
-            node, depth = waiting.pop()
+        deepest, pending = 0, [(rules[name], 1)]
+        while pending:
+            node, depth = pending.pop()
             if isinstance(node, Reference) and regular[node.name]:
                 depth += depths[node.name]
             deepest = max(deepest, depth)
-            waiting += [(child, depth + 1) for child in children(node)]
+            pending += [(child, depth + 1) for child in children(node)]
         depths[name] = deepest
         if deepest > MAX_DEPTH:
             raise GrammarError(f"the grammar's rule {name!r} is nested more than {MAX_DEPTH} deep")

@@ -21,7 +21,7 @@ worker = Worker("the grammar", "prepare", GrammarError, ShutdownError, cache=8 *
 """The worker of this process; its child starts with the first call."""
 
 
-def compiled(text: str, names: Mapping[str, int], n_vocab: int) -> Lark:
+def compile_grammar(text: str, names: Mapping[str, int], n_vocab: int) -> Lark:
     """Convert a grammar, in GBNF or `Lark`, to one that llguidance can compile for a vocabulary of this size.
 
     Args:

@@ -16,7 +16,7 @@ from ngramspec.grammars.deep_stack import on_deep_stack
 from ngramspec.grammars.gbnf import NAMED_TOKEN
 from ngramspec.grammars.lark import LIMITS, MAX_SIZE, Lark, reason
 from ngramspec.grammars.lexemes import gbnf_to_lark
-from ngramspec.grammars.worker import compiled, worker
+from ngramspec.grammars.worker import compile_grammar, worker
 from ngramspec.tokens import ending_tokens
 
 _MAX_KEPT = 8
@@ -184,7 +184,7 @@ class Grammars:
             if _key(text) not in self._compiled:
                 names = set[str]() if isinstance(text, Lark) else {*NAMED_TOKEN.findall(text)}
                 known = {name: token for name in names if (token := self._find_token(name)) is not None}
-                self._add(text, worker.call(compiled, text, known, self._vocabulary.n_vocab))
+                self._add(text, worker.call(compile_grammar, text, known, self._vocabulary.n_vocab))
         except BaseException:
             self.release(text)
             raise

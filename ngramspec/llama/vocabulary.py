@@ -24,8 +24,8 @@ from ngramspec.llama.grammar import Grammar, Grammars
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.sampling.settings import Sampling
-from ngramspec.tool_calls.abilities import capabilities
-from ngramspec.tool_calls.continuation import begun_answer, find_marks, turn
+from ngramspec.tool_calls.template_features import capabilities
+from ngramspec.tool_calls.continuation import find_marks, make_assistant_prefill, make_turns
 from ngramspec.tool_calls.conversation import ToolTemplate
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import missing_turn, reasoning_tags
@@ -236,9 +236,9 @@ class Vocabulary:
         adapt, known = self._tool_template.adapt, self._variables(variables)
         # A client's string must not become part of the template's own text, in which control tokens are parsed.
         known = {name: value for name, value in known.items() if not isinstance(value, str | list | dict)}
-        (question, _), (answered, _) = adapt(turn(False)[:1], ()), adapt(turn(bool(thoughts)), ())
+        (question, _), (answered, _) = adapt(make_turns(False)[:1], ()), adapt(make_turns(bool(thoughts)), ())
         marks = self._chat.examine(find_marks, question, answered, bool(thoughts), known)
-        pieces = begun_answer(self.chat_template, prompt.opening, thoughts, text, marks)
+        pieces = make_assistant_prefill(self.chat_template, prompt.opening, thoughts, text, marks)
         opening = "" if text else prompt.opening + "".join(piece for piece, own in pieces if own)
         return self._extended(prompt, pieces, opening)
 

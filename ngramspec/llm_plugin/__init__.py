@@ -28,12 +28,12 @@ OLDEST = "0.32"  # first version of `llm` whose prompts contain their messages
 @llm.hookimpl
 def register_models(register: Callable[..., None]) -> None:
     """Register the default model, and the models on this disk."""
-    from ngramspec.models.find import names
+    from ngramspec.models.find import list_models
 
     register(NGramSpec(None), aliases=(ALIAS,))
     # `llm` must start even if a folder cannot be read.
     with suppress(OSError):
-        for name in dict.fromkeys(name for name, _ in names()):
+        for name in dict.fromkeys(name for name, _ in list_models()):
             register(NGramSpec(name))
 
 
@@ -55,8 +55,8 @@ class NGramSpec(llm.Model):
     def __init__(self, name: str | None) -> None:
         self.model_id = f"{ALIAS}/{name or 'default'}"
         self._name = name
-        self._loaded: LoadedModel | None = None
-        self._asked: LoadSettings | None = None
+        self._loaded_model: LoadedModel | None = None
+        self._settings: LoadSettings | None = None
 
     @property
     def Options(self) -> type[llm.Options]:  # type: ignore[override]  # noqa: N802 - llm's name
@@ -79,13 +79,13 @@ class NGramSpec(llm.Model):
         from ngramspec.loading.load import load
 
         try:
-            asked = load_settings(prompt.options)
-            if self._loaded is None or self._asked != asked:
-                if self._loaded is not None:
-                    self._loaded.close()
-                    self._loaded = None
-                self._loaded, self._asked = load(self._name, asked), asked
-            yield from answer(self._loaded, prompt, response)
+            settings = load_settings(prompt.options)
+            if self._loaded_model is None or self._settings != settings:
+                if self._loaded_model is not None:
+                    self._loaded_model.close()
+                    self._loaded_model = None
+                self._loaded_model, self._settings = load(self._name, settings), settings
+            yield from answer(self._loaded_model, prompt, response)
         except PromptError as error:
             raise PromptFailed(f"{error}; start a new conversation, or raise -o ctx_size") from error
         except (NGramSpecError, ValueError) as error:

@@ -29,8 +29,8 @@ from ngramspec.tool_calls.parser import parser_for
 
 TEMPERATURE = 0.8  # llama.cpp's default for chats, as in `ngramspec chat`
 
-_SAMPLING = {name: known for name, known in options(Sampling).items() if not known.repeatable}
-_LOADING = {name: known for name, known in options(LoadSettings).items() if name != "hf_repo"}  # -m names the model
+_SAMPLING = {name: option for name, option in options(Sampling).items() if not option.repeatable}
+_LOADING = {name: option for name, option in options(LoadSettings).items() if name != "hf_repo"}  # -m names the model
 
 _SEED = _SAMPLING["seed"]  # -1 means a random one
 
@@ -39,56 +39,56 @@ _SEED = _SAMPLING["seed"]  # -1 means a random one
 def prompt_options() -> type[llm.Options]:
     """Return the class of the options; it rejects invalid values, and lists the allowed ones."""
     hints = get_type_hints(Sampling) | get_type_hints(LoadSettings)
-    fields = {name: _field(known, hints[name]) for name, known in (_SAMPLING | _LOADING).items()}
+    fields = {name: _field(option, hints[name]) for name, option in (_SAMPLING | _LOADING).items()}
     fields["max_tokens"] = int | None, Field(None, ge=1, description="Maximum number of tokens in the answer.")
     fields["stop"] = str | None, Field(None, min_length=1, description="Stop before this text.")
     return create_model("Options", __base__=llm.Options, **cast(dict[str, Any], fields))
 
 
-def _field(known: Option, kind: Any) -> tuple[Any, Any]:
+def _field(option: Option, kind: Any) -> tuple[Any, Any]:
     def check(value: Any) -> Any:
         if value is not None:
-            read = known.read(value)
-            if known.allowed is not None and not known.allowed.holds(read) and (known is not _SEED or value != -1):
-                raise ValueError(f"must be {known.allowed.words}")
+            read = option.read(value)
+            if option.allowed is not None and not option.allowed.holds(read) and (option is not _SEED or value != -1):
+                raise ValueError(f"must be {option.allowed.words}")
         return value
 
-    given = kind if known.parse is None else str
-    return Annotated[given | None, AfterValidator(check)], Field(None, description=known.help)
+    value_type = kind if option.parse is None else str
+    return Annotated[value_type | None, AfterValidator(check)], Field(None, description=option.help)
 
 
-def load_settings(given: llm.Options) -> LoadSettings:
+def load_settings(options: llm.Options) -> LoadSettings:
     """Return the settings for loading the model.
 
     Raises:
         ValueError: Two options contradict each other.
     """
-    values = {name: getattr(given, name) for name in _LOADING}
+    values = {name: getattr(options, name) for name in _LOADING}
     return LoadSettings(**{name: _LOADING[name].read(value) for name, value in values.items() if value is not None})
 
 
-def sampling_of(given: llm.Options, grammar: str | None) -> Sampling:
+def make_sampling(options: llm.Options, grammar: str | None) -> Sampling:
     """Return the sampling settings, with a random seed if the options contain no seed.
 
     Raises:
         ValueError: Two options contradict each other.
     """
-    asked: dict[str, Any] = {"temperature": TEMPERATURE, "seed": random.SystemRandom().randrange(2**32)}
-    for name, known in _SAMPLING.items():
-        value = getattr(given, name)
-        if value is not None and (known is not _SEED or value != -1):
-            asked[name] = known.read(value)
+    settings: dict[str, Any] = {"temperature": TEMPERATURE, "seed": random.SystemRandom().randrange(2**32)}
+    for name, option in _SAMPLING.items():
+        value = getattr(options, name)
+        if value is not None and (option is not _SEED or value != -1):
+            settings[name] = option.read(value)
     if grammar is not None:
-        if "grammar" in asked:
+        if "grammar" in settings:
             raise ValueError("the option grammar cannot be combined with a schema")
-        asked["grammar"] = grammar
-    return Sampling(**asked)
+        settings["grammar"] = grammar
+    return Sampling(**settings)
 
 
 # --------------------------------------------------------------------------- answers
 
 
-def answer(loaded: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
+def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
     """Yield the events of an answer: text as it is generated, and calls of tools when they are complete.
 
     The number of tokens and the measurements are stored in the response. If the caller stops early, the cache of the
@@ -98,7 +98,7 @@ def answer(loaded: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> I
         NGramSpecError: The conversation does not fit, the template rejects it, or llama.cpp fails.
         ValueError: Options contradict each other, or the arguments of an earlier call are not a JSON object.
     """
-    target = loaded.target
+    target = model.target
     options: Any = prompt.options  # an instance of `prompt_options()`
     tools = [Tool(t.name, t.description or "", t.input_schema) for t in prompt.tools if isinstance(t, llm.Tool)]
     chat = target.chat([m for message in prompt.messages for m in _openai(message)], tools)
@@ -108,12 +108,12 @@ def answer(loaded: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> I
         grammar = answer_grammar(
             tools, json=json_rule(schema), template=template, opening=chat.opening, controls=target.controls
         )
-    sampling = sampling_of(prompt.options, grammar)
+    sampling = make_sampling(prompt.options, grammar)
     target.sampler(sampling)  # rejects settings that this model does not support, before the prefill
     parser = parser_for(target.chat_template, tools, opening=chat.opening)
     stats, tokens, stop = Stats(), list[int](), None
     calls = list[tuple[Delta, list[str]]]()
-    steps = loaded.decoder.generate(
+    steps = model.decoder.generate(
         chat.tokens,
         max_tokens=options.max_tokens or target.n_ctx,
         sampling=sampling,
@@ -127,9 +127,9 @@ def answer(loaded: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> I
             stop = step.stop
             yield from _events(parser.push(step.text), calls)
     yield from _events(parser.finish(), calls)
-    yield from _told(calls, response)
-    if loaded.memory is not None:
-        loaded.memory.hear(tokens)
+    yield from _emit_calls(calls, response)
+    if model.memory is not None:
+        model.memory.hear(tokens)
     drafts = {"drafted": stats.drafted, "accepted": stats.accepted} if stats.drafted else None
     response.set_resolved_model(target.path.name)
     response.set_usage(input=len(chat.tokens), output=stats.generated, details=drafts)
@@ -139,9 +139,9 @@ def answer(loaded: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> I
         "tokens_per_second": stats.tokens_per_second,
         "tokens_per_pass": stats.tokens_per_pass,
         "estimated_gain": stats.estimated_gain,
-        "exact": loaded.decoder.exactness.same,
+        "exact": model.decoder.exactness.same,
         "close_calls": stats.close_calls,
-        "tuned": dict(loaded.tuned),
+        "tuned": dict(model.tuned),
         "notes": list(target.notes),
     }
 
@@ -163,12 +163,12 @@ def _openai(message: Message) -> Iterator[dict[str, Any]]:
             case _:
                 raise ValueError("this model accepts only text; remove the attachments")
     if texts or thoughts or calls:
-        found: dict[str, Any] = {"role": message.role, "content": "".join(texts)}
+        result: dict[str, Any] = {"role": message.role, "content": "".join(texts)}
         if any(thoughts):
-            found["reasoning_content"] = "".join(thoughts)
+            result["reasoning_content"] = "".join(thoughts)
         if calls:
-            found["tool_calls"] = calls
-        yield found
+            result["tool_calls"] = calls
+        yield result
 
 
 def _events(deltas: Sequence[Delta], calls: list[tuple[Delta, list[str]]]) -> Iterator[StreamEvent]:
@@ -177,7 +177,7 @@ def _events(deltas: Sequence[Delta], calls: list[tuple[Delta, list[str]]]) -> It
         match delta.kind:
             case "text":
                 yield StreamEvent("text", delta.text)
-            case "thought":
+            case "reasoning":
                 yield StreamEvent("reasoning", delta.text)
             case "call":
                 calls.append((delta, []))
@@ -185,16 +185,16 @@ def _events(deltas: Sequence[Delta], calls: list[tuple[Delta, list[str]]]) -> It
                 calls[delta.call][1].append(delta.text)
 
 
-def _told(calls: Sequence[tuple[Delta, list[str]]], response: llm.Response) -> Iterator[StreamEvent]:
+def _emit_calls(calls: Sequence[tuple[Delta, list[str]]], response: llm.Response) -> Iterator[StreamEvent]:
     """Add complete calls to the response, and yield their events; an incomplete call becomes text, so it is not run."""
     for call, pieces in calls:
-        written = "".join(pieces)
+        arguments_text = "".join(pieces)
         try:
-            arguments = json.loads(written or "{}")
+            arguments = json.loads(arguments_text or "{}")
         except ValueError:
             arguments = None
         if not isinstance(arguments, dict):
-            yield StreamEvent("text", f"{call.name} {written}")
+            yield StreamEvent("text", f"{call.name} {arguments_text}")
             continue
         yield StreamEvent("tool_call_name", call.name, tool_call_id=call.id)
         yield StreamEvent("tool_call_args", json.dumps(arguments), tool_call_id=call.id)

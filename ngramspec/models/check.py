@@ -41,7 +41,7 @@ _SIGNATURES = {
 _PEEK = 512
 _A, _B = ".lora_a", ".lora_b"
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
-_MULTIPLIED = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30})
+_MULTIPLIABLE = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30})
 """ggml types of an adapter: F32, F16, BF16, and quantised types that every backend can multiply."""
 _MAX_LAYERS = 512  # llama.cpp's src/llama-hparams.h, LLAMA_MAX_LAYERS
 
@@ -63,7 +63,7 @@ def check_model_file(path: Path) -> GGUFHeader:
     Raises:
         ModelError: The file cannot be used; the message contains its name, what is wrong and what to do.
     """
-    header = check_whole(path)
+    header = check_complete(path)
     parts = header.metadata.get("split.count", 0)
     _check_kind(path, header.metadata.get("general.type"), header.metadata.get("general.architecture"))
     if isinstance(parts, int) and parts > 1:
@@ -81,14 +81,14 @@ def check_values(path: Path, header: GGUFHeader) -> None:
             continue
         name = key.partition(".")[2]
         if name == "block_count" and not 1 <= value <= _MAX_LAYERS:
-            wanted = f"but must be 1 to {_MAX_LAYERS}"
+            requirement = f"but must be 1 to {_MAX_LAYERS}"
         elif name.endswith("epsilon") and not 0 <= value < math.inf:
-            wanted = "but must be a number of at least 0"
+            requirement = "but must be a number of at least 0"
         elif name.startswith("rope.dimension_count") and value % 2:
-            wanted = "but must be even"
+            requirement = "but must be even"
         else:
             continue
-        raise ModelError(f"{path} is damaged: {key} is {value}, {wanted}; download it again")
+        raise ModelError(f"{path} is damaged: {key} is {value}, {requirement}; download it again")
 
 
 def check_adapter_file(path: Path, model: Path) -> None:
@@ -99,19 +99,21 @@ def check_adapter_file(path: Path, model: Path) -> None:
     Raises:
         ModelError: The adapter cannot be used; the message contains its name, what is wrong and what to do.
     """
-    header = check_whole(path, "adapter")
-    base = [check_whole(part) for part in parts_of(model)]
-    for key, wanted in (
+    header = check_complete(path, "adapter")
+    base = [check_complete(part) for part in parts_of(model)]
+    for key, expected_value in (
         ("general.type", "adapter"),
         ("adapter.type", "lora"),
         ("general.architecture", base[0].metadata.get("general.architecture")),
     ):
-        found = header.metadata.get(key)
-        if found != wanted:
-            raise ModelError(f"{path} is not a LoRA adapter for {model.name}: its {key} is {found!r}, not {wanted!r}")
+        value = header.metadata.get(key)
+        if value != expected_value:
+            raise ModelError(
+                f"{path} is not a LoRA adapter for {model.name}: its {key} is {value!r}, not {expected_value!r}"
+            )
     if not isinstance(header.metadata.get("adapter.lora.alpha"), float):
         raise ModelError(f"{path} is not a LoRA adapter: it has no adapter.lora.alpha")
-    if unknown := [kind for kind in header.types if kind not in _MULTIPLIED]:
+    if unknown := [kind for kind in header.types if kind not in _MULTIPLIABLE]:
         raise ModelError(f"{path} has tensors of a type that llama.cpp cannot multiply with ({unknown[0]})")
     weights = {name: shape for part in base for name, shape in part.shapes.items()}
     pairs = {name[: -len(_A)] for name in header.shapes if name.endswith((_A, _B))}
@@ -142,7 +144,7 @@ def _check_pair(
         raise ModelError(f"{path} is not for {model.name}: it changes {name}, which has another shape in the model")
 
 
-def check_whole(path: Path, what: str = "model") -> GGUFHeader:
+def check_complete(path: Path, what: str = "model") -> GGUFHeader:
     """Return the header of a complete GGUF file, with or without weights.
 
     Args:
@@ -174,8 +176,10 @@ def check_whole(path: Path, what: str = "model") -> GGUFHeader:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise ModelError(f"cannot read {path}: {reason or error}") from error
-    if size < header.needed:
-        raise ModelError(f"{path} is truncated: it has {size:,} of at least {header.needed:,} bytes; download it again")
+    if size < header.required_bytes:
+        raise ModelError(
+            f"{path} is truncated: it has {size:,} of at least {header.required_bytes:,} bytes; download it again"
+        )
     return header
 
 
@@ -199,29 +203,29 @@ def _looks_like(start: bytes) -> str:
 
 def _check_kind(path: Path, kind: object, architecture: object) -> None:
     """Reject GGUF files that cannot generate text."""
-    named = architecture if isinstance(architecture, str) else ""
-    for refused, why in (
+    name = architecture if isinstance(architecture, str) else ""
+    for is_refused, reason in (
         (
-            kind == "mmproj" or named == "clip",
+            kind == "mmproj" or name == "clip",
             "is the image or audio part (mmproj) of a model; pass the language model itself",
         ),
         (kind == "adapter", "is a LoRA adapter, not a model; pass its model, and the adapter with --lora"),
         (kind == "imatrix", "is an importance matrix, not a model"),
-        (not named, "has no general.architecture; it is not a language model"),
+        (not name, "has no general.architecture; it is not a language model"),
         (
-            named in _ENCODERS or "bert" in named,
-            f"is an encoder ({named}): it computes embeddings and cannot generate text",
+            name in _ENCODERS or "bert" in name,
+            f"is an encoder ({name}): it computes embeddings and cannot generate text",
         ),
-        (named == "t5", "is an encoder-decoder model (t5); only decoder-only models are supported"),
-        (named in _HEADS, f"is a draft layer for another model ({named}) and cannot run alone; pass that model"),
-        (named in _VOICES, f"generates audio ({named}), not text"),
+        (name == "t5", "is an encoder-decoder model (t5); only decoder-only models are supported"),
+        (name in _HEADS, f"is a draft layer for another model ({name}) and cannot run alone; pass that model"),
+        (name in _VOICES, f"generates audio ({name}), not text"),
         (
-            named in _DIFFUSION,
-            f"is a diffusion model ({named}), which does not decode token by token",
+            name in _DIFFUSION,
+            f"is a diffusion model ({name}), which does not decode token by token",
         ),
     ):
-        if refused:
-            raise ModelError(f"{path} {why}")
+        if is_refused:
+            raise ModelError(f"{path} {reason}")
 
 
 def _check_parts(path: Path, parts: int) -> None:
@@ -238,7 +242,7 @@ def _check_parts(path: Path, parts: int) -> None:
     for file in files[1:]:
         if not file.exists():
             raise ModelError(f"{path} is part 1 of {parts}, and {file.name} is missing in the same folder")
-        check_whole(file)
+        check_complete(file)
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -256,21 +260,21 @@ def _about_folder(path: Path) -> str:
     names = sorted(file.name for file in path.glob("*.gguf"))
     if not names:
         return f"{path} is a folder without .gguf files; pass the path of a .gguf file"
-    return f"{path} is a folder; pass one of its files: {listing(names, 3)}"
+    return f"{path} is a folder; pass one of its files: {join_names(names, 3)}"
 
 
-def listing(names: Iterable[str], most: int) -> str:
-    """Return the first `most` names and the number of the others, for a message."""
+def join_names(names: Iterable[str], maximum: int) -> str:
+    """Return the first `maximum` names and the number of the others, for a message."""
     names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    more = f" and {len(names) - maximum} more" if len(names) > maximum else ""
+    return ", ".join(names[:maximum]) + more
 
 
 def _suggestion(path: Path) -> str:
     """Return a hint with similar files in the same folder, or with the syntax for a repository; "" without one."""
     names = {file.name.lower(): file.name for file in path.parent.glob("*.gguf") if file.exists()}
-    wanted = path.name.lower()
-    close = difflib.get_close_matches(wanted, names, n=3) or difflib.get_close_matches(f"{wanted}.gguf", names)
+    file_name = path.name.lower()
+    close = difflib.get_close_matches(file_name, names, n=3) or difflib.get_close_matches(f"{file_name}.gguf", names)
     if close:
         return f" (did you mean {' or '.join(names[name] for name in close)}?)"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.parent.exists():

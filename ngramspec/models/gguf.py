@@ -83,7 +83,7 @@ class GGUFHeader:
     tensors: int  # number of tensors in the file
     metadata: Mapping[str, Scalar]  # values that are strings, numbers or booleans; no arrays (vocabulary, merges)
     vocabulary: bytes  # hash of the vocabulary (16 bytes): of the texts of all its tokens, each with its length
-    needed: int  # minimum bytes of the file for its header and every tensor whose type is in `BLOCKS`
+    required_bytes: int  # minimum bytes of the file for its header and every tensor whose type is in `BLOCKS`
     types: Mapping[int, int]  # bytes of the file's tensors by ggml type, 0 if `BLOCKS` lacks the type
     shapes: Mapping[str, tuple[int, ...]]  # shapes of the tensors by name, in ggml's order: rows are the last dimension
 
@@ -106,19 +106,19 @@ class _Reader:
         self._path, self.data = path, data
         self.position = len(MAGIC)
 
-    def wrong(self, what: str) -> ModelError:
+    def error(self, what: str) -> ModelError:
         """Return the error for an invalid header; `what` follows the file's name in the message."""
         return ModelError(f"{self._path} {what}")
 
     def corrupt(self, what: str) -> ModelError:
-        return self.wrong(f"has a corrupt header: {what}; download the file again")
+        return self.error(f"has a corrupt header: {what}; download the file again")
 
     def skip(self, size: int) -> int:
         """Move forward by `size` bytes and return the position of the first."""
         start = self.position
         if start + size > len(self.data):
             end = len(self.data)
-            raise self.wrong(f"is truncated: it ends inside its header, after {end:,} bytes; download it again")
+            raise self.error(f"is truncated: it ends inside its header, after {end:,} bytes; download it again")
         self.position = start + size
         return start
 
@@ -144,7 +144,7 @@ class _Reader:
 def _parse(reader: _Reader) -> GGUFHeader:
     version = reader.number(_U32)
     if version not in VERSIONS:
-        raise reader.wrong(_about_version(version))
+        raise reader.error(_about_version(version))
     tensors, entries = reader.number(), reader.number()
     metadata: dict[str, Scalar] = {}
     tokens = b""
@@ -167,13 +167,13 @@ def _parse(reader: _Reader) -> GGUFHeader:
         shapes[name] = shape
         end = max(end, offset + size)
     data_start = -(-reader.position // alignment) * alignment
-    needed = data_start + end if end else reader.position
-    return GGUFHeader(tensors, metadata, blake2b(tokens, digest_size=16).digest(), needed, dict(types), shapes)
+    required_bytes = data_start + end if end else reader.position
+    return GGUFHeader(tensors, metadata, blake2b(tokens, digest_size=16).digest(), required_bytes, dict(types), shapes)
 
 
 def _about_version(version: int) -> str:
-    swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-    if 1 <= swapped <= max(VERSIONS):
+    big_endian_version = int.from_bytes(version.to_bytes(4, "little"), "big")
+    if 1 <= big_endian_version <= max(VERSIONS):
         return "is a big-endian GGUF file; use the little-endian version of the model"
     if version == 1:
         return "is GGUF version 1, which is no longer supported; convert the original model again"

@@ -14,11 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ngramspec.errors import ModelError
-from ngramspec.models.check import SPLIT_NAME, listing
+from ngramspec.models.check import SPLIT_NAME, join_names
 
 PREFIX = "hf:"
 
-PREFERRED = ("Q4_K_M", "Q8_0")
+PREFERRED_QUANTS = ("Q4_K_M", "Q8_0")
 """Default quantisations in order of preference, as in llama.cpp's `common/download.cpp`."""
 
 Progress = Callable[[str, int, int | None], None]
@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int | None], None]
 _NAME = re.compile(PREFIX + r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<wanted>[^:\s][^:]*))?")
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # values that huggingface_hub accepts as true
 _LIST_TIMEOUT = 10.0  # timeout in seconds, huggingface_hub's own default for other requests
-_KEPT = "models--"  # prefix of a repository's folder in the cache
+_REPO_PREFIX = "models--"  # prefix of a repository's folder in the cache
 
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 """Parts of the names of files that accompany a model: images and audio, statistics, and draft heads."""
@@ -35,7 +35,7 @@ _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 _QUANT = re.compile(
     r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])", re.IGNORECASE
 )
-_LISTED = 12
+_MAX_NAMES = 12
 
 
 def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -> tuple[Path, str]:
@@ -53,8 +53,8 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
     match = _NAME.fullmatch(name)
     if match is None:
         repo = f"{PREFIX}owner/repo"
-        raise ModelError(f"{name} is not a valid name; use {repo}, {repo}:{PREFERRED[0]} or {repo}:file.gguf")
-    repo, listed, cached = match["repo"], list[str](), dict[str, Path]()
+        raise ModelError(f"{name} is not a valid name; use {repo}, {repo}:{PREFERRED_QUANTS[0]} or {repo}:file.gguf")
+    repo, files_in_repo, cached_files = match["repo"], list[str](), dict[str, Path]()
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -64,19 +64,19 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
         if env.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
             offline = "--offline or HF_HUB_OFFLINE is set"
         else:
-            listed, offline = _list_files(name, repo, endpoint)
+            files_in_repo, offline = _list_files(name, repo, endpoint)
     if offline:
-        cached = _gguf_files(_folder_of(repo, env) / _kept_as(repo))
-        if not cached:
+        cached_files = _gguf_files(_folder_of(repo, env) / _repo_folder_name(repo))
+        if not cached_files:
             raise ModelError(f"{name} is not in the local cache and cannot be downloaded: {offline}")
-        listed = list(cached)
+        files_in_repo = list(cached_files)
     try:
-        files = choose(listed, match["wanted"])
+        files = choose(files_in_repo, match["wanted"])
     except ModelError as error:
         hint = f" (only the local cache was searched: {offline})" if offline else ""
         raise ModelError(f"{name}: {error}{hint}") from None
-    if cached:
-        paths = [cached[file] for file in files]
+    if cached_files:
+        paths = [cached_files[file] for file in files]
     else:
         paths = [_download(name, repo, endpoint, file, _folder_of(repo, env), progress) for file in files]
     return paths[0], f"{repo}:{PurePosixPath(files[0]).name}"
@@ -91,7 +91,7 @@ def _list_files(name: str, repo: str, endpoint: str) -> tuple[list[str], str]:
     except errors.HFValidationError as error:
         raise ModelError(f"{name} is not a valid name: {_line(error)}") from error
     except errors.GatedRepoError as error:
-        raise _gated(name, repo, endpoint) from error
+        raise _access_error(name, repo, endpoint) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(
             f"{name}: the repository {repo} does not exist on {endpoint}, or it is "
@@ -111,12 +111,12 @@ def _download(name: str, repo: str, endpoint: str, file: str, cache: Path, progr
     try:
         return Path(hf_hub_download(repo, file, endpoint=endpoint, cache_dir=cache, tqdm_class=bar))
     except errors.GatedRepoError as error:
-        raise _gated(name, repo, endpoint) from error
+        raise _access_error(name, repo, endpoint) from error
     except Exception as error:  # see _list_files
         raise ModelError(f"{name}: cannot download {file}: {_line(error)}") from error
 
 
-def _gated(name: str, repo: str, endpoint: str) -> ModelError:
+def _access_error(name: str, repo: str, endpoint: str) -> ModelError:
     return ModelError(
         f"{name}: access to {repo} must be granted first; accept its terms at "
         f"{endpoint}/{repo}, then log in with `hf auth login` or set HF_TOKEN"
@@ -161,71 +161,71 @@ def _bar_class(file: str, progress: Progress | None) -> type:
 # --------------------------------------------------------------------------- the cache
 
 
-def cached(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+def list_cached(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     """Yield all models in the cache: the name, as `fetch` accepts it, and the file."""
     for folder in _folders(env):
-        for kept in sorted(folder.glob(f"{_KEPT}*--*")):
-            repo = kept.name.removeprefix(_KEPT).replace("--", "/", 1)
+        for repo_folder in sorted(folder.glob(f"{_REPO_PREFIX}*--*")):
+            repo = repo_folder.name.removeprefix(_REPO_PREFIX).replace("--", "/", 1)
             if _folder_of(repo, env) == folder:
-                files = _gguf_files(kept).items()
+                files = _gguf_files(repo_folder).items()
                 yield from ((f"{PREFIX}{repo}:{name}", path) for name, path in files if is_model(name))
 
 
 def _folders(env: Mapping[str, str]) -> list[Path]:
     """Return the folders of the cache: first that for llama.cpp only, then that which huggingface_hub uses too."""
-    found = [Path(os.path.expanduser(told))] if (told := env.get("LLAMA_CACHE")) else []
+    folders = [Path(os.path.expanduser(folder))] if (folder := env.get("LLAMA_CACHE")) else []
     for name, below in (
         ("HF_HUB_CACHE", ""),
         ("HUGGINGFACE_HUB_CACHE", ""),
         ("HF_HOME", "hub"),
         ("XDG_CACHE_HOME", "huggingface/hub"),
     ):
-        if told := env.get(name):
-            found.append(Path(os.path.expanduser(told)) / below)
+        if folder := env.get(name):
+            folders.append(Path(os.path.expanduser(folder)) / below)
             break
     else:
-        found.append(Path(os.path.expanduser("~/.cache/huggingface/hub")))
-    return list(dict.fromkeys(found))
+        folders.append(Path(os.path.expanduser("~/.cache/huggingface/hub")))
+    return list(dict.fromkeys(folders))
 
 
 def _folder_of(repo: str, env: Mapping[str, str]) -> Path:
     """Return the cache folder that contains a repository; otherwise the first folder, which llama.cpp would use."""
     every = _folders(env)
-    return next((folder for folder in every if (folder / _kept_as(repo)).is_dir()), every[0])
+    return next((folder for folder in every if (folder / _repo_folder_name(repo)).is_dir()), every[0])
 
 
-def _kept_as(repo: str) -> str:
-    return f"{_KEPT}{repo.replace('/', '--')}"
+def _repo_folder_name(repo: str) -> str:
+    return f"{_REPO_PREFIX}{repo.replace('/', '--')}"
 
 
-def _gguf_files(kept: Path) -> dict[str, Path]:
+def _gguf_files(repo_folder: Path) -> dict[str, Path]:
     """Return the .gguf files of a cached repository by their paths in the repository.
 
     They belong to the main branch, or to another branch if the main one was not downloaded.
     """
-    refs = kept / "refs"
+    refs = repo_folder / "refs"
     for ref in (refs / "main", *sorted(refs.glob("*"))):
         try:
-            snapshot = kept / "snapshots" / ref.read_text(encoding="utf-8").strip()
+            snapshot = repo_folder / "snapshots" / ref.read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
             continue
         if snapshot.is_dir():
-            found = sorted(file for file in snapshot.rglob("*.gguf") if file.is_file())
-            return {file.relative_to(snapshot).as_posix(): file for file in found}
+            paths = sorted(file for file in snapshot.rglob("*.gguf") if file.is_file())
+            return {file.relative_to(snapshot).as_posix(): file for file in paths}
     return {}
 
 
 # --------------------------------------------------------------------------- choice of a repository's files
 
 
-def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
+def choose(paths: Iterable[str], file_or_quant: str | None) -> list[str]:
     """Choose the files to load from a repository.
 
     Args:
-        listed: Paths of the repository's files.
-        wanted: File name that ends in .gguf (its folder may be left out), or a quantisation such as Q4_K_M in any
-            case. `None` means one of `PREFERRED`, and otherwise any. If several models match, the first is chosen as
-            in llama.cpp.
+        paths: Paths of the repository's files.
+        file_or_quant: File name that ends in .gguf (its folder may be left out), or a quantisation such as Q4_K_M in
+            any case. `None` means one of `PREFERRED_QUANTS`, and otherwise any. If several models match, the first is
+            chosen as in llama.cpp.
 
     Returns:
         Files of the model in the order of its parts.
@@ -234,34 +234,36 @@ def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
         ModelError: No model matches, several have the given file name, or a part is missing.
     """
     models: dict[str, list[str]] = {}  # paths of a model's files in order, by the path of the first
-    for file in sorted(filter(is_model, listed)):
+    for file in sorted(filter(is_model, paths)):
         split = SPLIT_NAME.match(file)
         first = f"{split['stem']}-00001-of-{split['parts']}.gguf" if split else file
         models.setdefault(first, []).append(file)
     if not models:
         raise ModelError("this repository contains no GGUF model")
-    if wanted is None:
-        found = next(filter(None, (_by_quant(models, quant) for quant in PREFERRED)), list(models))
-    elif wanted.lower().endswith(".gguf"):
-        found = [first for first, files in models.items() if wanted in files]
-        if not found:
+    if file_or_quant is None:
+        matches = next(filter(None, (_by_quant(models, quant) for quant in PREFERRED_QUANTS)), list(models))
+    elif file_or_quant.lower().endswith(".gguf"):
+        matches = [first for first, files in models.items() if file_or_quant in files]
+        if not matches:
             names = {first: [PurePosixPath(file).name for file in files] for first, files in models.items()}
-            found = [first for first in models if wanted in names[first]]
-        if not found:
-            close = difflib.get_close_matches(wanted, models, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"it has {listing(models, _LISTED)}"
-            raise ModelError(f"there is no model file {wanted} in this repository; {hint}")
-        if len(found) > 1:
-            raise ModelError(f"{wanted} is the name of several files; name one of them: {listing(found, _LISTED)}")
+            matches = [first for first in models if file_or_quant in names[first]]
+        if not matches:
+            close = difflib.get_close_matches(file_or_quant, models, n=3)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"it has {join_names(models, _MAX_NAMES)}"
+            raise ModelError(f"there is no model file {file_or_quant} in this repository; {hint}")
+        if len(matches) > 1:
+            raise ModelError(
+                f"{file_or_quant} is the name of several files; name one of them: {join_names(matches, _MAX_NAMES)}"
+            )
     else:
-        found = _by_quant(models, wanted)
-        if not found:
+        matches = _by_quant(models, file_or_quant)
+        if not matches:
             has = sorted({_quant(model) for model in models})
-            raise ModelError(f"there is no {wanted} in this repository; it has {listing(has, _LISTED)}")
-    files = models[found[0]]
-    split = SPLIT_NAME.match(found[0])
+            raise ModelError(f"there is no {file_or_quant} in this repository; it has {join_names(has, _MAX_NAMES)}")
+    files = models[matches[0]]
+    split = SPLIT_NAME.match(matches[0])
     if split is not None and len(files) != int(split["parts"]):
-        raise ModelError(f"only {len(files)} of the {int(split['parts'])} parts of {found[0]} are there")
+        raise ModelError(f"only {len(files)} of the {int(split['parts'])} parts of {matches[0]} are there")
     return files
 
 
@@ -271,13 +273,13 @@ def is_model(file: str) -> bool:
     return name.endswith(".gguf") and not any(word in name for word in _COMPANIONS)
 
 
-def _by_quant(models: Iterable[str], wanted: str) -> list[str]:
-    """Return the models with `wanted` as a word in their path; without any, those with a word that ends with it.
+def _by_quant(models: Iterable[str], quant: str) -> list[str]:
+    """Return the models with `quant` as a word in their path; without any, those with a word that ends with it.
 
     Q2_K_XL matches UD-Q2_K_XL, and Q4_K never matches Q4_K_M. F16 matches BF16, as in llama.cpp, but only if there is
     no F16.
     """
-    names, end = list(models), rf"{re.escape(wanted)}(?![A-Za-z0-9_])"
+    names, end = list(models), rf"{re.escape(quant)}(?![A-Za-z0-9_])"
     words = (re.compile(pattern, re.IGNORECASE) for pattern in (rf"(?<![A-Za-z0-9]){end}", end))
     return next(filter(None, ([name for name in names if word.search(name)] for word in words)), [])
 

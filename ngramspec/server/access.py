@@ -12,8 +12,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ngramspec.server.call import ApiError
-from ngramspec.server.endpoint import Endpoint, refusal
+from ngramspec.server.endpoint import Endpoint, error_response
+from ngramspec.server.errors import ApiError
 
 _LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^\[\]:/?#@\s]*))(?::[0-9]{0,5})?")
@@ -61,7 +61,7 @@ class Access:
             needs_host = not (is_public and scope.get("http_version") == "1.0")
             error = self._error(Headers(scope=scope), is_public, needs_host)
             if error is not None:
-                await refusal(error, endpoint, scope["path"])(scope, receive, send)
+                await error_response(error, endpoint, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple, Protocol
 
 from ngramspec.batching.request import Done, Event, Prefilled, Scored, Started
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.server.call import leaving, of_failure
+from ngramspec.server.errors import shutdown_error, to_api_error
 from ngramspec.steps import Step
 from ngramspec.tool_calls.deltas import Delta
 
-Kind = Literal["thought", "text", "call"]
+Kind = Literal["reasoning", "text", "call"]
 
 
 @dataclass(slots=True)
@@ -89,12 +89,12 @@ class Answer:
         self.tokens: list[int] = []  # all generated tokens
         self.logprobs: list[Logprobs] = []  # logprobs of the tokens whose text is complete
         self.scored: tuple[Logprobs, ...] = ()  # logprobs of the prompt
-        self.slot = self.cached = self.prompt_tokens = 0  # as in `Started`
+        self.slot = self.cached_tokens = self.prompt_tokens = 0  # as in `Started`
         self.ended = False  # True after the reader ended the text; the engine's further steps are ignored
         self.end: End | None = None
         self._open: Block | None = None
-        self._held: list[Logprobs] = []  # logprobs of tokens whose text the engine holds back
-        self._early: tuple[Logprobs, ...] = ()  # logprobs of tokens whose text the reader holds back
+        self._held_logprobs: list[Logprobs] = []  # logprobs of tokens whose text the engine holds back
+        self._early_logprobs: tuple[Logprobs, ...] = ()  # logprobs of tokens whose text the reader holds back
         self._unread = self._reasoning_tokens = 0  # tokens without deltas so far; tokens of reasoning
         self._stop_string: str | None = None
 
@@ -113,7 +113,7 @@ class Answer:
         """Add the tokens of consecutive steps; adjacent text of one block becomes one change."""
         changes: list[Change] = []
         logprobs: tuple[Logprobs, ...] = ()
-        for number, step in enumerate(steps, 1):
+        for n_steps, step in enumerate(steps, 1):
             self.tokens += step.tokens
             self._stop_string = step.stop_string
             if self.reader is None:
@@ -129,21 +129,21 @@ class Answer:
             if step.logprobs:
                 logprobs += self._add_logprobs(changes, step)
             if self.ended:
-                return Piece(changes, logprobs, steps[:number])
+                return Piece(changes, logprobs, steps[:n_steps])
         return Piece(changes, logprobs, steps)
 
-    def take(self, event: Event) -> Sequence[TextEvent]:
+    def add_event(self, event: Event) -> Sequence[TextEvent]:
         """Add an event of the engine other than a step.
 
         Raises:
             ApiError: The engine could not complete the answer.
         """
         if isinstance(event, Exception):
-            raise of_failure(event, started=self.prompt_tokens > 0)
+            raise to_api_error(event, started=self.prompt_tokens > 0)
         if isinstance(event, Done):
             return self._finish(event)
         if isinstance(event, Started):
-            self.slot, self.cached, self.prompt_tokens = event
+            self.slot, self.cached_tokens, self.prompt_tokens = event
         elif isinstance(event, Scored):
             self.scored = event.logprobs
         assert not isinstance(event, Step)
@@ -151,7 +151,7 @@ class Answer:
 
     def _finish(self, done: Done) -> Sequence[TextEvent]:
         if done.reason == "cancelled" and not self.tokens:
-            raise leaving()  # otherwise the response ends with the tokens that were generated before the shutdown
+            raise shutdown_error()  # otherwise the response ends with the tokens that were generated before
         by_itself = not self.ended and done.reason in ("eog", "stop")
         changes: list[Change] = []
         if self.reader is not None and (deltas := self.reader.finish(cut=not by_itself)):
@@ -167,7 +167,7 @@ class Answer:
     # ------------------------------------------------------------------ blocks
 
     def _read(self, changes: list[Change], deltas: Sequence[Delta]) -> None:
-        if deltas[0].kind == "thought":
+        if deltas[0].kind == "reasoning":
             self._reasoning_tokens += self._unread
         self._unread = 0
         for delta in deltas:
@@ -184,8 +184,8 @@ class Answer:
             block = self._begin(changes, kind)
         block.pieces.append(text)
         logprobs: tuple[Logprobs, ...] = ()
-        if self._early and kind == "text":
-            logprobs, self._early = self._early, ()
+        if self._early_logprobs and kind == "text":
+            logprobs, self._early_logprobs = self._early_logprobs, ()
             block.logprobs += logprobs
         if changes and changes[-1][1] is block:
             _, _, text_before, logprobs_before = changes.pop()
@@ -211,15 +211,15 @@ class Answer:
         """
         complete: list[Logprobs] = []
         for logprobs, piece in zip(step.logprobs, step.pieces, strict=True):
-            self._held.append(logprobs)
+            self._held_logprobs.append(logprobs)
             if piece:
-                complete += self._held
-                self._held.clear()
+                complete += self._held_logprobs
+                self._held_logprobs.clear()
         if step.stop in ("length", "context"):
-            complete += self._held
+            complete += self._held_logprobs
         self.logprobs += complete
         if self._open is None or self._open.kind != "text":
-            self._early += tuple(complete)
+            self._early_logprobs += tuple(complete)
         elif complete:
             self._open.logprobs += complete
             changes.append(("grown", self._open, "", tuple(complete)))

@@ -10,19 +10,15 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.server.answer import Block, End, Piece, TextEvent
-from ngramspec.server.call import ApiError, Call, Fields, json_answer
-from ngramspec.server.chat import (
-    EFFORTS,
-    ChatTask,
-    Toolbox,
-    Transcript,
-    answer_chat,
-    as_json,
-    count_prompt,
-    read_arguments,
-)
-from ngramspec.server.common_fields import Form, read_form
-from ngramspec.server.reply import Reply, chunk, quoted
+from ngramspec.server.call import Call
+from ngramspec.server.chat import EFFORTS, ChatTask, answer_chat, count_prompt
+from ngramspec.server.constraint_fields import JsonFormat, read_json_format
+from ngramspec.server.errors import ApiError
+from ngramspec.server.fields import Fields
+from ngramspec.server.json_text import json_response, quote
+from ngramspec.server.reply import Reply, chunk
+from ngramspec.server.toolbox import Toolbox
+from ngramspec.server.transcript import Transcript, as_json, read_arguments
 
 # Claude Code begins its system prompt with this line, which differs in every request. It is removed, because otherwise
 # only the first tokens of a prompt would be in the cache.
@@ -43,80 +39,80 @@ _ERRORS = {
 
 async def messages(call: Call) -> Response:
     """Answer a chat."""
-    given, model = call.given, call.model
-    reply = MessageReply(f"msg_{secrets.token_hex(12)}", given.text("model") or model.name, hides_thoughts(given))
-    task = await asyncio.to_thread(read_request, given)
+    fields, model = call.fields, call.model
+    reply = MessageReply(f"msg_{secrets.token_hex(12)}", fields.string("model") or model.name, hides_reasoning(fields))
+    task = await asyncio.to_thread(read_request, fields)
     return await answer_chat(call, task, reply)
 
 
 async def count_tokens(call: Call) -> Response:
     """Return the number of tokens of the prompt of a chat."""
-    task = await asyncio.to_thread(read_request, call.given, counting=True)
-    return json_answer({"input_tokens": await count_prompt(call, task)})
+    task = await asyncio.to_thread(read_request, call.fields, counting=True)
+    return json_response({"input_tokens": await count_prompt(call, task)})
 
 
-def worded(error: ApiError) -> dict[str, Any]:
+def error_body(error: ApiError) -> dict[str, Any]:
     """Return the JSON of an error in Anthropic's format, for the body of a response or for an event of a stream."""
     text, default = error.message, "invalid_request_error" if error.status < 500 else "api_error"
     if "n_prompt_tokens" in error.details:
         # Claude Code recognises these words, and then shortens the conversation.
-        tokens, most = error.details["n_prompt_tokens"], error.details["n_ctx"]
-        text = f"prompt is too long: {tokens} tokens > {most} maximum; {text}"
+        tokens, limit = error.details["n_prompt_tokens"], error.details["n_ctx"]
+        text = f"prompt is too long: {tokens} tokens > {limit} maximum; {text}"
     return {"type": "error", "error": {"type": _ERRORS.get(error.status, default), "message": text}}
 
 
 # --------------------------------------------------------------------------- the request
 
 
-def read_request(given: Fields, *, counting: bool = False) -> ChatTask:
+def read_request(fields: Fields, *, counting: bool = False) -> ChatTask:
     """Return the task of a request; with `counting`, which only counts tokens, `max_tokens` is not required."""
     if not counting:
-        given.needed("max_tokens")
+        fields.require("max_tokens")
     toolbox = Toolbox()
-    for tool in given.objects("tools"):
+    for tool in fields.objects("tools"):
         # Other tools, such as web search, run only on Anthropic's servers.
-        if (tool.text("type") or "custom") == "custom":
-            toolbox.add_one(tool, "function", schema="input_schema")
-    choice, parallel = _choice(given, toolbox)
-    stop = tuple(given.texts("stop_sequences"))
+        if (tool.string("type") or "custom") == "custom":
+            toolbox.add_tool(tool, "function", schema="input_schema")
+    choice, parallel = _choice(fields, toolbox)
+    stop = tuple(fields.string_list("stop_sequences"))
     if not all(stop):
-        raise given.refused("stop_sequences", "must not contain an empty string")
+        raise fields.field_error("stop_sequences", "must not contain an empty string")
     return ChatTask(
-        messages=_messages(given),
+        messages=_messages(fields),
         tools=toolbox.tools,
         tool_choice=choice,
         parallel=parallel,
-        form=_form(given),
-        max_tokens=given.whole("max_tokens"),
+        json_format=_form(fields),
+        max_tokens=fields.integer("max_tokens"),
         stop=stop,
-        variables=_variables(given),
-        reasoning_budget=_budget(given),
+        variables=_variables(fields),
+        reasoning_budget=_budget(fields),
     )
 
 
-def hides_thoughts(given: Fields) -> bool:
+def hides_reasoning(fields: Fields) -> bool:
     """Return True if a request asks for thinking blocks without their text."""
-    thinking = given.object("thinking")
+    thinking = fields.object("thinking")
     return thinking is not None and thinking.choice("display", ("summarized", "omitted"), "summarized") == "omitted"
 
 
-def _messages(given: Fields) -> list[dict[str, Any]]:
+def _messages(fields: Fields) -> list[dict[str, Any]]:
     transcript = Transcript()
-    for text in given.parts("system", _text):
-        transcript.system(_BILLING.sub("", text, count=1) if _BILLING.match(text) else text)
-    for message in given.objects("messages"):
-        role = message.needed_choice("role", ("user", "assistant", "system"))
-        content = message.needed("content")
+    for text in fields.parts("system", _text):
+        transcript.add_system(_BILLING.sub("", text, count=1) if _BILLING.match(text) else text)
+    for message in fields.objects("messages"):
+        role = message.require_choice("role", ("user", "assistant", "system"))
+        content = message.require("content")
         if role == "system":
             for text in message.parts("content", _text):
-                transcript.system(text)
+                transcript.add_system(text)
         elif isinstance(content, str):
-            transcript.say(role, content)
+            transcript.add_message(role, content)
         else:
             (_user if role == "user" else _assistant)(transcript, list(message.objects("content")))
-    given.needed("messages")
+    fields.require("messages")
     if transcript.messages and transcript.messages[-1].get("tool_calls"):
-        raise given.refused("messages", "must not end with tool calls without results")
+        raise fields.field_error("messages", "must not end with tool calls without results")
     return transcript.messages
 
 
@@ -125,58 +121,62 @@ def _user(transcript: Transcript, blocks: list[Fields]) -> None:
     for block in blocks:
         if block.data.get("type") == "tool_result":
             text = "\n".join(block.parts("content", _text))
-            transcript.result(block.needed_name("tool_use_id"), f"Error: {text}" if block.flag("is_error") else text)
+            transcript.add_result(
+                block.require_name("tool_use_id"), f"Error: {text}" if block.boolean("is_error") else text
+            )
     for block in blocks:
         if block.data.get("type") != "tool_result":
-            transcript.say("user", _text(block))
+            transcript.add_message("user", _text(block))
 
 
 def _assistant(transcript: Transcript, blocks: list[Fields]) -> None:
-    transcript.say("assistant", "")
+    transcript.add_message("assistant", "")
     for block in blocks:
         match block.data.get("type"):
             case "thinking":
-                transcript.thought(block.needed_text("thinking"))
+                transcript.add_reasoning(block.require_string("thinking"))
             case "redacted_thinking":
                 pass  # the block is encrypted by another server, so it cannot be read
             case "tool_use":
-                arguments = as_json(block.needed_object("input").data)
-                transcript.call(block.needed_name("id"), block.needed_name("name"), arguments)
+                arguments = as_json(block.require_object("input").data)
+                transcript.add_call(block.require_name("id"), block.require_name("name"), arguments)
             case _:
-                transcript.say("assistant", _text(block))
+                transcript.add_message("assistant", _text(block))
 
 
 def _text(block: Fields) -> str:
-    match block.needed_name("type"):
+    match block.require_name("type"):
         case "text":
-            return block.needed_text("text")
+            return block.require_string("text")
         case "document":
             return _document(block)
         case "search_result":
-            return "\n".join([block.needed_text("title"), block.needed_text("source"), *block.parts("content", _text)])
+            return "\n".join(
+                [block.require_string("title"), block.require_string("source"), *block.parts("content", _text)]
+            )
         case "tool_reference":
-            return block.needed_text("tool_name")
+            return block.require_string("tool_name")
         case "image":
-            raise block.refused_image()
+            raise block.image_error()
         case other:
-            raise block.refused("type", f"unsupported content type {other!r}; this model accepts only text")
+            raise block.field_error("type", f"unsupported content type {other!r}; this model accepts only text")
 
 
 def _document(block: Fields) -> str:
-    source = block.needed_object("source")
+    source = block.require_object("source")
     if source.data.get("type") not in ("text", "content"):
-        raise source.refused("type", "only text documents (type text or content) are supported")
-    texts = [source.needed_text("data")] if source.data["type"] == "text" else source.parts("content", _text)
-    return "\n".join([part for part in (block.text("title"), block.text("context")) if part] + texts)
+        raise source.field_error("type", "only text documents (type text or content) are supported")
+    texts = [source.require_string("data")] if source.data["type"] == "text" else source.parts("content", _text)
+    return "\n".join([part for part in (block.string("title"), block.string("context")) if part] + texts)
 
 
-def _choice(given: Fields, toolbox: Toolbox) -> tuple[str, bool]:
+def _choice(fields: Fields, toolbox: Toolbox) -> tuple[str, bool]:
     """Return the tool choice, and whether parallel calls are allowed."""
-    choice = given.object("tool_choice")
+    choice = fields.object("tool_choice")
     if choice is None:
         return "auto", True
-    parallel = not choice.flag("disable_parallel_tool_use")
-    match choice.needed_choice("type", ("auto", "any", "tool", "none")):
+    parallel = not choice.boolean("disable_parallel_tool_use")
+    match choice.require_choice("type", ("auto", "any", "tool", "none")):
         case "any":
             return "required", parallel
         case "tool":
@@ -185,31 +185,31 @@ def _choice(given: Fields, toolbox: Toolbox) -> tuple[str, bool]:
             return kind, parallel
 
 
-def _form(given: Fields) -> Form | None:
-    config = given.object("output_config")
+def _form(fields: Fields) -> JsonFormat | None:
+    config = fields.object("output_config")
     # `output_format` is the older form.
-    form = (config.object("format") if config else None) or given.object("output_format")
+    form = (config.object("format") if config else None) or fields.object("output_format")
     if form is None:
-        return read_form(given)
-    form.needed_choice("type", ("json_schema",))
-    return read_form(given, Form(form.needed_object("schema").data, f"{form.path}schema"))
+        return read_json_format(fields)
+    form.require_choice("type", ("json_schema",))
+    return read_json_format(fields, JsonFormat(form.require_object("schema").data, f"{form.path}schema"))
 
 
-def _variables(given: Fields) -> dict[str, Any]:
+def _variables(fields: Fields) -> dict[str, Any]:
     variables: dict[str, Any] = {}
-    if (thinking := given.object("thinking")) is not None:
-        kind = thinking.needed_choice("type", ("enabled", "disabled", "adaptive", "between_tools"))
+    if (thinking := fields.object("thinking")) is not None:
+        kind = thinking.require_choice("type", ("enabled", "disabled", "adaptive", "between_tools"))
         variables["enable_thinking"] = kind != "disabled"
-    config = given.object("output_config")
+    config = fields.object("output_config")
     if config is not None and (effort := config.choice("effort", tuple(EFFORTS), "")):
         variables["reasoning_effort"] = EFFORTS[effort]
     return variables
 
 
-def _budget(given: Fields) -> int | None:
+def _budget(fields: Fields) -> int | None:
     """Return `thinking.budget_tokens`, which only enabled thinking has."""
-    thinking = given.object("thinking")
-    return thinking.whole("budget_tokens") if thinking is not None and thinking.text("type") == "enabled" else None
+    thinking = fields.object("thinking")
+    return thinking.integer("budget_tokens") if thinking is not None and thinking.string("type") == "enabled" else None
 
 
 # --------------------------------------------------------------------------- the answer
@@ -227,36 +227,36 @@ class MessageReply(Reply):
     def __init__(self, id: str, model: str, hide: bool = False) -> None:
         super().__init__()
         self._id, self._model, self._hide = id, model, hide
-        self._begun = False
+        self._has_begun = False
 
-    def whole(self) -> dict[str, Any]:
+    def response_body(self) -> dict[str, Any]:
         (answer,) = self.answers
         assert answer.end is not None
         content = [self._content(block) for block in answer.blocks]
-        return self._message(content) | _ending(answer.end) | {"usage": self._usage(answer.end)}
+        return self._message(content) | _stop_fields(answer.end) | {"usage": self._usage(answer.end)}
 
     def chunks(self, number: int, event: TextEvent) -> str:
         if not isinstance(event, Piece | End):
             return ""
-        text = "" if self._begun else self._beginning()
+        text = "" if self._has_begun else self._beginning()
         if isinstance(event, End):
-            ending = {"type": "message_delta", "delta": _ending(event), "usage": self._usage(event)}
+            ending = {"type": "message_delta", "delta": _stop_fields(event), "usage": self._usage(event)}
             return text + chunk(ending, "message_delta") + chunk({"type": "message_stop"}, "message_stop")
         for kind, block, piece, _ in event.changes:
             text += self._change(kind, block, piece)
         return text
 
-    def silence(self) -> str:
+    def keepalive(self) -> str:
         return self._beginning() + chunk({"type": "ping"}, "ping")
 
-    def failed(self, error: ApiError) -> str:
-        return chunk(worded(error), "error")
+    def error_chunk(self, error: ApiError) -> str:
+        return chunk(error_body(error), "error")
 
     def _beginning(self) -> str:
         """Return the first event, if it was not sent yet. It has the length of the prompt, unless a ping came first."""
-        if self._begun:
+        if self._has_begun:
             return ""
-        self._begun = True
+        self._has_begun = True
         usage = self._input_usage() | {"output_tokens": 0}
         more = {"stop_reason": None, "stop_sequence": None, "usage": usage}
         return chunk({"type": "message_start", "message": self._message([]) | more}, "message_start")
@@ -267,8 +267,8 @@ class MessageReply(Reply):
             start = {"type": "content_block_start", "index": block.index}
             return chunk(start | {"content_block": self._content(block, opened=True)}, "content_block_start")
         if kind == "grown":
-            return "" if self._hide and block.kind == "thought" else _delta(block, *_DELTAS[block.kind], text)
-        signature = _delta(block, "signature_delta", "signature", _SIGNATURE) if block.kind == "thought" else ""
+            return "" if self._hide and block.kind == "reasoning" else _delta(block, *_DELTAS[block.kind], text)
+        signature = _delta(block, "signature_delta", "signature", _SIGNATURE) if block.kind == "reasoning" else ""
         return signature + chunk({"type": "content_block_stop", "index": block.index}, "content_block_stop")
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
@@ -277,7 +277,7 @@ class MessageReply(Reply):
     def _content(self, block: Block, opened: bool = False) -> dict[str, Any]:
         """Return the content of a block; `opened` means that the block is still empty."""
         match block.kind:
-            case "thought":
+            case "reasoning":
                 text, signature = "" if self._hide else block.text, "" if opened else _SIGNATURE
                 return {"type": "thinking", "thinking": text, "signature": signature}
             case "text":
@@ -299,14 +299,14 @@ class MessageReply(Reply):
     def _input_usage(self) -> dict[str, int]:
         (answer,) = self.answers
         return {
-            "input_tokens": answer.prompt_tokens - answer.cached,
+            "input_tokens": answer.prompt_tokens - answer.cached_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": answer.cached,
+            "cache_read_input_tokens": answer.cached_tokens,
         }
 
 
 _DELTAS = {
-    "thought": ("thinking_delta", "thinking"),
+    "reasoning": ("thinking_delta", "thinking"),
     "text": ("text_delta", "text"),
     "call": ("input_json_delta", "partial_json"),
 }
@@ -317,11 +317,11 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 def _delta(block: Block, kind: str, field: str, text: str) -> str:
     return (
         'event: content_block_delta\ndata: {"type":"content_block_delta",'
-        f'"index":{block.index},"delta":{{"type":"{kind}","{field}":{quoted(text)}}}}}\n\n'
+        f'"index":{block.index},"delta":{{"type":"{kind}","{field}":{quote(text)}}}}}\n\n'
     )
 
 
-def _ending(end: End) -> dict[str, Any]:
+def _stop_fields(end: End) -> dict[str, Any]:
     if end.full:
         reason = "model_context_window_exceeded"
     elif end.stop_string is not None and end.reason == "stop":

@@ -16,9 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec.server import anthropic, ollama, openai_chat, responses
 from ngramspec.server.access import Access, CrossOrigin
-from ngramspec.server.call import ApiError, Counters, Server
+from ngramspec.server.call import Counters
 from ngramspec.server.embeddings import embedding, embeddings, ollama_embed, ollama_embeddings
-from ngramspec.server.endpoint import COUNTERS, Endpoint, refusal
+from ngramspec.server.endpoint import COUNTERS, Endpoint, error_response
+from ngramspec.server.errors import ApiError
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.metrics import metrics
 from ngramspec.server.ollama_info import processes, show, tags, version
@@ -26,15 +27,8 @@ from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
 from ngramspec.server.page import markdown, page
 from ngramspec.server.slot_files import slot_action
-from ngramspec.server.status import (
-    health,
-    lora_adapters,
-    model,
-    models,
-    props,
-    scale_lora_adapters,
-    slots,
-)
+from ngramspec.server.state import Server
+from ngramspec.server.status import health, lora_adapters, model, models, props, scale_lora_adapters, slots
 from ngramspec.server.vertex import VertexRoutes
 
 _SLOT = re.compile("/slots/[0-9]{1,4}")
@@ -43,27 +37,27 @@ _SLOT = re.compile("/slots/[0-9]{1,4}")
 Log = Callable[[Counters], None]
 
 
-def logged(app: ASGIApp, paths: frozenset[str], log: Log | None) -> ASGIApp:
+def log_requests(app: ASGIApp, paths: frozenset[str], log: Log | None) -> ASGIApp:
     """Return an ASGI application that counts its requests, and logs them when they end."""
 
-    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
-        counters, began = Counters(), time.monotonic()
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        counters, started_at = Counters(), time.monotonic()
 
-        async def noted(message: Message) -> None:
+        async def send_and_note_status(message: Message) -> None:
             if message["type"] == "http.response.start":
                 counters.status = message["status"]
             await send(message)
 
         try:
-            await app({**scope, COUNTERS: counters}, receive, noted)
+            await app({**scope, COUNTERS: counters}, receive, send_and_note_status)
         finally:
             if log is not None and scope["type"] == "http":
-                counters.method, counters.took = scope["method"], time.monotonic() - began
+                counters.method, counters.duration_seconds = scope["method"], time.monotonic() - started_at
                 if scope["path"] in paths or _SLOT.fullmatch(scope["path"]):
                     counters.path = scope["path"]
                 log(counters)
 
-    return asked
+    return handle
 
 
 # --------------------------------------------------------------------------- endpoints
@@ -92,24 +86,24 @@ ENDPOINTS = (
     Endpoint(("/tokenize",), tokenize),
     Endpoint(("/detokenize",), detokenize),
     Endpoint(("/apply-template",), apply_template),
-    Endpoint(("/v1/messages",), anthropic.messages, wording=anthropic.worded),
-    Endpoint(("/v1/messages/count_tokens",), anthropic.count_tokens, wording=anthropic.worded),
+    Endpoint(("/v1/messages",), anthropic.messages, format_error=anthropic.error_body),
+    Endpoint(("/v1/messages/count_tokens",), anthropic.count_tokens, format_error=anthropic.error_body),
     Endpoint(("/v1/responses", "/responses"), responses.responses),
     Endpoint(("/v1/responses/input_tokens",), responses.input_tokens),
-    Endpoint(("/api/chat",), ollama.chat, wording=ollama.worded),
-    Endpoint(("/api/generate",), ollama.generate_text, wording=ollama.worded),
-    Endpoint(("/api/embed",), ollama_embed, wording=ollama.worded),
-    Endpoint(("/api/embeddings",), ollama_embeddings, wording=ollama.worded),
-    Endpoint(("/api/tags",), tags, "GET", wording=ollama.worded),
-    Endpoint(("/api/ps",), processes, "GET", wording=ollama.worded),
-    Endpoint(("/api/show",), show, wording=ollama.worded),
-    Endpoint(("/api/version",), version, "GET", wording=ollama.worded),
+    Endpoint(("/api/chat",), ollama.chat, format_error=ollama.error_body),
+    Endpoint(("/api/generate",), ollama.generate_text, format_error=ollama.error_body),
+    Endpoint(("/api/embed",), ollama_embed, format_error=ollama.error_body),
+    Endpoint(("/api/embeddings",), ollama_embeddings, format_error=ollama.error_body),
+    Endpoint(("/api/tags",), tags, "GET", format_error=ollama.error_body),
+    Endpoint(("/api/ps",), processes, "GET", format_error=ollama.error_body),
+    Endpoint(("/api/show",), show, format_error=ollama.error_body),
+    Endpoint(("/api/version",), version, "GET", format_error=ollama.error_body),
 )
 
 _RANKS = "this server does not support ranking"
 _ONE_MODEL = "this server serves one model; to use another, restart it: ngramspec serve MODEL"
 
-NOT_THERE = {
+UNSUPPORTED_PATHS = {
     **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), _RANKS),
     "/props": "settings cannot be changed after the server has started",
     "/v1/audio/transcriptions": "this server accepts only text",
@@ -145,25 +139,25 @@ def make_app(
     """
     endpoints = [*ENDPOINTS, *(vertex.endpoints(ENDPOINTS) if vertex is not None else ())]
     by_path = {path: endpoint for endpoint in endpoints for path in endpoint.paths}
-    routes = [Route(path, one, methods=[one.method]) for one in endpoints for path in one.paths]
-    middleware = [Middleware(logged, paths=frozenset(by_path), log=log)]
+    routes = [Route(path, target, methods=[target.method]) for target in endpoints for path in target.paths]
+    middleware = [Middleware(log_requests, paths=frozenset(by_path), log=log)]
     middleware.append(Middleware(CrossOrigin, origins=origins))
     middleware.append(Middleware(Access, endpoints=by_path, keys=keys, origins=origins, hosts=hosts))
 
-    async def refused(request: Request, error: Exception) -> Response:
+    async def handle_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         messages = {404: "File Not Found", 405: f"method {request.method} is not allowed"}
         path = request.url.path
-        if (why := NOT_THERE.get("/api/blobs" if path.startswith("/api/blobs/") else path)) is not None:
-            told = ApiError(501, why)
+        if (reason := UNSUPPORTED_PATHS.get("/api/blobs" if path.startswith("/api/blobs/") else path)) is not None:
+            api_error = ApiError(501, reason)
         elif path == "/cors-proxy":
-            told = ApiError(403, "this server does not forward requests to other servers")
+            api_error = ApiError(403, "this server does not forward requests to other servers")
         else:
-            told = ApiError(error.status_code, messages.get(error.status_code, error.detail))
-        response = refusal(told, by_path.get(path), path)
+            api_error = ApiError(error.status_code, messages.get(error.status_code, error.detail))
+        response = error_response(api_error, by_path.get(path), path)
         response.headers.update(error.headers or {})
         return response
 
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: refused})
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: handle_http_error})
     app.state.server = server
     return app

@@ -15,7 +15,8 @@ from typing import ClassVar
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from ngramspec.server.call import ApiError, dumped, worded
+from ngramspec.server.errors import ApiError, error_body
+from ngramspec.server.json_text import encode_json
 
 HEADER_SECONDS = 20.0
 """Maximum time for the headers of a request."""
@@ -63,8 +64,8 @@ class ResponseTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._has_sent_head:  # "100 Continue" has no headers; every other response has at least a date
-            data, replaced = _HEADER_NAME.subn(lambda name: name[0].title(), data)
-            self._has_sent_head = replaced > 0
+            data, n_replaced = _HEADER_NAME.subn(lambda name: name[0].title(), data)
+            self._has_sent_head = n_replaced > 0
         self._transport.write(data)
 
     def close(self) -> None:
@@ -77,19 +78,19 @@ class ResponseTransport(asyncio.Transport):
 class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
     """HTTP on one connection. It is closed if a client stops sending in the middle of a request."""
 
-    most: ClassVar[int] = max_connections()
+    connection_limit: ClassVar[int] = max_connections()
 
     _timer: asyncio.TimerHandle | None = None
     _awaits_headers = True
     _error: ApiError | None = None
-    _parsed = 0  # number of parts of requests, other than headers, that the parser has reported
+    _n_parsed = 0  # number of parts of requests, other than headers, that the parser has reported
     _pending = 0  # bytes since the last of them
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._cycles = deque[RequestResponseCycle]()  # requests without a complete response; all but the first wait
         super().connection_made(transport)  # type: ignore[arg-type, unused-ignore]
-        if len(self.connections) > self.most:
-            self._error = ApiError(503, f"the server has reached its maximum of {self.most} connections")
+        if len(self.connections) > self.connection_limit:
+            self._error = ApiError(503, f"the server has reached its maximum of {self.connection_limit} connections")
             self.send_400_response("")
         else:
             self._watch()
@@ -97,9 +98,9 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        before = self._parsed
+        before = self._n_parsed
         super().data_received(data)
-        self._pending = self._pending + len(data) if self._parsed == before else 0
+        self._pending = self._pending + len(data) if self._n_parsed == before else 0
         if self._pending > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._error = _too_large()
             self.send_400_response("")
@@ -116,11 +117,11 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
     # ------------------------------------------------------------------ callbacks of the parser
 
     def on_message_begin(self) -> None:
-        self._parsed += 1
+        self._n_parsed += 1
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._parsed += 1
+        self._n_parsed += 1
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_BYTES:
             self._error = _too_large()
             raise self._error  # the parser stops, and `data_received` calls `send_400_response`
@@ -133,18 +134,18 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
             self.flow.resume_reading()  # uvicorn has paused it, and would not notice that the client disconnects
 
     def on_body(self, body: bytes) -> None:
-        self._parsed += 1
+        self._n_parsed += 1
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._parsed += 1
+        self._n_parsed += 1
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that is not valid HTTP or exceeds a limit, and close the connection."""
         if not self._is_working():
             error = self._error or ApiError(400, "the request is not valid HTTP")
-            body = dumped(worded(error)).encode()
+            body = encode_json(error_body(error)).encode()
             head = b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()

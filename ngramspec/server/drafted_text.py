@@ -36,13 +36,13 @@ class DraftedText:
         if not text or at < 0:
             return []
         end = at + len(text)
-        merged: list[Span] = []
+        spans: list[Span] = []
         for first, last in self._spans:
             start, stop = max(first, at) - at, min(last, end) - at
-            if merged and merged[-1][1] == start:
-                merged[-1] = (merged[-1][0], stop)
+            if spans and spans[-1][1] == start:
+                spans[-1] = (spans[-1][0], stop)
             elif start < stop:
-                merged.append((start, stop))
+                spans.append((start, stop))
         self._text = self._text[end:]
         self._spans = [(max(a - end, 0), b - end) for a, b in self._spans if b > end]
-        return merged
+        return spans

@@ -13,8 +13,12 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 
 from ngramspec.llama.embedder import Embedder
-from ngramspec.server.call import MAX_ITEMS, ApiError, Call, ServedModel, bad_field, json_answer, overflow
-from ngramspec.server.openai_completions import read_tokens, several
+from ngramspec.server.call import Call
+from ngramspec.server.errors import ApiError, bad_field, context_length_error
+from ngramspec.server.fields import MAX_ITEMS
+from ngramspec.server.json_text import json_response
+from ngramspec.server.openai_completions import is_prompt_list, read_tokens
+from ngramspec.server.state import ServedModel
 
 Vectors = NDArray[np.float32]
 """Vectors of one text; shape (1, width), or (tokens, width) without pooling."""
@@ -28,24 +32,24 @@ LARGEST = 32760.0
 
 async def embeddings(call: Call) -> Response:
     """Return a vector for each text; if they are in llama-server's field `content`, respond in its format."""
-    given = call.given
-    if "input" not in given and "content" in given:
+    fields = call.fields
+    if "input" not in fields and "content" in fields:
         return await embedding(call)
     embedder = _pooling_embedder(call)
-    coded = given.choice("encoding_format", ("float", "base64"), "float") == "base64"
-    if given.whole("dimensions", embedder.width) != embedder.width:
-        raise given.refused("dimensions", f"must be {embedder.width}, the size of this model's embeddings")
+    is_base64 = fields.choice("encoding_format", ("float", "base64"), "float") == "base64"
+    if fields.integer("dimensions", embedder.width) != embedder.width:
+        raise fields.field_error("dimensions", f"must be {embedder.width}, the size of this model's embeddings")
     texts = await asyncio.to_thread(_read_texts, call, "input")
-    told = [
-        {"object": "embedding", "index": i, "embedding": _coded(vector) if coded else vector.tolist()}
+    data = [
+        {"object": "embedding", "index": i, "embedding": _encode_base64(vector) if is_base64 else vector.tolist()}
         for i, (vector,) in enumerate(await _embed(call, embedder, texts))
     ]
     tokens = sum(map(len, texts))
-    return json_answer(
+    return json_response(
         {
             "object": "list",
-            "data": told,
-            "model": given.text("model") or call.model.name,
+            "data": data,
+            "model": fields.string("model") or call.model.name,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
     )
@@ -54,25 +58,25 @@ async def embeddings(call: Call) -> Response:
 async def embedding(call: Call) -> Response:
     """Return a list of vectors for each text: one vector, or without pooling one for each token."""
     embedder = _embedder(call)
-    texts = await asyncio.to_thread(_read_texts, call, call.given.name("content", "input"))
-    found = await _embed(call, embedder, texts)
-    return json_answer([{"index": i, "embedding": vectors.tolist()} for i, vectors in enumerate(found)])
+    texts = await asyncio.to_thread(_read_texts, call, call.fields.name("content", "input"))
+    results = await _embed(call, embedder, texts)
+    return json_response([{"index": i, "embedding": vectors.tolist()} for i, vectors in enumerate(results)])
 
 
 async def ollama_embed(call: Call) -> Response:
     """Return an embedding of each text, in Ollama's format; texts that are too long are truncated by default."""
-    given, began = call.given, time.monotonic()
+    fields, started_at = call.fields, time.monotonic()
     embedder = _pooling_embedder(call)
-    width = given.whole("dimensions", least=1, most=embedder.width)
+    width = fields.integer("dimensions", minimum=1, maximum=embedder.width)
     texts: list[list[int]] = []
-    if given.data.get("input") not in (None, "", []):  # without an input, Ollama only loads the model
-        texts = await asyncio.to_thread(_read_texts, call, "input", given.flag("truncate", True))
+    if fields.data.get("input") not in (None, "", []):  # without an input, Ollama only loads the model
+        texts = await asyncio.to_thread(_read_texts, call, "input", fields.boolean("truncate", True))
     vectors = await _embed(call, embedder, texts, width)
-    return json_answer(
+    return json_response(
         {
-            "model": given.text("model") or call.model.name,
+            "model": fields.string("model") or call.model.name,
             "embeddings": [vector.tolist() for (vector,) in vectors],
-            "total_duration": round(1e9 * (time.monotonic() - began)),
+            "total_duration": round(1e9 * (time.monotonic() - started_at)),
             "load_duration": 0,
             "prompt_eval_count": sum(map(len, texts)),
         }
@@ -82,11 +86,11 @@ async def ollama_embed(call: Call) -> Response:
 async def ollama_embeddings(call: Call) -> Response:
     """Return the embedding of one text, in Ollama's older format."""
     embedder = _pooling_embedder(call)
-    if not call.given.text("prompt"):
-        return json_answer({"embedding": []})
+    if not call.fields.string("prompt"):
+        return json_response({"embedding": []})
     texts = await asyncio.to_thread(_read_texts, call, "prompt", True)
     ((vector,),) = await _embed(call, embedder, texts)
-    return json_answer({"embedding": vector.tolist()})
+    return json_response({"embedding": vector.tolist()})
 
 
 def _pooling_embedder(call: Call) -> Embedder:
@@ -100,60 +104,60 @@ def _pooling_embedder(call: Call) -> Embedder:
 
 
 def _embedder(call: Call) -> Embedder:
-    found = call.model.embedder
-    if found is None:
+    embedder = call.model.embedder
+    if embedder is None:
         raise ApiError(501, "embeddings are disabled; start the server with --embeddings")
-    return found
+    return embedder
 
 
 def _read_texts(call: Call, name: str, truncate: bool = False) -> list[list[int]]:
     """Return the token ids of each text of a field; `truncate`: shorten texts that are longer than the context."""
-    value, embedder = call.given.needed(name), _embedder(call)
-    values = value if several(value) else [value]
-    call.given.check_count(name, len(values), MAX_ITEMS, "texts")
+    value, embedder = call.fields.require(name), _embedder(call)
+    values = value if is_prompt_list(value) else [value]
+    call.fields.check_count(name, len(values), MAX_ITEMS, "texts")
     if not values:
         raise bad_field(name, f"{name} must not be empty")
     room = embedder.n_ctx
     if truncate:  # tokenizing a text that is much too long would be a waste of time
-        most = embedder.n_ctx * call.model.vocabulary.longest_token
-        values = [one[:most] if isinstance(one, str) else one for one in values]
+        max_characters = embedder.n_ctx * call.model.vocabulary.longest_token
+        values = [text[:max_characters] if isinstance(text, str) else text for text in values]
         room = NO_LIMIT
-    texts = [read_tokens(call.model, one, name, room) for one in values]
+    texts = [read_tokens(call.model, prompt, name, room) for prompt in values]
     if not all(texts):
         raise bad_field(name, f"{name} must not contain a text without tokens")
     if truncate:
-        texts = [_truncated(call.model, text, embedder.n_ctx) for text in texts]
+        texts = [_truncate(call.model, text, embedder.n_ctx) for text in texts]
     longest = max(map(len, texts))
     if longest > embedder.n_ctx:
-        raise overflow(longest, embedder.n_ctx)
+        raise context_length_error(longest, embedder.n_ctx)
     return texts
 
 
-def _truncated(model: ServedModel, tokens: list[int], most: int) -> list[int]:
-    """Return at most `most` tokens of a text, with its end token, which some models put the embedding in."""
-    if len(tokens) <= most:
+def _truncate(model: ServedModel, tokens: list[int], n_tokens: int) -> list[int]:
+    """Return at most `n_tokens` tokens of a text, with its end token, which some models put the embedding in."""
+    if len(tokens) <= n_tokens:
         return tokens
     end = tokens[-1:] if model.vocabulary.is_eog(tokens[-1]) else []
-    return tokens[: most - len(end)] + end
+    return tokens[: n_tokens - len(end)] + end
 
 
 async def _embed(
     call: Call, embedder: Embedder, texts: Sequence[Sequence[int]], width: int | None = None
 ) -> list[Vectors]:
     """Return the scaled vectors of each text, cut to `width` numbers; other requests run between the texts."""
-    kind = call.given.whole("embd_normalize", call.model.embd_normalize, least=-1)
+    kind = call.fields.integer("embd_normalize", call.model.embd_normalize, minimum=-1)
     assert kind is not None
-    found = []
+    results = []
     for text in texts:
         vectors: Vectors = await asyncio.wrap_future(call.model.service.aside(partial(embedder.reading, text)))
         call.counters.prompt_tokens += len(text)
         if not np.isfinite(vectors).all():
             raise ApiError(500, "the embedding of this text is not finite")
-        found.append(vectors if embedder.pooling == "none" else normalized(vectors[:, :width], kind))
-    return found
+        results.append(vectors if embedder.pooling == "none" else scale_vectors(vectors[:, :width], kind))
+    return results
 
 
-def normalized(vectors: Vectors, kind: int) -> Vectors:
+def scale_vectors(vectors: Vectors, kind: int) -> Vectors:
     """Return scaled vectors, as with llama-server's `--embd-normalize`.
 
     Args:
@@ -167,13 +171,13 @@ def normalized(vectors: Vectors, kind: int) -> Vectors:
     largest[largest == 0] = 1.0
     parts = vectors / largest  # with numbers of at most 1, powers do not overflow
     if kind == 0:
-        scaled = parts * LARGEST
+        result = parts * LARGEST
     else:
         norms = np.linalg.norm(parts, kind, axis=1, keepdims=True)
-        scaled = parts / np.where(norms == 0, 1.0, norms)
-    found: Vectors = scaled.astype(np.float32)
-    return found
+        result = parts / np.where(norms == 0, 1.0, norms)
+    scaled: Vectors = result.astype(np.float32)
+    return scaled
 
 
-def _coded(vector: Vectors) -> str:
+def _encode_base64(vector: Vectors) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -17,7 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.server import ollama
-from ngramspec.server.call import LIST, ApiError, Call, Counters, Fields, Server, json_answer, of_failure, worded
+from ngramspec.server.call import Call, Counters
+from ngramspec.server.errors import ApiError, error_body, to_api_error
+from ngramspec.server.fields import LIST_FIELD, Fields
+from ngramspec.server.json_text import json_response
+from ngramspec.server.state import Server
 
 COUNTERS = "ngramspec.counters"
 """Key of a request's counters in its ASGI scope."""
@@ -32,29 +36,29 @@ class Endpoint:
     # defects of the server.
     handler: Callable[[Call], Awaitable[Response]]
     method: Literal["GET", "POST"] = "POST"
-    wording: Callable[[ApiError], dict[str, Any]] = worded  # function that returns the JSON of an error
+    format_error: Callable[[ApiError], dict[str, Any]] = error_body  # function that returns the JSON of an error
     takes_list: bool = False  # whether the JSON of its requests is a list
     public: bool = False  # whether the endpoint requires no API key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server: Server = scope["app"].state.server
         try:
-            raw = await _read_body(Request(scope, receive), server.most_bytes)
+            raw = await _read_body(Request(scope, receive), server.max_body_bytes)
         except ApiError as error:
-            await refusal(error, self)(scope, receive, send)
+            await error_response(error, self)(scope, receive, send)
             return
         except ClientDisconnect:
             return
         work = asyncio.ensure_future(self._respond(server, raw, scope, receive, send))
-        gone = asyncio.ensure_future(_until_gone(receive))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
         finally:
             work.cancel()
-            gone.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+            disconnect.cancel()
+            await asyncio.gather(work, disconnect, return_exceptions=True)
 
     async def _respond(self, server: Server, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         counters: Counters = scope[COUNTERS]
@@ -64,44 +68,44 @@ class Endpoint:
             fields = Fields(await _read_json(raw or b"{}", self.takes_list)) if self.method == "POST" else query
             response = await self.handler(Call(server, fields, counters, query, Headers(scope=scope)))
         except (ApiError, NGramSpecError) as error:
-            told = of_failure(error)
-            counters.field = told.param or (told.code if isinstance(told.code, str) else "")
-            response = refusal(told, self)
+            api_error = to_api_error(error)
+            counters.field = api_error.param or (api_error.code if isinstance(api_error.code, str) else "")
+            response = error_response(api_error, self)
         except Exception:
-            await refusal(ApiError(500, "internal error"), self)(scope, receive, send)
+            await error_response(ApiError(500, "internal error"), self)(scope, receive, send)
             raise
         await response(scope, receive, send)
 
 
-def refusal(error: ApiError, endpoint: Endpoint | None, path: str = "") -> Response:
+def error_response(error: ApiError, endpoint: Endpoint | None, path: str = "") -> Response:
     """Return an error as a response in the format of its API, which depends on the path if there is no endpoint."""
-    other = ollama.worded if path.startswith("/api/") else worded
-    response = json_answer((other if endpoint is None else endpoint.wording)(error), error.status)
+    default_format = ollama.error_body if path.startswith("/api/") else error_body
+    response = json_response((default_format if endpoint is None else endpoint.format_error)(error), error.status)
     if error.is_final:
         response.headers["X-Should-Retry"] = "false"  # the clients of OpenAI and Anthropic obey it
     return response
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _read_body(request: Request, most: int) -> bytes:
+async def _read_body(request: Request, max_bytes: int) -> bytes:
     """Read the body of a request.
 
     Raises:
-        ApiError: The body is larger than `most` bytes.
+        ApiError: The body is larger than `max_bytes` bytes.
         ClientDisconnect: The client disconnected before the end.
     """
-    too_large = ApiError(413, f"the request is larger than the maximum of {most / 2**20:g} MiB")
+    too_large = ApiError(413, f"the request is larger than the maximum of {max_bytes / 2**20:g} MiB")
     lengths = request.headers.getlist("content-length")
-    if any(not value.isdecimal() or len(value) > 15 or int(value) > most for value in lengths):
+    if any(not value.isdecimal() or len(value) > 15 or int(value) > max_bytes for value in lengths):
         raise too_large
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > most:
+        if len(body) > max_bytes:
             raise too_large
     return bytes(body)
 
@@ -120,8 +124,8 @@ _VALUES = re.compile(rb'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)|[,\[{]', re.DOTALL)
 
 
 def _has_many_values(raw: bytes) -> bool:
-    found = (1 for match in _VALUES.finditer(raw) if not match[0].startswith(b'"'))
-    return sum(islice(found, MAX_VALUES + 1)) > MAX_VALUES
+    values = (1 for match in _VALUES.finditer(raw) if not match[0].startswith(b'"'))
+    return sum(islice(values, MAX_VALUES + 1)) > MAX_VALUES
 
 
 async def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
@@ -142,7 +146,7 @@ async def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
     except ValueError as error:  # not JSON, not UTF-8, or a number with too many digits
         raise ApiError(400, f"the request is not valid JSON: {error}") from error
     if takes_list and isinstance(data, list):
-        return {LIST: data}
+        return {LIST_FIELD: data}
     if takes_list or not isinstance(data, dict):
         raise ApiError(400, f"the request must be a JSON {'list' if takes_list else 'object'}")
     return data

@@ -1,4 +1,4 @@
-"""`generating`: the requests of a call at work in the engine, and what happens to their answers."""
+"""`run_requests`: the requests of a call at work in the engine, and what happens to their answers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from typing import Self
 from ngramspec.batching.request import Done, Event, Listener
 from ngramspec.request import Request
 from ngramspec.server.answer import Answer, TextEvent
-from ngramspec.server.call import Call, overflow
+from ngramspec.server.call import Call
+from ngramspec.server.errors import context_length_error
 from ngramspec.steps import Step
 
 
 @asynccontextmanager
-async def generating(call: Call, requests: Sequence[Request], answers: Sequence[Answer]) -> AsyncIterator[Running]:
+async def run_requests(
+    call: Call, requests: Sequence[Request], answers: Sequence[Answer]
+) -> AsyncIterator[RequestStream]:
     """Run requests in the engine while the block lasts, one for each answer. The call counts their cost.
 
     Raises:
@@ -27,8 +30,8 @@ async def generating(call: Call, requests: Sequence[Request], answers: Sequence[
     for request in requests:
         # A prompt must leave room for a token, unless none is requested.
         if len(request.prompt) + (request.max_tokens != 0) > call.model.n_ctx:
-            raise overflow(len(request.prompt), call.model.n_ctx)
-    vocabulary, compiled = call.model.vocabulary, list[str]()
+            raise context_length_error(len(request.prompt), call.model.n_ctx)
+    vocabulary, grammars = call.model.vocabulary, list[str]()
     breakers = {r.sampling.dry_sequence_breakers: r.sampling for r in requests if r.sampling.dry_multiplier > 0}
     for sampling in breakers.values():
         await asyncio.to_thread(vocabulary.prepare, sampling)
@@ -36,19 +39,19 @@ async def generating(call: Call, requests: Sequence[Request], answers: Sequence[
         # The engine must not wait for a grammar, so they are compiled here, and kept until its requests end.
         for grammar in {request.sampling.grammar for request in requests if request.sampling.grammar is not None}:
             await asyncio.to_thread(vocabulary.grammars.hold, grammar)
-            compiled.append(grammar)
-        async with Running(call, requests, answers) as running:
+            grammars.append(grammar)
+        async with RequestStream(call, requests, answers) as running:
             yield running
     finally:
-        for grammar in compiled:
+        for grammar in grammars:
             vocabulary.grammars.release(grammar)
 
 
-_LEAVING_SECONDS = 5.0
+_CANCEL_SECONDS = 5.0
 """Maximum time to wait for a cancelled request, so that it is counted. It ends after the current decode call."""
 
 
-class Running:
+class RequestStream:
     """Requests at work, whose events can be awaited. They are cancelled, and counted, when the `with` block ends.
 
     An event loop that wakes up takes a core from the decode call, and Python's lock from the engine. So the engine
@@ -65,7 +68,7 @@ class Running:
         self._wakes_always = call.streamed or has_limits  # otherwise at the end or for an error
         has_logprobs = any(request.logprobs is not None for request in requests)
         # True if steps of one answer that waited are one piece
-        self._merges = call.streamed and not (has_logprobs or call.given.flag("timings_per_token"))
+        self._merges = call.streamed and not (has_logprobs or call.fields.boolean("timings_per_token"))
         self._ping_seconds = call.server.ping_seconds
         self._events: deque[tuple[int, Event]] = deque()
         self._ended: list[tuple[int, Event]] = []  # the last events; any thread can append to a list safely
@@ -107,7 +110,7 @@ class Running:
             self._waiter.set_result(None)
         return self._waiter
 
-    def take(self) -> Sequence[tuple[int, TextEvent]]:
+    def next_events(self) -> Sequence[tuple[int, TextEvent]]:
         """Return the next event with the number of its answer; several if steps waited, none if nothing did.
 
         Raises:
@@ -119,7 +122,7 @@ class Running:
         if not isinstance(event, Step):
             self._events.popleft()
             self.unfinished -= isinstance(event, Done)
-            return [(number, one) for one in self._answers[number].take(event)]
+            return [(number, text_event) for text_event in self._answers[number].add_event(event)]
         steps: dict[int, list[Step]] = {}
         while isinstance(event, Step):
             self._events.popleft()
@@ -128,9 +131,9 @@ class Running:
                 break
             number, event = self._events[0]
         pieces = []
-        for number, waiting in steps.items():
+        for number, waiting_steps in steps.items():
             if not (answer := self._answers[number]).ended:
-                pieces.append((number, answer.write(waiting)))
+                pieces.append((number, answer.write(waiting_steps)))
                 if answer.ended:
                     self._tickets[number].cancel()
         return pieces
@@ -145,11 +148,11 @@ class Running:
             self._waiter.set_result(None)
 
     def _check_silence(self) -> None:
-        left = self.sent_at + self._ping_seconds - monotonic()
-        if left <= 0:  # also true while a client does not read, when there is no waiter
+        remaining_seconds = self.sent_at + self._ping_seconds - monotonic()
+        if remaining_seconds <= 0:  # also true while a client does not read, when there is no waiter
             self._wake()
-            left = self._ping_seconds
-        self._timer = self._loop.call_later(left, self._check_silence)
+            remaining_seconds = self._ping_seconds
+        self._timer = self._loop.call_later(remaining_seconds, self._check_silence)
 
     async def __aenter__(self) -> Self:
         return self
@@ -160,7 +163,7 @@ class Running:
         for ticket in self._tickets:
             ticket.cancel()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LEAVING_SECONDS):
+            async with asyncio.timeout(_CANCEL_SECONDS):
                 while not self._all_ended:
                     self._events.clear()
                     await self.arrival()

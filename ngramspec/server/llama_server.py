@@ -13,53 +13,59 @@ from starlette.responses import Response
 from ngramspec.fill_in import Limits
 from ngramspec.request import Request
 from ngramspec.server.answer import End, Piece, TextEvent
-from ngramspec.server.call import MAX_ITEMS, Call, json_answer
-from ngramspec.server.chat import chat_prompt
-from ngramspec.server.common_fields import check_token, read_format, read_max_tokens, read_sampling
+from ngramspec.server.call import Call
+from ngramspec.server.chat import render_prompt
+from ngramspec.server.constraint_fields import read_response_format
+from ngramspec.server.fields import MAX_ITEMS
+from ngramspec.server.json_text import json_response
 from ngramspec.server.native_answer import native_answer
 from ngramspec.server.openai_chat import read_chat
-from ngramspec.server.openai_completions import gap_prompt, read_prompts, read_requests, several
+from ngramspec.server.openai_completions import fill_in_prompt, read_prompts, read_requests, is_prompt_list
 from ngramspec.server.reply import Reply, chunk, logprobs_content, respond
+from ngramspec.server.request_fields import read_max_tokens
+from ngramspec.server.sampling_fields import check_token, read_sampling
 from ngramspec.server.telemetry import read_telemetry
 from ngramspec.tool_calls.deltas import Delta
 
 
 async def completion(call: Call) -> Response:
     """Continue one prompt, or several."""
-    prompts = await asyncio.to_thread(read_prompts, call.model, call.given)
-    return await continue_prompts(call, prompts, listed=several(call.given.data["prompt"]))
+    prompts = await asyncio.to_thread(read_prompts, call.model, call.fields)
+    return await continue_prompts(call, prompts, as_list=is_prompt_list(call.fields.data["prompt"]))
 
 
-async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, listed: bool = False) -> Response:
-    """Continue each prompt, once for each requested answer; if `listed`, the response is a list even for one answer."""
-    given = call.given
-    n_probs = given.whole(given.name("n_probs", "logprobs"), 0, most=call.model.vocabulary.n_vocab) or None
-    cache_prompt = given.flag("cache_prompt", True)
+async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, as_list: bool = False) -> Response:
+    """Continue each prompt, once for each requested answer; with `as_list`, the response is always a list."""
+    fields = call.fields
+    n_probs = fields.integer(fields.name("n_probs", "logprobs"), 0, maximum=call.model.vocabulary.n_vocab) or None
+    cache_prompt = fields.boolean("cache_prompt", True)
     sampling = await asyncio.to_thread(read_sampling, call)
     requests = read_requests(
-        call, prompts, sampling, n_probs, cache_prompt=cache_prompt, post_sampling=given.flag("post_sampling_probs")
+        call, prompts, sampling, n_probs, cache_prompt=cache_prompt, post_sampling=fields.boolean("post_sampling_probs")
     )
-    milliseconds = given.whole("t_max_predict_ms", -1, least=-(2**31)) or 0
-    seconds, indent = milliseconds / 1000 if milliseconds > 0 else None, given.whole("n_indent", 0) or 0
+    milliseconds = fields.integer("t_max_predict_ms", -1, minimum=-(2**31)) or 0
+    seconds, indent = milliseconds / 1000 if milliseconds > 0 else None, fields.integer("n_indent", 0) or 0
     limits = [LineLimits(seconds, indent) for _ in requests] if seconds is not None or indent else []
-    reply = NativeReply(call, requests, listed or len(requests) > 1)
+    reply = NativeReply(call, requests, as_list or len(requests) > 1)
     return await respond(call, requests, reply, limits)
 
 
 class NativeReply(Reply):
-    """A response with completions, or its stream; if `listed`, the response is a list."""
+    """A response with completions, or its stream; if `as_list`, the response is a list."""
 
-    def __init__(self, call: Call, requests: Sequence[Request], listed: bool) -> None:
+    def __init__(self, call: Call, requests: Sequence[Request], as_list: bool) -> None:
         super().__init__(len(requests))
-        given = call.given
-        self._call, self._model, self._requests, self._listed = call, call.model, requests, listed
-        self._tokens_too = given.flag("return_tokens")
-        self._shown = given.texts("response_fields", most=256)  # names of the fields to return; empty means all
+        fields = call.fields
+        self._call, self._model, self._requests, self._as_list = call, call.model, requests, as_list
+        self._returns_tokens = fields.boolean("return_tokens")
+        self._response_fields = fields.string_list(
+            "response_fields", max_strings=256
+        )  # names of the fields to return; empty means all
         self._telemetry = [read_telemetry(call) for _ in requests]
 
-    def whole(self) -> Any:
-        told = [self._end(number, streamed=False) for number in range(len(self.answers))]
-        return told if self._listed else told[0]
+    def response_body(self) -> Any:
+        results = [self._end(number, streamed=False) for number in range(len(self.answers))]
+        return results if self._as_list else results[0]
 
     def chunks(self, number: int, event: TextEvent) -> str:
         telemetry = self._telemetry[number]
@@ -76,7 +82,7 @@ class NativeReply(Reply):
         answer, text = self.answers[number], piece.text
         if not (text or piece.steps):
             return ""
-        told = {
+        result = {
             "index": number,
             "content": text,
             "tokens": [token for step in piece.steps for token in step.tokens],
@@ -87,35 +93,35 @@ class NativeReply(Reply):
             **more,
         }
         if self._requests[number].logprobs is not None:
-            told["completion_probabilities"] = logprobs_content(
+            result["completion_probabilities"] = logprobs_content(
                 self._model, piece.logprobs, self._requests[number].post_sampling
             )
-        return chunk(told)
+        return chunk(result)
 
     def _end(self, number: int, *, streamed: bool) -> dict[str, Any]:
         """Return the answer, or the last chunk of a stream."""
         answer, request = self.answers[number], self._requests[number]
-        has_prompt = not self._shown or "prompt" in self._shown
+        has_prompt = not self._response_fields or "prompt" in self._response_fields
         result = native_answer(self._call, request, answer, has_prompt=has_prompt) | {"index": number}
         if streamed:
             result["content"] = ""
-        if streamed or not self._tokens_too:
+        if streamed or not self._returns_tokens:
             result["tokens"] = []
         if request.logprobs is not None and not streamed:
             result["completion_probabilities"] = logprobs_content(self._model, answer.logprobs, request.post_sampling)
-        return _chosen(result, self._shown) if self._shown else result
+        return _select_fields(result, self._response_fields) if self._response_fields else result
 
 
-def _chosen(told: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _select_fields(result: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return the fields with these names, where "a/b" is the field b of a; unknown names are ignored."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name in names:
-        value: Any = told
+        value: Any = result
         for part in name.split("/"):
             value = value.get(part) if isinstance(value, Mapping) else None
         if value is not None:
-            found[name] = value
-    return found
+            fields[name] = value
+    return fields
 
 
 # --------------------------------------------------------------------------- text to tokens and back
@@ -129,12 +135,14 @@ async def tokenize(call: Call) -> Response:
 
     If `with_pieces` is set, each token has its text, or its bytes if they are not UTF-8.
     """
-    given, vocabulary = call.given, call.model.vocabulary
-    mixed = isinstance(given.data.get("content"), list)
-    special, bos = given.flag("parse_special", True), given.flag("add_special")
-    pieces = given.list("content") if mixed else [given.text("content") or ""]
-    given.check_count("content", sum(isinstance(one, str) for one in pieces), MAX_ITEMS, "strings")
-    given.check_count("content", sum(len(one) if isinstance(one, str) else 1 for one in pieces), MAX_TEXT, "characters")
+    fields, vocabulary = call.fields, call.model.vocabulary
+    is_list = isinstance(fields.data.get("content"), list)
+    special, bos = fields.boolean("parse_special", True), fields.boolean("add_special")
+    pieces = fields.list("content") if is_list else [fields.string("content") or ""]
+    fields.check_count("content", sum(isinstance(item, str) for item in pieces), MAX_ITEMS, "strings")
+    fields.check_count(
+        "content", sum(len(item) if isinstance(item, str) else 1 for item in pieces), MAX_TEXT, "characters"
+    )
 
     def read() -> list[Any]:
         tokens: list[int] = []
@@ -143,11 +151,11 @@ async def tokenize(call: Call) -> Response:
                 tokens += vocabulary.tokenize(piece, special=special, add_bos=bos and i == 0)
             else:
                 tokens.append(check_token(vocabulary, piece, "content"))
-        if not given.flag("with_pieces"):
+        if not fields.boolean("with_pieces"):
             return tokens
         return [{"id": token, "piece": _piece(vocabulary.shown(token))} for token in tokens]
 
-    return json_answer({"tokens": await asyncio.to_thread(read)})
+    return json_response({"tokens": await asyncio.to_thread(read)})
 
 
 def _piece(raw: bytes) -> str | list[int]:
@@ -159,25 +167,25 @@ def _piece(raw: bytes) -> str | list[int]:
 
 async def detokenize(call: Call) -> Response:
     """Return the text of token ids, with the names of control tokens, so that `/tokenize` returns the same tokens."""
-    vocabulary, given = call.model.vocabulary, call.given
+    vocabulary, fields = call.model.vocabulary, call.fields
 
     def join() -> str:
-        tokens = [check_token(vocabulary, token, "tokens") for token in given.list("tokens")]
+        tokens = [check_token(vocabulary, token, "tokens") for token in fields.list("tokens")]
         pieces = {token: vocabulary.shown(token) for token in set(tokens)}  # lists may be long
         return b"".join([pieces[token] for token in tokens]).decode("utf-8", "replace")
 
-    return json_answer({"content": await asyncio.to_thread(join)})
+    return json_response({"content": await asyncio.to_thread(join)})
 
 
 async def apply_template(call: Call) -> Response:
     """Return the prompt of a chat as text, without the first control token if `/completion` adds it."""
-    model, (task, _) = call.model, await asyncio.to_thread(read_chat, call.given)
-    task = replace(task, form=read_format(call.given))
-    prompt = await asyncio.to_thread(chat_prompt, model, task)
+    model, (task, _) = call.model, await asyncio.to_thread(read_chat, call.fields)
+    task = replace(task, json_format=read_response_format(call.fields))
+    prompt = await asyncio.to_thread(render_prompt, model, task)
     vocabulary = model.vocabulary
     bos = vocabulary.ends[0]
     adds_bos = vocabulary.tokenize("")[:1] == vocabulary.tokenize(bos, special=True, add_bos=False)
-    return json_answer({"prompt": prompt.text.removeprefix(bos) if adds_bos else prompt.text})
+    return json_response({"prompt": prompt.text.removeprefix(bos) if adds_bos else prompt.text})
 
 
 # --------------------------------------------------------------------------- fill-in-the-middle
@@ -200,15 +208,15 @@ async def infill(call: Call) -> Response:
 
 def _prompt(call: Call) -> list[int]:
     """Return the token ids of the prompt."""
-    given, model = call.given, call.model
-    before, after = given.needed_text("input_prefix"), given.needed_text("input_suffix")
-    others = [
-        (_NAMELESS if (name := item.text("filename")) is None else name, item.needed_text("text"))
-        for item in given.objects("input_extra")
+    fields, model = call.fields, call.model
+    before, after = fields.require_string("input_prefix"), fields.require_string("input_suffix")
+    extra_files = [
+        (_NAMELESS if (name := item.string("filename")) is None else name, item.require_string("text"))
+        for item in fields.objects("input_extra")
     ]
-    prompt = given.text("prompt") or ""
-    limits = Limits.within(model.n_ctx, near=NEAR, n_predict=read_max_tokens(given) or 0)
-    return gap_prompt(model, before, after, prompt, others, limits)
+    prompt = fields.string("prompt") or ""
+    limits = Limits.within(model.n_ctx, near=NEAR, n_predict=read_max_tokens(fields) or 0)
+    return fill_in_prompt(model, before, after, prompt, extra_files, limits)
 
 
 class LineLimits:
@@ -229,37 +237,37 @@ class LineLimits:
     ) -> None:
         self.ended: bool | None = False  # whether the text has ended; later text is dropped
         self._seconds, self._indent, self._clock = seconds, indent, clock
-        self._began: float | None = None
+        self._started_at: float | None = None
         self._at_margin = False
-        self._held = ""
+        self._held_text = ""
 
     def push(self, text: str) -> list[Delta]:
         """Return the text that can be shown after `text` was generated; call it for tokens without text too."""
         if self.ended:
             return []
         now = self._clock()
-        if self._began is None:
-            self._began = now
+        if self._started_at is None:
+            self._started_at = now
         line_end = text.find("\n")
-        if self._seconds is not None and now - self._began > self._seconds and line_end >= 0:
+        if self._seconds is not None and now - self._started_at > self._seconds and line_end >= 0:
             self.ended = True
             text = text[: line_end + 1]
-        text = self._indented(text) if self._indent else text
+        text = self._cut_at_margin(text) if self._indent else text
         return [Delta("text", text)] if text else []
 
     def finish(self, cut: bool = False) -> list[Delta]:
         """Return the held-back text at the end of the response."""
-        rest, self._held = self._held, ""
+        rest, self._held_text = self._held_text, ""
         return [Delta("text", rest)] if rest and not self.ended else []
 
-    def _indented(self, text: str) -> str:
-        text, self._held = self._held + text, ""
+    def _cut_at_margin(self, text: str) -> str:
+        text, self._held_text = self._held_text + text, ""
         line = 0
         while True:
             if self._at_margin:
                 margin = len(text) - line - len(text[line:].lstrip(" \t"))
                 if line + margin == len(text):
-                    self._held = text[line:]
+                    self._held_text = text[line:]
                     return text[:line]
                 if margin < self._indent:
                     self.ended = True

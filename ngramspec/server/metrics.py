@@ -9,7 +9,9 @@ from starlette.responses import PlainTextResponse, Response
 
 from ngramspec.batching.request import Report
 from ngramspec.llama.embedder import Embedder
-from ngramspec.server.call import ApiError, Call, ServedModel
+from ngramspec.server.call import Call
+from ngramspec.server.errors import ApiError
+from ngramspec.server.state import ServedModel
 
 
 class Metric(NamedTuple):
@@ -26,17 +28,17 @@ async def metrics(call: Call) -> Response:
     if not call.server.has_metrics:
         raise ApiError(501, "/metrics is disabled; start the server with --metrics")
     model = call.model
-    escaped = model.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    escaped_name = model.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     lines: list[str] = []
     for name, kind, description, value in _metrics(model):
         lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
         # As on the two servers, only vLLM's metrics name the model.
-        labels = [f'model_name="{escaped}"'] if name.startswith("vllm:") else []
+        labels = [f'model_name="{escaped_name}"'] if name.startswith("vllm:") else []
         if isinstance(value, tuple):
             lines += [_line(name, [*labels, f'position="{i}"'], count) for i, count in enumerate(value)]
         else:
             lines.append(_line(name, labels, value))
-    headers = {"Process-Start-Time-Unix": str(call.server.began)}
+    headers = {"Process-Start-Time-Unix": str(call.server.started_at)}
     return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4", headers=headers)
 
 
@@ -46,7 +48,7 @@ def _line(name: str, labels: list[str], value: float) -> str:
 
 def _metrics(model: ServedModel) -> Iterator[Metric]:
     report = model.service.report()
-    yield from _shared_metrics(report, model.embedder)
+    yield from _common_metrics(report, model.embedder)
     yield from _llama_server_metrics(report, model.embedder)
     yield from _vllm_metrics(report, model.n_ctx)
     description = "Tokens that rounding could have decided."
@@ -59,7 +61,7 @@ def _metrics(model: ServedModel) -> Iterator[Metric]:
         yield Metric("ngramspec:other_cores", "gauge", "CPU cores that other programs use.", state.other_cores)
 
 
-def _shared_metrics(report: Report, embedder: Embedder | None) -> Iterator[Metric]:
+def _common_metrics(report: Report, embedder: Embedder | None) -> Iterator[Metric]:
     """Yield the metrics that both servers have, under both names."""
     stats, running = report.stats, sum(slot.request is not None for slot in report.slots)
     prompt_tokens = report.prompt_tokens + (embedder.n_tokens if embedder is not None else 0)
@@ -69,7 +71,7 @@ def _shared_metrics(report: Report, embedder: Embedder | None) -> Iterator[Metri
     ):
         yield Metric(f"{prefix}:prompt_tokens_total", "counter", "Prompt tokens evaluated.", prompt_tokens)
         yield Metric(f"{prefix}:{generated_name}", "counter", "Tokens generated.", stats.generated)
-        yield Metric(f"{prefix}:{running_name}", "gauge", "Running requests.", running)
+        yield Metric(f"{prefix}:{running_name}", "gauge", "RequestStream requests.", running)
         yield Metric(f"{prefix}:{waiting_name}", "gauge", "Waiting requests.", report.waiting)
         name, drafts = f"{prefix}:spec_decode_num", stats.passes - stats.passes_without_draft
         yield Metric(f"{name}_drafts_total", "counter", "Decode calls with a draft.", drafts)

@@ -10,9 +10,10 @@ from typing import Any
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.answer import Answer
-from ngramspec.server.call import Call, ServedModel
-from ngramspec.server.common_fields import read_max_tokens
+from ngramspec.server.call import Call
 from ngramspec.server.reply import timings
+from ngramspec.server.request_fields import read_max_tokens
+from ngramspec.server.state import ServedModel
 
 
 def native_answer(call: Call, request: Request, answer: Answer, *, has_prompt: bool = True) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def native_answer(call: Call, request: Request, answer: Answer, *, has_prompt: b
     """
     model, end = call.model, answer.end
     assert end is not None
-    limit = read_max_tokens(call.given)
+    limit = read_max_tokens(call.fields)
     settings = generation_settings(request.sampling, -1 if limit is None else limit, request.stop)
     text = answer.text()
     return {
@@ -52,7 +53,7 @@ def native_answer(call: Call, request: Request, answer: Answer, *, has_prompt: b
 
 def verbose_field(call: Call, answer: Answer) -> dict[str, Any]:
     """Return llama-server's `__verbose` for one answer of another format; empty if it was not requested."""
-    if not call.given.flag("verbose", call.server.is_verbose):
+    if not call.fields.boolean("verbose", call.server.is_verbose):
         return {}
     return {"__verbose": native_answer(call, call.requests[0], answer)}
 

@@ -16,12 +16,20 @@ from ngramspec.request import Request
 from ngramspec.sampling.option import options
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.answer import Block, End, Piece, TextEvent
-from ngramspec.server.call import ApiError, Call, Fields, ServedModel, bad_field, dumped, json_answer
-from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, Transcript, answer_chat, as_json, read_arguments
-from ngramspec.server.common_fields import Form, check_token, read_max_tokens, read_sampling, read_stop
+from ngramspec.server.call import Call
+from ngramspec.server.chat import EFFORTS, ChatTask, answer_chat
+from ngramspec.server.constraint_fields import JsonFormat
+from ngramspec.server.errors import ApiError, bad_field
+from ngramspec.server.fields import Fields
+from ngramspec.server.json_text import encode_json, json_response, members, quote
 from ngramspec.server.openai_chat import read_logprobs
-from ngramspec.server.openai_completions import gap_prompt, read_requests, read_tokens
-from ngramspec.server.reply import Reply, logprobs_content, members, quoted, respond
+from ngramspec.server.openai_completions import fill_in_prompt, read_requests, read_tokens
+from ngramspec.server.reply import Reply, logprobs_content, respond
+from ngramspec.server.request_fields import read_max_tokens, read_stop
+from ngramspec.server.sampling_fields import check_token, read_sampling
+from ngramspec.server.state import ServedModel
+from ngramspec.server.toolbox import Toolbox
+from ngramspec.server.transcript import Transcript, as_json, read_arguments
 from ngramspec.tool_calls.families import reasoning_tags
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -34,41 +42,41 @@ _DURATION = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+
 
 async def chat(call: Call) -> Response:
     """Answer a chat."""
-    given, inner = call.given, _with_options(call)
-    reply, unload = OllamaReply(inner, "chat", given), _unloads(given)
-    if not given.list("messages"):
-        return reply.loaded(unload)
+    fields, inner = call.fields, _with_options(call)
+    reply, unload = OllamaReply(inner, "chat", fields), _has_zero_keep_alive(fields)
+    if not fields.list("messages"):
+        return reply.load_response(unload)
     toolbox = Toolbox()
-    for tool in given.objects("tools"):
+    for tool in fields.objects("tools"):
         tool.choice("type", ("function",), "function")
-        toolbox.add_one(tool.needed_object("function"), "function", unique=False)
-    task = _make_task(call, inner, read_messages(given), tools=toolbox.tools)
+        toolbox.add_tool(tool.require_object("function"), "function", unique=False)
+    task = _make_task(call, inner, read_messages(fields), tools=toolbox.tools)
     return await answer_chat(inner, task, reply)
 
 
 async def generate_text(call: Call) -> Response:
     """Answer a prompt in the chat template, continue it as it is (`raw`), or generate the text before `suffix`."""
-    given, inner = call.given, _with_options(call)
-    reply, unload = OllamaReply(inner, "generate", given), _unloads(given)
-    prompt, suffix = given.text("prompt") or "", given.text("suffix") or ""
-    _refuse_images(given)
-    if given.text("template"):
-        raise given.refused("template", "Go templates are not supported; use raw with the whole prompt")
+    fields, inner = call.fields, _with_options(call)
+    reply, unload = OllamaReply(inner, "generate", fields), _has_zero_keep_alive(fields)
+    prompt, suffix = fields.string("prompt") or "", fields.string("suffix") or ""
+    _refuse_images(fields)
+    if fields.string("template"):
+        raise fields.field_error("template", "Go templates are not supported; use raw with the whole prompt")
     if not prompt and not suffix:
-        return reply.loaded(unload)
-    if given.flag("raw") or suffix:
+        return reply.load_response(unload)
+    if fields.boolean("raw") or suffix:
         request = await asyncio.to_thread(_read_request, call, inner, prompt, suffix)
         return await respond(inner, [request], reply)
     transcript = Transcript()
-    transcript.system(given.text("system") or "")
-    transcript.say("user", prompt)
-    before = [check_token(call.model.vocabulary, token, "context") for token in given.list("context")]
-    task = _make_task(call, inner, transcript.messages, before=before)
+    transcript.add_system(fields.string("system") or "")
+    transcript.add_message("user", prompt)
+    before = [check_token(call.model.vocabulary, token, "context") for token in fields.list("context")]
+    task = _make_task(call, inner, transcript.messages, earlier_tokens=before)
     reply.has_context = True
     return await answer_chat(inner, task, reply)
 
 
-def worded(error: ApiError) -> dict[str, Any]:
+def error_body(error: ApiError) -> dict[str, Any]:
     """Return an error in Ollama's format."""
     return {"error": error.message}
 
@@ -81,117 +89,117 @@ def _with_options(call: Call) -> Call:
 
     Options that select how Ollama loads a model (`num_ctx`, `num_gpu`, ...) and unknown ones are dropped.
     """
-    asked = call.given.object("options") or Fields({}, "options.")
-    data = {name: value for name, value in asked.data.items() if name in _OPTIONS}
-    limit = asked.whole("num_predict", -1, least=-(2**31)) or -1
-    data |= {"n_predict": max(limit, -1), "stream": call.given.flag("stream", True)}
-    return replace(call, given=Fields(data, asked.path))
+    options = call.fields.object("options") or Fields({}, "options.")
+    data = {name: value for name, value in options.data.items() if name in _OPTIONS}
+    limit = options.integer("num_predict", -1, minimum=-(2**31)) or -1
+    data |= {"n_predict": max(limit, -1), "stream": call.fields.boolean("stream", True)}
+    return replace(call, fields=Fields(data, options.path))
 
 
 def _make_task(call: Call, inner: Call, messages: list[dict[str, Any]], **more: Any) -> ChatTask:
     """Return the chat of a request; `inner` is the call with its options, and `more` further fields of the task."""
     return ChatTask(
         messages=messages,
-        form=_read_format(call.given),
-        max_tokens=read_max_tokens(inner.given),
-        stop=read_stop(inner.given),
-        logprobs=read_logprobs(call.given, call.model),
-        variables=_read_think(call.given, call.model),
+        json_format=_read_format(call.fields),
+        max_tokens=read_max_tokens(inner.fields),
+        stop=read_stop(inner.fields),
+        logprobs=read_logprobs(call.fields, call.model),
+        variables=_read_think(call.fields, call.model),
         **more,
     )
 
 
-def _unloads(given: Fields) -> bool:
+def _has_zero_keep_alive(fields: Fields) -> bool:
     """Return True if `keep_alive` asks for the model to be unloaded."""
-    match given.data.get("keep_alive"):
+    match fields.data.get("keep_alive"):
         case None:
             return False
         case int() | float() as seconds if not isinstance(seconds, bool):
             return seconds == 0
         case str() as text if _DURATION.fullmatch(text):
             return not re.search("[1-9]", text)
-    raise given.wrong("keep_alive", 'a number of seconds or a duration such as "5m"')
+    raise fields.value_error("keep_alive", 'a number of seconds or a duration such as "5m"')
 
 
-def _refuse_images(given: Fields) -> None:
-    if given.list("images"):
-        raise given.refused("images", "images are not supported; this model accepts only text")
+def _refuse_images(fields: Fields) -> None:
+    if fields.list("images"):
+        raise fields.field_error("images", "images are not supported; this model accepts only text")
 
 
-def read_messages(given: Fields) -> list[dict[str, Any]]:
+def read_messages(fields: Fields) -> list[dict[str, Any]]:
     """Return the messages of a chat in OpenAI's format."""
     transcript, waiting = Transcript(), dict[str, str]()  # names of the tools whose results are missing, by id
-    for number, message in enumerate(given.objects("messages")):
+    for number, message in enumerate(fields.objects("messages")):
         _refuse_images(message)
-        text = message.text("content") or ""
-        match message.needed_choice("role", _ROLES):
+        text = message.string("content") or ""
+        match message.require_choice("role", _ROLES):
             case "system":
-                transcript.system(text)
+                transcript.add_system(text)
             case "tool":
-                name = message.text(message.name("tool_name", "name")) or ""
-                id = message.text("tool_call_id") or _waiting(waiting, name) or f"result_{number}"
+                name = message.string(message.name("tool_name", "name")) or ""
+                id = message.string("tool_call_id") or _find_waiting_call(waiting, name) or f"result_{number}"
                 waiting.pop(id, None)
-                transcript.result(id, text, name)
+                transcript.add_result(id, text, name)
             case "assistant":
-                transcript.say("assistant", text)
-                if thinking := message.text("thinking"):
-                    transcript.thought(thinking)
+                transcript.add_message("assistant", text)
+                if thinking := message.string("thinking"):
+                    transcript.add_reasoning(thinking)
                 for place, call in enumerate(message.objects("tool_calls")):
-                    function = call.needed_object("function")
-                    id, name = call.text("id") or f"call_{number}_{place}", function.needed_name("name")
+                    function = call.require_object("function")
+                    id, name = call.string("id") or f"call_{number}_{place}", function.require_name("name")
                     arguments = function.object("arguments")
-                    transcript.call(id, name, as_json({} if arguments is None else arguments.data))
+                    transcript.add_call(id, name, as_json({} if arguments is None else arguments.data))
                     waiting[id] = name
             case role:
-                transcript.say(role, text)
+                transcript.add_message(role, text)
     return transcript.messages
 
 
-def _waiting(calls: dict[str, str], name: str) -> str | None:
+def _find_waiting_call(calls: dict[str, str], name: str) -> str | None:
     """Return the id of the call that a result without an id belongs to: the first one of its tool, or the first."""
     same = [id for id, tool in calls.items() if tool == name or not name]
     return same[0] if same else None
 
 
-def _read_format(given: Fields) -> Form | None:
+def _read_format(fields: Fields) -> JsonFormat | None:
     """Return the JSON that the answer must be; `None` means any text."""
-    match given.data.get("format"):
+    match fields.data.get("format"):
         case None | "":
             return None
         case "json":
-            return Form({}, "format")
+            return JsonFormat({}, "format")
         case dict() as schema:
-            return Form(schema, "format", strict=False)
-    raise given.wrong("format", '"json" or a JSON schema')
+            return JsonFormat(schema, "format", strict=False)
+    raise fields.value_error("format", '"json" or a JSON schema')
 
 
-def _read_think(given: Fields, model: ServedModel) -> dict[str, Any]:
+def _read_think(fields: Fields, model: ServedModel) -> dict[str, Any]:
     """Return the variables of the chat template that `think` sets."""
-    level = given.data.get("think")
+    level = fields.data.get("think")
     if level is None:
         return {}
     if not isinstance(level, bool) and level not in _LEVELS:
-        raise given.wrong("think", f"one of true, false, {', '.join(_LEVELS)}")
+        raise fields.value_error("think", f"one of true, false, {', '.join(_LEVELS)}")
     if level is not False and not reasoning_tags(model.vocabulary.chat_template):
-        raise given.refused("think", f"{model.name!r} does not support thinking")
+        raise fields.field_error("think", f"{model.name!r} does not support thinking")
     effort = {} if isinstance(level, bool) else {"reasoning_effort": EFFORTS[level]}
     return {"enable_thinking": level is not False} | effort
 
 
 def _read_request(call: Call, inner: Call, prompt: str, suffix: str) -> Request:
     """Return the request for a text without the chat template."""
-    given, model = call.given, call.model
-    field = "raw" if given.flag("raw") else "suffix"
+    fields, model = call.fields, call.model
+    field = "raw" if fields.boolean("raw") else "suffix"
     for name in ("system", "context", "think", *(["suffix"] if field == "raw" else [])):
-        if given.data.get(name):
+        if fields.data.get(name):
             raise bad_field(name, f"{name} cannot be combined with {field}")
-    tokens = gap_prompt(model, prompt, suffix) if suffix else read_tokens(model, prompt, "prompt")
-    sampling, form = read_sampling(inner), _read_format(given)
+    tokens = fill_in_prompt(model, prompt, suffix) if suffix else read_tokens(model, prompt, "prompt")
+    sampling, form = read_sampling(inner), _read_format(fields)
     if form is not None:
         if sampling.grammar is not None:
             raise bad_field("grammar", "grammar cannot be combined with format")
-        sampling = replace(sampling, grammar=form.grammar())
-    (request,) = read_requests(inner, [tokens], sampling, read_logprobs(given, model))
+        sampling = replace(sampling, grammar=form.make_grammar())
+    (request,) = read_requests(inner, [tokens], sampling, read_logprobs(fields, model))
     return request
 
 
@@ -204,38 +212,38 @@ class OllamaReply(Reply):
     Args:
         call: The request, with its options.
         kind: "chat", whose text is in a message, or "generate".
-        given: Fields of the request.
+        fields: Fields of the request.
     """
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, call: Call, kind: str, given: Fields) -> None:
+    def __init__(self, call: Call, kind: str, fields: Fields) -> None:
         super().__init__()
-        self._call, self._model, self._kind, self._began = call, call.model, kind, time.monotonic()
-        self._name = given.text("model") or call.model.name
-        self._with_logprobs = given.flag("logprobs")
+        self._call, self._model, self._kind, self._started_at = call, call.model, kind, time.monotonic()
+        self._name = fields.string("model") or call.model.name
+        self._with_logprobs = fields.boolean("logprobs")
         self.has_context = False  # True if the answer contains its `context`
         self._calls = 0
         # JSON before and after a text
         self._frames = {
-            "text": members(self._fields("\0")).split(quoted("\0")),
-            "thought": members(self._fields(thinking="\0")).split(quoted("\0")),
+            "text": members(self._fields("\0")).split(quote("\0")),
+            "reasoning": members(self._fields(thinking="\0")).split(quote("\0")),
         }
 
-    def loaded(self, unload: bool) -> Response:
+    def load_response(self, unload: bool) -> Response:
         """Return the response to a request without a prompt. The model is always loaded and never unloaded."""
         ending = {"done": True, "done_reason": "unload" if unload else "load"}
-        return json_answer(self._head() | self._fields() | ending)
+        return json_response(self._head() | self._fields() | ending)
 
-    def whole(self) -> dict[str, Any]:
+    def response_body(self) -> dict[str, Any]:
         (answer,) = self.answers
         calls = [call for block in answer.blocks for call in self._tool_call(block)]
-        fields = self._fields(answer.text(), answer.text("thought"), calls)
-        return self._head() | fields | self._ending(answer.logprobs)
+        fields = self._fields(answer.text(), answer.text("reasoning"), calls)
+        return self._head() | fields | self._end_fields(answer.logprobs)
 
     def chunks(self, number: int, event: TextEvent) -> str:
         if isinstance(event, End):
-            return self._line(members(self._fields() | self._ending(())))
+            return self._line(members(self._fields() | self._end_fields(())))
         if not isinstance(event, Piece):
             return ""
         lines = []
@@ -244,21 +252,21 @@ class OllamaReply(Reply):
                 lines.append(members(self._fields(calls=calls)))
             elif change == "grown" and text and block.kind != "call":
                 before, after = self._frames[block.kind]
-                lines.append(f"{before}{quoted(text)}{after}")
+                lines.append(f"{before}{quote(text)}{after}")
         if event.logprobs:
             lines = lines or [members(self._fields())]
             lines[-1] += members(self._logprobs(event.logprobs))
         return "".join(map(self._line, lines))
 
-    def silence(self) -> str:
+    def keepalive(self) -> str:
         return self._line(members(self._fields()))
 
-    def failed(self, error: ApiError) -> str:
-        return dumped(worded(error)) + "\n"
+    def error_chunk(self, error: ApiError) -> str:
+        return encode_json(error_body(error)) + "\n"
 
     def _line(self, rest: str) -> str:
         """Return a chunk; `rest` is JSON as `members` returns it."""
-        return f'{{"model":{quoted(self._name)},"created_at":"{timestamp(time.time())}"{rest}}}\n'
+        return f'{{"model":{quote(self._name)},"created_at":"{timestamp(time.time())}"{rest}}}\n'
 
     def _head(self) -> dict[str, Any]:
         return {"model": self._name, "created_at": timestamp(time.time())}
@@ -280,10 +288,10 @@ class OllamaReply(Reply):
         self._calls += 1
         return [{"id": block.id, "function": function}]
 
-    def _logprobs(self, found: Sequence[Any]) -> dict[str, Any]:
-        return {"logprobs": logprobs_content(self._model, found)} if self._with_logprobs else {}
+    def _logprobs(self, logprobs: Sequence[Any]) -> dict[str, Any]:
+        return {"logprobs": logprobs_content(self._model, logprobs)} if self._with_logprobs else {}
 
-    def _ending(self, logprobs: Sequence[Any]) -> dict[str, Any]:
+    def _end_fields(self, logprobs: Sequence[Any]) -> dict[str, Any]:
         """Return the fields of the last chunk, or of a whole answer."""
         (answer,) = self.answers
         assert answer.end is not None
@@ -291,7 +299,7 @@ class OllamaReply(Reply):
         ending: dict[str, Any] = {
             "done": True,
             "done_reason": "length" if answer.end.reason == "length" else "stop",
-            "total_duration": round(1e9 * (time.monotonic() - self._began)),
+            "total_duration": round(1e9 * (time.monotonic() - self._started_at)),
             "load_duration": 0,
             "prompt_eval_count": answer.prompt_tokens,
             "prompt_eval_duration": round(1e9 * done.prompt_seconds),

@@ -8,8 +8,10 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.server.call import Call, ServedModel, dumped, json_answer
+from ngramspec.server.call import Call
+from ngramspec.server.json_text import encode_json, json_response
 from ngramspec.server.ollama import timestamp
+from ngramspec.server.state import ServedModel
 from ngramspec.tool_calls.families import reasoning_tags
 
 VERSION = "0.13.0"
@@ -22,22 +24,22 @@ _PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_pe
 
 async def version(call: Call) -> Response:
     """Return the version."""
-    return json_answer({"version": VERSION})
+    return json_response({"version": VERSION})
 
 
 async def tags(call: Call) -> Response:
     """Return the list of models, which has one entry."""
-    return json_answer({"models": [{**_entry(call.model), "modified_at": timestamp(call.server.began)}]})
+    return json_response({"models": [{**_entry(call.model), "modified_at": timestamp(call.server.started_at)}]})
 
 
 async def processes(call: Call) -> Response:
     """Return the list of loaded models: the same one, which is never unloaded."""
     process = {
-        "expires_at": timestamp(call.server.began + _CENTURY),
+        "expires_at": timestamp(call.server.started_at + _CENTURY),
         "size_vram": 0,
         "context_length": call.model.n_ctx,
     }
-    return json_answer({"models": [_entry(call.model) | process]})
+    return json_response({"models": [_entry(call.model) | process]})
 
 
 async def show(call: Call) -> Response:
@@ -54,7 +56,7 @@ async def show(call: Call) -> Response:
         metadata["general.parameter_count"] = model.meta["n_params"]
     sampling = {name: getattr(call.server.sampling, name) for name in _PARAMETERS}
     parameters = {"num_ctx": model.n_ctx, **sampling}
-    return json_answer(
+    return json_response(
         {
             "modelfile": f"FROM {model.path}\n",
             "parameters": "\n".join([f"{name:<30} {value}" for name, value in parameters.items()]),
@@ -62,7 +64,7 @@ async def show(call: Call) -> Response:
             "details": _details(model),
             "model_info": metadata,
             "capabilities": _capabilities(model),
-            "modified_at": timestamp(call.server.began),
+            "modified_at": timestamp(call.server.started_at),
         }
     )
 
@@ -71,7 +73,7 @@ def _entry(model: ServedModel) -> dict[str, Any]:
     name = model.name if ":" in model.name else f"{model.name}:latest"  # Ollama's names have tags
     capabilities, details = _capabilities(model), _details(model)
     # Clients store under the digest what they know about a model.
-    digest = sha256(dumped([name, model.path, dict(model.meta), capabilities, model.n_ctx]).encode()).hexdigest()
+    digest = sha256(encode_json([name, model.path, dict(model.meta), capabilities, model.n_ctx]).encode()).hexdigest()
     size = model.meta.get("size", 0)
     return {"name": name, "model": name, "size": size, "digest": digest, "details": details}
 
@@ -96,11 +98,11 @@ def _capabilities(model: ServedModel) -> list[str]:
     vocabulary = model.vocabulary
     marks = vocabulary.fill_in_tokens
     # Tools work without a template that knows them: they are described in a message.
-    found = {
+    capabilities = {
         "completion": True,
         "tools": True,
         "thinking": bool(reasoning_tags(vocabulary.chat_template)),
         "insert": None not in (marks.prefix, marks.suffix, marks.middle),
         "embedding": model.embedder is not None and model.embedder.pooling != "none",
     }
-    return [name for name, has in found.items() if has]
+    return [name for name, is_available in capabilities.items() if is_available]

@@ -12,29 +12,20 @@ from starlette.responses import Response
 
 from ngramspec.chat_template.variables import check_variables
 from ngramspec.server.answer import Block, End, Piece, TextEvent
-from ngramspec.server.call import Call, Fields, ServedModel, bad_field, dumped, json_answer
-from ngramspec.server.chat import NO_REASONING, ChatTask, Toolbox, answer_chat, as_json, count_prompt, free_text
-from ngramspec.server.common_fields import (
-    read_answers,
-    read_format,
-    read_max_tokens,
-    read_prediction,
-    read_stop,
-    read_usage_too,
-)
+from ngramspec.server.call import Call
+from ngramspec.server.chat import NO_REASONING, ChatTask, answer_chat, count_prompt
+from ngramspec.server.constraint_fields import read_response_format
 from ngramspec.server.drafted_text import DraftedText, Span
+from ngramspec.server.errors import bad_field
+from ngramspec.server.fields import Fields
+from ngramspec.server.json_text import encode_json, json_response, members, quote
 from ngramspec.server.native_answer import verbose_field
-from ngramspec.server.reply import (
-    DONE,
-    FINGERPRINT,
-    Reply,
-    logprobs_content,
-    members,
-    prediction_usage,
-    quoted,
-    totals,
-)
+from ngramspec.server.reply import DONE, FINGERPRINT, Reply, logprobs_content, prediction_usage, totals
+from ngramspec.server.request_fields import has_usage_chunk, read_max_tokens, read_n_answers, read_prediction, read_stop
+from ngramspec.server.state import ServedModel
 from ngramspec.server.telemetry import read_telemetry
+from ngramspec.server.toolbox import Toolbox, free_text
+from ngramspec.server.transcript import as_json
 
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
 """Roles of the API, and the corresponding roles of chat templates."""
@@ -44,33 +35,33 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 async def chat_completions(call: Call) -> Response:
     """Answer a chat."""
-    given, model = call.given, call.model
-    conversation, toolbox = await asyncio.to_thread(read_chat, given)
+    fields, model = call.fields, call.model
+    conversation, toolbox = await asyncio.to_thread(read_chat, fields)
     task = replace(
         conversation,
-        parallel=given.flag("parallel_tool_calls", "functions" not in given),
-        form=read_format(given),
-        max_tokens=read_max_tokens(given),
-        stop=read_stop(given),
-        logprobs=read_logprobs(given, model),
-        post_sampling=given.flag("post_sampling_probs"),
-        prediction=read_prediction(given),
+        parallel=fields.boolean("parallel_tool_calls", "functions" not in fields),
+        json_format=read_response_format(fields),
+        max_tokens=read_max_tokens(fields),
+        stop=read_stop(fields),
+        logprobs=read_logprobs(fields, model),
+        post_sampling=fields.boolean("post_sampling_probs"),
+        prediction=read_prediction(fields),
     )
-    reply = ChatReply(call, read_answers(given), toolbox, task.prediction)
+    reply = ChatReply(call, read_n_answers(fields), toolbox, task.prediction)
     return await answer_chat(call, task, reply)
 
 
 async def input_tokens(call: Call) -> Response:
     """Return the number of tokens of the prompt of a chat."""
-    task, _ = await asyncio.to_thread(read_chat, call.given)
+    task, _ = await asyncio.to_thread(read_chat, call.fields)
     count = await count_prompt(call, task)
-    return json_answer({"object": "response.input_tokens", "input_tokens": count})
+    return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
-def read_logprobs(given: Fields, model: ServedModel) -> int | None:
+def read_logprobs(fields: Fields, model: ServedModel) -> int | None:
     """Return the number of alternatives to report for each token; `None` means no log-probabilities."""
-    top = given.whole("top_logprobs", most=model.vocabulary.n_vocab)
-    if given.flag("logprobs"):
+    top = fields.integer("top_logprobs", maximum=model.vocabulary.n_vocab)
+    if fields.boolean("logprobs"):
         return top or 0
     if top:
         raise bad_field("top_logprobs", "top_logprobs requires logprobs to be true")
@@ -80,91 +71,97 @@ def read_logprobs(given: Fields, model: ServedModel) -> int | None:
 # --------------------------------------------------------------------------- the conversation
 
 
-def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
+def read_chat(fields: Fields) -> tuple[ChatTask, Toolbox]:
     """Return a task with the fields of the prompt (messages, tools, variables of the template), and its tools."""
     toolbox = Toolbox()
-    for item in given.objects("tools"):
+    for item in fields.objects("tools"):
         kind = item.choice("type", ("function", "custom"), "function")
-        toolbox.add_one(item.needed_object(kind), kind, unique=False)
-    for item in given.objects("functions"):  # older form of tools
-        toolbox.add_one(item, "function", unique=False)
-    given.needed("messages")
-    messages = [_message(message, i) for i, message in enumerate(given.objects("messages"))]
-    answered = given.flag("add_generation_prompt", True)
-    begun = bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-    anew = answered and "add_generation_prompt" in given  # the request explicitly asks for a separate turn
-    continued = given.flag("continue_final_message", begun and not anew)
-    if continued and not begun:
-        raise given.refused("continue_final_message", "the last message must be an assistant message with text")
-    if continued and len(messages) > 1 and messages[-2]["role"] == "assistant":
-        raise given.refused("messages", "must not end with two assistant messages, of which one could be continued")
-    if continued and anew:
-        raise given.refused("add_generation_prompt", "cannot be combined with continue_final_message")
+        toolbox.add_tool(item.require_object(kind), kind, unique=False)
+    for item in fields.objects("functions"):  # older form of tools
+        toolbox.add_tool(item, "function", unique=False)
+    fields.require("messages")
+    messages = [_message(message, i) for i, message in enumerate(fields.objects("messages"))]
+    starts_answer = fields.boolean("add_generation_prompt", True)
+    can_continue = bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    # The request explicitly asks for a separate turn.
+    wants_new_turn = starts_answer and "add_generation_prompt" in fields
+    continues_message = fields.boolean("continue_final_message", can_continue and not wants_new_turn)
+    if continues_message and not can_continue:
+        raise fields.field_error("continue_final_message", "the last message must be an assistant message with text")
+    if continues_message and len(messages) > 1 and messages[-2]["role"] == "assistant":
+        raise fields.field_error(
+            "messages", "must not end with two assistant messages, of which one could be continued"
+        )
+    if continues_message and wants_new_turn:
+        raise fields.field_error("add_generation_prompt", "cannot be combined with continue_final_message")
     task = ChatTask(
         messages=messages,
-        tool_choice=toolbox.read_choice(given, given.name("tool_choice", "function_call")),
+        tool_choice=toolbox.read_choice(fields, fields.name("tool_choice", "function_call")),
         tools=toolbox.tools,  # `read_choice` has dropped the tools that may not be called
-        variables=_variables(given),
-        continued=continued,
-        answered=answered,
+        variables=_variables(fields),
+        continues_message=continues_message,
+        starts_answer=starts_answer,
     )
     return task, toolbox
 
 
-def _variables(given: Fields) -> dict[str, Any]:
+def _variables(fields: Fields) -> dict[str, Any]:
     """Return the variables of the chat template; as in llama-server, the effort "none" disables reasoning."""
     variables: dict[str, Any] = {}
-    if (kwargs := given.object("chat_template_kwargs")) is not None:
+    if (kwargs := fields.object("chat_template_kwargs")) is not None:
         variables = dict(kwargs.data)
         try:
             check_variables(variables)
         except ValueError as error:
             raise bad_field("chat_template_kwargs", f"chat_template_kwargs: {error}") from error
-    if effort := given.text("reasoning_effort"):
+    if effort := fields.string("reasoning_effort"):
         variables |= NO_REASONING if effort == "none" else {"reasoning_effort": effort}
     return variables
 
 
-def _message(given: Fields, number: int) -> dict[str, Any]:
-    given.needed("role")
-    role = _ROLES[given.choice("role", tuple(_ROLES), "")]
-    calls = [_call(call) for call in given.objects("tool_calls")]
-    if (older := given.object("function_call")) is not None:
+def _message(fields: Fields, number: int) -> dict[str, Any]:
+    fields.require("role")
+    role = _ROLES[fields.choice("role", tuple(_ROLES), "")]
+    calls = [_call(call) for call in fields.objects("tool_calls")]
+    if (older := fields.object("function_call")) is not None:
         calls.append(_function_call(older) | {"id": f"call_{number}"})
     if not calls and role != "assistant":
-        given.needed("content")
-    message: dict[str, Any] = {"role": role, "content": _content(given)}
+        fields.require("content")
+    message: dict[str, Any] = {"role": role, "content": _content(fields)}
     if calls:
         message["tool_calls"] = calls
     for name in ("tool_call_id", "name", "reasoning_content"):
-        if (text := given.text(name)) is not None:
+        if (text := fields.string(name)) is not None:
             message[name] = text
-    if given.data["role"] == "function":
+    if fields.data["role"] == "function":
         message["tool_call_id"] = f"call_{number - 1}"
     return message
 
 
-def _content(given: Fields) -> str | list[dict[str, str]]:
+def _content(fields: Fields) -> str | list[dict[str, str]]:
     """Return the text of a message; several parts remain parts, because templates join them differently."""
-    if not isinstance(given.data.get("content"), list):
-        return given.text("content") or ""
-    texts = given.parts("content", _part)
+    if not isinstance(fields.data.get("content"), list):
+        return fields.string("content") or ""
+    texts = fields.parts("content", _part)
     return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
 
 
 def _part(part: Fields) -> str:
-    if part.text("type") == "image_url":
-        raise part.refused_image()
-    if part.text("type") not in _TEXT_PARTS:
-        raise part.wrong("type", "'text', the only supported type")
-    return part.needed_text("text")
+    if part.string("type") == "image_url":
+        raise part.image_error()
+    if part.string("type") not in _TEXT_PARTS:
+        raise part.value_error("type", "'text', the only supported type")
+    return part.require_string("text")
 
 
-def _call(given: Fields) -> dict[str, Any]:
-    if (custom := given.object("custom")) is not None:
-        function = {"name": custom.needed_text("name"), "arguments": as_json({"input": custom.needed_text("input")})}
-        return {"id": given.text("id") or "", "type": "function", "function": function}
-    return {"id": given.text("id") or "", **_function_call(given.needed_object("function"))}
+def _call(fields: Fields) -> dict[str, Any]:
+    if (custom := fields.object("custom")) is not None:
+        function = {
+            "name": custom.require_string("name"),
+            "arguments": as_json({"input": custom.require_string("input")}),
+        }
+        return {"id": fields.string("id") or "", "type": "function", "function": function}
+    return {"id": fields.string("id") or "", **_function_call(fields.require_object("function"))}
 
 
 def _function_call(function: Fields) -> dict[str, Any]:
@@ -172,8 +169,8 @@ def _function_call(function: Fields) -> dict[str, Any]:
     if isinstance(arguments, dict):  # not OpenAI's form, but what some clients keep
         arguments = as_json(arguments)
     else:
-        arguments = function.text("arguments")
-    return {"type": "function", "function": {"name": function.needed_text("name"), "arguments": arguments or "{}"}}
+        arguments = function.string("arguments")
+    return {"type": "function", "function": {"name": function.require_string("name"), "arguments": arguments or "{}"}}
 
 
 # --------------------------------------------------------------------------- the answer
@@ -184,48 +181,48 @@ class ChatReply(Reply):
 
     def __init__(self, call: Call, count: int, toolbox: Toolbox, prediction: str) -> None:
         super().__init__(count)
-        given, self._prediction = call.given, prediction
+        fields, self._prediction = call.fields, prediction
         self._call, self._model = call, call.model
-        self._toolbox, self._older = toolbox, "functions" in given
-        self._sampled = given.flag("post_sampling_probs")
-        self._likely, self._usage_too = given.flag("logprobs"), read_usage_too(call)
-        self._marked = given.flag("return_drafts")
+        self._toolbox, self._uses_functions = toolbox, "functions" in fields
+        self._post_sampling = fields.boolean("post_sampling_probs")
+        self._has_logprobs, self._has_usage_chunk = fields.boolean("logprobs"), has_usage_chunk(call)
+        self._marks_drafts = fields.boolean("return_drafts")
         self._head = {
             "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
             "created": int(time.time()),
-            "model": given.text("model") or self._model.name,
+            "model": fields.string("model") or self._model.name,
             "system_fingerprint": FINGERPRINT,
         }
-        self._chunk = f"data: {dumped(self._head | {'object': 'chat.completion.chunk'})[:-1]}"
+        self._chunk = f"data: {encode_json(self._head | {'object': 'chat.completion.chunk'})[:-1]}"
         self._choices = [_Choice(call, number, self._chunk) for number in range(count)]
 
     def add(self, number: int, event: TextEvent) -> None:
-        if self._marked and isinstance(event, Piece):
+        if self._marks_drafts and isinstance(event, Piece):
             self._choices[number].mark(event)
 
-    def whole(self) -> dict[str, Any]:
+    def response_body(self) -> dict[str, Any]:
         choices = []
         for choice, answer in zip(self._choices, self.answers, strict=True):
             assert answer.end is not None
             message: dict[str, Any] = {"role": "assistant", "content": answer.text()}
-            if reasoning := answer.text("thought"):
+            if reasoning := answer.text("reasoning"):
                 message["reasoning_content"] = reasoning
             calls = answer.calls
-            if calls and self._older:
+            if calls and self._uses_functions:
                 message["function_call"] = {"name": calls[0].name, "arguments": calls[0].text}
             elif calls:
                 message["tool_calls"] = [self._tool_call(block) for block in calls]
-            told = {"index": choice.number, "message": message, "finish_reason": self._reason(answer.end)}
-            if self._likely:
-                told["logprobs"] = {"content": logprobs_content(self._model, answer.logprobs, self._sampled)}
-            if self._marked:
-                told["drafted"] = choice.drafted
-            choices.append(told)
+            fields = {"index": choice.number, "message": message, "finish_reason": self._finish_reason(answer.end)}
+            if self._has_logprobs:
+                fields["logprobs"] = {"content": logprobs_content(self._model, answer.logprobs, self._post_sampling)}
+            if self._marks_drafts:
+                fields["drafted"] = choice.drafted
+            choices.append(fields)
         return {
             **self._head,
             "object": "chat.completion",
             "choices": choices,
-            **self._totals(usage_too=True),
+            **self._totals(with_usage=True),
             **verbose_field(self._call, self.answers[0]),
         }
 
@@ -237,9 +234,9 @@ class ChatReply(Reply):
             if not (parts or "timings" in more):
                 return ""
         elif isinstance(event, End):
-            parts = [("{}", {"finish_reason": self._reason(event)})]
-            if not self._usage_too and all(answer.end for answer in self.answers):
-                more = self._totals(usage_too=False)
+            parts = [("{}", {"finish_reason": self._finish_reason(event)})]
+            if not self._has_usage_chunk and all(answer.end for answer in self.answers):
+                more = self._totals(with_usage=False)
         elif "prompt_progress" in more:
             parts = [("{}", {})]
         else:
@@ -253,56 +250,62 @@ class ChatReply(Reply):
         return text
 
     def last_chunks(self) -> str:
-        usage = members({"choices": [], **self._totals(usage_too=True)}) if self._usage_too else ""
+        usage = members({"choices": [], **self._totals(with_usage=True)}) if self._has_usage_chunk else ""
         return f"{self._chunk}{usage}}}\n\n{DONE}" if usage else DONE
 
     def _parts(self, choice: _Choice, piece: Piece) -> list[tuple[str, dict[str, Any]]]:
         """Return the deltas of a piece as JSON, each with the other fields of its choice."""
         parts: list[tuple[str, dict[str, Any]]] = []
-        spans = choice.mark(piece) if self._marked else ()
+        spans = choice.mark(piece) if self._marks_drafts else ()
         for place, (kind, block, text, _) in enumerate(piece.changes):
-            more = {"drafted": spans[place]} if self._marked else {}
+            more = {"drafted": spans[place]} if self._marks_drafts else {}
             if block.kind == "call":
                 if delta := self._call_delta(kind, block, text):
-                    parts.append((dumped(delta), {}))
+                    parts.append((encode_json(delta), {}))
             elif text:
                 field = "content" if block.kind == "text" else "reasoning_content"
-                parts.append((f'{{"{field}":{quoted(text)}}}', more))
+                parts.append((f'{{"{field}":{quote(text)}}}', more))
         if piece.logprobs:
             if not (parts and parts[-1][0].startswith('{"content"')):
-                parts.append(('{"content":""}', {"drafted": []} if self._marked else {}))
-            parts[-1][1]["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs, self._sampled)}
+                parts.append(('{"content":""}', {"drafted": []} if self._marks_drafts else {}))
+            parts[-1][1]["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs, self._post_sampling)}
         return parts
 
     def _call_delta(self, kind: str, block: Block, text: str) -> dict[str, Any]:
         """Return the delta of a call: its name once, then only its arguments; the input of a custom tool at its end."""
-        is_custom = block.name in self._toolbox.custom
-        told: dict[str, Any] = {}
+        is_custom = block.name in self._toolbox.custom_tools
+        delta: dict[str, Any] = {}
         if kind == "opened":
-            told = self._tool_call(block)
+            delta = self._tool_call(block)
         elif kind == "closed" and is_custom:
-            told = {"custom": {"input": free_text(block.text)}}  # the input is within JSON, which is complete only now
+            delta = {"custom": {"input": free_text(block.text)}}  # the input is within JSON, which is complete only now
         elif kind == "grown" and not is_custom:
-            told = {"function": {"arguments": text}}
-        if not told:
+            delta = {"function": {"arguments": text}}
+        if not delta:
             return {}
-        return {"function_call": told["function"]} if self._older else {"tool_calls": [{"index": block.call, **told}]}
+        return (
+            {"function_call": delta["function"]}
+            if self._uses_functions
+            else {"tool_calls": [{"index": block.call, **delta}]}
+        )
 
     def _tool_call(self, call: Block) -> dict[str, Any]:
-        if call.name in self._toolbox.custom:
+        if call.name in self._toolbox.custom_tools:
             return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": free_text(call.text)}}
         return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
 
-    def _reason(self, end: End) -> str:
-        return "function_call" if self._older and end.reason == "tool_calls" else end.reason
+    def _finish_reason(self, end: End) -> str:
+        return "function_call" if self._uses_functions and end.reason == "tool_calls" else end.reason
 
-    def _totals(self, usage_too: bool) -> dict[str, Any]:
-        told = totals(self.answers, len(self.answers), usage_too)
-        if usage_too:
+    def _totals(self, with_usage: bool) -> dict[str, Any]:
+        fields = totals(self.answers, len(self.answers), with_usage)
+        if with_usage:
             reasoning = sum(answer.end.reasoning_tokens for answer in self.answers if answer.end is not None)
-            predicted = prediction_usage(self._model, self._prediction, [answer.tokens for answer in self.answers])
-            told["usage"]["completion_tokens_details"] = {"reasoning_tokens": reasoning, **predicted}
-        return told
+            prediction_fields = prediction_usage(
+                self._model, self._prediction, [answer.tokens for answer in self.answers]
+            )
+            fields["usage"]["completion_tokens_details"] = {"reasoning_tokens": reasoning, **prediction_fields}
+        return fields
 
 
 class _Choice:

@@ -26,35 +26,38 @@ from starlette.responses import HTMLResponse, Response
 
 from ngramspec.errors import GrammarError
 from ngramspec.grammars.worker import worker
-from ngramspec.server.call import ApiError, Call, Fields, json_answer
+from ngramspec.server.call import Call
+from ngramspec.server.errors import ApiError
+from ngramspec.server.fields import Fields
 from ngramspec.server.highlighting import highlight
+from ngramspec.server.json_text import json_response
 
 
-def hash_of(text: str) -> str:
+def hash_source(text: str) -> str:
     """Return the source expression of a text for a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 @cache
-def contents() -> tuple[str, dict[str, str]]:
+def make_page() -> tuple[str, dict[str, str]]:
     """Return the page, with inlined style sheet and scripts, and its headers."""
     web = files("ngramspec.server").joinpath("web")
-    allowed: dict[str, list[str]] = {"style": [], "script": []}
+    hashes: dict[str, list[str]] = {"style": [], "script": []}
 
-    def inlined(found: re.Match[str]) -> str:
-        text = web.joinpath(found["file"]).read_text("utf-8")
-        tag = "style" if found["file"].endswith(".css") else "script"
-        allowed[tag].append(hash_of(text))
+    def inline_file(match: re.Match[str]) -> str:
+        text = web.joinpath(match["file"]).read_text("utf-8")
+        tag = "style" if match["file"].endswith(".css") else "script"
+        hashes[tag].append(hash_source(text))
         return f"<{tag}>{text}</{tag}>"
 
     html = web.joinpath("page.html").read_text("utf-8")
     html = re.sub(
-        r'<(?:link rel="stylesheet" href|script src)="(?P<file>\w+\.(?:css|js))">(?:</script>)?', inlined, html
+        r'<(?:link rel="stylesheet" href|script src)="(?P<file>\w+\.(?:css|js))">(?:</script>)?', inline_file, html
     )
     policy = (
         "default-src 'none'",
-        f"script-src {' '.join(allowed['script'])}",
-        f"style-src {' '.join(allowed['style'])}",
+        f"script-src {' '.join(hashes['script'])}",
+        f"style-src {' '.join(hashes['style'])}",
         "connect-src 'self'",
         "img-src data:",
         "base-uri 'none'",
@@ -77,7 +80,7 @@ async def page(call: Call) -> Response:
     """Return the page, or status 304 if the browser has it in its cache."""
     if not call.server.has_page:
         raise ApiError(404, "File Not Found")
-    html, headers = contents()
+    html, headers = make_page()
     if call.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
     return HTMLResponse(html, headers=headers)
@@ -85,15 +88,15 @@ async def page(call: Call) -> Response:
 
 async def markdown(call: Call) -> Response:
     """Return the Markdown in `text` as elements; the spans in `drafted` are marked."""
-    return json_answer(await asyncio.to_thread(_rendered, call.given))
+    return json_response(await asyncio.to_thread(_render_request, call.fields))
 
 
-def _rendered(given: Fields) -> dict[str, Any]:
-    text, drafted = given.needed_text("text"), given.list("drafted")
-    for span in drafted:
+def _render_request(fields: Fields) -> dict[str, Any]:
+    text, spans = fields.require_string("text"), fields.list("drafted")
+    for span in spans:
         if not (isinstance(span, list) and len(span) == 2 and all(isinstance(end, int) for end in span)):
-            raise given.wrong("drafted", "a list of pairs of numbers")
-    blocks, last = render(text, sorted(map(tuple, drafted)))
+            raise fields.value_error("drafted", "a list of pairs of numbers")
+    blocks, last = render(text, sorted(map(tuple, spans)))
     return {"blocks": blocks, "last": last}
 
 
@@ -103,11 +106,11 @@ def _rendered(given: Fields) -> dict[str, Any]:
 Node = str | list[Any]
 Span = tuple[int, int]
 
-MOST = 100_000
+MAX_CHARACTERS = 100_000
 """Maximum number of characters of a rendered text; a longer one remains plain text."""
 
-_MOST_COLOURED = 50_000
-_ESCAPED = frozenset("*_`~#|.+-$")
+_MAX_HIGHLIGHTED = 50_000
+_ESCAPABLE = frozenset("*_`~#|.+-$")
 _FORMULA = re.compile(
     r"\$\$.{1,2000}?\$\$|\\\(.{1,2000}?\\\)|\\\[.{1,2000}?\\\]|\$(?![\s$])[^$`\n]{0,2000}?(?<![\s\\])\$(?!\d)",
     re.DOTALL,
@@ -118,19 +121,19 @@ _BREAK = re.compile(r"<br\s*/?>")
 _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
 
 
-def render(source: str, drafted: Sequence[Span] = ()) -> tuple[list[Node], int]:
+def render(source: str, draft_spans: Sequence[Span] = ()) -> tuple[list[Node], int]:
     """Return the blocks of a text and the index at which the last block begins.
 
     Further text can change only the last block.
 
     Args:
         source: Text in Markdown.
-        drafted: Drafted spans as [start, end), in order; their elements have the class "drafted".
+        draft_spans: Drafted spans as [start, end), in order; their elements have the class "drafted".
     """
-    if len(source) > MOST:
+    if len(source) > MAX_CHARACTERS:
         return [["div", {"class": "plain"}, source]], 0
-    starts = [0, *(found.end() for found in _NEWLINE.finditer(source)), len(source)]
-    elements, last = _Elements(source, drafted), 0
+    starts = [0, *(newline.end() for newline in _NEWLINE.finditer(source)), len(source)]
+    elements, last = _Elements(source, draft_spans), 0
     blocks: list[Node] = []
     for block in SyntaxTreeNode(_PARSER.parse(source)).children:
         first, end = block.map or (0, len(starts) - 1)
@@ -146,7 +149,7 @@ def render(source: str, drafted: Sequence[Span] = ()) -> tuple[list[Node], int]:
 def _escape(state: StateInline, silent: bool) -> bool:
     """Parse a backslash before a character that has a meaning in Markdown, but rarely after a backslash in LaTeX."""
     at = state.pos
-    if state.src[at] != "\\" or at + 1 >= state.posMax or state.src[at + 1] not in _ESCAPED:
+    if state.src[at] != "\\" or at + 1 >= state.posMax or state.src[at + 1] not in _ESCAPABLE:
         return False
     if not silent:
         state.push("text_special", "", 0).content = state.src[at + 1]
@@ -156,11 +159,11 @@ def _escape(state: StateInline, silent: bool) -> bool:
 
 def _formula(state: StateInline, silent: bool) -> bool:
     r"""Parse $x$, $$x$$, \(x\) or \[x\] inside text; a dollar sign before a digit is a price and ends no formula."""
-    if state.src[state.pos] not in "$\\" or not (found := _FORMULA.match(state.src, state.pos, state.posMax)):
+    if state.src[state.pos] not in "$\\" or not (match := _FORMULA.match(state.src, state.pos, state.posMax)):
         return False
     if not silent:
-        state.push("formula", "span", 0).content = found[0]
-    state.pos = found.end()
+        state.push("formula", "span", 0).content = match[0]
+    state.pos = match.end()
     return True
 
 
@@ -187,11 +190,11 @@ def _formula_block(state: StateBlock, start: int, end: int, silent: bool) -> boo
 def _parser() -> MarkdownIt:
     # Setext headings and references are disabled, because with them a later line could change a block above it.
     off = ["lheading", "reference", "html_block", "html_inline", "entity", "text_join"]
-    made = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).disable(off)
-    made.inline.ruler.at("escape", _escape)
-    made.inline.ruler.before("escape", "formula", _formula)
-    made.block.ruler.before("fence", "formula", _formula_block, {"alt": ["paragraph", "blockquote", "list"]})
-    return made
+    parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).disable(off)
+    parser.inline.ruler.at("escape", _escape)
+    parser.inline.ruler.before("escape", "formula", _formula)
+    parser.block.ruler.before("fence", "formula", _formula_block, {"alt": ["paragraph", "blockquote", "list"]})
+    return parser
 
 
 _PARSER = _parser()
@@ -203,9 +206,9 @@ _PARSER = _parser()
 class _Elements:
     """A converter of parsed Markdown to elements; it searches their texts in the source, in order, to mark drafts."""
 
-    def __init__(self, source: str, drafted: Sequence[Span]) -> None:
-        self._source, self._drafted = source, drafted
-        self._ends = [end for _, end in drafted]
+    def __init__(self, source: str, draft_spans: Sequence[Span]) -> None:
+        self._source, self._draft_spans = source, draft_spans
+        self._ends = [end for _, end in draft_spans]
         self._at = self._end = 0
         self._highlights = True
 
@@ -246,28 +249,28 @@ class _Elements:
     def _link(self, node: SyntaxTreeNode) -> list[Node]:
         """Return a link to the web or to an image, because the page fetches nothing; other links become text."""
         target = str(node.attrs.get("href") or node.attrs.get("src") or "")
-        shown = self._children(node) or [target]
-        return [["a", {"href": target}, *shown]] if _LINK.match(target) else shown
+        children = self._children(node) or [target]
+        return [["a", {"href": target}, *children]] if _LINK.match(target) else children
 
     def _content(self, node: SyntaxTreeNode) -> list[Node]:
         return self._text(node.content)
 
     def _text(self, text: str) -> list[Node]:
-        found: list[Node] = []
+        nodes: list[Node] = []
         for i, part in enumerate(_BREAK.split(text)):  # <br> is the only line break in tables
             if i:
-                found.append(["br", {}])
+                nodes.append(["br", {}])
             for line in part.splitlines(keepends=True):
-                found += self._line([("", line)])
-        return found
+                nodes += self._line([("", line)])
+        return nodes
 
     def _code(self, node: SyntaxTreeNode) -> list[Node]:
-        pieces = self._highlighted(node.content, language_of(node.info).lower())
+        pieces = self._highlight(node.content, language_of(node.info).lower())
         return [element for line in _lines(pieces) for element in self._line(line)]
 
-    def _highlighted(self, code: str, language: str) -> list[tuple[str, str]]:
+    def _highlight(self, code: str, language: str) -> list[tuple[str, str]]:
         """Return code as pieces with a class and a text."""
-        if language and self._highlights and len(code) <= _MOST_COLOURED:
+        if language and self._highlights and len(code) <= _MAX_HIGHLIGHTED:
             try:
                 return worker.call(highlight, code, language)
             except GrammarError:  # it took too long
@@ -280,13 +283,13 @@ class _Elements:
         classes = [name for name, piece in pieces for _ in piece]
         for start, end in self._drafts_in(text):
             classes[start:end] = [f"{name} drafted".strip() for name in classes[start:end]]
-        found: list[Node] = []
+        nodes: list[Node] = []
         at = 0
         for name, group in groupby(classes):
             end = at + len(list(group))
-            found.append(["span", {"class": name}, text[at:end]] if name else text[at:end])
+            nodes.append(["span", {"class": name}, text[at:end]] if name else text[at:end])
             at = end
-        return found
+        return nodes
 
     def _drafts_in(self, text: str) -> Iterator[Span]:
         """Yield the drafted spans of a text, which is searched in the source after the previous one."""
@@ -294,7 +297,7 @@ class _Elements:
         if start < 0:
             return
         self._at = end = start + len(text)
-        for first, last in self._drafted[bisect_right(self._ends, start) :]:
+        for first, last in self._draft_spans[bisect_right(self._ends, start) :]:
             if first >= end:
                 return
             yield max(first - start, 0), min(last, end) - start

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from ngramspec.chat_template.template import ChatPrompt
 from ngramspec.sampling.reasoning_budget import ReasoningBudget, budget_for
-from ngramspec.server.call import UNLIMITED, Fields, ServedModel
-from ngramspec.tool_calls.families import opened, reasoning_tags
+from ngramspec.server.fields import Fields
+from ngramspec.server.state import UNLIMITED, ServedModel
+from ngramspec.tool_calls.families import find_open_tag, reasoning_tags
 
 _BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens")
 _MESSAGE = "reasoning_budget_message"
 
 
 def read_budget(
-    given: Fields, model: ServedModel, prompt: ChatPrompt, own: int | None = None
+    fields: Fields, model: ServedModel, prompt: ChatPrompt, own: int | None = None
 ) -> ReasoningBudget | None:
     """Return the budget of a chat; `None` if it has no limit, or the model does not reason.
 
     Args:
-        given: Fields of the request.
+        fields: Fields of the request.
         model: Model with the defaults of requests.
         prompt: Prompt of the chat.
         own: Budget in a field of the API; llama-server's fields override it, and `None` means the server's default.
     """
     default = model.reasoning_budget if own is None else own
-    asked = given.whole(given.name(*_BUDGETS), UNLIMITED, least=UNLIMITED)
-    message = given.text(_MESSAGE)
-    limit = default if asked is None or asked == UNLIMITED else asked
+    budget = fields.integer(fields.name(*_BUDGETS), UNLIMITED, minimum=UNLIMITED)
+    message = fields.string(_MESSAGE)
+    limit = default if budget is None or budget == UNLIMITED else budget
     if limit == UNLIMITED:
         return None
     vocabulary = model.vocabulary
@@ -37,12 +38,12 @@ def read_budget(
         vocabulary,
         vocabulary.shown,
         prompt=prompt.tokens,
-        start=opened(tags, prompt.opening),
+        start=find_open_tag(tags, prompt.opening),
     )
 
 
-def refuse_budget(given: Fields) -> None:
+def refuse_budget(fields: Fields) -> None:
     """Refuse a budget in a request that is not a chat, whose tags of reasoning are unknown."""
     for name in _BUDGETS:
-        if name in given and given.data[name] != UNLIMITED:
-            raise given.refused(name, "is supported in chats only; use /v1/chat/completions")
+        if name in fields and fields.data[name] != UNLIMITED:
+            raise fields.field_error(name, "is supported in chats only; use /v1/chat/completions")

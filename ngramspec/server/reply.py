@@ -6,10 +6,9 @@ This module also has the usage, the timings and the logprobs in the formats of O
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from difflib import SequenceMatcher
-from json.encoder import encode_basestring_ascii
 from time import monotonic
 from typing import Any
 
@@ -20,8 +19,11 @@ from ngramspec.errors import NGramSpecError
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.answer import Answer, TextEvent, TextReader
-from ngramspec.server.call import ApiError, Call, ServedModel, dumped, json_answer, of_failure, worded
-from ngramspec.server.generate import generating
+from ngramspec.server.call import Call
+from ngramspec.server.errors import ApiError, error_body, to_api_error
+from ngramspec.server.generate import run_requests
+from ngramspec.server.json_text import encode_json, json_response
+from ngramspec.server.state import ServedModel
 from ngramspec.steps import Stats
 from ngramspec.version import __version__
 
@@ -37,7 +39,7 @@ class Reply:
     def add(self, number: int, event: TextEvent) -> None:
         """Record an event that an answer has taken, if the answers are returned as a whole."""
 
-    def whole(self) -> Any:
+    def response_body(self) -> Any:
         """Return the JSON of the answers, which have all ended."""
         raise NotImplementedError
 
@@ -49,34 +51,26 @@ class Reply:
         """Return the chunks after the ends of all answers."""
         return ""
 
-    def silence(self) -> str:
+    def keepalive(self) -> str:
         """Return the chunk that keeps a silent stream alive."""
         return ":\n\n"
 
-    def failed(self, error: ApiError) -> str:
+    def error_chunk(self, error: ApiError) -> str:
         """Return the last chunk of a stream that an error ends."""
-        return chunk(worded(error))
+        return chunk(error_body(error))
 
 
 # --------------------------------------------------------------------------- streams
 
-quoted = encode_basestring_ascii
-"""Function that returns a string as JSON, in the same form as `dumped`."""
-
 
 def chunk(data: Any, name: str | None = None) -> str:
     """Return a chunk; `name` is the name of the event in APIs that have several."""
-    text = f"data: {data if isinstance(data, str) else dumped(data)}\n\n"
+    text = f"data: {data if isinstance(data, str) else encode_json(data)}\n\n"
     return text if name is None else f"event: {name}\n{text}"
 
 
 DONE = chunk("[DONE]")
 """The last chunk of OpenAI's older streams."""
-
-
-def members(fields: Mapping[str, Any]) -> str:
-    """Return fields as JSON that continues an object after its first member."""
-    return f",{dumped(fields)[1:-1]}" if fields else ""
 
 
 async def respond(
@@ -98,25 +92,25 @@ async def respond(
     if call.streamed:
         chunks = _chunks(call, requests, reply)
         return _Stream(await anext(chunks, ""), chunks, reply)
-    async with generating(call, requests, reply.answers) as running:
+    async with run_requests(call, requests, reply.answers) as running:
         while running.unfinished:
             await running.arrival()
-            while events := running.take():
+            while events := running.next_events():
                 for number, event in events:
                     reply.add(number, event)
-    return json_answer(reply.whole())
+    return json_response(reply.response_body())
 
 
 async def _chunks(call: Call, requests: Sequence[Request], reply: Reply) -> AsyncGenerator[str, None]:
     """Generate the chunks of a stream."""
-    async with generating(call, requests, reply.answers) as running:
+    async with run_requests(call, requests, reply.answers) as running:
         while running.unfinished:
             await running.arrival()
             chunks = ""
-            for number, event in running.take():
+            for number, event in running.next_events():
                 chunks += reply.chunks(number, event)
             if chunks or running.is_silent:
-                yield chunks or reply.silence()
+                yield chunks or reply.keepalive()
                 running.sent_at = monotonic()
     if chunks := reply.last_chunks():
         yield chunks
@@ -139,10 +133,10 @@ class _Stream(Response):
                 async for chunks in self._chunks:
                     await send({**body, "body": chunks.encode()})
             except (ApiError, NGramSpecError) as error:
-                await send({**body, "body": self._reply.failed(of_failure(error, started=True)).encode()})
+                await send({**body, "body": self._reply.error_chunk(to_api_error(error, started=True)).encode()})
             except Exception:
-                failed = self._reply.failed(ApiError(500, "internal error"))
-                await send({**body, "body": failed.encode(), "more_body": False})
+                error_chunk = self._reply.error_chunk(ApiError(500, "internal error"))
+                await send({**body, "body": error_chunk.encode(), "more_body": False})
                 raise
             await send({**body, "body": b"", "more_body": False})
 
@@ -154,25 +148,27 @@ FINGERPRINT = f"b{__version__}-ngramspec"
 """Name of this build. As in llama-server it begins with "b", which clients expect."""
 
 
-def timings(prompt_tokens: int, stats: Stats, cached: int, prompt_seconds: float, seconds: float) -> dict[str, Any]:
+def timings(
+    prompt_tokens: int, stats: Stats, cached_tokens: int, prompt_seconds: float, seconds: float
+) -> dict[str, Any]:
     """Return llama-server's `timings`; counts of drafts and close calls are present only if they are not 0.
 
     `gain` is the estimated time of plain decoding, by the cost curve, divided by the actual time.
     """
-    told = {
-        "cache_n": cached,
-        **_rates("prompt", prompt_tokens - cached, prompt_seconds),
+    fields = {
+        "cache_n": cached_tokens,
+        **_rate_fields("prompt", prompt_tokens - cached_tokens, prompt_seconds),
         # The first token comes from the logits of the prompt, so the rate is that of the others.
-        **_rates("predicted", stats.tokens, seconds),
+        **_rate_fields("predicted", stats.tokens, seconds),
         "predicted_n": stats.generated,
     }
     if stats.drafted:
-        told |= {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted}
+        fields |= {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted}
     if stats.estimated_gain is not None:
-        told["gain"] = stats.estimated_gain
+        fields["gain"] = stats.estimated_gain
     if stats.close_calls:
-        told["close_calls"] = stats.close_calls
-    return told
+        fields["close_calls"] = stats.close_calls
+    return fields
 
 
 def prediction_usage(model: ServedModel, prediction: str, texts: Sequence[Sequence[int]]) -> dict[str, int]:
@@ -181,12 +177,12 @@ def prediction_usage(model: ServedModel, prediction: str, texts: Sequence[Sequen
         return {}
     tokens = model.vocabulary.tokenize(prediction, add_bos=False)
     blocks = [block for text in texts for block in SequenceMatcher(None, tokens, text).get_matching_blocks()]
-    accepted = sum([block.size for block in blocks])
-    rejected = len(tokens) * len(texts) - accepted
-    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+    n_accepted = sum([block.size for block in blocks])
+    n_rejected = len(tokens) * len(texts) - n_accepted
+    return {"accepted_prediction_tokens": n_accepted, "rejected_prediction_tokens": n_rejected}
 
 
-def _rates(what: str, tokens: int, seconds: float) -> dict[str, Any]:
+def _rate_fields(what: str, tokens: int, seconds: float) -> dict[str, Any]:
     return {
         f"{what}_n": tokens,
         f"{what}_ms": 1000 * seconds,
@@ -195,21 +191,23 @@ def _rates(what: str, tokens: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def totals(answers: Sequence[Answer], each: int, usage_too: bool = True) -> dict[str, Any]:
-    """Return the last timings and the usage of answers; `each` is the number of answers to one prompt."""
+def totals(answers: Sequence[Answer], n_answers: int, with_usage: bool = True) -> dict[str, Any]:
+    """Return the last timings and the usage of answers; `n_answers` is the number of answers to one prompt."""
     ends = [answer.end for answer in answers if answer.end is not None]
-    told: dict[str, Any] = {"timings": timings(answers[-1].prompt_tokens, *ends[-1].done[1:])}
-    if usage_too:
-        cached = sum(min(end.done.cached for end in ends[i : i + each]) for i in range(0, len(ends), each))
-        prompt_tokens = sum(answer.prompt_tokens for answer in answers[::each])
-        generated = sum(end.done.stats.generated for end in ends)
-        told["usage"] = {
+    fields: dict[str, Any] = {"timings": timings(answers[-1].prompt_tokens, *ends[-1].done[1:])}
+    if with_usage:
+        cached_tokens = sum(
+            min(end.done.cached for end in ends[i : i + n_answers]) for i in range(0, len(ends), n_answers)
+        )
+        prompt_tokens = sum(answer.prompt_tokens for answer in answers[::n_answers])
+        generated_tokens = sum(end.done.stats.generated for end in ends)
+        fields["usage"] = {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": generated,
-            "total_tokens": prompt_tokens + generated,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens": generated_tokens,
+            "total_tokens": prompt_tokens + generated_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
         }
-    return told
+    return fields
 
 
 def logprobs_content(
@@ -218,9 +216,9 @@ def logprobs_content(
     """Return logprobs in the form of a chat, with llama-server's ids; `post_sampling` gives probabilities instead."""
     top = "top_probs" if post_sampling else "top_logprobs"
     return [
-        _token(model, one.token, one.logprob, post_sampling)
-        | {top: [_token(model, *other, post_sampling) for other in one.top]}
-        for one in tokens
+        _token(model, entry.token, entry.logprob, post_sampling)
+        | {top: [_token(model, *alternative, post_sampling) for alternative in entry.top]}
+        for entry in tokens
     ]
 
 

@@ -16,7 +16,9 @@ import numpy as np
 from starlette.responses import Response
 
 from ngramspec.errors import TargetError
-from ngramspec.server.call import ApiError, Call, bad_field, json_answer
+from ngramspec.server.call import Call
+from ngramspec.server.errors import ApiError, bad_field
+from ngramspec.server.json_text import json_response
 from ngramspec.shared_model import SequenceModel
 from ngramspec.storage import replacing
 
@@ -43,12 +45,12 @@ async def slot_action(call: Call) -> Response:
     number = int(path)
     if number >= slots:
         raise bad_field("id_slot", f"id_slot must be 0 to {slots - 1}, got {number}")
-    began = time.perf_counter()
-    action = call.query.needed_choice("action", tuple(_ACTIONS))
-    told = await _ACTIONS[action](call, number)
+    started_at = time.perf_counter()
+    action = call.query.require_choice("action", tuple(_ACTIONS))
+    fields = await _ACTIONS[action](call, number)
     if action != "erase":
-        told["timings"] = {f"{action}_ms": (time.perf_counter() - began) * 1000}
-    return json_answer({"id_slot": number} | told)
+        fields["timings"] = {f"{action}_ms": (time.perf_counter() - started_at) * 1000}
+    return json_response({"id_slot": number} | fields)
 
 
 async def _save(call: Call, number: int) -> dict[str, Any]:
@@ -129,8 +131,8 @@ def _key(call: Call, sequence: SequenceModel) -> bytes:
 
 def _path(call: Call) -> Path:
     """Return the path of the requested file, which must be directly in the folder."""
-    name = call.given.needed_name("filename")
+    name = call.fields.require_name("filename")
     if name in (".", "..") or len(name.encode()) > 255 or any(c in "/\\" or not c.isprintable() for c in name):
-        raise call.given.refused("filename", "must be a file name without folders")
+        raise call.fields.field_error("filename", "must be a file name without folders")
     assert call.server.slot_folder is not None
     return call.server.slot_folder / name

@@ -7,37 +7,42 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.batching.request import Slot
-from ngramspec.server.call import LIST, ApiError, Call, json_answer, shown
-from ngramspec.server.common_fields import read_scales
+from ngramspec.server.call import Call
+from ngramspec.server.errors import ApiError
+from ngramspec.server.fields import LIST_FIELD, describe_value
+from ngramspec.server.json_text import json_response
 from ngramspec.server.native_answer import generation_settings
 from ngramspec.server.reply import FINGERPRINT
+from ngramspec.server.request_fields import read_scales
 
 
 async def health(call: Call) -> Response:
     """Return the status "ok" if the model is loaded."""
     call.server.ready()
-    return json_answer({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 async def models(call: Call) -> Response:
     """Return the list with the only model, in OpenAI's format ("data") and in Ollama's ("models")."""
     name = call.model.name
     details = {"format": "gguf", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
-    named = {"name": name, "model": name, "type": "model", "capabilities": ["completion"], "details": details}
-    return json_answer({"object": "list", "data": [_listed(call)], "models": [named]})
+    ollama_entry = {"name": name, "model": name, "type": "model", "capabilities": ["completion"], "details": details}
+    return json_response({"object": "list", "data": [_model_entry(call)], "models": [ollama_entry]})
 
 
 async def model(call: Call) -> Response:
     """Return the only model, if the name is correct."""
-    name = call.given.text("id")
+    name = call.fields.string("id")
     if name not in (call.model.name, *call.model.aliases):
         raise ApiError(
-            404, f"unknown model {shown(name)}; this server has only {call.model.name!r}", code="model_not_found"
+            404,
+            f"unknown model {describe_value(name)}; this server has only {call.model.name!r}",
+            code="model_not_found",
         )
-    return json_answer(_listed(call))
+    return json_response(_model_entry(call))
 
 
-def _listed(call: Call) -> dict[str, Any]:
+def _model_entry(call: Call) -> dict[str, Any]:
     model = call.model
     meta = {**model.meta, "n_vocab": model.vocabulary.n_vocab, "n_ctx": model.n_ctx}
     return {
@@ -45,7 +50,7 @@ def _listed(call: Call) -> dict[str, Any]:
         "aliases": list(model.aliases),
         "tags": list(model.tags),
         "object": "model",
-        "created": call.server.began,
+        "created": call.server.started_at,
         "owned_by": "llamacpp",
         "meta": meta,
     }
@@ -57,7 +62,7 @@ async def props(call: Call) -> Response:
     bos, eos = model.vocabulary.ends
     settings = generation_settings(call.server.sampling, -1, ())
     defaults = {"id": 0, "n_ctx": model.n_ctx, "speculative": model.speculative, "params": settings}
-    return json_answer(
+    return json_response(
         {
             "default_generation_settings": defaults,
             "total_slots": len(model.service.report().slots),
@@ -84,14 +89,14 @@ async def props(call: Call) -> Response:
 async def lora_adapters(call: Call) -> Response:
     """Return the LoRA adapters, with the scales of requests that do not set their own."""
     files = zip(call.model.adapters, call.model.service.scales, strict=True)
-    return json_answer([{"id": number, "path": path, "scale": scale} for number, (path, scale) in enumerate(files)])
+    return json_response([{"id": number, "path": path, "scale": scale} for number, (path, scale) in enumerate(files)])
 
 
 async def scale_lora_adapters(call: Call) -> Response:
     """Set the scales of the LoRA adapters for later requests, from a list as in the field `lora`."""
-    scales = read_scales(call, LIST)
+    scales = read_scales(call, LIST_FIELD)
     call.model.service.set_scales(scales or (0.0,) * len(call.model.adapters))
-    return json_answer({"success": True})
+    return json_response({"success": True})
 
 
 async def slots(call: Call) -> Response:
@@ -99,17 +104,17 @@ async def slots(call: Call) -> Response:
     if not call.server.has_slots:
         raise ApiError(501, "/slots is disabled; start the server without --no-slots")
     model = call.model
-    found = model.service.report().slots
-    if call.given.data.get("fail_on_no_slot") == "1" and all(slot.request for slot in found):
+    report = model.service.report()
+    if call.fields.data.get("fail_on_no_slot") == "1" and all(slot.request for slot in report.slots):
         raise ApiError(503, "no slot available")
-    return json_answer([_slot(call, slot) for slot in found])
+    return json_response([_slot_fields(call, slot) for slot in report.slots])
 
 
-def _slot(call: Call, slot: Slot) -> dict[str, Any]:
+def _slot_fields(call: Call, slot: Slot) -> dict[str, Any]:
     """Return a slot in llama-server's format, with properties of its request but without any text."""
     model, request = call.model, slot.request
-    most = -1 if request is None or request.max_tokens >= model.n_ctx else request.max_tokens
-    told: dict[str, Any] = {
+    max_tokens = -1 if request is None or request.max_tokens >= model.n_ctx else request.max_tokens
+    fields: dict[str, Any] = {
         "id": slot.number,
         "id_task": slot.number_of_request,
         "n_ctx": model.n_ctx,
@@ -123,15 +128,15 @@ def _slot(call: Call, slot: Slot) -> dict[str, Any]:
             {
                 "has_next_token": request is not None,
                 "has_new_line": slot.new_line,
-                "n_remain": -1 if most == -1 else most - slot.generated,
+                "n_remain": -1 if max_tokens == -1 else max_tokens - slot.generated,
                 "n_decoded": slot.generated,
             }
         ],
     }
     if request is not None:
-        settings = generation_settings(request.sampling, most, ())
-        told["params"] = {name: value for name, value in settings.items() if name not in _TEXTS}
-    return told
+        settings = generation_settings(request.sampling, max_tokens, ())
+        fields["params"] = {name: value for name, value in settings.items() if name not in _TEXTS}
+    return fields
 
 
 _TEXTS = ("stop", "grammar", "logit_bias", "dry_sequence_breakers")

@@ -15,7 +15,7 @@ from ngramspec.steps import Stats
 
 def read_telemetry(call: Call) -> Telemetry | None:
     """Return the telemetry of an answer if the request asks for it with `return_progress` or `timings_per_token`."""
-    has_progress, has_timings = call.given.flag("return_progress"), call.given.flag("timings_per_token")
+    has_progress, has_timings = call.fields.boolean("return_progress"), call.fields.boolean("timings_per_token")
     return Telemetry(has_progress, has_timings) if call.streamed and (has_progress or has_timings) else None
 
 

@@ -12,8 +12,11 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.errors import NGramSpecError
-from ngramspec.server.call import ApiError, Call, Fields, json_answer, of_failure, worded
+from ngramspec.server.call import Call
 from ngramspec.server.endpoint import Endpoint
+from ngramspec.server.errors import ApiError, error_body, to_api_error
+from ngramspec.server.fields import Fields
+from ngramspec.server.json_text import json_response
 from ngramspec.server.status import health
 
 MAX_INSTANCES = 128
@@ -52,20 +55,20 @@ class VertexRoutes:
         predict = variables.get("AIP_PREDICT_ROUTE") or "predict"
         return cls(_with_slash(predict), _with_slash(health) if health else None, int(port))
 
-    def endpoints(self, others: Sequence[Endpoint]) -> list[Endpoint]:
+    def endpoints(self, other_endpoints: Sequence[Endpoint]) -> list[Endpoint]:
         """Return the endpoints of the routes.
 
         Args:
-            others: Endpoints that instances may name, by a path or by its camel case: chatCompletions.
+            other_endpoints: Endpoints that instances may name, by a path or by its camel case: chatCompletions.
 
         Raises:
             NGramSpecError: The prediction route is the path of another endpoint.
         """
-        known = {path for endpoint in others for path in endpoint.paths}
-        if self.predict in known:
+        paths = {path for endpoint in other_endpoints for path in endpoint.paths}
+        if self.predict in paths:
             raise NGramSpecError(f"AIP_PREDICT_ROUTE must not be the path of another endpoint, got {self.predict}")
-        endpoints = [Endpoint((self.predict,), _Predictions(others))]
-        if self.health is not None and self.health not in known:
+        endpoints = [Endpoint((self.predict,), _Predictions(other_endpoints))]
+        if self.health is not None and self.health not in paths:
             endpoints.append(Endpoint((self.health,), health, "GET", public=True))
         return endpoints
 
@@ -74,7 +77,12 @@ class _Predictions:
     """Handler of the prediction route."""
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
-        targets = [(path, one) for one in endpoints for path in one.paths if one.method == "POST" and "{" not in path]
+        targets = [
+            (path, target)
+            for target in endpoints
+            for path in target.paths
+            if target.method == "POST" and "{" not in path
+        ]
         formats = {_camel_case(path): endpoint for path, endpoint in reversed(targets)}
         self._endpoints = formats | dict(targets)
 
@@ -83,27 +91,27 @@ class _Predictions:
 
         As many run at once as there are slots, so that requests of other clients come between them.
         """
-        call.given.needed("instances")
-        instances = list(call.given.objects("instances"))
-        call.given.check_count("instances", len(instances), MAX_INSTANCES, "items")
+        call.fields.require("instances")
+        instances = list(call.fields.objects("instances"))
+        call.fields.check_count("instances", len(instances), MAX_INSTANCES, "items")
         limit = asyncio.Semaphore(len(call.model.service.report().slots))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._predict(call, instance, limit)) for instance in instances]
-        return json_answer({"predictions": [task.result() for task in tasks]})
+        return json_response({"predictions": [task.result() for task in tasks]})
 
     async def _predict(self, call: Call, instance: Fields, limit: asyncio.Semaphore) -> Any:
-        wording: Callable[[ApiError], dict[str, Any]] = worded
+        format_error: Callable[[ApiError], dict[str, Any]] = error_body
         try:
-            name = instance.needed_text(_FORMAT)
+            name = instance.require_string(_FORMAT)
             endpoint = self._endpoints.get(name)
             if endpoint is None:
-                raise instance.refused(_FORMAT, f"unknown format {name[:80]!r}; use one such as chatCompletions")
+                raise instance.field_error(_FORMAT, f"unknown format {name[:80]!r}; use one such as chatCompletions")
             fields = {key: value for key, value in instance.data.items() if key not in (_FORMAT, "stream")}
-            wording = endpoint.wording
+            format_error = endpoint.format_error
             async with limit:
-                response = await endpoint.handler(replace(call, given=Fields(fields)))
+                response = await endpoint.handler(replace(call, fields=Fields(fields)))
         except (ApiError, NGramSpecError) as error:
-            return wording(of_failure(error))
+            return format_error(to_api_error(error))
         return json.loads(bytes(response.body))
 
 

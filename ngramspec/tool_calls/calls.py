@@ -24,53 +24,55 @@ ReadCall = Callable[[Reader, Deltas, Tools], Reads[bool]]
 undefined."""
 
 
-def rows(ends: Mapping[str, str], item: str, one: ReadCall) -> dict[str, ReadCall]:
+def make_row_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -> dict[str, ReadCall]:
     """Return the parsers of several calls in a row, by the strings that they begin with.
 
     Args:
         ends: String that closes a row, by the string that opens it.
         item: String before each call; it may also begin a row.
-        one: Parser of one call.
+        read_call: Parser of one call.
     """
 
-    def read(reader: Reader, answer: Deltas, tools: Tools, *, end: str, begun: bool) -> Reads[bool]:
-        if begun and not (yield from one(reader, answer, tools)):
+    def read(reader: Reader, answer: Deltas, tools: Tools, *, end: str, has_begun: bool) -> Reads[bool]:
+        if has_begun and not (yield from read_call(reader, answer, tools)):
             return False
         while True:
             before = reader.at
             yield from reader.space()
-            found = yield from reader.take(item, end)
-            if found == item and (yield from one(reader, answer, tools)):
-                begun = True
+            marker = yield from reader.take(item, end)
+            if marker == item and (yield from read_call(reader, answer, tools)):
+                has_begun = True
                 continue
-            if begun and found is None:
+            if has_begun and marker is None:
                 yield from reader.skip(item, end)
-            elif begun and found == item:
+            elif has_begun and marker == item:
                 reader.at = before
-            return begun
+            return has_begun
 
-    opened: dict[str, ReadCall] = {start: partial(read, end=end, begun=False) for start, end in ends.items()}
-    return {**opened, item: partial(read, end=next(iter(ends.values())), begun=True)}
+    parsers: dict[str, ReadCall] = {start: partial(read, end=end, has_begun=False) for start, end in ends.items()}
+    return {**parsers, item: partial(read, end=next(iter(ends.values())), has_begun=True)}
 
 
-def objects(*ends: str, known: bool = False) -> ReadCall:
+def make_object_parser(*ends: str, known_only: bool = False) -> ReadCall:
     """Return a parser of calls that are JSON objects.
 
     Args:
         ends: Strings at the end of the calls.
-        known: Accept only calls of known tools; see `read_calls`.
+        known_only: Accept only calls of known tools; see `read_calls`.
     """
 
     def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
         yield from reader.space()
-        begun = yield from read_calls(reader, answer, tools if known else None)
+        has_begun = yield from read_calls(reader, answer, tools if known_only else None)
         yield from reader.skip(*ends)
-        return begun
+        return has_begun
 
     return read
 
 
-def named(separator: str, name: str, end: str = "", *, fence: str = "", or_objects: bool = False) -> ReadCall:
+def make_named_parser(
+    separator: str, name: str, end: str = "", *, fence: str = "", or_objects: bool = False
+) -> ReadCall:
     """Return a parser of calls that consist of a name, a separator, and JSON arguments.
 
     Args:
@@ -87,38 +89,38 @@ def named(separator: str, name: str, end: str = "", *, fence: str = "", or_objec
             yield from reader.space()
             if (yield from reader.peek()) in {"[", "{"}:
                 return (yield from read_calls(reader, answer))
-        before, found = yield from reader.before(separator)
-        if not found:
+        before, marker = yield from reader.before(separator)
+        if not marker:
             return False
         yield from reader.space()
-        fenced = bool(fence) and (yield from reader.peek()) != "{"
-        if fenced:
+        in_fence = bool(fence) and (yield from reader.peek()) != "{"
+        if in_fence:
             before, _ = yield from reader.before(fence, end)
             yield from reader.space()
         match = pattern.fullmatch(before.strip())
-        whole = (yield from read_arguments(reader, answer, match[1])) if match else None
-        if whole and fenced:
+        is_complete = (yield from read_arguments(reader, answer, match[1])) if match else None
+        if is_complete and in_fence:
             yield from reader.skip(_FENCE)
-        if whole and end:
+        if is_complete and end:
             yield from reader.skip(end)
-        return whole is not None
+        return is_complete is not None
 
     return read
 
 
-def read_calls(reader: Reader, answer: Deltas, known: Container[str] | None = None) -> Reads[bool]:
+def read_calls(reader: Reader, answer: Deltas, names: Container[str] | None = None) -> Reads[bool]:
     """Parse one call or a JSON list of calls; return True if a call began.
 
     Args:
         reader: Text to parse.
         answer: Deltas to which the calls are added.
-        known: Names of the tools. An object with another name, without arguments, or with keys that calls do not have,
+        names: Names of the tools. An object with another name, without arguments, or with keys that calls do not have,
             is not a call. `None` accepts every object with a name.
     """
     if not (yield from reader.take("[")):
-        return (yield from _read_call(reader, answer, known))
+        return (yield from _read_call(reader, answer, names))
     yield from reader.space()
-    if not (yield from _read_call(reader, answer, known)):
+    if not (yield from _read_call(reader, answer, names)):
         return False
     while True:
         before = reader.at
@@ -127,7 +129,7 @@ def read_calls(reader: Reader, answer: Deltas, known: Container[str] | None = No
             yield from reader.take("]")
             return True
         yield from reader.space()
-        if not (yield from _read_call(reader, answer, known)):
+        if not (yield from _read_call(reader, answer, names)):
             reader.at = before
             return True
 
@@ -142,54 +144,54 @@ def read_arguments(reader: Reader, answer: Deltas, name: str) -> Reads[bool | No
     """
     opening = yield from reader.peek()
     if opening == "{":
-        answer.begin(name)
-        return (yield from read_value(reader, answer.arguments))
+        answer.begin_call(name)
+        return (yield from read_value(reader, answer.add_arguments))
     text = yield from read_string(reader) if opening == '"' else reader.take("null")
-    whole = text and _object(text)
-    if not whole:
+    arguments = text and _object(text)
+    if not arguments:
         return None
-    answer.begin(name, whole)
+    answer.begin_call(name, arguments)
     return True
 
 
-def _read_call(reader: Reader, answer: Deltas, known: Container[str] | None) -> Reads[bool]:
+def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> Reads[bool]:
     """Parse a call that is a JSON object; return True if it began."""
     name: str | None = None
-    held: str | None = None  # arguments that came before the name
-    begun = False
-    following: str | None = ","
+    early_arguments: str | None = None  # arguments that came before the name
+    has_begun = False
+    separator: str | None = ","
     if not (yield from reader.take("{")):
         return False
-    while following == ",":
+    while separator == ",":
         yield from reader.space()
         if (yield from reader.take("}")):
             break
         key = yield from read_string(reader)
         yield from reader.space()
         if key is None or not (yield from reader.take(":")):
-            return begun
+            return has_begun
         yield from reader.space()
         if key == "name" and name is None:
             name = yield from read_string(reader)
-            whole = bool(name) and (known is None or name in known)
-        elif key in _ARGUMENTS and name is not None and not begun:
+            is_complete = bool(name) and (names is None or name in names)
+        elif key in _ARGUMENTS and name is not None and not has_begun:
             read = yield from read_arguments(reader, answer, name)
-            begun, whole = read is not None, bool(read)
+            has_begun, is_complete = read is not None, bool(read)
         else:
             parts: list[str] = []
-            whole = (known is None or key in _KEYS) and (yield from read_value(reader, parts.append))
-            if key in _ARGUMENTS and held is None:
-                held = "".join(parts)
-        if not whole:
-            return begun
+            is_complete = (names is None or key in _KEYS) and (yield from read_value(reader, parts.append))
+            if key in _ARGUMENTS and early_arguments is None:
+                early_arguments = "".join(parts)
+        if not is_complete:
+            return has_begun
         yield from reader.space()
-        following = yield from reader.take(",", "}")
-    if begun or name is None or (held is None and known is not None):
-        return begun
-    arguments = _object(held or "null")
+        separator = yield from reader.take(",", "}")
+    if has_begun or name is None or (early_arguments is None and names is not None):
+        return has_begun
+    arguments = _object(early_arguments or "null")
     if arguments is None:
         return False
-    answer.begin(name, arguments)
+    answer.begin_call(name, arguments)
     return True
 
 
@@ -207,26 +209,26 @@ def _object(text: str) -> str | None:
 # --------------------------------------------------------------------------------------- Python
 
 
-def python(end: str, *, known: bool = False) -> ReadCall:
+def make_python_parser(end: str, *, known_only: bool = False) -> ReadCall:
     """Return a parser of calls that are Python expressions or JSON objects.
 
     Args:
         end: String at the end of the calls.
-        known: Accept only JSON objects that call known tools; see `read_calls`.
+        known_only: Accept only JSON objects that call known tools; see `read_calls`.
     """
-    as_objects = objects(end, known=known)
+    read_objects = make_object_parser(end, known_only=known_only)
 
     def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
         yield from reader.space()
         if (yield from reader.peek()) == "{":
-            return (yield from as_objects(reader, answer, tools))
+            return (yield from read_objects(reader, answer, tools))
         # The text is parsed as a whole, because only its end shows that it contains calls.
-        source, found = yield from reader.before(end)
-        calls = _python_calls(source.strip()) if found else []
+        source, marker = yield from reader.before(end)
+        calls = _python_calls(source.strip()) if marker else []
         if not calls or not all(name in tools for name, _ in calls):
             return False
         for name, arguments in calls:
-            answer.begin(name, arguments)
+            answer.begin_call(name, arguments)
         return True
 
     return read
@@ -270,36 +272,36 @@ def read_value(reader: Reader, emit: Emit) -> Reads[bool]:
     If it is not, the reader is at the first character that is not part of the value.
     """
     brackets: list[str] = []
-    wanted = "value"  # or "key", ":", ","; if `first` is set, the open list or object may also end here
+    expected_part = "value"  # or "key", ":", ","; if `first` is set, the open list or object may also end here
     first = False
     while True:
         character = yield from reader.peek()
         if character and SPACE.fullmatch(character) and brackets:
             yield from reader.run(SPACE, emit)
             continue
-        if brackets and character == brackets[-1] and (first or wanted == ","):
+        if brackets and character == brackets[-1] and (first or expected_part == ","):
             emit((yield from reader.read(1)))
             brackets.pop()
-            wanted, first = ",", False
-        elif wanted in {":", ","}:
-            if character != wanted:
+            expected_part, first = ",", False
+        elif expected_part in {":", ","}:
+            if character != expected_part:
                 return False
             emit((yield from reader.read(1)))
-            wanted, first = ("key" if wanted == "," and brackets[-1] == "}" else "value"), False
-        elif wanted == "key":
+            expected_part, first = ("key" if expected_part == "," and brackets[-1] == "}" else "value"), False
+        elif expected_part == "key":
             if character != '"' or not (yield from _read_string(reader, emit)):
                 return False
-            wanted, first = ":", False
+            expected_part, first = ":", False
         elif character and character in "{[":
             emit((yield from reader.read(1)))
             brackets.append("}" if character == "{" else "]")
-            wanted, first = ("key" if character == "{" else "value"), True
+            expected_part, first = ("key" if character == "{" else "value"), True
         else:
-            whole = yield from (_read_string if character == '"' else _read_scalar)(reader, emit)
-            if not whole:
+            is_complete = yield from (_read_string if character == '"' else _read_scalar)(reader, emit)
+            if not is_complete:
                 return False
-            wanted, first = ",", False
-        if wanted == "," and not brackets:
+            expected_part, first = ",", False
+        if expected_part == "," and not brackets:
             return True
 
 
@@ -333,12 +335,12 @@ def _read_string(reader: Reader, emit: Emit) -> Reads[bool]:
         if character == "\\":
             # An escape is read only when it is complete and valid, so that half an escape is never emitted.
             start = reader.at
-            escaped = yield from reader.take(*_ESCAPES)
-            code = (yield from reader.read(4)) if escaped == "\\u" else ""
-            if escaped is None or (escaped == "\\u" and not _HEX.fullmatch(code)):
+            escape_start = yield from reader.take(*_ESCAPES)
+            code = (yield from reader.read(4)) if escape_start == "\\u" else ""
+            if escape_start is None or (escape_start == "\\u" and not _HEX.fullmatch(code)):
                 reader.at = start
                 return False
-            emit(f"{escaped}{code}")
+            emit(f"{escape_start}{code}")
         elif character:
             emit(escape((yield from reader.read(1))))
         else:

@@ -1,4 +1,4 @@
-"""`begun_answer`: the text after a prompt whose answer has begun, as the chat template writes it."""
+"""`make_assistant_prefill`: the text after a prompt whose answer has begun, as the chat template writes it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from ngramspec.chat_template.environment import Render
 from ngramspec.chat_template.variables import template_variables
 from ngramspec.errors import ModelError
-from ngramspec.tool_calls.abilities import Message
-from ngramspec.tool_calls.families import family_of, opened, thought_tags
+from ngramspec.tool_calls.template_features import Message
+from ngramspec.tool_calls.families import family_of, find_open_tag, find_reasoning_tags
 
 Adapt = Callable[[list[Message]], list[Message]]
 
@@ -23,68 +23,72 @@ class Marks(NamedTuple):
     between: str = ""  # reasoning and text
 
 
-def turn(thoughts: bool) -> list[Message]:
+def make_turns(has_reasoning: bool) -> list[Message]:
     """Return the conversation whose answer `find_marks` looks at."""
     answer: Message = {"role": "assistant", "content": "qtextq"}
-    return [_USER, answer | ({"reasoning_content": "qthoughtq"} if thoughts else {})]
+    return [_USER, answer | ({"reasoning_content": "qthoughtq"} if has_reasoning else {})]
 
 
 def find_marks(
-    render: Render, question: list[Message], answered: list[Message], thoughts: bool, variables: Mapping[str, Any]
+    render: Render,
+    question: list[Message],
+    conversation: list[Message],
+    has_reasoning: bool,
+    variables: Mapping[str, Any],
 ) -> Marks | None:
     """Return the marks that a template writes in its last turn; `None` if it begins answers differently.
 
     Args:
         render: Template.
-        question: `turn` without the answer, in the form that the template requires.
-        answered: `turn`.
-        thoughts: True if the answer contains reasoning.
+        question: `make_turns` without the answer, in the form that the template requires.
+        conversation: `make_turns`.
+        has_reasoning: True if the answer contains reasoning.
         variables: Variables of the template.
     """
     values = template_variables(variables)
     try:
-        asked = render({**values, "messages": question, "add_generation_prompt": True})
-        said = render({**values, "messages": answered, "add_generation_prompt": False})
+        prompt_text = render({**values, "messages": question, "add_generation_prompt": True})
+        full_text = render({**values, "messages": conversation, "add_generation_prompt": False})
     except ModelError:
         return None
-    words = ["quserq", *(["qthoughtq"] if thoughts else []), "qtextq"]
-    places = [said.find(word) for word in words]
-    if places[0] < 0 or places != sorted(places) or "quserq" not in asked:
+    words = ["quserq", *(["qthoughtq"] if has_reasoning else []), "qtextq"]
+    places = [full_text.find(word) for word in words]
+    if places[0] < 0 or places != sorted(places) or "quserq" not in prompt_text:
         return None
-    begun = asked[asked.index("quserq") :]
+    turn_start = prompt_text[prompt_text.index("quserq") :]
     before, *between = [
-        said[places[i] + (0 if i == 0 else len(words[i])) : places[i + 1]] for i in range(len(words) - 1)
+        full_text[places[i] + (0 if i == 0 else len(words[i])) : places[i + 1]] for i in range(len(words) - 1)
     ]
-    return Marks(before.removeprefix(begun), *between) if before.startswith(begun) else None
+    return Marks(before.removeprefix(turn_start), *between) if before.startswith(turn_start) else None
 
 
-def begun_answer(
-    template: str | None, opening: str, thoughts: str, text: str, marks: Marks | None = None
+def make_assistant_prefill(
+    template: str | None, opening: str, reasoning: str, text: str, marks: Marks | None = None
 ) -> list[tuple[str, bool]]:
     """Return an answer that was begun, as it continues a prompt: pieces, each with whether it is the template's own.
 
     Args:
         template: Chat template of the model.
         opening: Text that the prompt ends in (`ChatPrompt.opening`).
-        thoughts: Reasoning of the answer. It is dropped if the template has no tags, and continues if `text` is "".
+        reasoning: Reasoning of the answer. It is dropped if the template has no tags, and continues if `text` is "".
         text: Content of the answer.
         marks: Text of the template around them.
     """
-    family, tags = family_of(template), thought_tags(template)
+    family, tags = family_of(template), find_reasoning_tags(template)
     if family is not None and family.channels:
-        thinking = [("<|channel|>analysis<|message|>", True), (thoughts, False)] if thoughts else []
+        thinking = [("<|channel|>analysis<|message|>", True), (reasoning, False)] if reasoning else []
         end = [("<|end|><|start|>assistant", True)] if thinking and text else []
         return [*thinking, *end, *([("<|channel|>final<|message|>", True), (text, False)] if text else [])]
     if marks is not None:
-        reasoning = [(thoughts, False), *([(marks.between, True)] if text else [])] if thoughts else []
-        return [(marks.before, True), *reasoning, (text, False)]
-    tag, begun = opened(tags, opening), list[tuple[str, bool]]()
-    lines = opening.endswith("\n")
-    if tag is None and thoughts and tags:
+        reasoning_pieces = [(reasoning, False), *([(marks.between, True)] if text else [])] if reasoning else []
+        return [(marks.before, True), *reasoning_pieces, (text, False)]
+    tag, pieces = find_open_tag(tags, opening), list[tuple[str, bool]]()
+    has_line_ends = opening.endswith("\n")
+    if tag is None and reasoning and tags:
         tag = next(iter(tags))
-        lines = tag == "<think>"
-        begun.append((f"{tag}\n" if lines else tag, True))
+        has_line_ends = tag == "<think>"
+        pieces.append((f"{tag}\n" if has_line_ends else tag, True))
     if tag is not None:
-        closing = f"\n{tags[tag]}\n\n" if lines else tags[tag]
-        begun += [(thoughts, False), *([(closing, True)] if text else [])]
-    return [*begun, (text, False)]
+        closing = f"\n{tags[tag]}\n\n" if has_line_ends else tags[tag]
+        pieces += [(reasoning, False), *([(closing, True)] if text else [])]
+    return [*pieces, (text, False)]

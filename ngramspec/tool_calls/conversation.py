@@ -1,8 +1,8 @@
 """`ToolTemplate`: conversations in the form that a chat template requires.
 
-Rendering small conversations shows the features of a template (`Abilities`). The rest becomes plain messages: tools are
-described in the system message, calls are part of the assistant's text in the form that `parser_for` reads, and results
-are in a user's turn.
+Rendering small conversations shows the features of a template (`TemplateFeatures`). The rest becomes plain messages:
+tools are described in the system message, calls are part of the assistant's text in the form that `parser_for` reads,
+and results are in a user's turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ngramspec.tool_calls.abilities import Abilities, Message, find_abilities, in_parts, openai_tool
+from ngramspec.tool_calls.template_features import TemplateFeatures, Message, find_features, in_parts, openai_tool
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import HERMES, family_of
 from ngramspec.tool_calls.forms import forms_of
@@ -51,127 +51,133 @@ class ToolTemplate:
         Raises:
             ValueError: The arguments of a call are not a JSON object.
         """
-        can = self.abilities
-        adapted = [{field: m[field] for field in _FIELDS if m.get(field) is not None} for m in messages]
-        calling = bool(tools) or any(m["role"] == "tool" or m.get("tool_calls") for m in adapted)
-        if not (can.typed and can.system and ((can.arguments and can.results and can.tools) or not calling)):
-            for message in adapted:
+        features = self.features
+        adapted_messages = [{field: m[field] for field in _FIELDS if m.get(field) is not None} for m in messages]
+        has_calls = bool(tools) or any(m["role"] == "tool" or m.get("tool_calls") for m in adapted_messages)
+        if not (
+            features.typed
+            and features.system
+            and ((features.arguments and features.results and features.tools) or not has_calls)
+        ):
+            for message in adapted_messages:
                 if isinstance(content := message.get("content"), list):
                     message["content"] = "\n".join(part["text"] for part in content)
-        shown: list[Any] | None = None
-        if calling:
-            adapted, shown = self._with_tools(adapted, tools, can)
-        if not can.system:
-            adapted = _without_system(adapted)
+        template_tools: list[Any] | None = None
+        if has_calls:
+            adapted_messages, template_tools = self._adapt_tools(adapted_messages, tools, features)
+        if not features.system:
+            adapted_messages = _merge_system_message(adapted_messages)
         for form in self._forms:
-            adapted = form(adapted)
-        return adapted if can.strings or not can.typed else in_parts(adapted), shown
+            adapted_messages = form(adapted_messages)
+        return adapted_messages if features.strings or not features.typed else in_parts(
+            adapted_messages
+        ), template_tools
 
-    def _with_tools(
-        self, adapted: list[Message], tools: Sequence[Tool], can: Abilities
+    def _adapt_tools(
+        self, messages: list[Message], tools: Sequence[Tool], features: TemplateFeatures
     ) -> tuple[list[Message], list[Any] | None]:
-        for number, message in enumerate(adapted):
+        for number, message in enumerate(messages):
             if message.get("tool_calls"):
-                message["tool_calls"] = list(self._calls(message["tool_calls"], can, number))
+                message["tool_calls"] = list(self._calls(message["tool_calls"], features, number))
                 message.setdefault("content", "")
             else:
                 message.pop("tool_calls", None)
-            if can.short_ids and "tool_call_id" in message:
-                message["tool_call_id"] = _short(message["tool_call_id"])
-        if can.arguments is None:
-            adapted = [self._in_text(message) for message in adapted]
-        if not can.results:
-            adapted = _results_in_turns(adapted)
-        if tools and not can.tools:
-            return _described(adapted, self._describe(tools), can.system), None
-        return adapted, [openai_tool(tool) for tool in tools] or None
+            if features.short_ids and "tool_call_id" in message:
+                message["tool_call_id"] = _shorten_id(message["tool_call_id"])
+        if features.arguments is None:
+            messages = [self._write_calls(message) for message in messages]
+        if not features.results:
+            messages = _move_results_to_turns(messages)
+        if tools and not features.tools:
+            return _add_description(messages, self._describe(tools), features.system), None
+        return messages, [openai_tool(tool) for tool in tools] or None
 
     @cached_property
-    def abilities(self) -> Abilities:
+    def features(self) -> TemplateFeatures:
         """Features of the template."""
-        found: Abilities = self._examine(find_abilities, self._known)
-        return found
+        features: TemplateFeatures = self._examine(find_features, self._known)
+        return features
 
-    def _calls(self, calls: Sequence[Mapping[str, Any]], can: Abilities, number: int) -> Iterator[Message]:
+    def _calls(self, calls: Sequence[Mapping[str, Any]], features: TemplateFeatures, number: int) -> Iterator[Message]:
         for place, call in enumerate(calls):
             function = call["function"]
             arguments = function.get("arguments") or "{}"
             try:
-                loaded = json.loads(arguments) if isinstance(arguments, str) else arguments
+                value = json.loads(arguments) if isinstance(arguments, str) else arguments
             except (ValueError, RecursionError):
-                loaded = None
-            if not isinstance(loaded, dict):
+                value = None
+            if not isinstance(value, dict):
                 raise ValueError(f"messages[{number}].tool_calls[{place}].function.arguments is not a JSON object")
-            if can.arguments == "text":
-                loaded = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            if features.arguments == "text":
+                value = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
             id_ = str(call.get("id") or f"call_{number}_{place}")
             yield {
-                "id": _short(id_) if can.short_ids else id_,
+                "id": _shorten_id(id_) if features.short_ids else id_,
                 "type": "function",
-                "function": {"name": function["name"], "arguments": loaded},
+                "function": {"name": function["name"], "arguments": value},
             }
 
-    def _in_text(self, message: Message) -> Message:
+    def _write_calls(self, message: Message) -> Message:
         calls = message.pop("tool_calls", None)
         if not calls:
             return message
-        written = []
+        texts = []
         for call in calls:
             before, after = self._family.write(call["function"]["name"])
-            written.append(before + json.dumps(call["function"]["arguments"], ensure_ascii=False) + after)
+            texts.append(before + json.dumps(call["function"]["arguments"], ensure_ascii=False) + after)
         begin, between, end = self._family.around
-        text = begin + (between or "").join(written) + end
+        text = begin + (between or "").join(texts) + end
         return {**message, "content": f"{message['content']}\n{text}" if message["content"] else text}
 
     def _describe(self, tools: Sequence[Tool]) -> str:
-        listed = "\n".join(json.dumps(openai_tool(tool)["function"], ensure_ascii=False) for tool in tools)
+        descriptions = "\n".join(json.dumps(openai_tool(tool)["function"], ensure_ascii=False) for tool in tools)
         before, after = self._family.write("NAME")
         begin, _, end = self._family.around
         return (
             "# Tools\n\nYou can call these functions:\n\n<tools>\n"
-            f"{listed}\n</tools>\n\n"
+            f"{descriptions}\n</tools>\n\n"
             "To call one, answer with its name and with arguments that fit its parameters, in this form:\n\n"
             f'{begin}{before}{{"PARAMETER": "VALUE"}}{after}{end}\n\n'
             "You then get the result. If no function is needed, just answer."
         )
 
 
-def _short(id_: str) -> str:
+def _shorten_id(id_: str) -> str:
     """Return an id of nine letters and digits, which depends only on the given id."""
     return id_ if len(id_) == 9 and id_.isalnum() else hashlib.blake2b(id_.encode()).hexdigest()[:9]
 
 
-def _results_in_turns(messages: list[Message]) -> list[Message]:
+def _move_results_to_turns(messages: list[Message]) -> list[Message]:
     """Return messages with results in user turns; consecutive results share a turn with the next user message."""
-    turned: list[Message] = []
-    open_ = False
+    turns: list[Message] = []
+    is_open = False
     for message in messages:
-        result = message["role"] == "tool"
+        is_result = message["role"] == "tool"
         content = message.get("content", "")
-        content = f"<tool_response>\n{content}\n</tool_response>" if result else content
-        if open_ and message["role"] in {"user", "tool"}:
-            turned[-1]["content"] += f"\n{content}"
+        content = f"<tool_response>\n{content}\n</tool_response>" if is_result else content
+        if is_open and message["role"] in {"user", "tool"}:
+            turns[-1]["content"] += f"\n{content}"
         else:
-            turned.append({"role": "user", "content": content} if result else message)
-        open_ = result
-    return turned
+            turns.append({"role": "user", "content": content} if is_result else message)
+        is_open = is_result
+    return turns
 
 
-def _described(messages: list[Message], text: str, system: bool) -> list[Message]:
+def _add_description(messages: list[Message], text: str, accepts_system: bool) -> list[Message]:
     """Return messages with a text after the system message; without support for one, before the first turn."""
     first = messages[0] if messages else None
     if first is not None and first["role"] == "system":
         return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
-    if system or first is None:
+    if accepts_system or first is None:
         return [{"role": "system", "content": text}, *messages]
     return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
 
 
-def _without_system(messages: list[Message]) -> list[Message]:
+def _merge_system_message(messages: list[Message]) -> list[Message]:
     """Return messages whose system message is part of the first turn."""
     if not messages or messages[0]["role"] != "system":
         return messages
-    first, *others = messages
-    if not others or others[0]["role"] != "user":
-        return [{**first, "role": "user"}, *others]
-    return [{**others[0], "content": f"{first['content']}\n{others[0]['content']}"}, *others[1:]]
+    first, *rest = messages
+    if not rest or rest[0]["role"] != "user":
+        return [{**first, "role": "user"}, *rest]
+    return [{**rest[0], "content": f"{first['content']}\n{rest[0]['content']}"}, *rest[1:]]

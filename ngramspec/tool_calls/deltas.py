@@ -30,9 +30,9 @@ Tools = Mapping[str, Tool]  # tools that may be called, by their names
 class Delta(NamedTuple):
     """Addition to an answer by a further piece of the model's text: text, or the start of a call."""
 
-    # "text" is content, and "thought" is reasoning before it. "call" is the start of a call of a tool. "arguments" is a
+    # "text" is content, and "reasoning" comes before it. "call" is the start of a call of a tool. "arguments" is a
     # piece of the last call's arguments, which joined are a JSON object.
-    kind: Literal["text", "thought", "call", "arguments"]
+    kind: Literal["text", "reasoning", "call", "arguments"]
     text: str = ""
     call: int = 0  # index of the call in the answer, from 0
     id: str = ""  # id of a call that begins
@@ -56,54 +56,54 @@ class Deltas:
         self._deltas: list[Delta] = []
         self._short_ids = short_ids
         self._calls = 0
-        self._held, self._drop = "", False
-        self._thought = ""
-        self._thinking = False
+        self._held_space, self._drops_space = "", False
+        self._held_reasoning = ""
+        self._in_reasoning = False
 
-    def content(self, text: str) -> None:
+    def add_content(self, text: str) -> None:
         """Add a piece of content."""
-        self._thought, self._thinking = "", False
-        text, self._held = self._held + text, ""
-        if self._drop:
+        self._held_reasoning, self._in_reasoning = "", False
+        text, self._held_space = self._held_space + text, ""
+        if self._drops_space:
             text = text.lstrip()
-            self._drop = not text
+            self._drops_space = not text
         body = text.rstrip()
-        self._held = text[len(body) :]
+        self._held_space = text[len(body) :]
         if body:
             self._add(Delta("text", body))
 
-    def think(self, text: str) -> None:
+    def add_reasoning(self, text: str) -> None:
         """Add a piece of reasoning."""
-        text = self._thought + text
-        if not self._thinking:
+        text = self._held_reasoning + text
+        if not self._in_reasoning:
             text = text.lstrip()
-            self._thinking = bool(text)
+            self._in_reasoning = bool(text)
         body = text.rstrip()
-        self._thought = text[len(body) :]
+        self._held_reasoning = text[len(body) :]
         if body:
-            self._add(Delta("thought", body))
-        self._drop = True
+            self._add(Delta("reasoning", body))
+        self._drops_space = True
 
-    def begin(self, name: str, arguments: str = "") -> None:
+    def begin_call(self, name: str, arguments: str = "") -> None:
         """Begin a call, with the first piece of its arguments."""
-        self._thought, self._thinking = "", False
-        self._held, self._drop = "", True
+        self._held_reasoning, self._in_reasoning = "", False
+        self._held_space, self._drops_space = "", True
         id_ = "".join(secrets.choice(_ID) for _ in range(9 if self._short_ids else 24))
         self._calls += 1
         self._add(Delta("call", "", self._calls - 1, id_ if self._short_ids else f"call_{id_}", name))
-        self.arguments(arguments)
+        self.add_arguments(arguments)
 
-    def arguments(self, text: str) -> None:
+    def add_arguments(self, text: str) -> None:
         """Add a piece of the last call's arguments."""
         if text:
             self._add(Delta("arguments", text, self._calls - 1))
 
-    def end(self, dropped: bool = False) -> None:
-        """End the answer; if an incomplete call was `dropped`, drop the white space before it too."""
-        self._drop = self._drop or dropped
-        if self._held and not self._drop:
-            self._add(Delta("text", self._held))
-        self._held = ""
+    def end(self, drops_call: bool = False) -> None:
+        """End the answer; if an incomplete call is dropped (`drops_call`), drop the white space before it too."""
+        self._drops_space = self._drops_space or drops_call
+        if self._held_space and not self._drops_space:
+            self._add(Delta("text", self._held_space))
+        self._held_space = ""
 
     def drain(self) -> list[Delta]:
         """Return the deltas since the last `drain`; consecutive ones of one kind are joined."""
@@ -133,8 +133,8 @@ def _patterns(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str
     """Return patterns for a whole marker and for the beginning of one at the end of a text, and the longest length."""
     nothing = "(?!)"
     whole = "|".join(map(re.escape, markers)) or nothing
-    begun = "|".join(re.escape(marker[:n]) for marker in markers for n in range(1, len(marker))) or nothing
-    return re.compile(whole), re.compile(rf"(?:{begun})\Z"), max(map(len, markers), default=1)
+    partial = "|".join(re.escape(marker[:n]) for marker in markers for n in range(1, len(marker))) or nothing
+    return re.compile(whole), re.compile(rf"(?:{partial})\Z"), max(map(len, markers), default=1)
 
 
 class Reader:
@@ -170,9 +170,9 @@ class Reader:
         """Read and return the next `count` characters; fewer at the end."""
         while len(self._text) - self.at < count and not self.ended:
             yield
-        found = self._text[self.at : self.at + count]
-        self.at += len(found)
-        return found
+        text = self._text[self.at : self.at + count]
+        self.at += len(text)
+        return text
 
     def run(self, characters: re.Pattern[str], emit: Emit) -> Reads[None]:
         """Read and emit characters while they match; `characters` matches any number of them."""
@@ -219,12 +219,12 @@ class Reader:
             text, at = self._text, self.at
             match, rest = whole.search(text, at), partial.search(text, max(at, len(text) - longest + 1))
             place = len(text) if match is None else match.start()
-            held = place if rest is None or rest.start() > place else rest.start()
-            held = place if self.ended and not (self.cut and len(text) - held > 1) else held
-            if held > at:
-                emit(text[at:held])
-                self.at = held
-            if held == place and match is not None:
+            stop = place if rest is None or rest.start() > place else rest.start()
+            stop = place if self.ended and not (self.cut and len(text) - stop > 1) else stop
+            if stop > at:
+                emit(text[at:stop])
+                self.at = stop
+            if stop == place and match is not None:
                 self.at = match.end()
                 return match[0]
             if self.ended:
@@ -234,5 +234,5 @@ class Reader:
     def before(self, *markers: str) -> Reads[tuple[str, str | None]]:
         """Return the text before the first of several strings, and that string; see `until`."""
         parts: list[str] = []
-        found = yield from self.until(markers, parts.append)
-        return "".join(parts), found
+        marker = yield from self.until(markers, parts.append)
+        return "".join(parts), marker

@@ -1,4 +1,4 @@
-"""Table of model families: the signs of their chat templates, the start of their calls, and the parsers.
+"""Table of model families: the markers of their chat templates, the start of their calls, and the parsers.
 
 This module also makes the grammars that force calls. If the calls of a family contain no JSON, or their form is
 unknown, calls are written in Hermes' form, which the family's parsers read too.
@@ -13,10 +13,17 @@ from typing import Any
 
 from ngramspec.errors import GrammarError
 from ngramspec.grammars.json_schema import call_rule, json_rule
-from ngramspec.grammars.lark import Lark, lark, literal, marked
-from ngramspec.tool_calls.calls import ReadCall, named, objects, python, quote, rows
+from ngramspec.grammars.lark import Lark, lark, literal, encode_controls
+from ngramspec.tool_calls.calls import (
+    ReadCall,
+    make_named_parser,
+    make_object_parser,
+    make_python_parser,
+    quote,
+    make_row_parsers,
+)
 from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.tagged import invoked, read_function, read_gemma4, read_hermes
+from ngramspec.tool_calls.tagged import make_invoke_parsers, read_function, read_gemma4, read_hermes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +31,7 @@ class Family:
     """The form of a model family's calls."""
 
     name: str
-    signs: tuple[tuple[str, ...], ...]  # groups of strings; a chat template of the family contains all of one group
+    markers: tuple[tuple[str, ...], ...]  # groups of strings; a chat template of the family contains all of one group
     # Parsers of the text after the start of a call, by that start. A start may be anywhere in an answer. No start is a
     # prefix of another.
     starts: Mapping[str, ReadCall] = field(default_factory=dict)
@@ -47,25 +54,29 @@ class Family:
 _TAG = {"<tool_call>": read_hermes}
 _DSML = "｜DSML｜"
 _DEEPSEEK_ROW, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_DEEPSEEK_CALL, _DEEPSEEK_NAMED, _DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_DEEPSEEK_CALL, _DEEPSEEK_SEPARATOR, _DEEPSEEK_CALL_END = (
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+)
 # V3.1 writes name, separator, arguments. V3 and R1 write "function", separator, name, and arguments in a code fence.
 _DEEPSEEK = {
-    **rows(
+    **make_row_parsers(
         {_DEEPSEEK_ROW: _DEEPSEEK_END},
         _DEEPSEEK_CALL,
-        named(_DEEPSEEK_NAMED, "(.+)", _DEEPSEEK_CALL_END, fence="```json"),
+        make_named_parser(_DEEPSEEK_SEPARATOR, "(.+)", _DEEPSEEK_CALL_END, fence="```json"),
     ),
     **_TAG,
 }
-_KIMI = rows(
+_KIMI = make_row_parsers(
     {"<|tool_calls_section_begin|>": "<|tool_calls_section_end|>"},
     "<|tool_call_begin|>",
-    named("<|tool_call_argument_begin|>", r"(?:functions\.)?([^\n]+?)(?::\d+)?", "<|tool_call_end|>"),
+    make_named_parser("<|tool_call_argument_begin|>", r"(?:functions\.)?([^\n]+?)(?::\d+)?", "<|tool_call_end|>"),
 )
-_MISTRAL = {"[TOOL_CALLS]": named("[ARGS]", r"(?!\[CALL_ID\])(.+?)\s*(?:\[CALL_ID\].*)?", or_objects=True)}
+_MISTRAL = {"[TOOL_CALLS]": make_named_parser("[ARGS]", r"(?!\[CALL_ID\])(.+?)\s*(?:\[CALL_ID\].*)?", or_objects=True)}
 # An answer may be JSON without being a call, so the name must be a tool's, and the keys those of calls.
-_LLAMA = objects(";", known=True)
-_FENCED = objects("```", known=True)
+_LLAMA = make_object_parser(";", known_only=True)
+_FENCE_CALL = make_object_parser("```", known_only=True)
 
 HERMES = Family("hermes", (("<tool_call>",), ("<tool_calls>",)), {**_TAG, "<tool_calls>": read_hermes})
 FAMILIES = (
@@ -76,23 +87,27 @@ FAMILIES = (
         around=("", None, ""),
         channels=True,
     ),
-    Family("deepseek-v3.2", ((_DSML,),), {**invoked(_DSML, f"{_DSML}function_calls", f"{_DSML}tool_calls"), **_TAG}),
+    Family(
+        "deepseek-v3.2",
+        ((_DSML,),),
+        {**make_invoke_parsers(_DSML, f"{_DSML}function_calls", f"{_DSML}tool_calls"), **_TAG},
+    ),
     Family(
         "deepseek-v3",
         ((_DEEPSEEK_ROW, "```json"),),
         _DEEPSEEK,
-        call=(f"{_DEEPSEEK_CALL}function{_DEEPSEEK_NAMED}%(name)s\n```json\n", f"\n```{_DEEPSEEK_CALL_END}"),
+        call=(f"{_DEEPSEEK_CALL}function{_DEEPSEEK_SEPARATOR}%(name)s\n```json\n", f"\n```{_DEEPSEEK_CALL_END}"),
         around=(_DEEPSEEK_ROW, "\n", _DEEPSEEK_END),
     ),
     Family(
         "deepseek-v3.1",
         ((_DEEPSEEK_ROW,),),
         _DEEPSEEK,
-        call=(f"{_DEEPSEEK_CALL}%(name)s{_DEEPSEEK_NAMED}", _DEEPSEEK_CALL_END),
+        call=(f"{_DEEPSEEK_CALL}%(name)s{_DEEPSEEK_SEPARATOR}", _DEEPSEEK_CALL_END),
         around=(_DEEPSEEK_ROW, "", _DEEPSEEK_END),
     ),
     Family("kimi", (("<|tool_calls_section_begin|>",),), {**_KIMI, **_TAG}),
-    Family("minimax", (("<minimax:tool_call>",),), {**invoked("", "minimax:tool_call"), **_TAG}),
+    Family("minimax", (("<minimax:tool_call>",),), {**make_invoke_parsers("", "minimax:tool_call"), **_TAG}),
     Family("glm", (("<arg_key>",),), _TAG),
     Family("qwen-coder", (("<function=",),), {**_TAG, "<seed:tool_call>": read_hermes, "<function=": read_function}),
     HERMES,
@@ -100,7 +115,7 @@ FAMILIES = (
     Family(
         "nemotron-v2",
         (("<TOOLCALL>",),),
-        {"<TOOLCALL>": objects("</TOOLCALL>"), **_TAG},
+        {"<TOOLCALL>": make_object_parser("</TOOLCALL>"), **_TAG},
         call=('{"name": %(json)s, "arguments": ', "}"),
         around=("<TOOLCALL>[", ", ", "]</TOOLCALL>"),
     ),
@@ -108,7 +123,7 @@ FAMILIES = (
     Family(
         "lfm2",
         (("<|tool_call_start|>",), ("List of tools: [",), ("<|tool_list_start|>",)),
-        {"<|tool_call_start|>": python("<|tool_call_end|>"), **_TAG},
+        {"<|tool_call_start|>": make_python_parser("<|tool_call_end|>"), **_TAG},
     ),
     Family(
         "mistral",
@@ -137,21 +152,26 @@ FAMILIES = (
     Family(
         "gemma",
         (("<start_of_turn>",),),
-        {"```tool_code": python("```", known=True), "```tool_call": _FENCED, "```json": _FENCED, **_TAG},
+        {
+            "```tool_code": make_python_parser("```", known_only=True),
+            "```tool_call": _FENCE_CALL,
+            "```json": _FENCE_CALL,
+            **_TAG,
+        },
     ),
 )
-"""All families, in the order in which their signs are looked for in a chat template."""
+"""All families, in the order in which their markers are looked for in a chat template."""
 
 
 def family_of(template: str | None) -> Family | None:
     """Return the family of a chat template, according to the strings in it; `None` for an unknown family."""
     for family in FAMILIES:
-        if template and any(all(sign in template for sign in group) for group in family.signs):
+        if template and any(all(marker in template for marker in group) for group in family.markers):
             return family
     return None
 
 
-_THOUGHTS = {
+_REASONING_TAGS = {
     "<think>": "</think>",
     "<seed:think>": "</seed:think>",
     "[THINK]": "[/THINK]",
@@ -161,10 +181,10 @@ _THOUGHTS = {
 }
 
 
-def thought_tags(template: str | None) -> dict[str, str]:
+def find_reasoning_tags(template: str | None) -> dict[str, str]:
     """Return the tags around reasoning that a chat template mentions, closing ones by opening ones."""
     source = template or ""
-    return {start: end for start, end in _THOUGHTS.items() if start.strip() in source or end in source}
+    return {start: end for start, end in _REASONING_TAGS.items() if start.strip() in source or end in source}
 
 
 _HARMONY_REASONING = {"<|channel|>analysis<|message|>": "<|end|>"}
@@ -173,7 +193,7 @@ _HARMONY_REASONING = {"<|channel|>analysis<|message|>": "<|end|>"}
 def reasoning_tags(template: str | None) -> dict[str, str]:
     """Return the tags around reasoning in responses, closing ones by opening ones; {} if the model does not reason."""
     family = family_of(template)
-    return _HARMONY_REASONING if family is not None and family.channels else thought_tags(template)
+    return _HARMONY_REASONING if family is not None and family.channels else find_reasoning_tags(template)
 
 
 def missing_turn(template: str | None, opening: str) -> str:
@@ -182,7 +202,7 @@ def missing_turn(template: str | None, opening: str) -> str:
     return "<|turn>model\n" if family is not None and family.name == "gemma4" and opening.endswith("<turn|>\n") else ""
 
 
-def opened(tags: Mapping[str, str], opening: str) -> str | None:
+def find_open_tag(tags: Mapping[str, str], opening: str) -> str | None:
     """Return the tag that the end of a prompt opens, so that the answer begins with reasoning; `None` without a tag."""
     return next((tag for tag in tags if opening.rstrip().endswith(tag.rstrip())), None)
 
@@ -219,16 +239,16 @@ def answer_grammar(
         GrammarError: A schema is not supported; the message names the tool.
     """
     controls = controls or {}
-    called = [tool for tool in tools if choice in {"auto", "required", tool.name}]
-    if choice != "auto" and not called:
+    allowed_tools = [tool for tool in tools if choice in {"auto", "required", tool.name}]
+    if choice != "auto" and not allowed_tools:
         raise ValueError(f"tool_choice {choice!r} is not one of the tools")
     family = family_of(template) or HERMES
     answers, rules = list[str](), list[str]()
-    if called:
-        calls = [_call(family, tool, controls) for tool in called]
+    if allowed_tools:
+        calls = [_call(family, tool, controls) for tool in allowed_tools]
         begin, between, end = family.around
-        several = parallel and choice in {"auto", "required"} and between is not None
-        more = f"({_text(between or '', controls)} call)*" if several else ""
+        allows_several = parallel and choice in {"auto", "required"} and between is not None
+        more = f"({_text(between or '', controls)} call)*" if allows_several else ""
         answers.append("calls")
         rules += [
             f"calls: {_text(begin, controls)} call {more} {_text(end, controls)}",
@@ -238,11 +258,11 @@ def answer_grammar(
     if choice == "auto" and json:
         answers.append("json")
         rules.append(f"json: {json}")
-    return lark(*_thoughts_first("answer", template, opening, controls), f"answer: {' | '.join(answers)}", *rules)
+    return lark(*_make_reasoning_rules("answer", template, opening, controls), f"answer: {' | '.join(answers)}", *rules)
 
 
 def _text(text: str, controls: Mapping[str, int]) -> str:
-    return marked(text, controls) if text else ""
+    return encode_controls(text, controls) if text else ""
 
 
 def _call(family: Family, tool: Tool, controls: Mapping[str, int]) -> str:
@@ -267,15 +287,15 @@ def _call(family: Family, tool: Tool, controls: Mapping[str, int]) -> str:
 _KEY_OF_ARGUMENTS = re.compile(r'\{"name": %\(json\)s, "([a-z]+)": ')
 
 
-def _thoughts_first(rest: str, template: str | None, opening: str, controls: Mapping[str, int]) -> list[str]:
+def _make_reasoning_rules(rest: str, template: str | None, opening: str, controls: Mapping[str, int]) -> list[str]:
     """Return rules whose start is the rule `rest`, with reasoning before it if the model reasons.
 
     If the prompt has opened reasoning, it must end first. If the template mentions tags, there may be reasoning.
     """
-    tags = thought_tags(template)
-    begun = opened(tags, opening)
-    if begun is not None:
-        return [f"start: thoughts_0 /[ \\n]*/ {rest}", _up_to("thoughts_0", tags[begun], controls)]
+    tags = find_reasoning_tags(template)
+    open_tag = find_open_tag(tags, opening)
+    if open_tag is not None:
+        return [f"start: thoughts_0 /[ \\n]*/ {rest}", _up_to("thoughts_0", tags[open_tag], controls)]
     if not tags:
         return [f"start: {rest}"]
     choices = [f"{_text(start, controls)} thoughts_{number}" for number, start in enumerate(tags)]
@@ -286,5 +306,5 @@ def _thoughts_first(rest: str, template: str | None, opening: str, controls: Map
 def _up_to(name: str, end: str, controls: Mapping[str, int]) -> str:
     """Return the rule of any text up to the first occurrence of `end`, which is read."""
     if end in controls:
-        return f"{name}: /(?s:.*)/ {marked(end, controls)}"
+        return f"{name}: /(?s:.*)/ {encode_controls(end, controls)}"
     return f"{name}[suffix={literal(end)}]: /(?s:.*)/"

@@ -8,9 +8,9 @@ from functools import partial
 
 from ngramspec.tool_calls.calls import read_arguments
 from ngramspec.tool_calls.deltas import Delta, Deltas, Reader, Reads, Tool, Tools
-from ngramspec.tool_calls.families import HERMES, Family, family_of, opened, thought_tags
+from ngramspec.tool_calls.families import HERMES, Family, family_of, find_open_tag, find_reasoning_tags
 
-_NAMING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]+)')  # start of a call without a mark before it
+_CALL_START = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]+)')  # start of a call without a mark before it
 _SHORT, _NEAR = 12, 80
 """Number of characters below which a text may still become a call, and number within which a call has its name."""
 
@@ -23,27 +23,27 @@ def parser_for(template: str | None, tools: Sequence[Tool] = (), *, opening: str
         tools: Tools that may be called; without tools, calls are content.
         opening: Text at the end of the prompt (`ChatPrompt.opening`), which may open reasoning.
     """
-    return AnswerParser(family_of(template) or HERMES, tools, thought_tags(template), opening)
+    return AnswerParser(family_of(template) or HERMES, tools, find_reasoning_tags(template), opening)
 
 
-def thoughts_parser(template: str | None, *, opening: str = "") -> AnswerParser:
+def reasoning_parser(template: str | None, *, opening: str = "") -> AnswerParser:
     """Return a parser that separates reasoning from content, and parses no calls.
 
     If the template mentions no tags around reasoning, they are <think> and </think>.
     """
-    return AnswerParser(HERMES, (), thought_tags(template) or thought_tags("<think>"), opening)
+    return AnswerParser(HERMES, (), find_reasoning_tags(template) or find_reasoning_tags("<think>"), opening)
 
 
 class AnswerParser:
-    """A parser of one answer, made by `parser_for` or `thoughts_parser`. It raises no errors, whatever the text is."""
+    """A parser of one answer, made by `parser_for` or `reasoning_parser`. It raises no errors, whatever the text is."""
 
     ended: bool | None = None  # it never ends a text early
 
     def __init__(self, family: Family, tools: Sequence[Tool], tags: Mapping[str, str], opening: str) -> None:
         self._reader, self._answer = Reader(), Deltas(family.short_ids)
-        known = {tool.name: tool for tool in tools}
+        tools_by_name = {tool.name: tool for tool in tools}
         reads = _read_channels if family.channels else partial(_read_answer, family=family, tags=tags, opening=opening)
-        self._reads = reads(self._reader, self._answer, known)
+        self._reads = reads(self._reader, self._answer, tools_by_name)
 
     def push(self, text: str) -> list[Delta]:
         """Parse a further piece of the answer, including control tokens."""
@@ -51,7 +51,7 @@ class AnswerParser:
         try:
             next(self._reads)
         except StopIteration:
-            self._answer.end(dropped=bool(self._reader.rest()))
+            self._answer.end(drops_call=bool(self._reader.rest()))
         return self._answer.drain()
 
     def finish(self, cut: bool = False) -> list[Delta]:
@@ -64,16 +64,16 @@ def _read_answer(
     reader: Reader, answer: Deltas, tools: Tools, *, family: Family, tags: Mapping[str, str], opening: str
 ) -> Reads[None]:
     """Parse reasoning, at the beginning or opened by the prompt, then content and calls."""
-    tag: str | None = opened(tags, opening)
+    tag: str | None = find_open_tag(tags, opening)
     if tag is None and tags:
         yield from reader.space()
         tag = yield from reader.take(*tags)
     if tag is None:
         reader.at = 0
     else:
-        yield from reader.until((tags[tag],), answer.think)
+        yield from reader.until((tags[tag],), answer.add_reasoning)
     if not tools:
-        yield from reader.until((), answer.content)
+        yield from reader.until((), answer.add_content)
         return
     while True:
         # Calls without a start may only begin here. Calls with a start may begin anywhere after this place.
@@ -83,22 +83,22 @@ def _read_answer(
             if (yield from family.bare(reader, answer, tools)):
                 continue
             reader.at = before
-            named = _NAMING.match(reader.rest()) if reader.cut else None
-            if named and any(name.startswith(named[1]) for name in tools):
+            match = _CALL_START.match(reader.rest()) if reader.cut else None
+            if match and any(name.startswith(match[1]) for name in tools):
                 return
-        while (start := (yield from reader.until(family.starts, answer.content))) is not None:
+        while (start := (yield from reader.until(family.starts, answer.add_content))) is not None:
             before = reader.at - len(start)
             if (yield from family.starts[start](reader, answer, tools)):
                 break
             reader.at = before
-            if _cut_off(reader, start, tools):
+            if _is_cut_call(reader, start, tools):
                 return
-            answer.content((yield from reader.read(len(start))))
+            answer.add_content((yield from reader.read(len(start))))
         else:
             return
 
 
-def _cut_off(reader: Reader, start: str, tools: Tools) -> bool:
+def _is_cut_call(reader: Reader, start: str, tools: Tools) -> bool:
     """Return True if the text, which begins like a call, would have become one if a limit had not cut it."""
     text = reader.rest().removeprefix(start).strip()
     return reader.cut and (len(text) < _SHORT or text[0] in "{[<" or any(name in text[:_NEAR] for name in tools))
@@ -109,7 +109,7 @@ def _cut_off(reader: Reader, start: str, tools: Tools) -> bool:
 _CHANNEL, _START, _MESSAGE, _TO = "<|channel|>", "<|start|>", "<|message|>", " to="
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
-_NAMED = re.compile(r"<\|channel\|>\s*(\w+)")
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def _read_channels(reader: Reader, answer: Deltas, tools: Tools) -> Reads[None]:
@@ -121,32 +121,32 @@ def _read_channels(reader: Reader, answer: Deltas, tools: Tools) -> Reads[None]:
             if (yield from _read_message(reader, answer, tools, start)):
                 continue
             reader.at = before
-            if _cut_off(reader, start, tools):
+            if _is_cut_call(reader, start, tools):
                 return
-            answer.content((yield from reader.read(len(start))))
-        found = yield from reader.until((_CHANNEL, _START), answer.content)
-        if found is None:
+            answer.add_content((yield from reader.read(len(start))))
+        marker = yield from reader.until((_CHANNEL, _START), answer.add_content)
+        if marker is None:
             return
-        reader.at -= len(found)
+        reader.at -= len(marker)
 
 
 def _read_message(reader: Reader, answer: Deltas, tools: Tools, start: str) -> Reads[bool]:
     """Parse a message after the start of its header; return True if it is a message."""
-    header, found = yield from reader.before(_MESSAGE, *_ENDS)
-    if found != _MESSAGE:
+    header, marker = yield from reader.before(_MESSAGE, *_ENDS)
+    if marker != _MESSAGE:
         return False
     header = start + header
-    recipient, channel = _RECIPIENT.search(header), _NAMED.search(header)
-    take = answer.think if channel and channel[1] == "analysis" else answer.content
+    recipient, channel = _RECIPIENT.search(header), _CHANNEL_NAME.search(header)
+    add_text = answer.add_reasoning if channel and channel[1] == "analysis" else answer.add_content
     if recipient:
         yield from reader.space()
         if not tools or (yield from read_arguments(reader, answer, recipient[1])) is None:
             return False
         yield from reader.space()
-        take = answer.content  # for text after the JSON
+        add_text = answer.add_content  # for text after the JSON
     elif not channel:
         return False
-    found = yield from reader.until((*_ENDS, _CHANNEL, _START), take)
-    if found in (_CHANNEL, _START):
-        reader.at -= len(found)
+    marker = yield from reader.until((*_ENDS, _CHANNEL, _START), add_text)
+    if marker in (_CHANNEL, _START):
+        reader.at -= len(marker)
     return True

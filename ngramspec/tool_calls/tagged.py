@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ngramspec.tool_calls.calls import ReadCall, escape, quote, read_arguments, read_calls, rows
+from ngramspec.tool_calls.calls import ReadCall, escape, quote, read_arguments, read_calls, make_row_parsers
 from ngramspec.tool_calls.deltas import Deltas, Emit, Reader, Reads, Tool, Tools
 
-_DEEPEST = 32  # maximum depth of references within references
+_MAX_DEPTH = 32  # maximum depth of references within references
 _TEXT = frozenset({"string"})
 _KINDS = {
     str: _TEXT,
@@ -37,9 +37,9 @@ class Tags:
     """The marks around parameters."""
 
     parameter: str  # mark before the name of a parameter
-    named: str  # mark after the name; attributes may follow it up to `value`
-    value: str  # mark before the value; "" if the value follows `named`
-    ended: str  # mark at the end of the value
+    name_end: str  # mark after the name; attributes may follow it up to `value`
+    value: str  # mark before the value; "" if the value follows `name_end`
+    value_end: str  # mark at the end of the value
     end: str  # mark at the end of the call
     lines: bool = False  # whether line breaks surround the value
 
@@ -52,21 +52,21 @@ def read_hermes(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """Parse the text after "<tool_call>"."""
     yield from reader.space()
     if (yield from reader.peek()) in {"{", "["}:
-        begun = yield from read_calls(reader, answer)
+        has_begun = yield from read_calls(reader, answer)
     elif (yield from reader.take("<function=")):
         return (yield from read_function(reader, answer, tools))
     else:
         return (yield from _read_keys(reader, answer, tools))
-    if begun:
+    if has_begun:
         yield from reader.skip(*_HERMES_ENDS)
-    return begun
+    return has_begun
 
 
 def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """Parse the text after "<function=": a name and ">", then parameters in tags, or all parameters as JSON."""
-    name, found = yield from reader.before(">")
+    name, marker = yield from reader.before(">")
     name = name.strip().strip("\"'")
-    if not found or not name:
+    if not marker or not name:
         return False
     yield from reader.space()
     if (yield from reader.peek()) == "{":
@@ -80,15 +80,15 @@ def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
 
 def _read_keys(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """Parse a call: the name of an existing tool, then keys and values."""
-    name, found = yield from reader.before(_GLM.parameter, _GLM.end)
+    name, marker = yield from reader.before(_GLM.parameter, _GLM.end)
     name = name.strip()
-    if found is None or name not in tools:
+    if marker is None or name not in tools:
         return False
-    reader.at -= len(found)
+    reader.at -= len(marker)
     return (yield from _read_tagged(reader, answer, name, tools[name], _GLM))
 
 
-def invoked(mark: str, *openings: str) -> dict[str, ReadCall]:
+def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
     """Return the parsers of calls in the form `<invoke name="f">`, by the strings that they begin with.
 
     Args:
@@ -98,11 +98,11 @@ def invoked(mark: str, *openings: str) -> dict[str, ReadCall]:
     item = f'<{mark}invoke name="'
     tags = Tags(f'<{mark}parameter name="', '"', ">", f"</{mark}parameter>", f"</{mark}invoke>")
 
-    def one(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
+    def read_invoke(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
         name, _ = yield from reader.before('">')
         return bool(name) and (yield from _read_tagged(reader, answer, name, tools.get(name), tags))
 
-    return rows({f"<{opening}>": f"</{opening}>" for opening in openings}, item, one)
+    return make_row_parsers({f"<{opening}>": f"</{opening}>" for opening in openings}, item, read_invoke)
 
 
 def _read_tagged(reader: Reader, answer: Deltas, name: str, tool: Tool | None, tags: Tags) -> Reads[bool]:
@@ -113,26 +113,26 @@ def _read_tagged(reader: Reader, answer: Deltas, name: str, tool: Tool | None, t
     call, the object stays incomplete.
     """
     yield from reader.space()
-    found = yield from reader.take(tags.parameter, tags.end)
-    if found is None:
+    marker = yield from reader.take(tags.parameter, tags.end)
+    if marker is None:
         return False
-    answer.begin(name)
+    answer.begin_call(name)
     before = "{"
-    while found == tags.parameter:
-        key, _ = yield from reader.before(tags.named)
+    while marker == tags.parameter:
+        key, _ = yield from reader.before(tags.name_end)
         attributes = (yield from reader.before(tags.value))[0] if tags.value else ""
         if not (yield from reader.peek()):
             break
-        answer.arguments(f"{before}{quote(key)}: ")
+        answer.add_arguments(f"{before}{quote(key)}: ")
         types = _TEXT if 'string="true"' in attributes else _types(tool, key)  # DeepSeek's attribute
-        if not (yield from _read_value(reader, answer.arguments, types, tags)):
+        if not (yield from _read_value(reader, answer.add_arguments, types, tags)):
             return True
         before = ", "
         yield from reader.space()
-        found = yield from reader.take(tags.parameter, tags.end)
-    answer.arguments("{" if before == "{" else "")
-    if found == tags.end or (yield from reader.peek()):
-        answer.arguments("}")
+        marker = yield from reader.take(tags.parameter, tags.end)
+    answer.add_arguments("{" if before == "{" else "")
+    if marker == tags.end or (yield from reader.peek()):
+        answer.add_arguments("}")
     return True
 
 
@@ -140,25 +140,25 @@ def _read_value(reader: Reader, emit: Emit, types: frozenset[str] | None, tags: 
     """Parse a value; return True if its end was found."""
     if types == _TEXT:
         emit('"')
-        held = ""  # a line break that belongs to the value only if more text follows
+        line_end = ""  # a line break that belongs to the value only if more text follows
 
         def push(text: str) -> None:
-            nonlocal held
-            text = held + text
-            held = "\n" if tags.lines and text.endswith("\n") else ""
-            emit(escape(text[: len(text) - len(held)]))
+            nonlocal line_end
+            text = line_end + text
+            line_end = "\n" if tags.lines and text.endswith("\n") else ""
+            emit(escape(text[: len(text) - len(line_end)]))
 
         if tags.lines:
             yield from reader.take("\n")
-        found = yield from reader.until((tags.ended,), push)
-        emit('"' if found else "")
-        return found is not None
-    text, found = yield from reader.before(tags.ended)
+        marker = yield from reader.until((tags.value_end,), push)
+        emit('"' if marker else "")
+        return marker is not None
+    text, marker = yield from reader.before(tags.value_end)
     if tags.lines:
         text = text.removeprefix("\n").removesuffix("\n")
-    if found:
+    if marker:
         emit(as_json(text, types))
-    return found is not None
+    return marker is not None
 
 
 def as_json(text: str, types: frozenset[str] | None) -> str:
@@ -201,7 +201,7 @@ def _types(tool: Tool | None, key: str) -> frozenset[str] | None:
 
 
 def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str] | None:
-    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
     if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
         target: Any = root
@@ -212,16 +212,16 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str
     branches = schema.get("anyOf", schema.get("oneOf"))
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     match schema.get("type"):
-        case str(one):
-            types = [frozenset({one})]
-        case [*several]:
-            types = [frozenset(one for one in several if isinstance(one, str))]
+        case str(kind):
+            types = [frozenset({kind})]
+        case [*names]:
+            types = [frozenset(kind for kind in names if isinstance(kind, str))]
         case _ if isinstance(values, list):
             types = [_kinds(value) for value in values]
         case _ if isinstance(branches, list):
             types = [_types_of(branch, root, depth + 1) for branch in branches]
-    said = [one for one in types if one is not None]
-    return frozenset().union(*said) if len(said) == len(types) else None
+    known_types = [kind for kind in types if kind is not None]
+    return frozenset().union(*known_types) if len(known_types) == len(types) else None
 
 
 # --------------------------------------------------------------------------- Gemma 4
@@ -232,12 +232,12 @@ def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     yield from reader.space()
     if not (yield from reader.take("call:")):
         return False
-    name, found = yield from reader.before("{")
-    if not found or not name.strip():
+    name, marker = yield from reader.before("{")
+    if not marker or not name.strip():
         return False
-    answer.begin(name.strip())
-    answer.arguments("{")
-    if (yield from _read_rest(reader, answer.arguments)):
+    answer.begin_call(name.strip())
+    answer.add_arguments("{")
+    if (yield from _read_rest(reader, answer.add_arguments)):
         yield from reader.skip("<tool_call|>")
     return True
 
@@ -281,17 +281,17 @@ def _read_key(reader: Reader) -> Reads[str | None]:
         key, _ = yield from reader.before(_QUOTE)
         yield from reader.space()
         return key if (yield from reader.take(":")) else None
-    key, found = yield from reader.before(":")
-    return key.strip().strip('"') if found else None
+    key, marker = yield from reader.before(":")
+    return key.strip().strip('"') if marker else None
 
 
 def _read_word(reader: Reader, emit: Emit) -> Reads[bool]:
     """Parse a string in quotes, or a bare word, which is a JSON value or a string; return True if it is complete."""
     if (yield from reader.take(_QUOTE)):
         emit('"')
-        found = yield from reader.until((_QUOTE,), lambda text: emit(escape(text)))
-        emit('"' if found else "")
-        return found is not None
+        marker = yield from reader.until((_QUOTE,), lambda text: emit(escape(text)))
+        emit('"' if marker else "")
+        return marker is not None
     parts: list[str] = []
     start = reader.at
     yield from reader.run(_BARE, parts.append)

@@ -29,7 +29,7 @@ from ngramspec.llama.passes import Feed, Passes
 from ngramspec.llama.target import Target
 from ngramspec.memory import Memory
 from ngramspec.steps import Stats, Step
-from ngramspec.tool_calls.parser import thoughts_parser
+from ngramspec.tool_calls.parser import reasoning_parser
 
 Captured = pytest.CaptureFixture[str]
 
@@ -105,7 +105,7 @@ def test_markdown_is_shown_as_what_it_means_where_the_terminal_can(
     with open(end, "w", encoding="utf-8") as stdout, monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", stdout)
         view = AnswerView()
-        view.begin(thoughts_parser("<think>"))
+        view.begin(reasoning_parser("<think>"))
         for word in re.findall(r"\s*\S+", MARKDOWN):
             view.show(Step((1,), (word,)), PIECES.__getitem__)
         view.end()

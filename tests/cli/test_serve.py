@@ -310,7 +310,7 @@ BLOCKED = """
 import os, signal, sys, threading, httpx
 from ngramspec_cli import app, serve_run
 from ngramspec.batching.engine import Engine
-from ngramspec.server.call import ServedModel
+from ngramspec.server.state import ServedModel
 
 serve_run.DRAIN_SECONDS = serve_run.EXIT_SECONDS = 0.2
 owner, name = {"request": (ServedModel, "check_size"), "engine": (Engine, "_work")}[sys.argv.pop(1)]

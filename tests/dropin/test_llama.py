@@ -409,7 +409,7 @@ def test_a_prediction_is_drafted_from_and_changes_no_text() -> None:
             str(DEMO), n_ctx=512, n_threads=1, verbose=False, persist_stats=False, prediction=prediction
         )
         told.append(llm.create_completion(PROMPT, max_tokens=40, temperature=0)["choices"][0]["text"])
-        look = llm._look
+        look = llm._evaluator
         assert look is not None
         assert look.drafts.drafter is not None
         predicted = list(look.drafts.drafter.prediction or ())
@@ -451,7 +451,7 @@ from support.tiny_adapters import write_adapter
 from support.twins import FREE
 from ngramspec import Llama
 from ngramspec.cost.calibration import Calibration
-from ngramspec.dropin.look_ahead import SpeculativeEvaluator
+from ngramspec.dropin.speculative_eval import SpeculativeEvaluator
 
 known = Calibration.given(FREE)
 known.path = Path(sys.argv[2])

@@ -18,7 +18,7 @@ from support.twins import FREE
 import ngramspec
 from ngramspec import Target
 from ngramspec.cost.calibration import Calibration
-from ngramspec.dropin import look_ahead
+from ngramspec.dropin import speculative_eval
 from ngramspec.errors import ModelError
 from ngramspec.llama import bindings, rpc
 from ngramspec.llama.llama_class import prepare
@@ -35,7 +35,7 @@ def text(llama: Any, **settings: Any) -> str:
 
 def test_a_model_that_is_open_already_drafts_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass drafts four tokens, whatever they cost. `test_front_ends` tests the name of a file."""
-    monkeypatch.setattr(look_ahead, "make_policy", lambda *_: FixedPolicy(4))
+    monkeypatch.setattr(speculative_eval, "make_policy", lambda *_: FixedPolicy(4))
     monkeypatch.setattr(Calibration, "load", lambda *_: Calibration.given(FREE))
     with Target(DEMO, n_ctx=512, threads=1) as small:
         ours, parent = ngramspec.Llama(str(DEMO), draft_model=small, **OURS), llama_cpp.Llama(str(DEMO), **SMALL)
@@ -51,7 +51,7 @@ def test_a_model_that_is_open_already_drafts_and_stays_open(monkeypatch: pytest.
 def test_a_file_that_drafts_is_pickled_with_it() -> None:
     ours = ngramspec.Llama(str(DEMO), draft_model=str(DEMO), **OURS)
     twin = pickle.loads(pickle.dumps(ours))
-    assert twin._asked is not None
+    assert twin._small_model is not None
     for made in (ours, twin):
         made.close()
 

@@ -1,4 +1,4 @@
-"""Tests of `compiled`: grammars that the worker's child process has compiled."""
+"""Tests of `compile_grammar`: grammars that the worker's child process has compiled."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 from ngramspec.errors import GrammarError
 from ngramspec.grammars.lark import Lark
-from ngramspec.grammars.worker import compiled, worker
+from ngramspec.grammars.worker import compile_grammar, worker
 
 
 def test_compiled_grammar_names_the_tokens_of_a_vocabulary() -> None:
-    grammar = worker.call(compiled, 'root ::= <a> "b"', {"<a>": 40_000}, 50_000)
+    grammar = worker.call(compile_grammar, 'root ::= <a> "b"', {"<a>": 40_000}, 50_000)
     assert isinstance(grammar, Lark)
     assert "<[40000]>" in grammar
-    assert worker.call(compiled, grammar, {}, 50_000) == grammar
+    assert worker.call(compile_grammar, grammar, {}, 50_000) == grammar
     for text, names in (("root ::= <a>", {}), ("root ::= (", {}), ("root ::= <[40000]>", {})):
         with pytest.raises(GrammarError):
-            worker.call(compiled, text, names, 5000)
+            worker.call(compile_grammar, text, names, 5000)

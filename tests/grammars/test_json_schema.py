@@ -13,7 +13,7 @@ from support.json_texts import fits, is_valid, random_text, whole_schema
 
 from ngramspec.errors import GrammarError
 from ngramspec.grammars.json_schema import MAX_SCHEMAS, call_rule, json_rule, schema_grammar
-from ngramspec.grammars.lark import Lark, choice_grammar, lark, marked, pattern_grammar
+from ngramspec.grammars.lark import Lark, choice_grammar, lark, encode_controls, pattern_grammar
 
 
 def grammar_of(schema: object, *, strict: bool = True) -> Lark:
@@ -247,5 +247,5 @@ def test_choices() -> None:
 
 def test_marks_are_control_tokens() -> None:
     controls = {"<|a|>": 5, "<|ab|>": 7, "|a|": 9}
-    assert marked("x<|a|><|ab|>\n", controls) == '"x" <[5]> <[7]> "\\n"'
-    assert marked("<|c|>", controls) == '"<|c|>"'
+    assert encode_controls("x<|a|><|ab|>\n", controls) == '"x" <[5]> <[7]> "\\n"'
+    assert encode_controls("<|c|>", controls) == '"<|c|>"'

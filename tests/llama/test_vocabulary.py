@@ -13,7 +13,7 @@ from support.vocabulary_files import write_vocabulary
 from ngramspec.errors import ModelError
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.models.check import check_whole
+from ngramspec.models.check import check_complete
 from ngramspec.tool_calls.deltas import Tool
 
 TEXT = "<|im_start|>user\nGrüße, 漢字!<|im_end|>\n"
@@ -21,7 +21,7 @@ TEXT = "<|im_start|>user\nGrüße, 漢字!<|im_end|>\n"
 
 def test_it_cuts_as_the_model_does(tmp_path: Path) -> None:
     path = write_vocabulary(tmp_path / "vocab.gguf")
-    check_whole(path)
+    check_complete(path)
     with Vocabulary(path) as alone, Vocabulary(DEMO) as of_model, Target(DEMO, n_ctx=64, threads=1) as target:
         for special in (True, False):
             tokens = target.tokenize(TEXT, special=special)
@@ -70,9 +70,9 @@ def test_files_that_hold_none(tmp_path: Path) -> None:
     no_text = tmp_path / "text.gguf"
     no_text.write_text("not a model")
     with pytest.raises(ModelError, match="text file"):
-        check_whole(no_text)
+        check_complete(no_text)
     with pytest.raises(ModelError, match="no such model file"):
-        check_whole(tmp_path / "gone.gguf")
+        check_complete(tmp_path / "gone.gguf")
     with pytest.raises(ModelError, match=r"broken\.gguf"):
         Vocabulary(write_gguf(tmp_path / "broken.gguf", architecture="unheard-of"))
 

@@ -21,7 +21,7 @@ pytest.importorskip("llama_cpp")
 
 from ngramspec.chat_template.template import ChatPrompt  # noqa: E402
 from ngramspec.llm_plugin import NGramSpec, PromptFailed  # noqa: E402
-from ngramspec.llm_plugin.answering import load_settings, sampling_of  # noqa: E402
+from ngramspec.llm_plugin.answering import load_settings, make_sampling  # noqa: E402
 from ngramspec.steps import Step  # noqa: E402
 
 REPETITIVE = "Repeat: one two three four five six. one two three four five six. one two three"
@@ -42,8 +42,8 @@ def model() -> Iterator[NGramSpec]:
     """Yield the demo model, which the first request loads."""
     made = NGramSpec(str(DEMO))
     yield made
-    if made._loaded is not None:
-        made._loaded.close()
+    if made._loaded_model is not None:
+        made._loaded_model.close()
 
 
 CHOSEN = {"temperature": 0, "max_tokens": 8, "threads": 1, "exact": "off", "no_draft": 1}
@@ -101,15 +101,15 @@ def test_every_start_of_llm_is_spared_llama_cpp(env: dict[str, str]) -> None:
 def test_the_model_stays_loaded_while_the_options_do_not_ask_for_another(model: NGramSpec) -> None:
     drafted = model.prompt(REPETITIVE, **GREEDY)
     drafted.text()
-    opened, usage = model._loaded, drafted.usage()
+    opened, usage = model._loaded_model, drafted.usage()
     assert opened is not None
     assert drafted.json().keys() >= {"tokens_per_second", "estimated_gain"}
     sampled = [model.prompt(REPETITIVE, **GREEDY | {"temperature": 0.9, "seed": 5}).text() for _ in range(2)]
     assert sampled[0] == sampled[1]
-    assert model._loaded is opened
+    assert model._loaded_model is opened
     plain = model.prompt(REPETITIVE, no_draft=True, **GREEDY)
     plain.text()
-    assert model._loaded is not opened
+    assert model._loaded_model is not opened
     assert opened.target.closed
     assert (usage.input, usage.output) == (plain.usage().input, plain.usage().output)
     assert min(usage.input or 0, usage.output or 0) > 0
@@ -118,7 +118,7 @@ def test_the_model_stays_loaded_while_the_options_do_not_ask_for_another(model: 
 
 def test_a_draft_model_is_closed_with_its_target(tmp_path: Path, model: NGramSpec) -> None:
     model.prompt("Hi", draft_model=str(DEMO), **GREEDY).text()
-    opened = model._loaded
+    opened = model._loaded_model
     other = write_model(tmp_path / "other.gguf", "llama")
     with pytest.raises(llm.ModelError, match="their vocabularies differ at token"):
         model.prompt("Hi", draft_model=str(other), **GREEDY).text()
@@ -159,10 +159,10 @@ def test_every_setting_of_one_value_is_an_option_and_a_seed_is_random_unless_it_
     schema = options.model_json_schema()["properties"]
     assert {"temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", "mirostat", "samplers"} <= set(schema)
     assert all(one["description"] for one in schema.values())
-    seeds = {sampling_of(options(**given), None).seed for given in ({}, {"seed": -1}, {"seed": -1})}
+    seeds = {make_sampling(options(**given), None).seed for given in ({}, {"seed": -1}, {"seed": -1})}
     assert len(seeds) == 3
-    assert sampling_of(options(seed=5), None).seed == 5
-    assert sampling_of(options(samplers="top_k;temperature"), None).samplers == ("top_k", "temperature")
+    assert make_sampling(options(seed=5), None).seed == 5
+    assert make_sampling(options(samplers="top_k;temperature"), None).samplers == ("top_k", "temperature")
     adapters = load_settings(options(lora="a.gguf,b.gguf", lora_scaled="c.gguf:0.5")).adapters
     assert adapters == (("a.gguf", 1.0), ("b.gguf", 1.0), ("c.gguf", 0.5))
 
@@ -199,8 +199,8 @@ def answering(*answers: str) -> tuple[NGramSpec, mock.Mock]:
     told.is_eog.return_value = False
     told.generate.side_effect = generate
     model = NGramSpec("told")
-    model._loaded = mock.Mock(target=told, decoder=told, memory=None, tuned={})
-    model._asked = load_settings(model.Options())
+    model._loaded_model = mock.Mock(target=told, decoder=told, memory=None, tuned={})
+    model._settings = load_settings(model.Options())
     return model, told
 
 

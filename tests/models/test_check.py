@@ -102,7 +102,7 @@ def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
 
 def test_truncated_at_any_place_and_without_weights(tmp_path: Path) -> None:
     data = DEMO.read_bytes()
-    needed = read_header(DEMO).needed
+    needed = read_header(DEMO).required_bytes
     path = tmp_path / "cut.gguf"
     for size in (4, 8, 20, 100, 1000, 100_000, 1_000_000, needed // 2, needed - 1):
         path.write_bytes(data[:size])

@@ -33,15 +33,15 @@ def test_the_block_sizes_are_those_of_gguf_py() -> None:
 def test_the_needed_size_of_every_type(tmp_path: Path) -> None:
     for kind in set(BLOCKS) & {int(k) for k in gguf.GGML_QUANT_SIZES}:
         path = write_gguf(tmp_path / "m.gguf", tensors={"a": 0, "b": kind})
-        assert read_header(path).needed == needed_by_gguf_py(path)
+        assert read_header(path).required_bytes == needed_by_gguf_py(path)
     for alignment in (8, 64, 1024):
         path = write_gguf(tmp_path / "m.gguf", alignment=alignment, tensors={"a": 8, "b": 8})
-        assert read_header(path).needed == needed_by_gguf_py(path)
+        assert read_header(path).required_bytes == needed_by_gguf_py(path)
     path = write_gguf(tmp_path / "m.gguf", tensors={})
     header = read_header(path)
     assert header.tensors == 0
-    assert 0 <= path.stat().st_size - header.needed < 32  # The rest is padding.
-    assert read_header(DEMO).needed == needed_by_gguf_py(DEMO)
+    assert 0 <= path.stat().st_size - header.required_bytes < 32  # The rest is padding.
+    assert read_header(DEMO).required_bytes == needed_by_gguf_py(DEMO)
     assert read_header(DEMO).tensors == len(gguf.GGUFReader(DEMO).tensors)
 
 
@@ -79,12 +79,12 @@ def test_the_name_of_a_vocabulary_hangs_on_its_tokens_alone(tmp_path: Path) -> N
 def test_a_tensor_of_an_unknown_type_is_left_out_of_the_needed_size(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", tensors={"first": 0, "last": 8})
     data = path.read_bytes()
-    known = read_header(path).needed
+    known = read_header(path).required_bytes
     # name, dimension count, two dimensions, type, offset
     at = data.index(b"last") + len(b"last") + 4 + 2 * 8
     assert data[at : at + 4] == struct.pack("<I", 8)
     path.write_bytes(data[:at] + struct.pack("<I", 99) + data[at + 4 :])
-    assert read_header(path).needed < known
+    assert read_header(path).required_bytes < known
 
 
 def string(text: str) -> bytes:
@@ -136,4 +136,4 @@ def test_damage_never_raises_anything_else(
     data = data[:place] + damage + data[place + len(damage) :]
     path.write_bytes(data[: max(4, end % (2 * len(data)))])
     with contextlib.suppress(ModelError):
-        assert read_header(path).needed >= 24
+        assert read_header(path).required_bytes >= 24

@@ -19,8 +19,8 @@ from ngramspec.models.find import (
     find_ollama,
     is_model_argument,
     list_lm_studio,
+    list_models,
     list_ollama,
-    names,
     resolve,
 )
 
@@ -185,7 +185,7 @@ def full(tmp_path: Path) -> dict[str, str]:
 
 
 def test_all_of_them_by_name(full: dict[str, str]) -> None:
-    found = dict(names(full))
+    found = dict(list_models(full))
     bad, toy = "lmstudio:me/toy:bad.gguf", "lmstudio:me/toy:toy.gguf"
     assert [*found] == [SPLIT, bad, toy]
     for name in (SPLIT, toy):
@@ -202,7 +202,7 @@ def test_the_caches_of_llama_cpp_and_of_the_hub(full: dict[str, str], tmp_path: 
         (kept / "snapshots" / "def").mkdir(parents=True)
         (kept / "snapshots" / "def" / "toy.gguf").symlink_to(DEMO)
     both = full | {"LLAMA_CACHE": str(tmp_path / "llama")}
-    found = [name for name, _ in names(both) if name.startswith("hf:")]
+    found = [name for name, _ in list_models(both) if name.startswith("hf:")]
     assert found == ["hf:owner/other:toy.gguf", "hf:owner/repo-GGUF:toy.gguf"]
     for name in found:
         assert resolve(name, both).path.is_relative_to(tmp_path / "llama")

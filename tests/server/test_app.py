@@ -17,7 +17,8 @@ from ngramspec.errors import GrammarError, ShutdownError, TargetError
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import BadLogits, NoTokenLeft
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.call import Counters, Server
+from ngramspec.server.call import Counters
+from ngramspec.server.state import Server
 from ngramspec.steps import Stats
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
@@ -410,7 +411,7 @@ def test_a_body_that_is_no_request_is_refused() -> None:
 @pytest.mark.parametrize("told", [True, False])
 def test_a_body_may_have_so_many_bytes(told: bool) -> None:
     server, _ = scripted()
-    server.most_bytes = 100
+    server.max_body_bytes = 100
 
     async def body() -> Any:
         for _ in range(11):
@@ -532,7 +533,7 @@ def test_metrics_have_names_of_both_servers_and_count() -> None:
     server, _ = scripted(Script(step=3))
     send(server, NATIVE, {"prompt": "x"})
     response = send(server, "/metrics", method="GET")
-    assert response.headers["Process-Start-Time-Unix"] == str(server.began)
+    assert response.headers["Process-Start-Time-Unix"] == str(server.started_at)
     lines = response.text.splitlines()
     values = {line.split("{")[0].split()[0]: float(line.split()[-1]) for line in lines if not line.startswith("#")}
     assert values["llamacpp:tokens_predicted_total"] == values["vllm:generation_tokens_total"] == 7
@@ -582,7 +583,7 @@ def test_the_log_says_what_a_request_cost_and_nothing_of_its_text() -> None:
     first, second = entries
     assert (first.method, first.path, first.status) == ("POST", NATIVE, 200)
     prompt_tokens = len(demo_vocabulary().tokenize("secret"))
-    assert (first.prompt_tokens, first.cached, first.tokens, first.drafted) == (prompt_tokens, 2, 7, 2)
+    assert (first.prompt_tokens, first.cached_tokens, first.tokens, first.draft_tokens) == (prompt_tokens, 2, 7, 2)
     assert (second.path, second.status) == ("?", 404)
     assert "secret" not in repr(entries)
 

@@ -145,7 +145,7 @@ def test_lines_of_a_stream_are_not_changed() -> None:
 
 
 def test_connections_beyond_the_maximum_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "most", 2)
+    monkeypatch.setattr(Connection, "connection_limit", 2)
     with sockets(3) as (first, _, third):
         assert read(third).startswith(b"HTTP/1.1 503 ")
         first.sendall(b"GET /health HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n")

@@ -10,7 +10,7 @@ from support.fake_service import Script
 from support.http import ask, demo_vocabulary, scripted, send
 
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.tool_calls.continuation import begun_answer
+from ngramspec.tool_calls.continuation import make_assistant_prefill
 
 CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "2 + 2?"}
@@ -135,6 +135,6 @@ def test_a_turn_that_gemma_4_does_not_begin_is_begun() -> None:
     ],
 )
 def test_thoughts_that_the_assistant_had(template: str, opening: str, expected: str) -> None:
-    pieces = begun_answer(template, opening, "hm", "text")
+    pieces = make_assistant_prefill(template, opening, "hm", "text")
     assert "".join(piece for piece, _ in pieces) == expected
     assert [piece for piece, own in pieces if not own][-1] == "text"

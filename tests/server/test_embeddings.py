@@ -12,8 +12,8 @@ import pytest
 from support.fake_embedder import Counting
 from support.http import demo_vocabulary, listening, scripted, send
 
-from ngramspec.server.call import Server
-from ngramspec.server.embeddings import normalized
+from ngramspec.server.state import Server
+from ngramspec.server.embeddings import scale_vectors
 
 OPENAI, NATIVE = "/v1/embeddings", "/embedding"
 
@@ -97,12 +97,12 @@ def test_without_pooling_each_token_has_one_and_openais_form_has_no_place_for_th
 def test_scaling() -> None:
     assert told(NATIVE, {"content": [7, 8, 9], "embd_normalize": -1})[0]["embedding"] == [[7, 3, 0]]
     vectors = np.array([[3, -4, 0], [0, 0, 0], [3e30, 4e30, 0]], np.float32)
-    assert normalized(vectors, -1) is vectors
+    assert scale_vectors(vectors, -1) is vectors
     length_1 = [[0.6, -0.8, 0], [0, 0, 0], [0.6, 0.8, 0]]
-    assert np.allclose(normalized(vectors, 2), length_1)
-    assert np.allclose(normalized(vectors[:2], 0), [[24570, -32760, 0], [0, 0, 0]])
-    assert np.allclose(normalized(vectors[:2], 1), [[3 / 7, -4 / 7, 0], [0, 0, 0]])
-    assert np.isfinite(normalized(vectors, 10**6)).all()
+    assert np.allclose(scale_vectors(vectors, 2), length_1)
+    assert np.allclose(scale_vectors(vectors[:2], 0), [[24570, -32760, 0], [0, 0, 0]])
+    assert np.allclose(scale_vectors(vectors[:2], 1), [[3 / 7, -4 / 7, 0], [0, 0, 0]])
+    assert np.isfinite(scale_vectors(vectors, 10**6)).all()
 
 
 @pytest.mark.parametrize(

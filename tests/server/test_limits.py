@@ -12,10 +12,11 @@ from support.http import demo_vocabulary, scripted, send
 
 from ngramspec.sampling.settings import MAX_BREAKERS, Sampling
 from ngramspec.server import endpoint
-from ngramspec.server.call import MAX_CHARACTERS, MAX_ITEMS, MAX_MESSAGE, MAX_STRINGS
-from ngramspec.server.common_fields import MAX_TOKENS
 from ngramspec.server.endpoint import MAX_DIGITS, MAX_VALUES
+from ngramspec.server.errors import MAX_MESSAGE
+from ngramspec.server.fields import MAX_CHARACTERS, MAX_ITEMS, MAX_STRINGS
 from ngramspec.server.llama_server import MAX_TEXT
+from ngramspec.server.sampling_fields import MAX_TOKENS
 
 NATIVE, CHAT = "/completion", "/v1/chat/completions"
 PROMPT = {"prompt": "x"}

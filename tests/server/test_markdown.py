@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.http import ask, scripted, send
 
-from ngramspec.server.page import MOST, render
+from ngramspec.server.page import MAX_CHARACTERS, render
 
 TAGS = {"a", "blockquote", "br", "code", "div", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "s", "span"}
 TAGS |= {"strong", "table", "tbody", "td", "th", "thead", "tr", "ul"}
@@ -158,7 +158,7 @@ def test_drafts_are_marked_where_they_are_shown(source: str, start: int, end: in
 
 
 def test_a_very_long_text_stays_as_it_is() -> None:
-    source = "*a* " * (MOST // 4 + 1)
+    source = "*a* " * (MAX_CHARACTERS // 4 + 1)
     assert render(source)[0] == [["div", {"class": "plain"}, source]]
 
 

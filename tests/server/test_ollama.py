@@ -22,7 +22,7 @@ from support.vocabulary_files import write_vocabulary
 
 from ngramspec.errors import TargetError
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.server.call import Server
+from ngramspec.server.state import Server
 
 TEXT = "Hello, world"
 USER = {"role": "user", "content": "hi"}

@@ -17,7 +17,7 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.llama.vocabulary import CHATML, Vocabulary
-from ngramspec.server.call import ServedModel, Server
+from ngramspec.server.state import ServedModel, Server
 
 CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 TURN: Any = [{"role": "user", "content": "hi"}]

@@ -24,7 +24,7 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.llama.target import Target
 from ngramspec.request import Request
-from ngramspec.server.call import ServedModel, Server
+from ngramspec.server.state import ServedModel, Server
 
 PROMPT = "Once upon a time there was a small dog that lived in a very large house. " * 2
 

@@ -18,7 +18,7 @@ from support.fake_service import FakeService, Script
 from support.http import chunks, scripted
 
 from ngramspec.server.app import make_app
-from ngramspec.server.call import Server
+from ngramspec.server.state import Server
 
 MAX_CALLS = 50
 """Maximum number of calls of Python functions on the event loop for a streamed token, including asyncio's."""

@@ -18,8 +18,9 @@ from support.http import chunks, listening, scripted
 
 from ngramspec.request import Request
 from ngramspec.server.answer import Answer, Piece, TextEvent
-from ngramspec.server.call import Call, Counters, Fields
-from ngramspec.server.generate import Running
+from ngramspec.server.call import Call, Counters
+from ngramspec.server.fields import Fields
+from ngramspec.server.generate import RequestStream
 
 pytestmark = pytest.mark.anyio
 
@@ -192,14 +193,14 @@ async def test_the_loop_is_woken_once_for_all_that_came_and_unstreamed_only_at_t
     wake = loop.call_soon_threadsafe
     monkeypatch.setattr(loop, "call_soon_threadsafe", lambda call: woken.append(call) or wake(call))
     call = Call(server, Fields({"stream": streamed}))
-    async with Running(call, [Request([1], 20)], [Answer()]) as running:
+    async with RequestStream(call, [Request([1], 20)], [Answer()]) as running:
         go.release(30)
         service.tickets[0].ended.wait(PATIENCE)  # This blocks the loop.
         assert len(woken) == 1
         events: list[TextEvent] = []
         while running.unfinished:
             await running.arrival()
-            events += [event for _, event in running.take()]
+            events += [event for _, event in running.next_events()]
     counts = [len(event.steps) for event in events if isinstance(event, Piece) and event.steps]
     assert counts == ([20] if streamed else [1] * 20)
     assert len(woken) == 1

@@ -17,7 +17,7 @@ from support.fake_service import FakeService, Script
 
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server.app import make_app
-from ngramspec.server.call import ServedModel, Server
+from ngramspec.server.state import ServedModel, Server
 from ngramspec.server.connection import Connection, HttpServer
 
 ADDRESS = "http://127.0.0.1"

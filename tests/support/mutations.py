@@ -480,9 +480,9 @@ def a_chat_loses_the_text_that_was_held_back(finish: Any, self: Any, cut: bool =
     return []
 
 
-@fault(f"{APP}_the_native_answer_tells_how_it_ended", f"{ANSWER}.take")
-def a_stop_string_counts_as_a_limit(take: Any, self: Any, event: Any) -> Any:
-    events = take(self, event)
+@fault(f"{APP}_the_native_answer_tells_how_it_ended", f"{ANSWER}.add_event")
+def a_stop_string_counts_as_a_limit(add_event: Any, self: Any, event: Any) -> Any:
+    events = add_event(self, event)
     if self.end is not None and self.end.stop_string is not None:
         self.end = self.end._replace(reason="length", stop_string=None)
     return events
@@ -542,7 +542,8 @@ def a_chat_forgets_the_last_turn(messages: Any, self: Any, first: int = 0) -> An
 
 
 @fault(
-    "dropin/test_llama.py::test_every_token_comes_as_it_would", "ngramspec.dropin.look_ahead:SpeculativeEvaluator.end"
+    "dropin/test_llama.py::test_every_token_comes_as_it_would",
+    "ngramspec.dropin.speculative_eval:SpeculativeEvaluator.end",
 )
 def a_generation_of_the_dropin_leaves_its_draft_in_the_cache(end: Any, self: Any, generation: object) -> None:
     with mock.patch.object(self, "drop"):

@@ -15,7 +15,7 @@ from architectures.oracle import Oracle
 import ngramspec
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import given_curve
-from ngramspec.dropin import look_ahead
+from ngramspec.dropin import speculative_eval
 from ngramspec.policies.policy import FixedPolicy
 
 FREE = given_curve({1: 1.0, 64: 1.0})
@@ -58,8 +58,8 @@ class Twins:
         self._text = self.parent.input_ids[: self.parent.n_tokens].tolist()
         # The first generation of ours makes its drafter.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(look_ahead, "make_drafter", lambda *_, **__: Oracle(self._rest, self.parent.n_vocab()))
-            patch.setattr(look_ahead, "make_policy", lambda *_: FixedPolicy(self._draft))
+            patch.setattr(speculative_eval, "make_drafter", lambda *_, **__: Oracle(self._rest, self.parent.n_vocab()))
+            patch.setattr(speculative_eval, "make_policy", lambda *_: FixedPolicy(self._draft))
             patch.setattr(Calibration, "load", lambda *_: Calibration.given(FREE))
             return theirs, call(self.ours)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ngramspec.chat_template.environment import make_render
-from ngramspec.tool_calls.abilities import capabilities
+from ngramspec.tool_calls.template_features import capabilities
 from ngramspec.tool_calls.conversation import ToolTemplate
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.parser import parser_for

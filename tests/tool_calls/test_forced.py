@@ -20,7 +20,7 @@ PROPERTIES = {"city": {"type": "string", "maxLength": 20}, "days": DAYS}
 WEATHER = Tool("weather", "", {"type": "object", "properties": PROPERTIES, "required": ["city", "days"]})
 CLOCK = Tool("clock")
 CALL = ("weather", '{"city": "Rome", "days": 3}')
-TEMPLATES = {family.name: " ".join(family.signs[0]) for family in FAMILIES}
+TEMPLATES = {family.name: " ".join(family.markers[0]) for family in FAMILIES}
 THINKING = "<tool_call><think>"
 
 
@@ -40,7 +40,7 @@ def read(template: str, text: str, opening: str = "") -> tuple[str, str, list[tu
     for delta in deltas:
         if delta.kind == "arguments":
             calls[delta.call] = (calls[delta.call][0], calls[delta.call][1] + delta.text)
-    said = ("".join(delta.text for delta in deltas if delta.kind == kind) for kind in ("text", "thought"))
+    said = ("".join(delta.text for delta in deltas if delta.kind == kind) for kind in ("text", "reasoning"))
     return (*said, [(name, json.loads(arguments)) for name, arguments in calls])  # type: ignore[return-value]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ngramspec.tool_calls.deltas import Delta, Tool
 from ngramspec.tool_calls.families import FAMILIES
-from ngramspec.tool_calls.parser import parser_for, thoughts_parser
+from ngramspec.tool_calls.parser import parser_for, reasoning_parser
 
 WEATHER = Tool(
     "weather",
@@ -34,7 +34,7 @@ TOOLS = (WEATHER, CLOCK)
 
 TAGS = ("<think>", "[THINK]", "<|channel>")
 THINKS = {"granite": "", "mistral": "[THINK]", "gemma4": "<|channel>thought\n"}
-TEMPLATES = {family.name: "".join(family.signs[0]) + THINKS.get(family.name, "<think>") for family in FAMILIES}
+TEMPLATES = {family.name: "".join(family.markers[0]) + THINKS.get(family.name, "<think>") for family in FAMILIES}
 """Templates that only contain the markers of each family."""
 
 PARIS = {"city": "Paris"}
@@ -201,7 +201,7 @@ def parse(pieces: Sequence[str], family: str, *, tools: Sequence[Tool] = TOOLS, 
 def joined(deltas: Sequence[Delta]) -> tuple[str, str, list[tuple[str, str]]]:
     """Return content, reasoning, and calls with their arguments."""
     content = "".join(delta.text for delta in deltas if delta.kind == "text")
-    thoughts = "".join(delta.text for delta in deltas if delta.kind == "thought")
+    thoughts = "".join(delta.text for delta in deltas if delta.kind == "reasoning")
     calls: list[tuple[str, str]] = []
     for delta in deltas:
         if delta.kind == "call":
@@ -375,10 +375,10 @@ def test_thoughts_alone() -> None:
     call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
     for source in (None, "no tags", "<think>"):
         for opening, text in (("", f"<think>Hm.</think>\n{call}"), ("<think>\n", f"Hm.</think>{call}")):
-            parser = thoughts_parser(source, opening=opening)
+            parser = reasoning_parser(source, opening=opening)
             deltas = [delta for character in text for delta in parser.push(character)] + parser.finish()
             assert joined(deltas) == (call, "Hm.", [])
-    other = thoughts_parser("[THINK] and [/THINK]")
+    other = reasoning_parser("[THINK] and [/THINK]")
     assert joined(other.push("[THINK]Hm.[/THINK]<think>"))[1] == "Hm."
 
 

@@ -1,4 +1,4 @@
-"""Features of a chat template (`Abilities`), found by rendering small conversations."""
+"""Features of a chat template (`TemplateFeatures`), found by rendering small conversations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _USER: Message = {"role": "user", "content": "hi"}
 _ARGUMENTS: Mapping[Kind, Any] = {"object": {"qkeyq": "qvalueq"}, "text": '{"qkeyq": "qvalueq"}'}
 
 
-class Abilities(NamedTuple):
+class TemplateFeatures(NamedTuple):
     """Features of a template."""
 
     tools: bool  # whether the template renders the list of tools
@@ -29,33 +29,35 @@ class Abilities(NamedTuple):
     typed: bool = False  # whether contents may be lists of parts
 
 
-def find_abilities(render: Render, known: bool) -> Abilities:
-    """Render small conversations to find the features of a template; `known`: it belongs to a family."""
-    strings = "qwordq" in _rendered(render, [{"role": "user", "content": "qwordq"}])
-    typed = _shows_parts(render)
+def find_features(render: Render, is_known: bool) -> TemplateFeatures:
+    """Render small conversations to find the features of a template; `is_known`: it belongs to a family."""
+    accepts_strings = "qwordq" in _try_render(render, [{"role": "user", "content": "qwordq"}])
+    accepts_parts = _shows_parts(render)
 
-    def shows(messages: list[Message], **variables: Any) -> str:
-        return _rendered(render, messages if strings or not typed else in_parts(messages), **variables)
+    def render_turns(messages: list[Message], **variables: Any) -> str:
+        return _try_render(
+            render, messages if accepts_strings or not accepts_parts else in_parts(messages), **variables
+        )
 
     tool = _tool("qlistq", "qpartq")
-    tools = "qlistq" in shows([_USER], tools=[tool])
-    shown: dict[str, Any] = {"tools": [tool]} if tools else {}
-    system = "qsystemq" in shows([{"role": "system", "content": "qsystemq"}, _USER])
-    can = Abilities(tools and known, system, strings=strings, typed=typed)
-    if not known:  # calls of unknown families could not be parsed
-        return can
+    tools = "qlistq" in render_turns([_USER], tools=[tool])
+    tool_variables: dict[str, Any] = {"tools": [tool]} if tools else {}
+    system = "qsystemq" in render_turns([{"role": "system", "content": "qsystemq"}, _USER])
+    features = TemplateFeatures(tools and is_known, system, strings=accepts_strings, typed=accepts_parts)
+    if not is_known:  # calls of unknown families could not be parsed
+        return features
     for id_ in ("call_qidqidq", "call12345"):
         for kind in _ARGUMENTS:
-            call = _calling(kind, id_=id_)
+            call = _make_call_turn(kind, id_=id_)
             result = {"role": "tool", "tool_call_id": id_, "name": "qlistq", "content": "qresultq"}
-            text = shows([_USER, call, result], **shown)
+            text = render_turns([_USER, call, result], **tool_variables)
             # Some templates reject results, and some do not show calls of the last turn.
-            if not _shows_call(text, kind) and not _shows_call(shows([_USER, call], **shown), kind):
+            if not _shows_call(text, kind) and not _shows_call(render_turns([_USER, call], **tool_variables), kind):
                 continue
             results = "qresultq" in text
             if results or len(id_) == 9:
-                return can._replace(arguments=kind, results=results, short_ids=len(id_) == 9)
-    return can
+                return features._replace(arguments=kind, results=results, short_ids=len(id_) == 9)
+    return features
 
 
 def in_parts(messages: Sequence[Message]) -> list[Message]:
@@ -70,11 +72,11 @@ def in_parts(messages: Sequence[Message]) -> list[Message]:
 
 def _shows_parts(render: Render) -> bool:
     """Return True if contents may be lists of parts; a template that does not know them writes them like Python."""
-    text = _rendered(render, [{"role": "user", "content": [{"type": "text", "text": "qwordq"}]}])
+    text = _try_render(render, [{"role": "user", "content": [{"type": "text", "text": "qwordq"}]}])
     return "qwordq" in text and not any(f"{mark}text{mark}" in text for mark in "'\"")
 
 
-def _rendered(render: Render, messages: Sequence[Message], **variables: Any) -> str:
+def _try_render(render: Render, messages: Sequence[Message], **variables: Any) -> str:
     """Render a conversation; "" if the template rejects it."""
     try:
         return render({"messages": list(messages), **template_variables(variables)})
@@ -86,7 +88,7 @@ def _tool(name: str, parameter: str = "qkeyq") -> dict[str, Any]:
     return openai_tool(Tool(name, "about", {"type": "object", "properties": {parameter: {"type": "string"}}}))
 
 
-def _calling(kind: Kind, *names: str, id_: str = "call12345") -> Message:
+def _make_call_turn(kind: Kind, *names: str, id_: str = "call12345") -> Message:
     """Return a turn that calls functions; the default id has nine characters, which some templates require."""
     calls = [
         {"id": id_, "type": "function", "function": {"name": name, "arguments": _ARGUMENTS[kind]}}
@@ -98,32 +100,34 @@ def _calling(kind: Kind, *names: str, id_: str = "call12345") -> Message:
 def capabilities(render: Render) -> dict[str, bool]:
     """Return llama-server's `chat_template_caps`; `render` raises a ModelError if the template rejects messages."""
 
-    def says(messages: Sequence[Message], *words: str, **variables: Any) -> bool:
-        text = _rendered(render, messages, **variables)
+    def is_rendered(messages: Sequence[Message], *words: str, **variables: Any) -> bool:
+        text = _try_render(render, messages, **variables)
         return all(word in text for word in words)
 
-    said: Message = {"role": "assistant", "content": "ho"}
+    answer: Message = {"role": "assistant", "content": "ho"}
     tools = [_tool("qlistq")]
-    effort = [_rendered(render, [_USER], reasoning_effort=one, enable_thinking=True) for one in ("low", "high")]
-    thought = [_USER, {**said, "reasoning_content": "qwordq"}, _USER, said, _USER]
+    texts_by_effort = [
+        _try_render(render, [_USER], reasoning_effort=level, enable_thinking=True) for level in ("low", "high")
+    ]
+    conversation = [_USER, {**answer, "reasoning_content": "qwordq"}, _USER, answer, _USER]
     # Variables by which templates keep earlier reasoning.
-    leaves = ("clear_thinking", "truncate_history_thinking", "drop_thinking")
-    keeps = {"enable_thinking": True, "preserve_thinking": True, **dict.fromkeys(leaves, False)}
-    as_object = _rendered(render, [_USER, _calling("object")], tools=tools)
+    dropping_switches = ("clear_thinking", "truncate_history_thinking", "drop_thinking")
+    keeping_switches = {"enable_thinking": True, "preserve_thinking": True, **dict.fromkeys(dropping_switches, False)}
+    as_object = _try_render(render, [_USER, _make_call_turn("object")], tools=tools)
     return {
-        "supports_string_content": says([{"role": "user", "content": "qwordq"}], "qwordq"),
+        "supports_string_content": is_rendered([{"role": "user", "content": "qwordq"}], "qwordq"),
         "supports_typed_content": _shows_parts(render),
-        "supports_tools": says([_USER], "qlistq", tools=tools),
+        "supports_tools": is_rendered([_USER], "qlistq", tools=tools),
         "supports_tool_calls": any(
-            says([_USER, _calling(kind)], "qlistq", "qvalueq", tools=tools) for kind in _ARGUMENTS
+            is_rendered([_USER, _make_call_turn(kind)], "qlistq", "qvalueq", tools=tools) for kind in _ARGUMENTS
         ),
         "supports_parallel_tool_calls": any(
-            says([_USER, _calling(kind, "qlistq", "qreadq")], "qlistq", "qreadq", tools=[_tool("about")])
+            is_rendered([_USER, _make_call_turn(kind, "qlistq", "qreadq")], "qlistq", "qreadq", tools=[_tool("about")])
             for kind in _ARGUMENTS
         ),
-        "supports_system_role": says([{"role": "system", "content": "qwordq"}, _USER], "qwordq"),
-        "supports_preserve_reasoning": says(thought, "qwordq", **keeps),
-        "supports_reasoning_effort": effort[0] != effort[1],
+        "supports_system_role": is_rendered([{"role": "system", "content": "qwordq"}, _USER], "qwordq"),
+        "supports_preserve_reasoning": is_rendered(conversation, "qwordq", **keeping_switches),
+        "supports_reasoning_effort": texts_by_effort[0] != texts_by_effort[1],
         "supports_object_arguments": "qvalueq" in as_object and "'qkeyq'" not in as_object,
     }
 

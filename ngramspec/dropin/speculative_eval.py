@@ -35,7 +35,7 @@ from ngramspec.policies import make_policy
 from ngramspec.steps import Stats, Step
 from ngramspec.tokens import TokenTable
 
-SAVED_AFTER = 1.0
+SAVE_AFTER = 1.0
 """Seconds of passes after which learned data is written to disk; writing after every short answer is wasteful."""
 
 
@@ -44,9 +44,9 @@ def _sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
     sizes = range(1, sequence.max_batch + 1)
     if exact == "off" or not sequence.exact_rollback:
         return sizes if exact != "on" else (1,)
-    auto = ExactAuto(sequence, ways=("fast",))
-    auto.measure(math.inf if exact == "on" else None)
-    exactness = auto.exactness
+    selector = ExactAuto(sequence, ways=("fast",))
+    selector.measure(math.inf if exact == "on" else None)
+    exactness = selector.exactness
     agreeing = exactness.sizes or (exactness.agreeing if exact == "on" else sizes)
     return tuple(size for size in agreeing if size <= sequence.max_batch)
 
@@ -78,31 +78,31 @@ class SpeculativeEvaluator(DraftedText):
     ) -> None:
         self._sequence = sequence = BorrowedSequence(owner, adapts)
         self._vocabulary = Vocabulary.borrowed(owner.model_path, owner.model)
-        kept = file_of(self._vocabulary.vocabulary_hash) if persist_stats else None
-        drafter = make_drafter(DEFAULT, kept=kept) if model is None else HybridDrafter(model, kept=kept)
+        state_path = file_of(self._vocabulary.vocabulary_hash) if persist_stats else None
+        drafter = make_drafter(DEFAULT, kept=state_path) if model is None else HybridDrafter(model, kept=state_path)
         super().__init__(Drafts(drafter), sequence)
         self._drafter = drafter
         self._loop = DecodingLoop(make_policy("cost", None))
         self._calibration = Calibration.load(sequence)
         self._sizes = _sizes(sequence, exact)
-        self._able = len(self._sizes) > 1
-        self._tried = False
+        self._can_draft = len(self._sizes) > 1
+        self._is_checked = False
         self._unsaved = 0.0
         self.stats = Stats()
-        self._saved_at_end = weakref.finalize(self, _save, self._calibration, drafter, self.stats)
+        self._save_at_end = weakref.finalize(self, _save, self._calibration, drafter, self.stats)
         self._generation: object = None
         self._guide: GrammarGuide | None = None
-        self._sampled: int | None = None  # token that the owner has chosen but not evaluated
+        self._next_token: int | None = None  # token that the owner has chosen but not evaluated
         self.active = False
-        self.lost()
+        self.forget_pass()
 
     def set_threads(self, size: int) -> None:
         """Set the number of threads for a pass over `size` tokens that the owner makes."""
         self._sequence.set_threads(size)
 
-    def lost(self) -> None:
+    def forget_pass(self) -> None:
         """Forget the last pass, because the owner has evaluated tokens itself or the cache contains another text."""
-        self._ahead: Pass | None = None  # last pass, whose draft may still be used
+        self._last_pass: Pass | None = None  # last pass, whose draft may still be used
         self._at = self._base = 0  # index of the last used token in that pass, and length of the text before the pass
         self._batch: list[int] = []
         self._rows: Sequence[Row] = ()
@@ -122,8 +122,8 @@ class SpeculativeEvaluator(DraftedText):
         """
         self.drop()
         self._drafter.prediction = prediction
-        self.active = self._able
-        self._sampled = self._guide = None
+        self.active = self._can_draft
+        self._next_token = self._guide = None
         if grammar is not None and self.active:
             try:
                 self._guide = GrammarGuide(self._vocabulary.grammar(grammar))
@@ -139,13 +139,13 @@ class SpeculativeEvaluator(DraftedText):
             return
         self.active, self._guide = False, None
         self.drop()
-        if self._unsaved > SAVED_AFTER:
+        if self._unsaved > SAVE_AFTER:
             _save(self._calibration, self._drafter, self.stats)
             self._unsaved = 0.0
 
-    def sampled(self, token: int) -> None:
+    def record_token(self, token: int) -> None:
         """Record the next token, which the owner has chosen."""
-        self._sampled = token
+        self._next_token = token
         if self.active and self._guide is not None:
             if self._guide.grammar.allows(token):
                 self._guide.grammar.accept(token)
@@ -166,8 +166,8 @@ class SpeculativeEvaluator(DraftedText):
             Logits; `None` if the owner must evaluate the token itself.
         """
         length = len(text)
-        self._sampled = None
-        if self._ahead is None or self._base + self._at + 1 != length:
+        self._next_token = None
+        if self._last_pass is None or self._base + self._at + 1 != length:
             return self._first(token, text)
         at = self._at + 1
         if at < len(self._batch) and self._batch[at] == token:
@@ -176,38 +176,38 @@ class SpeculativeEvaluator(DraftedText):
             return self._rows[at]
         began = time.perf_counter()
         self._sequence.rollback(length)
-        self._learn(self._ahead, token, time.perf_counter() - began)
+        self._learn(self._last_pass, token, time.perf_counter() - began)
         return self._pass(token)
 
     def _first(self, token: int, text: NDArray[np.intc]) -> Row | None:
         """Start with a new text, and evaluate its next token; return the result as `next` does."""
         self.drop()
         sequence = self._sequence
-        held = text.tolist()
+        tokens = text.tolist()
         # Parts of a text that are not tokens, such as images, have invalid ids, which the drafter must not see.
-        if not held or not 0 <= min(held) <= max(held) < sequence.n_vocab or sequence.n_ctx - len(held) < 2:
+        if not tokens or not 0 <= min(tokens) <= max(tokens) < sequence.n_vocab or sequence.n_ctx - len(tokens) < 2:
             self.active = False
             return None
-        sequence.follow(held)
+        sequence.follow(tokens)
         try:
-            self._able = self._tried or sequence.goes_back()
-            self._tried = True
-            self.active = self._able
+            self._can_draft = self._is_checked or sequence.goes_back()
+            self._is_checked = True
+            self.active = self._can_draft
             if self.active:
                 self._calibration.ensure_curve(sequence)
                 self._prepare(self._sizes)
         except TargetError:
             self.active = False
         except BaseException:
-            sequence.rollback(len(held))
+            sequence.rollback(len(tokens))
             sequence.settle()
             raise
-        sequence.rollback(len(held))
+        sequence.rollback(len(tokens))
         if not self.active:
             sequence.settle()
             return None
         self._loop.begin()
-        self.drafts.begin(held, guide=self._guide, ends=TokenTable(self._vocabulary.is_eog))
+        self.drafts.begin(tokens, guide=self._guide, ends=TokenTable(self._vocabulary.is_eog))
         self.drafts.first(token)
         return self._pass(token)
 
@@ -223,7 +223,7 @@ class SpeculativeEvaluator(DraftedText):
             self._prepare(fitting)
         self.last, self.left = token, room
         try:
-            self._ahead = current = self._loop.submit((self,))
+            self._last_pass = current = self._loop.submit((self,))
             if not current.rows:
                 self._loop.wait(current)
         except TargetError:
@@ -236,13 +236,13 @@ class SpeculativeEvaluator(DraftedText):
         return self._rows[0]
 
     def _prepare(self, sizes: Sequence[int]) -> None:
-        known = self._calibration
-        self._loop.prepare(known.curve, sizes, known.restore, is_provisional=known.is_provisional)
+        calibration = self._calibration
+        self._loop.prepare(calibration.curve, sizes, calibration.restore, is_provisional=calibration.is_provisional)
 
     def _give_up(self) -> None:
         """Stop drafting for the rest of this generation; the owner evaluates its tokens."""
         self.active = False
-        self.lost()
+        self.forget_pass()
         self._sequence.settle()
 
     def _learn(self, current: Pass, token: int, overhead: float = 0.0) -> None:
@@ -267,24 +267,24 @@ class SpeculativeEvaluator(DraftedText):
 
     def drop(self) -> None:
         """Roll back the draft; the cache then contains only the owner's tokens, and their last logits are available."""
-        if self._ahead is None:
+        if self._last_pass is None:
             return
-        if self._sampled is not None:
-            self._learn(self._ahead, self._sampled)
+        if self._next_token is not None:
+            self._learn(self._last_pass, self._next_token)
         self._sequence.rollback(self._base + self._at + 1)
-        self._ahead = None
+        self._last_pass = None
         if self._sequence.owed:
             self._sequence.settle()
             self.behind = 0
 
     def close(self) -> None:
         """Release everything that belongs to the owner, and save the learned data."""
-        self.active = self._able = False
+        self.active = self._can_draft = False
         self._guide = None
-        self.lost()
+        self.forget_pass()
         self._sequence.release()
         self._vocabulary.close()
-        self._saved_at_end()
+        self._save_at_end()
 
 
 def _save(calibration: Calibration, drafter: Drafter, stats: Stats) -> None:

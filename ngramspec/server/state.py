@@ -1,0 +1,100 @@
+"""State of the server: the loaded model (`ServedModel`), and what all requests share (`Server`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ngramspec.batching.engine import Engine
+from ngramspec.cpu.thread_governor import ThreadState
+from ngramspec.llama.embedder import Embedder
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.sampling.settings import Sampling
+from ngramspec.server.errors import ApiError, context_length_error, shutdown_error
+
+EUCLIDEAN = 2  # llama-server's default scaling of embeddings
+UNLIMITED = -1  # reasoning budget that means no limit, as in llama-server
+DEFAULT_TEMPERATURE = 0.8  # llama.cpp's, as in `ngramspec chat`
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A loaded model."""
+
+    service: Engine
+    vocabulary: Vocabulary
+    name: str  # name of the model for clients
+    path: str = ""  # path of the model file, as the user typed it
+    meta: Mapping[str, Any] = field(default_factory=dict)  # known metadata: n_params, n_ctx_train, size and so on
+    speculative: bool = True  # whether responses are drafted
+    suffix_first: bool = False  # whether fill-in-the-middle prompts contain the suffix before the prefix
+    exact: bool = False  # whether texts are the same bit for bit with any drafts
+    drafter: str = ""  # name of the drafter; "" without drafting
+    # Maximum number of tokens for requests that do not set it; `None` means until the context is full.
+    predict: int | None = None
+    embedder: Embedder | None = None  # model that makes embeddings; `None` if they are disabled
+    # Scaling of embeddings for requests that do not set it; see `embeddings.scale_vectors`.
+    embd_normalize: int = EUCLIDEAN
+    threads: Callable[[], ThreadState] | None = None  # function that returns the present numbers of threads
+    aliases: Sequence[str] = ()  # all names of the model that clients may use
+    tags: Sequence[str] = ()  # labels of the model, for clients only
+    adapters: Sequence[str] = ()  # files of LoRA adapters; the service has their scales
+    # Variables of the chat template, for requests that do not set them.
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    # Maximum number of tokens in a block of reasoning, for requests that do not set it.
+    reasoning_budget: int = UNLIMITED
+    reasoning_message: str = ""  # text before the closing tag that ends reasoning at its budget
+
+    @property
+    def n_ctx(self) -> int:
+        return self.service.n_ctx
+
+    def check_size(self, characters: int, n_ctx: int | None = None) -> None:
+        """Raise an ApiError for a text that is too long for the context even with the longest tokens.
+
+        Such a text need not be tokenized.
+
+        Args:
+            characters: Number of characters of the text.
+            n_ctx: Size of the context; `None` means that of a request.
+        """
+        room = self.n_ctx if n_ctx is None else n_ctx
+        if characters > room and characters > room * self.vocabulary.longest_token:
+            raise context_length_error(-(-characters // self.vocabulary.longest_token), room)
+
+    def token_limit(self, max_tokens: int | None) -> int:
+        """Return the maximum number of tokens of a response; `max_tokens` is the number in the request."""
+        return (self.predict or self.n_ctx) if max_tokens is None else max_tokens
+
+
+@dataclass(slots=True)
+class Server:
+    """State shared by all requests."""
+
+    # Sampling settings for requests that do not set them.
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=DEFAULT_TEMPERATURE))
+    seed: int | None = None  # seed for requests that do not set it; `None` means a random one for each request
+    ping_seconds: float = 15.0  # seconds without an event after which a stream sends a sign of life
+    max_body_bytes: int = 16 * 2**20  # maximum size of a request
+    is_verbose: bool = False  # True if responses contain `__verbose` unless a request sets verbose to false
+    has_slots: bool = True  # False if /slots is disabled
+    has_page: bool = True  # False if the chat page is disabled
+    has_metrics: bool = True  # False if /metrics is disabled
+    slot_folder: Path | None = None  # folder in which slots can be saved; `None` disables saving
+    model: ServedModel | None = None  # the model; `None` until it is loaded
+    draining: bool = False  # whether the server rejects new requests
+    failure: str | None = None  # error with which the model failed to load
+    started_at: int = field(default_factory=lambda: int(time.time()))  # time of the start, in seconds since 1970
+
+    def ready(self) -> ServedModel:
+        """Return the model; raise an ApiError if it is not loaded, or the server is shutting down."""
+        if self.draining:
+            raise shutdown_error()
+        if self.failure is not None:
+            raise ApiError(503, f"the model could not be loaded: {self.failure}")
+        if self.model is None:
+            raise ApiError(503, "Loading model")
+        return self.model
