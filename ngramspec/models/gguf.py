@@ -86,6 +86,7 @@ class GGUFHeader:
     required_bytes: int  # minimum bytes of the file for its header and every tensor whose type is in `BLOCKS`
     types: Mapping[int, int]  # bytes of the file's tensors by ggml type, 0 if `BLOCKS` lacks the type
     shapes: Mapping[str, tuple[int, ...]]  # shapes of the tensors by name, in ggml's order: rows are the last dimension
+    places: Mapping[str, tuple[int, int]]  # (ggml type, position of the first byte in the file) of the tensors by name
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -161,14 +162,18 @@ def _parse(reader: _Reader) -> GGUFHeader:
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise reader.corrupt(f"alignment {alignment!r}")
     end, types, shapes = 0, Counter[int](), dict[str, tuple[int, ...]]()
+    offsets: dict[str, tuple[int, int]] = {}
     for _ in range(tensors):
         name, shape, kind, offset, size = _tensor(reader)
         types[kind] += size
         shapes[name] = shape
+        offsets[name] = kind, offset
         end = max(end, offset + size)
     data_start = -(-reader.position // alignment) * alignment
     required_bytes = data_start + end if end else reader.position
-    return GGUFHeader(tensors, metadata, blake2b(tokens, digest_size=16).digest(), required_bytes, dict(types), shapes)
+    vocabulary = blake2b(tokens, digest_size=16).digest()
+    places = {name: (kind, data_start + offset) for name, (kind, offset) in offsets.items()}
+    return GGUFHeader(tensors, metadata, vocabulary, required_bytes, dict(types), shapes, places)
 
 
 def _about_version(version: int) -> str:

@@ -1,0 +1,206 @@
+"""`Shape`: the dimensions of a dense transformer, which determine the size and the time of its decode calls.
+
+parse_shape("qwen2.5-1.5b")
+parse_shape("layers=28,embd=1536,ff=8960,heads=12,kv_heads=2,head_dim=128,vocab=151936,tied=yes")
+shape_of(path)      # of the model in a GGUF file
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ngramspec.errors import ModelError
+from ngramspec.models.check import parts_of
+from ngramspec.models.gguf import read_header
+
+MULTIPLE = 32  # number of weights that the smallest blocks of llama.cpp's quantisations contain
+
+MAX_LAYERS, MAX_WIDTH = 512, 2**20  # limits of llama.cpp's loader and of sensible sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Dimensions of a transformer without experts, as in Llama.
+
+    Raises:
+        ValueError: A dimension is out of range.
+    """
+
+    layers: int  # number of layers without the output layer
+    embd: int  # width of the hidden state
+    ff: int  # width of the feed-forward part
+    heads: int  # number of attention heads
+    kv_heads: int  # number of key and value heads
+    head_dim: int  # width of a head
+    vocab: int  # number of tokens in the vocabulary
+    tied: bool = False  # whether the output layer has the weights of the token embeddings
+
+    def __post_init__(self) -> None:
+        for name, least, most, multiple in (
+            ("layers", 1, MAX_LAYERS, 1),
+            ("embd", MULTIPLE, MAX_WIDTH, MULTIPLE),
+            ("ff", MULTIPLE, MAX_WIDTH, MULTIPLE),
+            ("heads", 1, 1024, 1),
+            ("kv_heads", 1, 1024, 1),
+            ("head_dim", 2, 1024, 2),
+            ("vocab", 2, 2**24, 1),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most or value % multiple:
+                steps = f", in steps of {multiple}" if multiple > 1 else ""
+                raise ValueError(f"{name} must be from {least} to {most}{steps}, got {value}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
+        if self.heads * self.head_dim % MULTIPLE:
+            raise ValueError(
+                f"heads times head_dim must be a multiple of {MULTIPLE}, got {self.heads} times {self.head_dim}"
+            )
+
+    @property
+    def text(self) -> str:
+        """The dimensions as `parse_shape` reads them."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return ",".join(f"{name}={_YES_NO[value] if name == 'tied' else value}" for name, value in values.items())
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights in matrices."""
+        tables = self.vocab * self.embd * (1 if self.tied else 2)
+        return tables + self.layers * sum(rows * columns for columns, rows in self.matrices.values())
+
+    @property
+    def matrices(self) -> Mapping[str, tuple[int, int]]:
+        """Matrices of a layer by llama.cpp's names, each as (columns, rows)."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "attn_q": (self.embd, queries),
+            "attn_k": (self.embd, keys),
+            "attn_v": (self.embd, keys),
+            "attn_output": (queries, self.embd),
+            "ffn_gate": (self.embd, self.ff),
+            "ffn_up": (self.embd, self.ff),
+            "ffn_down": (self.ff, self.embd),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedShape:
+    """A shape in a quantisation."""
+
+    size_bytes: int  # size of all tensors
+    output: str  # name of the output layer, equal for quantisations whose output layers have the same type
+
+
+_YES_NO = {True: "yes", False: "no"}
+
+SHAPES: Mapping[str, Shape] = {
+    "smollm2-135m": Shape(30, 576, 1536, 9, 3, 64, 49152, tied=True),
+    "smollm2-360m": Shape(32, 960, 2560, 15, 5, 64, 49152, tied=True),
+    "smollm2-1.7b": Shape(24, 2048, 8192, 32, 32, 64, 49152, tied=True),
+    "qwen2.5-0.5b": Shape(24, 896, 4864, 14, 2, 64, 151936, tied=True),
+    "qwen2.5-1.5b": Shape(28, 1536, 8960, 12, 2, 128, 151936, tied=True),
+    "qwen2.5-3b": Shape(36, 2048, 11008, 16, 2, 128, 151936, tied=True),
+    "qwen2.5-7b": Shape(28, 3584, 18944, 28, 4, 128, 152064),
+    "qwen2.5-14b": Shape(48, 5120, 13824, 40, 8, 128, 152064),
+    "qwen3-0.6b": Shape(28, 1024, 3072, 16, 8, 128, 151936, tied=True),
+    "qwen3-1.7b": Shape(28, 2048, 6144, 16, 8, 128, 151936, tied=True),
+    "qwen3-4b": Shape(36, 2560, 9728, 32, 8, 128, 151936, tied=True),
+    "qwen3-8b": Shape(36, 4096, 12288, 32, 8, 128, 151936),
+    "llama-3.2-1b": Shape(16, 2048, 8192, 32, 8, 64, 128256, tied=True),
+    "llama-3.2-3b": Shape(28, 3072, 8192, 24, 8, 128, 128256, tied=True),
+    "llama-3.1-8b": Shape(32, 4096, 14336, 32, 8, 128, 128256),
+    "mistral-7b": Shape(32, 4096, 14336, 32, 8, 128, 32768),
+}
+"""Shapes of well-known models by name."""
+
+_FORM = "layers=28,embd=1536,ff=8960,heads=12,kv_heads=2,head_dim=128,vocab=151936,tied=yes"
+
+
+def is_shape(text: str) -> bool:
+    """Return True if a text is the name of a shape, or lists dimensions."""
+    return text.lower() in SHAPES or text.partition("=")[0] in [f.name for f in fields(Shape)]
+
+
+def parse_shape(text: str) -> Shape:
+    """Return the shape of a name in `SHAPES`, or of a list of dimensions, of which head_dim and tied are optional.
+
+    Raises:
+        ValueError: The text is neither.
+    """
+    if text.lower() in SHAPES:
+        return SHAPES[text.lower()]
+    values: dict[str, Any] = {}
+    names = [f.name for f in fields(Shape)]
+    for item in text.split(","):
+        name, _, value = item.partition("=")
+        if name not in names:
+            raise ValueError(f"{item!r} is not a dimension; use the form {_FORM}")
+        if name in values:
+            raise ValueError(f"{name} is listed twice")
+        values[name] = _parse_tied(value) if name == "tied" else _parse_number(name, value)
+    values.setdefault("kv_heads", values.get("heads"))
+    if "head_dim" not in values and values.get("heads"):
+        values["head_dim"] = values.get("embd", 0) // values["heads"]
+    if missing := [name for name in names if values.get(name) is None and name != "tied"]:
+        raise ValueError(f"the shape lacks {', '.join(missing)}; use the form {_FORM}")
+    return Shape(**values)
+
+
+def _parse_tied(value: str) -> bool:
+    for truth, word in _YES_NO.items():
+        if value == word:
+            return truth
+    raise ValueError(f"tied must be yes or no, got {value!r}")
+
+
+def _parse_number(name: str, value: str) -> int:
+    if not (value.isascii() and value.isdecimal() and len(value) < 10):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    return int(value)
+
+
+def shape_of(path: Path) -> Shape:
+    """Return the shape of the model in a GGUF file, which was checked.
+
+    Raises:
+        ModelError: The model is not a dense transformer like Llama.
+    """
+    headers = [read_header(part) for part in parts_of(path)]
+    metadata = headers[0].metadata
+    tensors = {name: shape for header in headers for name, shape in header.shapes.items()}
+    kind = metadata.get("general.architecture")
+
+    def number(key: str, default: int | None = None) -> int:
+        value = metadata.get(f"{kind}.{key}", default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ModelError(_unlike(path, f"{key} is not one number for all layers"))
+        return value
+
+    if number("expert_count", 0):
+        raise ModelError(_unlike(path, "a mixture of experts"))
+    expected = [f"blk.0.{name}.weight" for name in ("attn_output", "ffn_down")]
+    if any(name not in tensors for name in ("token_embd.weight", *expected)):
+        raise ModelError(_unlike(path, f"{kind} has other layers"))
+    embd, heads = number("embedding_length"), number("attention.head_count")
+    if not heads:
+        raise ModelError(_unlike(path, f"{kind} has no attention"))
+    try:
+        return Shape(
+            layers=number("block_count"),
+            embd=embd,
+            ff=number("feed_forward_length"),
+            heads=heads,
+            kv_heads=number("attention.head_count_kv", heads),
+            head_dim=number("attention.key_length", embd // heads),
+            vocab=tensors["token_embd.weight"][-1],
+            tied="output.weight" not in tensors,
+        )
+    except ValueError as error:
+        raise ModelError(_unlike(path, str(error))) from error
+
+
+def _unlike(path: Path, reason: str) -> str:
+    return f"{path.name} is not a dense transformer like Llama ({reason}); pass a shape such as qwen2.5-1.5b instead"
