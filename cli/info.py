@@ -30,6 +30,7 @@ from ngramspec.sampling.option import option
 
 from .console import guarded_stdout, note
 from .options import Model, find, open_target
+from .tune_quants import quant_note
 from .view import facts_table, report_console, tuned_line
 
 
@@ -74,6 +75,8 @@ def info(
             same = " ".join(str(n) for n in report.class_of(size))
             table.add_row(str(size), f"{curve.seconds(size) * 1e3:.2f}", f"{ratio:.2f}", f"{ratio / size:.2f}", same)
         console.print(table)
+        if line := quant_note(target, load.gpu_layers, curve.ratio(4)):
+            console.print(line, soft_wrap=True)
         change = f"{curve.switch * 1e3:.2f} ms" if curve.switch else "nothing measurable"
         console.print(f"A change of batch size from one pass to the next costs {change}.")
         depths = " and ".join(str(d) for d in report.depths)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import platform
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from rich.table import Table
 
-from ngramspec.cpu.cores import logical_cores, physical_cores, read_cpu_seconds
+from ngramspec.cpu.cores import logical_cores, physical_cores
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.reports.report import Table as Figures
-from ngramspec.instruments.tuning.candidates import advice, candidates
+from ngramspec.instruments.tuning.candidates import candidates
 from ngramspec.instruments.tuning.search import FALSE_ALARMS, LEAST_GAIN, NO_TIME, TOGETHER, Comparison, Tuning
 from ngramspec.llama.cache import UNQUANTISED
 from ngramspec.llama.settings_timer import SettingsTimer
@@ -25,30 +23,36 @@ from ngramspec.loading import load as loading
 from ngramspec.loading.load import tuned_file
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine import DRAFTS, SINGLE, Settings, Tuned, flags, keep, recalled
-from ngramspec.models.gguf import read_header
 from ngramspec.sampling.option import between, option, within
 
 from .console import leave, note, signals_deferred, usage_error
 from .info import model_lines, provenance
 from .options import Model, find, open_target
 from .output import Output, json_option
-from .view import figures_table, print_report, run_timed
+from .tune_quants import DEPTH as QUANTS_DEPTH
+from .tune_quants import quant_note, tune_quants
+from .view import figures_table, print_report, run_timed, warn_if_busy
 
 CONTEXT = 256
 """Context size in tokens for opening the model; measurements use separate contexts."""
 
-BUSY = 0.1
-"""Maximum share of the cores that other programs may use without a warning."""
+DEPTH = 2048
+"""Default number of tokens in the long context."""
 
 
 def tune(
     load: Annotated[LoadSettings, LOADING],
     model: Model = None,
+    quants: bool = option(
+        False, help="Compare quantisations of MODEL, or of a shape, instead of settings; weights are random."
+    ),
     time_limit: float = option(
         60.0, help="Approximate measuring time in seconds, after loading the model.", allowed=within(5, 86400)
     ),
-    context_depth: int = option(
-        2048, help="Number of tokens in the long context to measure with.", allowed=between(STRETCH, 2**20)
+    context_depth: int | None = option(
+        None,
+        help=f"Number of tokens in the long context; default: {DEPTH}, or {QUANTS_DEPTH} with --quants.",
+        allowed=between(STRETCH, 2**20),
     ),
     apply: bool = option(False, help="Save the recommended settings; other commands then use them for this model."),
     reset: bool = option(False, help="Delete the saved settings without measuring."),
@@ -68,10 +72,19 @@ def tune(
     --apply saves the recommendation for this model, build and machine. Other commands then use it, unless their options
     override it, and print a note. If there is no recommendation, --apply deletes an earlier one. Settings can change
     the rounding of logits: the command tests whether these do, and batch sizes are compared again for new settings.
+
+    --quants answers another question: which file of a model to download. It measures what each quantisation costs on
+    this machine, from Q4_0 to Q8_0, and recommends one. MODEL may be the name of a shape, such as qwen2.5-1.5b or
+    llama-3.1-8b, or a list of dimensions: layers=28,embd=1536,ff=8960,heads=12,kv_heads=2,vocab=151936,tied=yes.
     """
     if apply and reset:
         usage_error("--apply cannot be combined with --reset")
+    if quants and (apply or reset):
+        usage_error(f"{'--apply' if apply else '--reset'} cannot be combined with --quants")
     output = Output(None if reset else as_json)
+    if quants:
+        tune_quants(load, model, time_limit, context_depth or QUANTS_DEPTH, output)
+        return
     source = find(model, load)
     file = tuned_file(source.path, load)
     if reset:
@@ -89,7 +102,8 @@ def tune(
         target = stack.enter_context(open_target(source, asked))
         heading = _heading(target)
         # The long context exceeds neither the training context of the model nor the context size of later runs.
-        deep = min(context_depth, load.ctx_size or context_depth, target.n_ctx_train or context_depth)
+        deep = context_depth or DEPTH
+        deep = min(deep, load.ctx_size or deep, target.n_ctx_train or deep)
         deep = max(STRETCH, deep // STRETCH * STRETCH)
         bench = stack.enter_context(closing(SettingsTimer(target, opened, deep)))
         tried = candidates(
@@ -102,7 +116,7 @@ def tune(
         )
         tuning = Tuning(bench.seconds, target.present, tried, time_limit)
         note(f"timing {len(tuning.candidates)} settings for about {time_limit:g} seconds")
-        with _watched():
+        with warn_if_busy():
             ended = run_timed((name or "current settings" for name in tuning.run()), tuning.seconds)
         alike = _alike(bench, tuning)
     before = recalled(file)
@@ -112,7 +126,7 @@ def tune(
         changes = tuning.found.changes(tuning.present) if tuning.found else {}
         ratio = tuning.gain.ratio if tuning.gain and changes else None
         keep(file, Tuned(changes, ratio, today, applied=apply and bool(changes)))
-    quantisation = _quantisation(target, tuning)
+    quantisation = _quantisation(target, tuning, load)
     document = {"load": asdict(load), **_document(target, tuning, deep, alike, applied=apply)}
     document["advice"] = [*tuning.advised, *quantisation]
     output.write(
@@ -120,19 +134,6 @@ def tune(
         lambda: document,
     )
     leave(ended)
-
-
-@contextmanager
-def _watched() -> Iterator[None]:
-    """Warn if other programs used the cores during the block, because other settings may be fastest without them."""
-    before, began = read_cpu_seconds(), time.monotonic()
-    yield
-    after, cores = read_cpu_seconds(), logical_cores()
-    share = (after.system - before.system - (after.process - before.process)) / max(
-        0.001, cores * (time.monotonic() - began)
-    )
-    if share > BUSY:
-        note(f"warning: other programs used {share:.0%} of this machine's cores; measure again without them")
 
 
 def _heading(target: Target) -> list[str]:
@@ -158,13 +159,12 @@ def _alike(bench: SettingsTimer, tuning: Tuning) -> bool | None:
     return None
 
 
-def _quantisation(target: Target, tuning: Tuning) -> list[str]:
-    """Return the advice on a quantisation with cheaper verification, if there is one."""
+def _quantisation(target: Target, tuning: Tuning, load: LoadSettings) -> list[str]:
+    """Return the advice to use another quantisation, if there is one."""
     times = tuning.times
-    if target.on_gpu or not {SINGLE, DRAFTS[0]} <= times.keys():
+    if not {SINGLE, DRAFTS[0]} <= times.keys():
         return []
-    steep = times[DRAFTS[0]] / times[SINGLE]
-    line = advice(read_header(target.path).types, platform.machine(), steep, amx=target.uses_amx)
+    line = quant_note(target, load.gpu_layers, times[DRAFTS[0]] / times[SINGLE])
     return [] if line is None else [line]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -16,18 +16,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
+from ngramspec.cpu.cores import logical_cores, read_cpu_seconds
 from ngramspec.drafting import uncompiled
 from ngramspec.instruments.prompts import Skipped
 from ngramspec.instruments.reports import report
 from ngramspec.machine import Tuned, flags
 
-from .console import Outcome, outcome, printable, progress_bar, write_stdout
+from .console import Outcome, note, outcome, printable, progress_bar, write_stdout
 
 LISTED = 10
 """Maximum number of differences, skipped prompts and broken lines shown.
 
 The rest are only counted; --json contains all of them.
 """
+
+BUSY = 0.1
+"""Maximum share of the cores that other programs may use without a warning."""
 
 ACCEPTED, REFUSED, CORRECTION = "green", "strike red", "bright_blue"
 """Styles of accepted and rejected draft tokens, and of the target's own token in place of a rejected one."""
@@ -124,6 +128,19 @@ def run_timed(begun: Iterable[str], seconds: float) -> Outcome:
             bar.update(task, completed=min(seconds, time.monotonic() - start), description=name)
             bar.refresh()
     return ended
+
+
+@contextmanager
+def warn_if_busy() -> Iterator[None]:
+    """Warn if other programs used the cores during the block, because other settings may be fastest without them."""
+    before, began = read_cpu_seconds(), time.monotonic()
+    yield
+    after, cores = read_cpu_seconds(), logical_cores()
+    share = (after.system - before.system - (after.process - before.process)) / max(
+        0.001, cores * (time.monotonic() - began)
+    )
+    if share > BUSY:
+        note(f"warning: other programs used {share:.0%} of this machine's cores; measure again without them")
 
 
 def _bar(*more: ProgressColumn) -> AbstractContextManager[Progress]:

@@ -1,4 +1,4 @@
-"""Candidates: settings worth trying on a machine, and advice on a cheaper quantisation."""
+"""Candidates: settings worth trying on a machine."""
 
 from __future__ import annotations
 
@@ -62,50 +62,3 @@ def candidates(
         for size in MICRO_BATCHES:
             add("micro_batch", (LONG_READING,), micro_batch=size)
     return {flags(replace(present, **one.change).changes(present)): one for one in found}
-
-
-# --------------------------------------------------------------------------- quantisation
-
-# For the types that it repacks, llama.cpp has kernels for several rows at once. It processes the other types row by
-# row, so a batch of four costs nearly four passes. The lists below are from ggml-cpu/repack.cpp and
-# ggml-cpu/amx/common.h of llama-cpp-python 0.3.36.
-
-STEEP = 2.0
-"""Minimum T(4) / T(1) for advice; from here on a draft of three tokens costs as much as a second pass."""
-
-MUCH = 0.25
-"""Minimum part of the weights for a type to be mentioned."""
-
-_TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
-NAMES = dict(zip((2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 39), _TYPES, strict=True))
-"""Quantised types by their numbers in ggml.h."""
-
-_X86, _ARM = ("Q4_0", "Q4_K", "IQ4_NL", "MXFP4"), ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4")
-REPACKED = {"x86_64": _X86, "amd64": _X86, "arm64": _ARM, "aarch64": _ARM}
-"""Repacked types by the value of `platform.machine()`, in lower case."""
-
-AMX = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
-"""Further types with kernels for several rows on processors with AMX."""
-
-
-def advice(types: Mapping[int, int], processor: str, steepness: float, *, amx: bool = False) -> str | None:
-    """Return a sentence that recommends a quantisation with cheaper verification; `None` if there is no such advice.
-
-    Args:
-        types: Bytes of the model's tensors by ggml type.
-        processor: Value of `platform.machine()`.
-        steepness: Measured T(4) / T(1).
-        amx: Whether the processor has AMX.
-    """
-    repacked = REPACKED.get(processor.lower())
-    if repacked is None or steepness < STEEP:
-        return None
-    known = tuple(dict.fromkeys((*repacked, *(AMX if amx else ()))))
-    shares = {NAMES[t]: size / sum(types.values()) for t, size in types.items() if t in NAMES}
-    slow = [f"{s:.0%} of its weights are {name}" for name, s in shares.items() if s >= MUCH and name not in known]
-    if not slow:
-        return None
-    return (
-        f"A batch of 4 costs {steepness:.1f} times one token here: {' and '.join(slow)}, for which this processor has"
-        f" no batch kernels. Drafts would be cheaper to verify with a repacked quantisation ({', '.join(known)})."
-    )

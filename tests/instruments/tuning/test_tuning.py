@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ngramspec.errors import NGramSpecError, TargetError
-from ngramspec.instruments.tuning.candidates import AMX, NAMES, REPACKED, Candidate, advice, candidates
+from ngramspec.instruments.tuning.candidates import Candidate, candidates
 from ngramspec.instruments.tuning.search import (
     FALSE_ALARMS,
     NO_TIME,
@@ -259,27 +259,3 @@ def test_what_was_kept_comes_back_and_what_cannot_be_kept_is_told_where_it_matte
     keep(path / "below", Tuned({}, None, "2026-11-22", applied=False))
     with pytest.raises(NGramSpecError, match="cannot save the settings"):
         keep(path / "below", kept)
-
-
-# --------------------------------------------------------------------------- when another quantisation is advised
-
-MIXED = {0: 10, 12: 500, 14: 490}  # F32, Q4_K, Q6_K
-
-
-def test_types_that_are_not_repacked_are_named_with_their_share() -> None:
-    line = advice(MIXED, "x86_64", 2.43)
-    assert "A batch of 4 costs 2.4 times one token here: 49% of its weights are Q6_K" in line
-    assert "Q4_0, Q4_K, IQ4_NL, MXFP4" in line
-    line = advice({11: 500, 14: 500}, "x86_64", 2.43, amx=True)
-    assert "50% of its weights are Q3_K, for which" in line
-    assert "MXFP4, Q4_1, Q8_0, Q5_K, Q6_K, IQ4_XS" in line
-    # There is no advice in these cases.
-    assert advice(MIXED, "x86_64", 2.43, amx=True) is None
-    for machine in (("x86_64", 1.9), ("aarch64", 2.5), ("riscv64", 2.5)):
-        assert advice(MIXED, *machine) is None
-    for types, *machine in (({12: 900, 14: 100}, "AMD64", 2.5), ({1: 100}, "x86_64", 3.9), ({}, "x86_64", 3.9)):
-        assert advice(types, *machine) is None
-
-
-def test_every_repacked_type_has_a_name() -> None:
-    assert {name for names in (*REPACKED.values(), AMX) for name in names} <= set(NAMES.values())

@@ -1,0 +1,202 @@
+"""`ngramspec tune --quants`: the cost of each quantisation of a model on this machine, and advice derived from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+import ngramspec
+from ngramspec import machine
+from ngramspec.cpu.cores import usable_cores
+from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.instruments.reports.report import Table as Figures
+from ngramspec.instruments.tuning.quants import (
+    SIZES,
+    QuantCost,
+    QuantTiming,
+    advice,
+    keep_costs,
+    recalled_costs,
+    recommend,
+)
+from ngramspec.llama.devices import build, quantisation
+from ngramspec.llama.synthetic import PROMPT, QUANTISATIONS, SyntheticModels, measurement_path
+from ngramspec.llama.target import Target
+from ngramspec.loading.settings import LOADING, LoadSettings
+from ngramspec.machine import Settings
+from ngramspec.models.gguf import read_header
+from ngramspec.models.shape import SHAPES, Shape, is_shape, parse_shape, shape_of
+from ngramspec.sampling.option import options
+
+from .console import leave, note, signals_deferred, usage_error
+from .options import find
+from .output import Output
+from .view import figures_table, print_report, run_timed, warn_if_busy
+
+DEPTH = 256
+"""Default number of tokens in the context before each pass."""
+
+_USED = frozenset({"hf_repo", "offline", "gpu_layers", "threads", "threads_batch", "flash_attn", "cache_type_k"})
+_USED |= {"cache_type_v", "no_mmap", "no_repack", "ignore_tuned"}
+"""Load settings that have an effect on synthetic models."""
+
+
+def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth: int, output: Output) -> None:
+    """Measure the quantisations of a model or of a shape, show the results, and store them for `quant_note`."""
+    _check(load)
+    label, shape, path = _find_shape(load, model)
+    threads = load.threads or usable_cores()
+    settings = Settings(
+        threads,
+        load.threads_batch or threads,
+        load.flash_attn or "auto",
+        mmap=not load.no_mmap,
+        repack=not load.no_repack,
+        cache_types=(load.cache_type_k, load.cache_type_v),
+    )
+    deadline = time.monotonic() + time_limit
+    note(f"measuring {len(QUANTISATIONS)} quantisations for at most about {time_limit:g} seconds")
+    with SyntheticModels(shape, QUANTISATIONS, settings, n_gpu_layers=load.gpu_layers, depth=depth) as models:
+        timing = QuantTiming(
+            models.seconds, models.files, models.outputs, shape.layers, models.layers, PROMPT, deadline
+        )
+        ended = run_timed(_steps(models, timing), time_limit)
+    costs = timing.costs()
+    if not costs and isinstance(ended.error, NGramSpecError):
+        leave(ended)
+    if costs and ended.error is None:
+        keep_costs(measurement_path(shape, load.gpu_layers), costs)
+    conclusions = [recommend(costs)] if costs else []
+    if costs and path is not None and (line := _own_advice(path, costs)):
+        conclusions.append(line)
+    heading = [
+        f"{label}: {shape.layers} layers, {shape.parameters / 1e9:.2f} B parameters, {shape.text}",
+        f"{machine.name()}; {_threads(settings)}, {depth} tokens of context",
+    ]
+    document = {
+        "ngramspec": ngramspec.__version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine.name(),
+        "build": build(),
+        "model": label,
+        "shape": asdict(shape),
+        "settings": asdict(settings) | {"gpu_layers": load.gpu_layers, "depth": depth, "seconds": time_limit},
+        "complete": ended.error is None,
+        "timed_layers": models.layers,
+        "rounds": timing.rounds,
+        "spread": timing.spread,
+        "quantisations": {cost.name: _figures(cost) for cost in costs},
+        "conclusions": conclusions,
+    }
+    output.write(lambda: print_report([*heading, *_table(timing, costs), *conclusions]), lambda: document)
+    leave(ended)
+
+
+def quant_note(target: Target, gpu_layers: int, steepness: float) -> str | None:
+    """Return a note if the quantisation of a loaded model is slow in batches on this machine.
+
+    Args:
+        target: The model.
+        gpu_layers: Requested number of layers on the GPU.
+        steepness: Measured T(4) / T(1).
+    """
+    try:
+        shape = shape_of(target.path)
+    except ModelError:  # such as a mixture of experts, whose batches are expensive in every quantisation
+        return None
+    return advice(target.quantisation, steepness, recalled_costs(measurement_path(shape, gpu_layers)))
+
+
+def _check(load: LoadSettings) -> None:
+    """End the program if a setting of another kind is changed, because it would have no effect."""
+    plain, known = LoadSettings(), options(LoadSettings)
+    for name in LOADING:
+        if name not in _USED and getattr(load, name) != getattr(plain, name):
+            usage_error(f"{known[name].flags[0]} cannot be combined with --quants")
+
+
+def _find_shape(load: LoadSettings, model: str | None) -> tuple[str, Shape, Path | None]:
+    """Return a name for the user, the shape, and the file of the model if one was named."""
+    if model is not None and is_shape(model):
+        if load.hf_repo is not None:
+            usage_error(f"a shape and a model were given: {model} and -hf {load.hf_repo}; remove one")
+        try:
+            return model if model in SHAPES else "shape", parse_shape(model), None
+        except ValueError as error:
+            usage_error(str(error))
+    try:
+        source = find(model, load)
+    except ModelError as error:
+        if model is not None and not Path(model).suffix:
+            raise ModelError(f"{error}; the shapes with names are {', '.join(SHAPES)}") from error
+        raise
+    return source.label, shape_of(source.path), source.path
+
+
+def _steps(models: SyntheticModels, timing: QuantTiming) -> Iterator[str]:
+    """Do all work, and yield the name of each step."""
+    preparing = models.prepare()
+    while True:
+        with signals_deferred():
+            name = next(preparing, None)
+        if name is None:
+            break
+        yield name
+    with warn_if_busy():
+        yield from timing.run()
+
+
+def _own_advice(path: Path, costs: Sequence[QuantCost]) -> str | None:
+    """Return the advice on the quantisation of a file."""
+    kind = read_header(path).metadata.get("general.file_type")
+    name = quantisation(kind) if isinstance(kind, int) else None
+    own = next((cost for cost in costs if cost.name == name), None)
+    return None if own is None else advice(name, own.steepness, costs)
+
+
+def _threads(settings: Settings) -> str:
+    batches = "" if settings.threads_batch == settings.threads else f" ({settings.threads_batch} for batches)"
+    return f"{settings.threads} threads{batches}"
+
+
+# --------------------------------------------------------------------------- output
+
+
+def _figures(cost: QuantCost) -> dict[str, Any]:
+    return {
+        "size_bytes": cost.size_bytes,
+        "seconds": {str(size): seconds for size, seconds in cost.seconds.items()},
+        "tokens_per_second": cost.speed,
+        "tokens_per_second_with_drafts": cost.draft_speed,
+        "prompt_tokens_per_second": 1 / cost.prompt_seconds,
+    }
+
+
+def _table(timing: QuantTiming, costs: Sequence[QuantCost]) -> list[str | Table]:
+    if not costs:
+        return ["Interrupted before the end of the first round: no results."]
+    ratios = SIZES[1:]
+    headings = ["quantisation", "MiB", "tokens/s", "with drafts", *(f"T({n})/T(1)" for n in ratios), "prompt tokens/s"]
+    rows = [
+        [
+            cost.name,
+            f"{cost.size_bytes / 2**20:,.0f}",
+            f"{cost.speed:,.1f}",
+            f"{cost.draft_speed:,.1f}",
+            *(f"{cost.seconds[n] / cost.seconds[1]:.2f}" for n in ratios),
+            f"{1 / cost.prompt_seconds:,.0f}",
+        ]
+        for cost in costs
+    ]
+    return [
+        figures_table(Figures(headings, rows)),
+        f"T(n) is the time of a pass over n tokens. Measured with random weights in {timing.timed_layers} of"
+        f" {timing.layers} layers and in the output layer: minima of {timing.rounds} rounds; medians are up to"
+        f" {timing.spread:.0%} higher. With drafts: modelled, for text that repeats as much as typical answers.",
+    ]

@@ -1,0 +1,97 @@
+"""Tests of `ngramspec tune --quants` as a user runs it: its output, its advice, and arguments that it rejects."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from ngramspec_cli import tune_quants
+from support.cli_runner import DEMO, environment, run
+from support.signals import signal_at
+
+from ngramspec.instruments.tuning.quants import SIZES, QuantCost, keep_costs
+from ngramspec.llama.synthetic import QUANTISATIONS, SyntheticModels, measurement_path
+from ngramspec.models.shape import parse_shape, shape_of
+
+TINY = "layers=2,embd=64,ff=96,heads=2,vocab=100,tied=yes"
+QUANTS = ["tune", "--quants", "-t", "1", "--time-limit", "5", "-ngl", "0"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return empty folders of a user, which the test itself uses too."""
+    own = environment(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", own["XDG_CACHE_HOME"])
+    return own
+
+
+def test_it_compares_all_quantisations_of_a_shape(home: dict[str, str], tmp_path: Path) -> None:
+    done = run(home, *QUANTS, TINY, "--json", tmp_path / "found.json").ok()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["complete"], found["shape"]["ff"], found["timed_layers"]) == (True, 96, 2)
+    assert found["quantisations"].keys() == set(QUANTISATIONS)
+    for name, one in found["quantisations"].items():
+        line = next(line for line in done.out.splitlines() if line.startswith(f"{name} "))
+        assert f"{one['size_bytes'] / 2**20:,.0f}" == line.split()[1]
+        assert one["seconds"].keys() == set(map(str, SIZES))
+        assert min(one["tokens_per_second"], one["prompt_tokens_per_second"]) > 0
+        assert one["tokens_per_second_with_drafts"] >= 0.95 * one["tokens_per_second"]
+    assert found["conclusions"] == [line for line in done.out.splitlines() if line.startswith("Recommended: ")]
+    assert measurement_path(parse_shape(TINY), 0).exists()
+
+
+def costs(path: Path) -> None:
+    """Store invented costs: Q4_1 is slow in batches, and Q4_0 is not."""
+    keep_costs(
+        path,
+        [
+            QuantCost(name, 100, {n: 1.0 + growth * (n - 1) for n in SIZES}, prompt, 1.0)
+            for name, growth, prompt in (("Q4_1", 0.7, 1.0), ("Q4_0", 0.1, 0.1), ("Q8_0", 0.7, 1.0))
+        ],
+    )
+
+
+def test_info_says_that_a_quantisation_is_slow(
+    home: dict[str, str], monkeypatch: pytest.MonkeyPatch, tiny: Path
+) -> None:
+    monkeypatch.setattr(tune_quants, "advice", lambda name, steepness, known: f"note: {name} {len(known)}")
+    shown = [run(home, "info", tiny, "-c", "512", "--exact", "off", "-ngl", "0").ok().out]
+    costs(measurement_path(shape_of(tiny), 0))
+    shown.append(run(home, "info", tiny, "-c", "512", "--exact", "off", "-ngl", "0").ok().out)
+    assert [[line for line in out.splitlines() if line.startswith("note: ")] for out in shown] == [
+        ["note: None 0"],
+        ["note: None 3"],
+    ]
+
+
+def test_an_interruption_before_the_first_round_has_no_results(home: dict[str, str]) -> None:
+    with signal_at(signal.SIGINT, SyntheticModels, "seconds", 20):
+        done = run(home, *QUANTS, TINY, "--json", "-")
+    assert done.code == 130, done.err
+    assert json.loads(done.out)["quantisations"] == {}
+    assert not measurement_path(parse_shape(TINY), 0).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        (["--apply", TINY], "--apply cannot be combined with --quants", 2),
+        (["--reset", TINY], "--reset cannot be combined with --quants", 2),
+        (["-c", "512", TINY], "-c cannot be combined with --quants", 2),
+        (["-ub", "64", TINY], "-ub cannot be combined with --quants", 2),
+        (["--exact", "on", TINY], "--exact cannot be combined with --quants", 2),
+        (["-hf", "owner/repo", TINY], "a shape and a model were given", 2),
+        (["layers=2"], "the shape lacks embd", 2),
+        (["qwen9-1b"], "the shapes with names are smollm2-135m, ", 1),
+    ],
+)
+def test_it_rejects_arguments(home: dict[str, str], arguments: list[str], words: str, code: int) -> None:
+    run(home, *QUANTS, *arguments).failed(words, code=code)
+
+
+def test_a_model_file_gives_its_shape(home: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SyntheticModels, "seconds", lambda _models, _name, size: 0.001 * size)
+    found = run(home, *QUANTS, DEMO, "--json", "-").json
+    assert found["shape"] == {**found["shape"], "embd": shape_of(DEMO).embd, "layers": shape_of(DEMO).layers}
