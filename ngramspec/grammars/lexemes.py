@@ -13,9 +13,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Any
 
 from ngramspec.grammars.conflicts import Conflicts, Lexeme
+from ngramspec.grammars.first_follow import FirstFollow, Item, leaves
 from ngramspec.grammars.gbnf import (
     Chars,
     Choice,
@@ -39,21 +39,16 @@ def gbnf_to_lark(text: str, find_token: FindToken = lambda name: None) -> Lark:
     return _Writer(parse(text, find_token)).write()
 
 
-_Item = Lexeme | Reference | Token | Sequence | Choice | Repetition  # the last three contain items
-
-
 class _Writer:
     def __init__(self, rules: Mapping[str, Node]) -> None:
         self._rules = rules
         self._alphabet = Alphabet(rules)
         self._conflicts = Conflicts(rules, self._alphabet)
         self._recursive = find_recursive(rules)
-        self._nullable: dict[str, bool] = {}
         self._split = set[int]()  # ids of nodes that are not one lexeme
         self._as_rules = set[str]()  # rules without recursion that are not part of a lexeme
         self._runs: dict[tuple[int, ...], Sequence] = {}
         self._letters: dict[int, list[Chars]] = {}
-        self._first_of: dict[int, int] = {}
         self._only_texts: dict[str, str | None] = {}
         self._expressions: dict[int, str] = {}
         self._merged_nodes: list[Node] = []
@@ -62,15 +57,15 @@ class _Writer:
         for name in bottom_up(rules, self._recursive):
             self._regular[name] = name not in self._recursive and self._is_regular(rules[name])
         check_depth(rules, self._regular)
-        self._find_nullable()
+        self._sets = FirstFollow(rules, self._alphabet)
 
     # ------------------------------------------------------------------ lexemes
 
     def write(self) -> Lark:
         while True:
             items = self._items()
-            lexemes = [leaf for item in items.values() for leaf in _leaves(item) if isinstance(leaf, Lexeme)]
-            self._find_follow(items)
+            lexemes = [leaf for item in items.values() for leaf in leaves(item) if isinstance(leaf, Lexeme)]
+            self._sets.find_follow(items)
             same: dict[str, list[Lexeme]] = defaultdict(list)
             for lexeme in lexemes:
                 same[self._expression(lexeme.node)].append(lexeme)
@@ -91,15 +86,15 @@ class _Writer:
             for part in walk(node)
         )
 
-    def _items(self) -> dict[str, _Item]:
+    def _items(self) -> dict[str, Item]:
         """Return the rules that can be reached from the root, with lexemes as parts."""
-        items: dict[str, _Item] = {}
+        items: dict[str, Item] = {}
         waiting = ["root"]
         while waiting:
             name = waiting.pop()
             if name not in items:
                 items[name] = self._lower(self._rules[name])
-                waiting += [item.name for item in _leaves(items[name]) if isinstance(item, Reference)]
+                waiting += [item.name for item in leaves(items[name]) if isinstance(item, Reference)]
         return items
 
     def _can_join(self, node: Node) -> bool:
@@ -113,12 +108,12 @@ class _Writer:
                 return self._regular[name] and name not in self._as_rules
         return all(map(self._can_join, children(node)))
 
-    def _lower(self, node: Node) -> _Item:
+    def _lower(self, node: Node) -> Item:
         if self._can_join(node):
-            return Lexeme(node, self._is_nullable(node))
+            return Lexeme(node, self._sets.is_nullable(node))
         match node:
             case Sequence(parts):
-                items: list[_Item] = []
+                items: list[Item] = []
                 run: list[Node] = []
                 for part in parts:
                     if self._can_join(part):
@@ -138,140 +133,20 @@ class _Writer:
         assert isinstance(node, Reference | Token)
         return node
 
-    def _lower_run(self, parts: list[Node]) -> list[_Item]:
+    def _lower_run(self, parts: list[Node]) -> list[Item]:
         """Return the lexemes of consecutive parts: one; if that is split, one and the last part; otherwise one each."""
         if len(parts) < 2:
             return [self._lower(part) for part in parts]
         # A lexeme is identified by its node, so the node must be the same object in every round.
         whole = self._runs.setdefault(tuple(map(id, parts)), Sequence(parts))
         if id(whole) not in self._split:
-            return [Lexeme(whole, self._is_nullable(whole))]
+            return [Lexeme(whole, self._sets.is_nullable(whole))]
         *before, last = parts
         if len(before) > 1:
             first = self._runs.setdefault(tuple(map(id, before)), Sequence(before))
             if id(first) not in self._split:
-                return [Lexeme(first, self._is_nullable(first)), self._lower(last)]
+                return [Lexeme(first, self._sets.is_nullable(first)), self._lower(last)]
         return [self._lower(part) for part in parts]
-
-    # ------------------------------------------------------------------ following characters
-
-    def _find_nullable(self) -> None:
-        users: dict[str, set[str]] = defaultdict(set)
-        for name, rule in self._rules.items():
-            for node in walk(rule):
-                if isinstance(node, Reference):
-                    users[node.name].add(name)
-        self._nullable = dict.fromkeys(self._rules, False)
-        waiting = list(self._rules)
-        while waiting:
-            name = waiting.pop()
-            if not self._nullable[name] and self._is_nullable(self._rules[name]):
-                self._nullable[name] = True
-                waiting += users[name]
-
-    def _is_nullable(self, node: Node | _Item) -> bool:
-        match node:
-            case Lexeme():
-                return node.nullable
-            case Reference(name):
-                return self._nullable[name]
-            case Sequence(parts):
-                return all(map(self._is_nullable, parts))
-            case Choice(options):
-                return any(map(self._is_nullable, options))
-            case Repetition(part, least):
-                return least == 0 or self._is_nullable(part)
-        return False
-
-    def _find_follow(self, items: Mapping[str, _Item]) -> None:
-        """Set the characters that may come after each lexeme."""
-        users: dict[str, set[str]] = defaultdict(set)
-        for name, item in items.items():
-            for leaf in _leaves(item):
-                if isinstance(leaf, Reference):
-                    users[leaf.name].add(name)
-        firsts: dict[str, int] = dict.fromkeys(items, 0)
-        starts: dict[int, int] = {}
-
-        def first(item: _Item) -> int:
-            match item:
-                case Lexeme():
-                    if id(item) not in starts:
-                        starts[id(item)] = self._first(item.node)
-                    return starts[id(item)]
-                case Reference(name):
-                    return firsts[name]
-                case Sequence(parts):
-                    mask = 0
-                    for part in parts:
-                        mask |= first(part)
-                        if not self._is_nullable(part):
-                            break
-                    return mask
-                case Choice(options):
-                    mask = 0
-                    for option in options:
-                        mask |= first(option)
-                    return mask
-                case Repetition(part):
-                    return first(part)
-            return 0
-
-        waiting = list(items)
-        while waiting:
-            name = waiting.pop()
-            if (mask := first(items[name])) != firsts[name]:
-                firsts[name] = mask
-                waiting += users[name]
-        follows: dict[str, int] = dict.fromkeys(items, 0)
-        changed_rules = set[str]()
-
-        def spread(item: _Item, follow: int) -> None:
-            match item:
-                case Lexeme():
-                    item.follow |= follow
-                case Reference(name) if follow & ~follows[name]:
-                    follows[name] |= follow
-                    changed_rules.add(name)
-                case Sequence(parts):
-                    for part in reversed(parts):
-                        spread(part, follow)
-                        follow = first(part) | (follow if self._is_nullable(part) else 0)
-                case Choice(options):
-                    for option in options:
-                        spread(option, follow)
-                case Repetition(part, _, most):
-                    spread(part, follow | (first(part) if most is None or most > 1 else 0))
-
-        changed_rules |= items.keys()
-        while changed_rules:
-            name = changed_rules.pop()
-            spread(items[name], follows[name])
-
-    def _first(self, node: Node) -> int:
-        """Return the characters that a part without recursion may begin with."""
-        if (cached_mask := self._first_of.get(id(node))) is not None:
-            return cached_mask
-        mask = 0
-        match node:
-            case Chars(ranges):
-                mask = self._alphabet.mask(ranges)
-            case Text(text):
-                mask = self._alphabet.letter(text[0])
-            case Reference(name):
-                mask = self._first(self._rules[name])
-            case Sequence(parts):
-                for part in parts:
-                    mask |= self._first(part)
-                    if not self._is_nullable(part):
-                        break
-            case Choice(options):
-                for option in options:
-                    mask |= self._first(option)
-            case Repetition(part, _, most) if most != 0:
-                mask = self._first(part)
-        self._first_of[id(node)] = mask
-        return mask
 
     # ------------------------------------------------------------------ the text
 
@@ -323,14 +198,14 @@ class _Writer:
         self._merged_nodes += nodes  # keeps the nodes alive, so that no other node gets their ids
         return nodes
 
-    def _text(self, items: Mapping[str, _Item]) -> Lark:
+    def _text(self, items: Mapping[str, Item]) -> Lark:
         names = {name: "start" if name == "root" else f"rule_{self._numbers[name]}" for name in items}
         terminals: dict[str, str] = {}  # names by expression
 
-        def write(item: _Item) -> str:  # noqa: PLR0911
+        def write(item: Item) -> str:  # noqa: PLR0911
             match item:
                 case Lexeme(node, nullable):
-                    if not self._first(node):
+                    if not self._sets.first(node):
                         return '""'
                     expression = self._expression(node)
                     expression = f"({expression}) & /(?s:.+)/" if nullable else expression
@@ -371,16 +246,6 @@ def _union(masks: Iterable[int]) -> int:
     for mask in masks:
         union |= mask
     return union
-
-
-def _leaves(item: _Item) -> Iterator[_Item]:
-    waiting = [item]
-    while waiting:
-        item = waiting.pop()
-        inner: list[Any] = children(item) if isinstance(item, Sequence | Choice | Repetition) else []
-        if not inner:
-            yield item
-        waiting += inner
 
 
 def _class(ranges: tuple[tuple[int, int], ...]) -> str:

@@ -73,20 +73,20 @@ def read_request(fields: Fields, *, counting: bool = False) -> ChatTask:
         # Other tools, such as web search, run only on Anthropic's servers.
         if (tool.string("type") or "custom") == "custom":
             toolbox.add_tool(tool, "function", schema="input_schema")
-    choice, parallel = _choice(fields, toolbox)
+    choice, parallel = _read_choice(fields, toolbox)
     stop = tuple(fields.string_list("stop_sequences"))
     if not all(stop):
         raise fields.field_error("stop_sequences", "must not contain an empty string")
     return ChatTask(
-        messages=_messages(fields),
+        messages=_read_messages(fields),
         tools=toolbox.tools,
         tool_choice=choice,
         parallel=parallel,
-        json_format=_form(fields),
+        json_format=_read_output_format(fields),
         max_tokens=fields.integer("max_tokens"),
         stop=stop,
-        variables=_variables(fields),
-        reasoning_budget=_budget(fields),
+        variables=_read_variables(fields),
+        reasoning_budget=_read_budget(fields),
     )
 
 
@@ -96,40 +96,42 @@ def hides_reasoning(fields: Fields) -> bool:
     return thinking is not None and thinking.choice("display", ("summarized", "omitted"), "summarized") == "omitted"
 
 
-def _messages(fields: Fields) -> list[dict[str, Any]]:
+def _read_messages(fields: Fields) -> list[dict[str, Any]]:
     transcript = Transcript()
-    for text in fields.parts("system", _text):
+    for text in fields.parts("system", _read_text):
         transcript.add_system(_BILLING.sub("", text, count=1) if _BILLING.match(text) else text)
     for message in fields.objects("messages"):
         role = message.require_choice("role", ("user", "assistant", "system"))
         content = message.require("content")
         if role == "system":
-            for text in message.parts("content", _text):
+            for text in message.parts("content", _read_text):
                 transcript.add_system(text)
         elif isinstance(content, str):
             transcript.add_message(role, content)
         else:
-            (_user if role == "user" else _assistant)(transcript, list(message.objects("content")))
+            (_add_user_blocks if role == "user" else _add_assistant_blocks)(
+                transcript, list(message.objects("content"))
+            )
     fields.require("messages")
     if transcript.messages and transcript.messages[-1].get("tool_calls"):
         raise fields.field_error("messages", "must not end with tool calls without results")
     return transcript.messages
 
 
-def _user(transcript: Transcript, blocks: list[Fields]) -> None:
+def _add_user_blocks(transcript: Transcript, blocks: list[Fields]) -> None:
     # Templates require the results of calls directly after the calls.
     for block in blocks:
         if block.data.get("type") == "tool_result":
-            text = "\n".join(block.parts("content", _text))
+            text = "\n".join(block.parts("content", _read_text))
             transcript.add_result(
                 block.require_name("tool_use_id"), f"Error: {text}" if block.boolean("is_error") else text
             )
     for block in blocks:
         if block.data.get("type") != "tool_result":
-            transcript.add_message("user", _text(block))
+            transcript.add_message("user", _read_text(block))
 
 
-def _assistant(transcript: Transcript, blocks: list[Fields]) -> None:
+def _add_assistant_blocks(transcript: Transcript, blocks: list[Fields]) -> None:
     transcript.add_message("assistant", "")
     for block in blocks:
         match block.data.get("type"):
@@ -141,18 +143,18 @@ def _assistant(transcript: Transcript, blocks: list[Fields]) -> None:
                 arguments = as_json(block.require_object("input").data)
                 transcript.add_call(block.require_name("id"), block.require_name("name"), arguments)
             case _:
-                transcript.add_message("assistant", _text(block))
+                transcript.add_message("assistant", _read_text(block))
 
 
-def _text(block: Fields) -> str:
+def _read_text(block: Fields) -> str:
     match block.require_name("type"):
         case "text":
             return block.require_string("text")
         case "document":
-            return _document(block)
+            return _read_document(block)
         case "search_result":
             return "\n".join(
-                [block.require_string("title"), block.require_string("source"), *block.parts("content", _text)]
+                [block.require_string("title"), block.require_string("source"), *block.parts("content", _read_text)]
             )
         case "tool_reference":
             return block.require_string("tool_name")
@@ -162,15 +164,15 @@ def _text(block: Fields) -> str:
             raise block.field_error("type", f"unsupported content type {other!r}; this model accepts only text")
 
 
-def _document(block: Fields) -> str:
+def _read_document(block: Fields) -> str:
     source = block.require_object("source")
     if source.data.get("type") not in ("text", "content"):
         raise source.field_error("type", "only text documents (type text or content) are supported")
-    texts = [source.require_string("data")] if source.data["type"] == "text" else source.parts("content", _text)
+    texts = [source.require_string("data")] if source.data["type"] == "text" else source.parts("content", _read_text)
     return "\n".join([part for part in (block.string("title"), block.string("context")) if part] + texts)
 
 
-def _choice(fields: Fields, toolbox: Toolbox) -> tuple[str, bool]:
+def _read_choice(fields: Fields, toolbox: Toolbox) -> tuple[str, bool]:
     """Return the tool choice, and whether parallel calls are allowed."""
     choice = fields.object("tool_choice")
     if choice is None:
@@ -185,7 +187,7 @@ def _choice(fields: Fields, toolbox: Toolbox) -> tuple[str, bool]:
             return kind, parallel
 
 
-def _form(fields: Fields) -> JsonFormat | None:
+def _read_output_format(fields: Fields) -> JsonFormat | None:
     config = fields.object("output_config")
     # `output_format` is the older form.
     form = (config.object("format") if config else None) or fields.object("output_format")
@@ -195,7 +197,7 @@ def _form(fields: Fields) -> JsonFormat | None:
     return read_json_format(fields, JsonFormat(form.require_object("schema").data, f"{form.path}schema"))
 
 
-def _variables(fields: Fields) -> dict[str, Any]:
+def _read_variables(fields: Fields) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     if (thinking := fields.object("thinking")) is not None:
         kind = thinking.require_choice("type", ("enabled", "disabled", "adaptive", "between_tools"))
@@ -206,7 +208,7 @@ def _variables(fields: Fields) -> dict[str, Any]:
     return variables
 
 
-def _budget(fields: Fields) -> int | None:
+def _read_budget(fields: Fields) -> int | None:
     """Return `thinking.budget_tokens`, which only enabled thinking has."""
     thinking = fields.object("thinking")
     return thinking.integer("budget_tokens") if thinking is not None and thinking.string("type") == "enabled" else None

@@ -153,12 +153,12 @@ async def tokenize(call: Call) -> Response:
                 tokens.append(check_token(vocabulary, piece, "content"))
         if not fields.boolean("with_pieces"):
             return tokens
-        return [{"id": token, "piece": _piece(vocabulary.shown(token))} for token in tokens]
+        return [{"id": token, "piece": _decode_piece(vocabulary.shown(token))} for token in tokens]
 
     return json_response({"tokens": await asyncio.to_thread(read)})
 
 
-def _piece(raw: bytes) -> str | list[int]:
+def _decode_piece(raw: bytes) -> str | list[int]:
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -203,10 +203,10 @@ async def infill(call: Call) -> Response:
     `t_max_prompt_ms` is ignored, as in llama-server: an editor disconnects if it no longer needs a suggestion, and the
     next request would have to read the rest of the prompt anyway.
     """
-    return await continue_prompts(call, [await asyncio.to_thread(_prompt, call)])
+    return await continue_prompts(call, [await asyncio.to_thread(_make_infill_prompt, call)])
 
 
-def _prompt(call: Call) -> list[int]:
+def _make_infill_prompt(call: Call) -> list[int]:
     """Return the token ids of the prompt."""
     fields, model = call.fields, call.model
     before, after = fields.require_string("input_prefix"), fields.require_string("input_suffix")

@@ -80,7 +80,7 @@ def read_chat(fields: Fields) -> tuple[ChatTask, Toolbox]:
     for item in fields.objects("functions"):  # older form of tools
         toolbox.add_tool(item, "function", unique=False)
     fields.require("messages")
-    messages = [_message(message, i) for i, message in enumerate(fields.objects("messages"))]
+    messages = [_read_message(message, i) for i, message in enumerate(fields.objects("messages"))]
     starts_answer = fields.boolean("add_generation_prompt", True)
     can_continue = bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
     # The request explicitly asks for a separate turn.
@@ -98,14 +98,14 @@ def read_chat(fields: Fields) -> tuple[ChatTask, Toolbox]:
         messages=messages,
         tool_choice=toolbox.read_choice(fields, fields.name("tool_choice", "function_call")),
         tools=toolbox.tools,  # `read_choice` has dropped the tools that may not be called
-        variables=_variables(fields),
+        variables=_read_variables(fields),
         continues_message=continues_message,
         starts_answer=starts_answer,
     )
     return task, toolbox
 
 
-def _variables(fields: Fields) -> dict[str, Any]:
+def _read_variables(fields: Fields) -> dict[str, Any]:
     """Return the variables of the chat template; as in llama-server, the effort "none" disables reasoning."""
     variables: dict[str, Any] = {}
     if (kwargs := fields.object("chat_template_kwargs")) is not None:
@@ -119,15 +119,15 @@ def _variables(fields: Fields) -> dict[str, Any]:
     return variables
 
 
-def _message(fields: Fields, number: int) -> dict[str, Any]:
+def _read_message(fields: Fields, number: int) -> dict[str, Any]:
     fields.require("role")
     role = _ROLES[fields.choice("role", tuple(_ROLES), "")]
-    calls = [_call(call) for call in fields.objects("tool_calls")]
+    calls = [_read_call(call) for call in fields.objects("tool_calls")]
     if (older := fields.object("function_call")) is not None:
-        calls.append(_function_call(older) | {"id": f"call_{number}"})
+        calls.append(_read_function_call(older) | {"id": f"call_{number}"})
     if not calls and role != "assistant":
         fields.require("content")
-    message: dict[str, Any] = {"role": role, "content": _content(fields)}
+    message: dict[str, Any] = {"role": role, "content": _read_content(fields)}
     if calls:
         message["tool_calls"] = calls
     for name in ("tool_call_id", "name", "reasoning_content"):
@@ -138,15 +138,15 @@ def _message(fields: Fields, number: int) -> dict[str, Any]:
     return message
 
 
-def _content(fields: Fields) -> str | list[dict[str, str]]:
+def _read_content(fields: Fields) -> str | list[dict[str, str]]:
     """Return the text of a message; several parts remain parts, because templates join them differently."""
     if not isinstance(fields.data.get("content"), list):
         return fields.string("content") or ""
-    texts = fields.parts("content", _part)
+    texts = fields.parts("content", _read_part)
     return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
 
 
-def _part(part: Fields) -> str:
+def _read_part(part: Fields) -> str:
     if part.string("type") == "image_url":
         raise part.image_error()
     if part.string("type") not in _TEXT_PARTS:
@@ -154,17 +154,17 @@ def _part(part: Fields) -> str:
     return part.require_string("text")
 
 
-def _call(fields: Fields) -> dict[str, Any]:
+def _read_call(fields: Fields) -> dict[str, Any]:
     if (custom := fields.object("custom")) is not None:
         function = {
             "name": custom.require_string("name"),
             "arguments": as_json({"input": custom.require_string("input")}),
         }
         return {"id": fields.string("id") or "", "type": "function", "function": function}
-    return {"id": fields.string("id") or "", **_function_call(fields.require_object("function"))}
+    return {"id": fields.string("id") or "", **_read_function_call(fields.require_object("function"))}
 
 
-def _function_call(function: Fields) -> dict[str, Any]:
+def _read_function_call(function: Fields) -> dict[str, Any]:
     arguments = function.data.get("arguments")
     if isinstance(arguments, dict):  # not OpenAI's form, but what some clients keep
         arguments = as_json(arguments)

@@ -39,11 +39,11 @@ from ngramspec.server.state import ServedModel
 
 async def completions(call: Call) -> Response:
     """Continue one or more texts."""
-    requests, echoes = await asyncio.to_thread(_read, call)
+    requests, echoes = await asyncio.to_thread(_read_request, call)
     return await respond(call, requests, CompletionReply(call, requests, echoes))
 
 
-def _read(call: Call) -> tuple[list[Request], list[str]]:
+def _read_request(call: Call) -> tuple[list[Request], list[str]]:
     """Return a request for each answer, grouped by prompt, and the text that `echo` puts before each answer."""
     fields, model = call.fields, call.model
     answers = read_n_answers(fields)
@@ -68,7 +68,7 @@ def _read(call: Call) -> tuple[list[Request], list[str]]:
             raise bad_field("response_format", "response_format cannot be combined with grammar")
         sampling = replace(sampling, grammar=form.make_grammar())
     requests = read_requests(call, prompts, sampling, logprobs, scored=echo and logprobs is not None)
-    texts = _texts(model, fields, prompts) if echo else [""] * len(prompts)
+    texts = _decode_prompts(model, fields, prompts) if echo else [""] * len(prompts)
     return requests, [text for text in texts for _ in range(answers)]
 
 
@@ -82,7 +82,7 @@ def _read_logprobs(fields: Fields, model: ServedModel) -> int | None:
     return fields.integer("logprobs", maximum=model.vocabulary.n_vocab)
 
 
-def _texts(model: ServedModel, fields: Fields, prompts: Sequence[Sequence[int]]) -> list[str]:
+def _decode_prompts(model: ServedModel, fields: Fields, prompts: Sequence[Sequence[int]]) -> list[str]:
     """Return the texts of the prompts."""
     value = fields.data["prompt"]
     if isinstance(value, str):
@@ -228,13 +228,13 @@ def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = N
 def _read_object(fields: Fields) -> str:
     """Return the text of llama-server's objects for prompts with images, of which only texts are supported."""
     if "content" in fields:
-        return "".join([_part_text(part) for part in fields.objects("content")])
+        return "".join([_read_part(part) for part in fields.objects("content")])
     if images := fields.data.keys() - {"prompt_string"}:
         raise fields.field_error(min(images), "is not supported; the server accepts only text")
     return fields.require_string("prompt_string")
 
 
-def _part_text(part: Fields) -> str:
+def _read_part(part: Fields) -> str:
     if part.string("type") != "text":
         raise part.value_error("type", "'text', the only supported type")
     return part.require_string("text")

@@ -54,14 +54,14 @@ async def slot_action(call: Call) -> Response:
 
 
 async def _save(call: Call, number: int) -> dict[str, Any]:
-    path = _path(call)
+    path = _read_path(call)
 
     def pack(sequence: SequenceModel) -> tuple[int, bytes]:
         state = sequence.saved()
         tokens = list(sequence.tokens)
         body = np.array(tokens, "<i4").tobytes() + state
         checksum = _checksum(len(tokens), body)
-        return len(tokens), _HEAD.pack(_MAGIC, _key(call, sequence), checksum, len(tokens)) + body
+        return len(tokens), _HEAD.pack(_MAGIC, _make_fingerprint(call, sequence), checksum, len(tokens)) + body
 
     def write() -> None:
         with replacing(path) as file:
@@ -78,7 +78,7 @@ async def _save(call: Call, number: int) -> dict[str, Any]:
 
 
 async def _restore(call: Call, number: int) -> dict[str, Any]:
-    path = _path(call)
+    path = _read_path(call)
     try:
         content = await asyncio.to_thread(path.read_bytes)
     except OSError as error:
@@ -89,7 +89,7 @@ async def _restore(call: Call, number: int) -> dict[str, Any]:
         if len(content) < _HEAD.size or not content.startswith(_MAGIC):
             raise bad_field("filename", f"{path.name} is not a saved slot")
         _, key, checksum, count = _HEAD.unpack_from(content)
-        if key != _key(call, sequence):
+        if key != _make_fingerprint(call, sequence):
             raise bad_field("filename", f"{path.name} was saved with another model, machine, version or settings")
         at = _HEAD.size + 4 * count
         if at > len(content) or _checksum(count, memoryview(content)[_HEAD.size :]) != checksum:
@@ -124,12 +124,12 @@ def _checksum(count: int, body: bytes | memoryview) -> int:
     return zlib.crc32(body, zlib.crc32(struct.pack("<Q", count)))
 
 
-def _key(call: Call, sequence: SequenceModel) -> bytes:
+def _make_fingerprint(call: Call, sequence: SequenceModel) -> bytes:
     """Return the fingerprint of the model, its settings and the scales of its adapters."""
     return sha256(f"{sequence.fingerprint} {call.model.service.scales}".encode()).digest()
 
 
-def _path(call: Call) -> Path:
+def _read_path(call: Call) -> Path:
     """Return the path of the requested file, which must be directly in the folder."""
     name = call.fields.require_name("filename")
     if name in (".", "..") or len(name.encode()) > 255 or any(c in "/\\" or not c.isprintable() for c in name):

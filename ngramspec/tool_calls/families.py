@@ -13,16 +13,16 @@ from typing import Any
 
 from ngramspec.errors import GrammarError
 from ngramspec.grammars.json_schema import call_rule, json_rule
-from ngramspec.grammars.lark import Lark, lark, literal, encode_controls
+from ngramspec.grammars.lark import Lark, encode_controls, lark, literal
 from ngramspec.tool_calls.calls import (
     ReadCall,
     make_named_parser,
     make_object_parser,
     make_python_parser,
-    quote,
     make_row_parsers,
 )
 from ngramspec.tool_calls.deltas import Tool
+from ngramspec.tool_calls.json_stream import quote
 from ngramspec.tool_calls.tagged import make_invoke_parsers, read_function, read_gemma4, read_hermes
 
 

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ngramspec.tool_calls.calls import ReadCall, escape, quote, read_arguments, read_calls, make_row_parsers
+from ngramspec.tool_calls.calls import ReadCall, make_row_parsers, read_arguments, read_calls
 from ngramspec.tool_calls.deltas import Deltas, Emit, Reader, Reads, Tool, Tools
+from ngramspec.tool_calls.json_stream import escape, quote
 
 _MAX_DEPTH = 32  # maximum depth of references within references
 _TEXT = frozenset({"string"})
