@@ -33,6 +33,9 @@ PATIENCE = 300.0
 A slow machine may need that long for one chunk of a prompt.
 """
 
+ENDING = 10
+"""Number of times, 0.2 s apart, to ask which worker is lost: one that crashes keeps its sockets until it has ended."""
+
 GREETING, REACHING, ASKING = 10.0, 5.0, 1.0
 """Timeouts in seconds: of a worker's greeting, of connecting to it, and of connecting to find out which one is lost."""
 
@@ -238,6 +241,14 @@ def _reach(name: str, seconds: float = REACHING) -> tuple[str, int]:
     return address
 
 
+def _is_listening(name: str) -> bool:
+    try:
+        _reach(name, ASKING)
+    except ModelError:
+        return False
+    return True
+
+
 def _stranger(said: str | None) -> str:
     """Return the reason why a program that accepts connections is not a worker for this build.
 
@@ -266,15 +277,10 @@ def _loss(names: Sequence[str], said: str | None, patience: float) -> str:
         said: ggml's error message; `None` means that the worker did not respond.
         patience: Seconds after which it counts as lost.
     """
-    time.sleep(0.2)  # a process that ends closes its sockets one by one
-    gone = []
-    for name in names:
-        try:
-            _reach(name, ASKING)
-        except ModelError:
-            gone.append(name)
-    if gone:
-        return f"no RPC worker is listening at {', '.join(gone)}; restart it, then this program"
+    for _ in range(ENDING if said else 1):
+        time.sleep(0.2)
+        if gone := [name for name in names if not _is_listening(name)]:
+            return f"no RPC worker is listening at {', '.join(gone)}; restart it, then this program"
     who = f"one of the RPC workers {', '.join(names)}" if len(names) > 1 else f"the RPC worker {names[0]}"
     how = (
         "closed the connection" if said else f"did not respond for {patience:g} s (raise --rpc-timeout to wait longer)"

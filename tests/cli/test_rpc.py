@@ -80,7 +80,7 @@ def other_version(client: socket.socket) -> None:
 @needs_rpc
 @pytest.mark.parametrize(
     ("answer", "reason"),
-    [(web, "is not an RPC worker"), pytest.param(other_version, "speaks version 99.1.2", marks=pytest.mark.exhaustive)],
+    [(web, "is not an RPC worker"), pytest.param(other_version, "uses version 99.1.2", marks=pytest.mark.exhaustive)],
 )
 def test_a_stranger_is_one_line(env: dict[str, str], answer: Callable[[socket.socket], None], reason: str) -> None:
     with stranger(answer) as address:
@@ -159,7 +159,7 @@ def test_a_model_over_two_workers(env: dict[str, str], pair: tuple[Worker, Worke
 @pytest.mark.parametrize(
     ("how", "options", "complaint"),
     [
-        (signal.SIGKILL, (), "no RPC worker is listening at {}: restart it, then this program"),
+        (signal.SIGKILL, (), "no RPC worker is listening at {}; restart it, then this program"),
         (signal.SIGSTOP, ("--rpc-timeout", "1"), "did not respond for 1 s"),
     ],
 )

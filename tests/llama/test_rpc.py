@@ -100,6 +100,22 @@ def test_no_worker_is_registered_unless_all_answer(monkeypatch: pytest.MonkeyPat
     assert (registered, rpc.joined()) == ([], ())
 
 
+def test_lost_worker_is_named_when_its_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def reach(name: str, seconds: float) -> None:
+        asked.append(name)
+        if name == "b:2" and asked.count(name) > 3:
+            raise ModelError("connection refused")
+
+    monkeypatch.setattr(rpc, "_reach", reach)
+    monkeypatch.setattr(rpc, "time", SimpleNamespace(sleep=lambda _: None))
+    assert rpc._loss(("a:1", "b:2"), "recv failed", 300.0).startswith("no RPC worker is listening at b:2;")
+    asked.clear()
+    assert rpc._loss(("a:1", "b:2"), None, 300.0).startswith("one of the RPC workers a:1, b:2 did not respond")
+    assert asked == ["a:1", "b:2"]
+
+
 def test_every_function_that_may_speak_to_a_worker_is_guarded() -> None:
     """This covers the calls of `ngramspec.llama` and `Llama`; an unguarded one would wait forever for a lost worker."""
     called = set()
