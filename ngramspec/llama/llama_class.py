@@ -26,6 +26,8 @@ from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial_context import ROOM, TrialContext
 from ngramspec.llama.weights import check_adapters, has_broken_amx, machine_key
 
+TENSOR = 3  # llama.h, LLAMA_SPLIT_MODE_TENSOR
+
 __all__ = ["BorrowedSequence", "DraftModel", "LlamaCpp", "adapted", "obstacle", "prepare"]
 
 
@@ -91,10 +93,16 @@ class BorrowedSequence(CacheSequence):
         model, context = owner.model, owner.ctx
         self._model, self._context_params = model, owner.context_params
         self._adapters = [(owner._lora_adapter, owner.lora_scale)] if owner.lora_path else []
-        cache = Cache(context, recurrent=is_recurrent(model), window=llama.llama_model_n_swa(model))
+        layers, split = owner.model_params.n_gpu_layers, owner.model_params.split_mode
+        on_gpu = layers != 0 and any(device.is_gpu for device in devices.devices())
+        cache = Cache(
+            context,
+            recurrent=is_recurrent(model),
+            window=llama.llama_model_n_swa(model),
+            on_device=on_gpu and split != TENSOR,
+        )
         # Rows of logits keep the given object alive, and the owner keeps rows. So pass the owner's context and not the
         # owner itself, which would be a reference cycle.
-        on_gpu = owner.model_params.n_gpu_layers != 0 and any(device.is_gpu for device in devices.devices())
         governor = ThreadGovernor(owner.n_threads, owner.n_threads_batch, adapts=adapts) if any(adapts) else None
         passes = Passes(context, [cache], owner._ctx, n_batch=owner.n_batch, governor=governor, returns_early=on_gpu)
         # The owner's list of tokens may be shorter than the cache, whose size llama.cpp rounds up.

@@ -5,10 +5,14 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import llama_cpp.llama_cpp as llama
 import pytest
 from architectures.files import write_model
 from support.twins import Twins, cached, watched
+
+from ngramspec.llama import devices
 
 NAMES = ("mamba", "qwen35", "gemma3")
 """Models with a recurrent state, a recurrent state with snapshots, and sliding windows."""
@@ -46,6 +50,18 @@ def test_texts_are_the_parent_s(name: str, tmp_path: Path) -> None:
     for settings in SETTINGS:
         pair.same(lambda llama, settings=settings: run(llama, settings))
     assert pair.drafted
+    pair.close()
+
+
+def test_checkpoints_of_a_recurrent_state_stay_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = devices.Device("CUDA0", "RTX 3090", True, 2**30, 2**34, backend="CUDA")
+    monkeypatch.setattr(devices, "devices", lambda: [card])
+    pair = tiny("mamba", tmp_path, n_gpu_layers=-1)
+    restore = llama.llama_state_seq_set_data_ext
+    with mock.patch.object(llama, "llama_state_seq_set_data_ext", wraps=restore) as restored:
+        pair.same(lambda llama: watched(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
+    assert pair.drafted
+    assert {call.args[-1] for call in restored.mock_calls} == {3}
     pair.close()
 
 
