@@ -8,15 +8,15 @@ context is used:
     copies  tokens that followed the longest known context of 1 to 8 tokens, in the prompt or in the common start of
             all beams
 
-The draft is itself a beam search (Leviathan et al. 2023, appendix A.4). Each step takes the best `width` results, by
+The draft is itself a beam search (Leviathan et al. 2023, appendix A.4). Each round takes the best `width` results, by
 the target's rows if they are known and by guesses otherwise. It is evaluated to the length k that maximises
 
     1 + c_1 + c_1 c_2 + ... + c_1 ... c_k - rate * T(n + n_1 + ... + n_k)
 
-Here c_i is the probability that step i of the draft contains all nodes that the search then chooses. n is the number of
-rows that the pass must compute without a draft, and n_i the number that step i adds. T is the seconds of a pass by its
-size. rate is the recent number of steps per second, but at least that of plain beam search. If a step misses, about
-PARTIAL_SHARE of its rows need not be computed later, and their share of T is not counted.
+Here c_i is the probability that round i of the draft contains all nodes that the search then chooses. n is the number
+of rows that the pass must compute without a draft, and n_i the number that round i adds. T is the seconds of a pass by
+its size. rate is the recent number of rounds per second, but at least that of plain beam search. If a round misses,
+about PARTIAL_SHARE of its rows need not be computed later, and their share of T is not counted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class BeamDrafter:
             self._end = (*self._end, token)[-LONGEST:]
 
     def see(self, node: Node, likely: Likely) -> None:
-        """Learn the target's prediction after a node."""
+        """Learn the target's most likely tokens after a node."""
         tail = self._tail(node)[-ORDERS:]
         for start in range(len(tail)):
             self._rows[tail[start:]] = likely
@@ -116,24 +116,24 @@ def _with_copy(copy: int, trust: float, alternatives: Likely) -> Likely:
 
 DECAY = 0.95  # factor by which earlier gains and costs fade at each pass
 SIZES = range(1, 65)
-MANY = 4  # maximum number of guesses of a step that is distinguished in the statistics
+MANY = 4  # maximum number of guesses of a round that is distinguished in the statistics
 
 PARTIAL_SHARE = 0.5
-"""Share of a step's rows that the search chooses if it does not choose all; measured 0.3 to 0.5 for 2 to 8 beams. A
+"""Share of a round's rows that the search chooses if it does not choose all; measured 0.3 to 0.5 for 2 to 8 beams. A
 single beam chooses one row or no row."""
 
 COVERAGE = (0.15, 0.4, 0.7, 0.9, 0.6, 0.65, 0.65, 0.7, 0.9)
-"""Probability that a step with one guess contains all nodes that the search chooses, by the length of the guess's
+"""Probability that a round with one guess contains all nodes that the search chooses, by the length of the guess's
 context, measured on the demo model (rounded). Contexts of 1 to 3 tokens are mostly rows, longer ones are copies. The
-prior has the weight of WEIGHT steps."""
+prior has the weight of WEIGHT rounds."""
 
 PER_GUESS, WEIGHT = 0.84, 4.0
-"""PER_GUESS is the factor of that probability for each further guess, because all guesses of a step must be good
+"""PER_GUESS is the factor of that probability for each further guess, because all guesses of a round must be good
 enough."""
 
 
 Layer = tuple[list[Node], list[Node], FadingRate]
-"""One step of a draft: the nodes that it chooses, those of them without known rows, and the rate of such steps that
+"""One round of a draft: the nodes that it chooses, those of them without known rows, and the rate of such rounds that
 contained all nodes that the search chose."""
 
 
@@ -143,8 +143,8 @@ class BeamPlan:
     Args:
         drafter: Drafter that makes the guesses.
         curve: Cost of a pass by its size; `None` means that all passes cost the same.
-        width: Number of texts that each step takes.
-        farthest: Maximum number of steps of a draft.
+        width: Number of texts that each round takes.
+        farthest: Maximum number of rounds of a draft.
         is_eog: Predicate for tokens that end a generation.
     """
 
@@ -163,20 +163,20 @@ class BeamPlan:
         self._layers: list[Layer] = []
         self._scale = 1.0  # factor of the curve's seconds
         self._per_token = 0.0  # seconds of work outside the pass, per token of the pass
-        self._steps = self._seconds = 0.0  # fading sums over the last passes
+        self._rounds = self._seconds = 0.0  # fading sums over the last passes
 
     def plan(
-        self, live: Sequence[tuple[float, Node]], steps: int, room: int, leaves: int
+        self, live: Sequence[tuple[float, Node]], rounds: int, room: int, leaves: int
     ) -> tuple[list[Node], list[Node]]:
         """Return the nodes to evaluate ahead, and the known nodes that may be needed, both without the live ones.
 
         Args:
-            live: Score and last node of each text of the next step; some of their rows are missing.
-            steps: Maximum number of steps that the search can still use.
+            live: Score and last node of each text of the next round; some of their rows are missing.
+            rounds: Maximum number of rounds that the search can still use.
             room: Maximum number of nodes to evaluate ahead.
             leaves: Maximum number of leaves among all kept and evaluated nodes, including the live texts.
         """
-        self._layers = self._draft(live, min(steps, self._farthest), room, leaves)
+        self._layers = self._draft(live, min(rounds, self._farthest), room, leaves)
         layers = self._layers[: self._best(sum(node.likely is None for _, node in live))]
         new = [node for _, unknown, _ in layers for node in unknown]
         known_nodes = [node for nodes, _, _ in self._layers for node in nodes if node.likely is not None]
@@ -186,12 +186,12 @@ class BeamPlan:
             node.children = {token: child for token, child in node.children.items() if child in needed_nodes}
         return new, known_nodes
 
-    def _draft(self, live: Sequence[tuple[float, Node]], steps: int, room: int, leaves: int) -> list[Layer]:
+    def _draft(self, live: Sequence[tuple[float, Node]], rounds: int, room: int, leaves: int) -> list[Layer]:
         layers: list[Layer] = []
         front, chance, tips = live, 1.0, len(live)
         size = room + sum(node.likely is None for _, node in live)
         price = self._price()
-        for _ in range(steps):
+        for _ in range(rounds):
             results: list[tuple[float, Node, int]] = []
             contexts: list[int] = []
             for score, node in front:
@@ -219,8 +219,8 @@ class BeamPlan:
         return layers
 
     def _coverage(self, contexts: Sequence[int]) -> FadingRate:
-        """Return the rate of steps that contained all chosen nodes, for steps with guesses of these context lengths."""
-        if not contexts:  # a step without guesses is certain
+        """Return the rate of rounds with guesses of these context lengths that contained all chosen nodes."""
+        if not contexts:  # a round without guesses is certain
             return FadingRate(1.0, 1.0, fade=1.0)
         key = min(contexts), min(len(contexts), MANY)
         if key not in self._coverages:
@@ -249,9 +249,9 @@ class BeamPlan:
         return best
 
     def _rate(self, curve: CostCurve) -> float:
-        """Return the recent number of steps per second, but at least that of plain beam search."""
+        """Return the recent number of rounds per second, but at least that of plain beam search."""
         plain = 1.0 / self._cost(curve, self._width)
-        return max(plain, self._steps / self._seconds) if self._seconds else plain
+        return max(plain, self._rounds / self._seconds) if self._seconds else plain
 
     def _cost(self, curve: CostCurve, size: int) -> float:
         """Return the seconds of a pass and of the work outside it."""
@@ -259,29 +259,29 @@ class BeamPlan:
         return self._scale * (curve.seconds(size) + switch) + self._per_token * size
 
     def _price(self) -> MarginalCost | None:
-        """Return the cost of one more token in a pass, which a further step must be likely enough to justify."""
+        """Return the cost of one more token in a pass, which a further round must be likely enough to justify."""
         curve = self._curve
         if curve is None:
             return None
         slopes = [slope * curve.level * self._scale + self._per_token for slope in curve.slopes(SIZES)]
         return MarginalCost(self._rate(curve), slopes)
 
-    def learn(self, size: int, seconds: float, other_seconds: float, steps: Sequence[Sequence[Node]]) -> None:
+    def learn(self, size: int, seconds: float, other_seconds: float, rounds: Sequence[Sequence[Node]]) -> None:
         """Learn the result of the last planned pass.
 
         Args:
             size: Number of tokens of the pass.
             seconds: Time of the pass.
             other_seconds: Time of all other work.
-            steps: Last nodes of the live texts after each step since the pass.
+            rounds: Last nodes of the live texts after each round since the pass.
         """
-        for (nodes_drafted, _, coverage), nodes in zip(self._layers, steps, strict=False):
+        for (nodes_drafted, _, coverage), nodes in zip(self._layers, rounds, strict=False):
             keys = {(node.parent, node.token) for node in nodes_drafted}
             hit = all((node.parent, node.token) in keys for node in nodes)
             coverage.add(hit)
             if not hit:
                 break
-        self._steps = DECAY * self._steps + len(steps)
+        self._rounds = DECAY * self._rounds + len(rounds)
         self._seconds = DECAY * self._seconds + seconds + other_seconds
         self._per_token += 0.1 * (other_seconds / size - self._per_token)
         if self._curve is not None:

@@ -1,17 +1,17 @@
 """Beam search with drafts. Beams and scores are those of beam search without drafts, in fewer passes.
 
 Beam search keeps the `beams` most likely texts. The score of a text is the sum of the logarithms of its tokens'
-probabilities, by the softmax of the target's raw logits; there is no length penalty. A step expands each live text by
+probabilities, by the softmax of the target's raw logits; there is no length penalty. A round expands each live text by
 every token and keeps the best `beams` of all the results. Among equal scores, the text that ranked higher is preferred,
 then the larger logit, then the lower token id. A result is finished if its last token ends generations or completes a
-stop string, and it is not expanded in later steps. The search continues for at most `max_tokens` steps. Scores only
+stop string, and it is not expanded in later rounds. The search continues for at most `max_tokens` rounds. Scores only
 fall, so the search ends early when `beams` texts are finished and no live text scores more than the last of them.
 
-Without drafts every step costs a pass. Leviathan, Kalman, Matias (2023, arXiv 2211.17192, appendix A.4) let a cheap
-model, here a `BeamDrafter`, run ahead with a separate beam search, and evaluate all its nodes in one pass. A step costs
-no pass if all nodes that it chooses are among them. There are three additions. Known rows replace guesses. Drafted
-nodes that were not reached yet stay in the cache. And a text without a row does not delay a step if enough results of
-the other texts score more.
+Without drafts every round costs a pass. Leviathan, Kalman, Matias (2023, arXiv 2211.17192, appendix A.4) let a cheap
+model, here a `BeamDrafter`, run ahead with a separate beam search, and evaluate all its nodes in one pass. A round
+costs no pass if all nodes that it chooses are among them. There are three additions. Known rows replace guesses.
+Drafted nodes that were not reached yet stay in the cache. And a text without a row does not delay a round if enough
+results of the other texts score more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ngramspec.llama.cache_tree import CacheTree
     from ngramspec.llama.target import Target
 
-DRAFT_MAX = 16  # default maximum number of steps of a draft
+DRAFT_MAX = 16  # default maximum number of rounds of a draft
 SEQUENCES = 64  # `n_seq` of a target for beam search: one sequence for each row of the largest pass
 
 
@@ -47,7 +47,7 @@ class BeamSearch:
         beams: Number of texts to keep; 1 is greedy decoding.
         drafter: Drafter; `None` means plain beam search.
         calibration: Cost of passes, which decides the draft lengths; `None` means that all drafts that fit are used.
-        draft_max: Maximum number of steps of a draft, at least 1.
+        draft_max: Maximum number of rounds of a draft, at least 1.
         clock: Function that returns the time in seconds; `None` means `time.perf_counter`.
 
     Attributes:
@@ -56,7 +56,7 @@ class BeamSearch:
             them. `draft_seconds` is the time of all other work: drafting, reading logits, choosing.
 
     Raises:
-        ModelError: The target's memory cannot contain several continuations of a text.
+        ModelError: The target's cache cannot contain several continuations of a text.
         ValueError: `beams` is below 1 or not below the target's `n_seq`, or `draft_max` is below 1.
     """
 
@@ -127,7 +127,7 @@ class BeamSearch:
     def hypotheses(self) -> list[Hypothesis]:
         """Return the best texts so far, at most `beams`, the best one first."""
         state = self._state
-        return state.hypotheses(self._out_of if state.steps == self._limit else None) if state is not None else []
+        return state.hypotheses(self._out_of if state.rounds == self._limit else None) if state is not None else []
 
     def _too_large_message(self, prompt_tokens: int, max_tokens: int, room: int) -> str:
         n_required = prompt_tokens + self.beams * max_tokens
@@ -147,7 +147,7 @@ class BeamSearch:
         root = state.live[0].node
         root.likely = self._likely(row)
         stats.prefill_seconds = clock() - started_at
-        self._take_steps(state)
+        self._take_rounds(state)
         yield
         if not self._can_continue(state):
             return
@@ -168,10 +168,10 @@ class BeamSearch:
                 rows = tree.evaluate(nodes)
                 finished_at = clock()
                 self._rows = dict(zip(nodes, rows, strict=True))
-                steps = self._take_steps(state)
+                rounds = self._take_rounds(state)
                 other_seconds = clock() - finished_at + submitted_at - started_at
                 if plan is not None:
-                    plan.learn(len(nodes), finished_at - submitted_at, other_seconds, steps)
+                    plan.learn(len(nodes), finished_at - submitted_at, other_seconds, rounds)
                 stats.passes += 1
                 stats.seconds += finished_at - submitted_at
                 stats.draft_seconds += other_seconds
@@ -184,20 +184,20 @@ class BeamSearch:
                 self.calibration.save()
 
     def _can_continue(self, state: BeamState) -> bool:
-        return bool(state.live) and state.steps < self._limit
+        return bool(state.live) and state.rounds < self._limit
 
-    def _take_steps(self, state: BeamState) -> list[list[Node]]:
-        """Take all steps whose rows are known; return the last tokens of the live texts after each step."""
-        steps: list[list[Node]] = []
+    def _take_rounds(self, state: BeamState) -> list[list[Node]]:
+        """Take all rounds whose rows are known; return the last tokens of the live texts after each round."""
+        rounds: list[list[Node]] = []
         while self._can_continue(state):
             extensions = state.extensions(self._read)
             if extensions is None:
                 break
-            nodes = state.step(extensions)
+            nodes = state.advance(extensions)
             self.stats.accepted += sum(node.likely is not None or node in self._rows for node in nodes)
-            self.stats.tokens = state.steps - 1  # the row of the first step comes from the prefill
-            steps.append(nodes)
-        return steps
+            self.stats.tokens = state.rounds - 1  # the row of the first round comes from the prefill
+            rounds.append(nodes)
+        return rounds
 
     def _choose(self, tree: CacheTree, state: BeamState, plan: BeamPlan | None) -> list[Node]:
         """Return the nodes that the next pass evaluates, and remove nodes that are no longer needed from the cache."""
@@ -212,8 +212,8 @@ class BeamSearch:
             self._read_all([*nodes])
             self._commit(nodes)
             live = [(beam.score, beam.node) for beam in state.live]
-            steps = self._limit - state.steps - 1
-            ahead, known_nodes = plan.plan(live, steps, tree.max_batch - len(missing), tree.leaves)
+            rounds = self._limit - state.rounds - 1
+            ahead, known_nodes = plan.plan(live, rounds, tree.max_batch - len(missing), tree.leaves)
             needed_nodes += known_nodes
             self.stats.drafted += len(ahead)
         tree.keep(needed_nodes)
@@ -229,7 +229,7 @@ class BeamSearch:
     # ------------------------------------------------------------------ rows
 
     def _read(self, node: Node) -> Likely | None:
-        """Return the target's prediction after a node; `None` if it was not evaluated."""
+        """Return the target's most likely tokens after a node; `None` if it was not evaluated."""
         if node.likely is None:
             row = self._rows.get(node)
             if row is None:
@@ -247,7 +247,7 @@ class BeamSearch:
                 nodes += node.children.values()
 
     def _likely(self, row: Logits) -> Likely:
-        """Return the tokens that a step may choose after a row, best first; `beams` of them are enough."""
+        """Return the tokens that a round may choose after a row, best first; `beams` of them are enough."""
         suppressed_tokens = self.target.suppressed
         best = logprobs(row, 0, self.beams + len(suppressed_tokens)).top
         if not math.isfinite(best[0][1]):

@@ -1,4 +1,4 @@
-"""State of a beam search: its texts and the steps that extend them, independent of passes and drafts."""
+"""State of a beam search: its texts and the rounds that extend them, independent of passes and drafts."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class BeamState:
         # The texts that continue, the best one first.
         self.live = [Beam(0.0, root, TextStream(stop) if stop else None)]
         self._finished: list[tuple[Beam, StopReason]] = []
-        self.steps = 0
+        self.rounds = 0
 
     def extensions(self, read: Callable[[Node], Likely | None]) -> list[Extension] | None:
-        """Return the best `beams` results of a step, the best one first; `None` if the step needs a missing row.
+        """Return the best `beams` results of a round, the best one first; `None` if the round needs a missing row.
 
         Args:
             read: Function that returns at least the target's `beams` most likely tokens after a node; `None` if that
@@ -75,7 +75,7 @@ class BeamState:
         enough = len(candidates) == self._beams and candidates[-1][0] > missing
         return candidates if enough or missing == -math.inf else None
 
-    def step(self, extensions: Sequence[Extension]) -> list[Node]:
+    def advance(self, extensions: Sequence[Extension]) -> list[Node]:
         """Continue with these texts, and return the last nodes of the live ones."""
         live: list[Beam] = []
         finished_beams = list(self._finished)
@@ -100,7 +100,7 @@ class BeamState:
             worst = finished_beams[-1][0].score
             live = [beam for beam in live if beam.score > worst]
         self.live, self._finished = live, finished_beams
-        self.steps += 1
+        self.rounds += 1
         return [beam.node for beam in live]
 
     def hypotheses(self, out_of: StopReason | None) -> list[Hypothesis]:

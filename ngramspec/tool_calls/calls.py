@@ -1,4 +1,4 @@
-"""Parsers of calls with JSON arguments and of calls in Python, and of several calls in a row.
+"""Parsers of calls with JSON arguments and of calls in Python, and of lists of calls.
 
 A call is a JSON object such as `{"name": "f", "arguments": {...}}`, a name and arguments between marks, or an item of a
 Python list such as `[f(city="Paris"), g()]`.
@@ -25,12 +25,12 @@ ReadCall = Callable[[Reader, Deltas, Tools], Reads[bool]]
 undefined."""
 
 
-def make_row_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -> dict[str, ReadCall]:
-    """Return the parsers of several calls in a row, by the strings that they begin with.
+def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -> dict[str, ReadCall]:
+    """Return the parsers of a list of calls, by the strings that they begin with.
 
     Args:
-        ends: String that closes a row, by the string that opens it.
-        item: String before each call; it may also begin a row.
+        ends: String that closes the list, by the string that opens it.
+        item: String before each call; it may also begin a list.
         read_call: Parser of one call.
     """
 

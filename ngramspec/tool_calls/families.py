@@ -19,7 +19,7 @@ from ngramspec.tool_calls.calls import (
     make_named_parser,
     make_object_parser,
     make_python_parser,
-    make_row_parsers,
+    make_list_parsers,
 )
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.json_stream import quote
@@ -53,7 +53,7 @@ class Family:
 
 _TAG = {"<tool_call>": read_hermes}
 _DSML = "｜DSML｜"
-_DEEPSEEK_ROW, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_DEEPSEEK_LIST, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _DEEPSEEK_CALL, _DEEPSEEK_SEPARATOR, _DEEPSEEK_CALL_END = (
     "<｜tool▁call▁begin｜>",
     "<｜tool▁sep｜>",
@@ -61,14 +61,14 @@ _DEEPSEEK_CALL, _DEEPSEEK_SEPARATOR, _DEEPSEEK_CALL_END = (
 )
 # V3.1 writes name, separator, arguments. V3 and R1 write "function", separator, name, and arguments in a code fence.
 _DEEPSEEK = {
-    **make_row_parsers(
-        {_DEEPSEEK_ROW: _DEEPSEEK_END},
+    **make_list_parsers(
+        {_DEEPSEEK_LIST: _DEEPSEEK_END},
         _DEEPSEEK_CALL,
         make_named_parser(_DEEPSEEK_SEPARATOR, "(.+)", _DEEPSEEK_CALL_END, fence="```json"),
     ),
     **_TAG,
 }
-_KIMI = make_row_parsers(
+_KIMI = make_list_parsers(
     {"<|tool_calls_section_begin|>": "<|tool_calls_section_end|>"},
     "<|tool_call_begin|>",
     make_named_parser("<|tool_call_argument_begin|>", r"(?:functions\.)?([^\n]+?)(?::\d+)?", "<|tool_call_end|>"),
@@ -94,17 +94,17 @@ FAMILIES = (
     ),
     Family(
         "deepseek-v3",
-        ((_DEEPSEEK_ROW, "```json"),),
+        ((_DEEPSEEK_LIST, "```json"),),
         _DEEPSEEK,
         call=(f"{_DEEPSEEK_CALL}function{_DEEPSEEK_SEPARATOR}%(name)s\n```json\n", f"\n```{_DEEPSEEK_CALL_END}"),
-        around=(_DEEPSEEK_ROW, "\n", _DEEPSEEK_END),
+        around=(_DEEPSEEK_LIST, "\n", _DEEPSEEK_END),
     ),
     Family(
         "deepseek-v3.1",
-        ((_DEEPSEEK_ROW,),),
+        ((_DEEPSEEK_LIST,),),
         _DEEPSEEK,
         call=(f"{_DEEPSEEK_CALL}%(name)s{_DEEPSEEK_SEPARATOR}", _DEEPSEEK_CALL_END),
-        around=(_DEEPSEEK_ROW, "", _DEEPSEEK_END),
+        around=(_DEEPSEEK_LIST, "", _DEEPSEEK_END),
     ),
     Family("kimi", (("<|tool_calls_section_begin|>",),), {**_KIMI, **_TAG}),
     Family("minimax", (("<minimax:tool_call>",),), {**make_invoke_parsers("", "minimax:tool_call"), **_TAG}),

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ngramspec.tool_calls.calls import ReadCall, make_row_parsers, read_arguments, read_calls
+from ngramspec.tool_calls.calls import ReadCall, make_list_parsers, read_arguments, read_calls
 from ngramspec.tool_calls.deltas import Deltas, Emit, Reader, Reads, Tool, Tools
 from ngramspec.tool_calls.json_stream import escape, quote
 
@@ -103,7 +103,7 @@ def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
         name, _ = yield from reader.before('">')
         return bool(name) and (yield from _read_tagged(reader, answer, name, tools.get(name), tags))
 
-    return make_row_parsers({f"<{opening}>": f"</{opening}>" for opening in openings}, item, read_invoke)
+    return make_list_parsers({f"<{opening}>": f"</{opening}>" for opening in openings}, item, read_invoke)
 
 
 def _read_tagged(reader: Reader, answer: Deltas, name: str, tool: Tool | None, tags: Tags) -> Reads[bool]:
