@@ -155,11 +155,6 @@ class Weights(Vocabulary):
         return Counter(self._placed[:-1] or gpus or ["CPU"])
 
     @property
-    def uses_amx(self) -> bool:
-        """Whether llama.cpp may put weights into the order that its AMX kernels read."""
-        return HAS_AMX in build() and self.present.repack and not self.amx_broken
-
-    @property
     def huge_pages(self) -> str | None:
         return devices.huge_pages_told(self.present.mmap and not self.on_gpu)
 

@@ -173,7 +173,6 @@ def test_a_load_without_them(
     monkeypatch.setattr(amx, "hide", lambda: hidden)
     with load() as loaded:
         assert loaded.amx_broken
-        assert not loaded.uses_amx
         assert loaded.notes == [amx.NOTE]
         assert _facts(loaded)["build"].endswith("its AMX kernels are broken and not used")
         fingerprint = loaded.fingerprint
@@ -184,7 +183,6 @@ def test_a_load_without_them(
     monkeypatch.setattr(amx, "works", lambda library: True)
     with load() as working:
         assert (working.amx_broken, working.notes) == (False, [])
-        assert working.uses_amx
         assert working.fingerprint != fingerprint
     assert parameters[1].use_extra_bufts
 
