@@ -17,6 +17,8 @@ from ngramspec.cpu.cores import usable_cores
 from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.instruments.reports.report import Table as Figures
 from ngramspec.instruments.tuning.quants import (
+    PRECISION,
+    QUANTISATIONS,
     SIZES,
     QuantCost,
     QuantTiming,
@@ -26,7 +28,7 @@ from ngramspec.instruments.tuning.quants import (
     recommend,
 )
 from ngramspec.llama.devices import build, quantisation
-from ngramspec.llama.synthetic import PROMPT, QUANTISATIONS, SyntheticModels, measurement_path
+from ngramspec.llama.synthetic import PROMPT, SyntheticModels, measurement_path
 from ngramspec.llama.target import Target
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine import Settings
@@ -61,8 +63,10 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         cache_types=(load.cache_type_k, load.cache_type_v),
     )
     deadline = time.monotonic() + time_limit
-    note(f"measuring {len(QUANTISATIONS)} quantisations for at most about {time_limit:g} seconds")
-    with SyntheticModels(shape, QUANTISATIONS, settings, n_gpu_layers=load.gpu_layers, depth=depth) as models:
+    own = None if path is None else _own(path)
+    names = [*QUANTISATIONS, *([own] if own in PRECISION and own not in QUANTISATIONS else [])]
+    note(f"measuring {len(names)} quantisations for at most about {time_limit:g} seconds")
+    with SyntheticModels(shape, names, settings, n_gpu_layers=load.gpu_layers, depth=depth) as models:
         timing = QuantTiming(
             models.seconds, models.files, models.outputs, shape.layers, models.layers, PROMPT, deadline
         )
@@ -73,7 +77,8 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
     if costs and ended.error is None:
         keep_costs(measurement_path(shape, load.gpu_layers), costs)
     conclusions = [recommend(costs)] if costs else []
-    if costs and path is not None and (line := _own_advice(path, costs)):
+    steepness = next((cost.steepness for cost in costs if cost.name == own), 0.0)
+    if line := advice(own, steepness, costs):
         conclusions.append(line)
     heading = [
         f"{label}: {shape.layers} layers, {shape.parameters / 1e9:.2f} B parameters, {shape.text}",
@@ -152,12 +157,10 @@ def _steps(models: SyntheticModels, timing: QuantTiming) -> Iterator[str]:
         yield from timing.run()
 
 
-def _own_advice(path: Path, costs: Sequence[QuantCost]) -> str | None:
-    """Return the advice on the quantisation of a file."""
+def _own(path: Path) -> str | None:
+    """Return the name of the quantisation of a file; `None` if it is unknown."""
     kind = read_header(path).metadata.get("general.file_type")
-    name = quantisation(kind) if isinstance(kind, int) else None
-    own = next((cost for cost in costs if cost.name == name), None)
-    return None if own is None else advice(name, own.steepness, costs)
+    return quantisation(kind) if isinstance(kind, int) else None
 
 
 def _threads(settings: Settings) -> str:

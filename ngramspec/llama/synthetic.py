@@ -1,6 +1,6 @@
 """`SyntheticModels`: some layers of a shape with random weights in several quantisations, whose decode calls are timed.
 
-    with SyntheticModels(shape, QUANTISATIONS, settings, n_gpu_layers=-1, depth=256) as models:
+    with SyntheticModels(shape, ["Q4_0", "Q4_K_M"], settings, n_gpu_layers=-1, depth=256) as models:
         for name in models.prepare():       # writes and loads one model after the other
             ...
         models.files["Q4_0"].size_bytes     # of all layers
@@ -42,9 +42,6 @@ from ngramspec.models.gguf import BLOCKS, read_header
 from ngramspec.models.shape import QuantisedShape, Shape
 from ngramspec.models.write_gguf import Repeated, write_gguf
 from ngramspec.storage import cache_folder
-
-QUANTISATIONS = ("Q4_0", "IQ4_NL", "Q4_K_M", "Q4_1", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0")
-"""Quantisations that model files usually have, by llama.cpp's names."""
 
 PROMPT = 128  # number of tokens in a timed prompt
 
@@ -125,9 +122,9 @@ class SyntheticModels:
             for output, name in self.outputs.items()
         }
         self._check_room(sum(self._part_bytes(part) for part in parts.values()))
-        for name, part in parts.items():
+        for number, (name, part) in enumerate(parts.items()):
             yield f"loading {name}"
-            path = self._path("loaded")
+            path = self._path(f"part{number}")
             self._write_part(path, part)
             self._open[name] = self._load(path)
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from ngramspec_cli import tune_quants
 from support.cli_runner import DEMO, environment, run
 from support.signals import signal_at
+from support.tiny_gguf import changed_demo
 
-from ngramspec.instruments.tuning.quants import SIZES, QuantCost, keep_costs
-from ngramspec.llama.synthetic import QUANTISATIONS, SyntheticModels, measurement_path
-from ngramspec.models.shape import parse_shape, shape_of
+from ngramspec.instruments.tuning import quants
+from ngramspec.instruments.tuning.quants import QUANTISATIONS, SIZES, QuantCost, keep_costs
+from ngramspec.llama.synthetic import SyntheticModels, measurement_path
+from ngramspec.models.shape import QuantisedShape, parse_shape, shape_of
 
 TINY = "layers=2,embd=64,ff=96,heads=2,vocab=100,tied=yes"
 QUANTS = ["tune", "--quants", "-t", "1", "--time-limit", "5", "-ngl", "0"]
@@ -91,7 +95,21 @@ def test_it_rejects_arguments(home: dict[str, str], arguments: list[str], words:
     run(home, *QUANTS, *arguments).failed(words, code=code)
 
 
-def test_a_model_file_gives_its_shape(home: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "more"), [(7, []), (14, ["Q4_K_S"]), (19, [])])  # 7: Q8_0, 19: IQ2_XXS
+def test_a_model_file_gives_its_shape_and_quantisation(
+    home: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: int, more: list[str]
+) -> None:
+    monkeypatch.setattr(SyntheticModels, "prepare", prepare)
     monkeypatch.setattr(SyntheticModels, "seconds", lambda _models, _name, size: 0.001 * size)
-    found = run(home, *QUANTS, DEMO, "--json", "-").json
-    assert found["shape"] == {**found["shape"], "embd": shape_of(DEMO).embd, "layers": shape_of(DEMO).layers}
+    monkeypatch.setattr(quants, "typical_gain", lambda _curve: 1.5)
+    path = changed_demo(tmp_path / "model.gguf", {"general.file_type": kind})
+    found = run(home, *QUANTS, path, "--json", "-").json
+    assert found["shape"] == asdict(shape_of(DEMO))
+    assert set(found["quantisations"]) == {*QUANTISATIONS, *more}
+
+
+def prepare(models: SyntheticModels) -> Iterator[str]:
+    """Yield a name as the real method does, without writing or loading models."""
+    yield "loading"
+    models.files.update({name: QuantisedShape(100, "output") for name in models._quantisations})
+    models.outputs["output"] = "Q4_0"

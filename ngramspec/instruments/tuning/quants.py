@@ -45,8 +45,15 @@ FASTER = 1.15  # minimum gain for advice to use another quantisation
 SIMILAR = 0.75
 """Minimum size of a quantisation to recommend to the owner of another one, as a part of that one's size."""
 
-PRECISION = ("Q4_0", "Q4_1", "IQ4_NL", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0")
-"""Quantisations from the least to the most precise, by llama.cpp's published perplexities."""
+QUANTISATIONS = ("Q4_0", "IQ4_NL", "Q4_K_M", "Q4_1", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0")
+"""Compared quantisations, by llama.cpp's names."""
+
+PRECISION = (
+    *("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_0", "Q4_1", "IQ4_XS", "IQ4_NL", "Q4_K_S", "Q4_K_M", "Q5_0", "Q5_K_S"),
+    *("Q5_1", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16"),
+)
+"""Quantisations that can be measured, about from the least to the most precise, by llama.cpp's published perplexities.
+Those with fewer bits require statistics of a text, and are not recommended."""
 
 MORE_PRECISE = "Q5_0"  # first one in PRECISION with more than four bits per weight
 
@@ -175,7 +182,8 @@ def recommend(costs: Sequence[QuantCost]) -> str:
 
 
 def _fastest(costs: Sequence[QuantCost]) -> QuantCost:
-    """Return the most precise of the quantisations that are about as fast as the fastest one."""
+    """Return the most precise of the usual quantisations that are about as fast as the fastest one."""
+    costs = [cost for cost in costs if cost.name in QUANTISATIONS] or costs
     least = min(cost.request_seconds for cost in costs)
     return max((cost for cost in costs if least >= ALIKE * cost.request_seconds), key=_precision)
 

@@ -13,7 +13,6 @@ from ngramspec.cost.given import find_curves, given_curve
 from ngramspec.instruments.tuning.quants import (
     ENOUGH,
     FEWEST,
-    PRECISION,
     RUN,
     SIZES,
     QuantCost,
@@ -24,7 +23,6 @@ from ngramspec.instruments.tuning.quants import (
     recommend,
 )
 from ngramspec.instruments.tuning.typical import typical_gain
-from ngramspec.llama.synthetic import QUANTISATIONS
 from ngramspec.models.shape import QuantisedShape
 
 LAYERS, TIMED, PROMPT = 28, 4, 100
@@ -146,6 +144,7 @@ def test_recommend_names_the_fastest_and_a_more_precise_quantisation() -> None:
     line = recommend(COSTS)
     assert line.startswith("Recommended: IQ4_NL, 3."), "about as fast as Q4_0, and more precise"
     assert "times as fast as Q4_1 for a prompt of 1,000 tokens and an answer of 250; more precise: Q6_K, 0." in line
+    assert recommend([*COSTS, replace(COSTS[0], name="F16", size_bytes=2**32)]) == line, "no usual quantisation"
     only = [cost for cost in COSTS if cost.name == "Q8_0"]
     assert recommend(only) == "Recommended: Q8_0 for a prompt of 1,000 tokens and an answer of 250."
 
@@ -177,10 +176,6 @@ def test_advice_without_a_cost_of_the_own_quantisation() -> None:
     line = advice("Q3_K_S", 2.54, COSTS)
     assert line is not None
     assert line.endswith("2.5 times one token here, but 1.4 times in a file with IQ4_NL (ngramspec tune --quants)")
-
-
-def test_every_measured_quantisation_has_a_precision() -> None:
-    assert set(QUANTISATIONS) == set(PRECISION)
 
 
 def test_costs_are_stored_and_invalid_files_ignored(tmp_path: Path) -> None:
