@@ -20,7 +20,8 @@ from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
 from ngramspec.drafting import uncompiled
 from ngramspec.exactness.decision import ANSWER, DEPTHS, ExactAuto
-from ngramspec.llama.devices import build, select_gpus
+from ngramspec.llama.bindings import init_backend
+from ngramspec.llama.devices import build, devices
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import tuned_file
@@ -31,13 +32,14 @@ from ngramspec.sampling.option import option
 from .console import guarded_stdout, note
 from .options import Model, find, open_target
 from .tune_quants import quant_note
-from .view import facts_table, report_console, tuned_line
+from .view import facts_table, print_report, report_console, tuned_line
 
 
 def info(
     load: Annotated[LoadSettings, LOADING],
     model: Model = None,
     remeasure: bool = option(False, help="Measure again instead of showing cached results."),
+    list_devices: bool = option(False, help="Only list the devices of the build, with their free memory."),
 ) -> None:
     """Show the build, the model, its cost curve and its bit-identical batch sizes.
 
@@ -46,6 +48,9 @@ def info(
     a change of size; the batch sizes with bit-identical logits; and the choice of --exact auto. A pass is one decode
     call of the model.
     """
+    if list_devices:
+        print_report(_device_lines())
+        return
     source = find(model, load)
     kept = recalled(tuned_file(source.path, load))
     target = open_target(source, load)
@@ -114,12 +119,21 @@ def _facts(target: Target) -> dict[str, str]:
     }
 
 
+def _device_lines() -> list[str]:
+    """Return one line about each device of the build, with its name for --device."""
+    init_backend()
+    return [
+        f"{device.name}: {device.description} ({device.total / 2**20:.0f} MiB, {device.free / 2**20:.0f} MiB free)"
+        for device in devices()
+    ] or ["this build does not report its devices"]
+
+
 def _devices(target: Target) -> str:
-    """Return the devices of the build in words; a GPU that llama.cpp leaves out is marked."""
-    gpus = select_gpus(target.devices)
+    """Return the devices of the build in words; a GPU that the model does not use is marked."""
+    names = [device.name for device in target.plan.gpus]
     parts = []
     for device in target.devices:
-        unused = ", not used" if device.is_gpu and device not in gpus else ""
+        unused = ", not used" if device.is_gpu and device.name not in names else ""
         parts.append(f"{device.name} ({device.description}, {device.total / 2**30:.1f} GiB{unused})")
     return ", ".join(parts)
 
@@ -130,7 +144,8 @@ def _layers(target: Target) -> str:
     parts = [f"{count} on {name}" for name, count in target.layers.items() if name not in in_ram]
     if count := sum(target.layers[name] for name in in_ram):
         parts.append(f"{count} in RAM")
-    return f"{', '.join(parts)} (including the output layer)" if parts else ""
+    experts = f"; experts of the first {count} layers in RAM" if (count := target.plan.cpu_experts) else ""
+    return f"{', '.join(parts)} (including the output layer){experts}" if parts else ""
 
 
 def _threads(target: Target) -> str:
@@ -234,7 +249,7 @@ def origin(target: Target, name: str) -> str:
 
 def _backend(target: Target) -> str:
     """Return the kinds of GPU that the model uses, or "CPU"."""
-    gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in select_gpus(target.devices))
+    gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in target.plan.gpus)
     return ", ".join(gpus) if target.on_gpu else "CPU"
 
 
@@ -245,7 +260,7 @@ def provenance(target: Target) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.name(),
         "devices": [asdict(device) for device in target.devices],
-        "layers": target.layers,
+        "placement": target.plan.summary(target.layers),
         "build": build(),
         "drafting_core": "plain Python" if uncompiled() else "compiled",
         "model": {

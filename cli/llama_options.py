@@ -58,6 +58,7 @@ class NoEffect:
         "--no-cache-idle-slots", "--cache-idle-slots", help="idle slots keep their tokens until they are needed"
     )
     backend_sampling: bool = _ignored("-bs", "--backend-sampling", help="samplers run on the CPU")
+    op_offload: bool = _ignored(help="it is on unless --no-op-offload is set")
     spec_default: bool = _ignored(help="drafting is always on; --no-draft turns it off")
     spec_type: str | None = _ignored_value(help="drafting is always on; --no-draft turns it off")
     spec_draft_n_min: str | None = _ignored_value("--spec-draft-n-min", "--draft-min", "--draft-n-min", help=_LENGTH)
@@ -80,7 +81,9 @@ class NoEffect:
 
 _TEXT_ONLY = "the server accepts only text"
 _ONE_MODEL = "a server has one model; start one server per model"
-_PLACEMENT = "llama.cpp places the layers; set -ngl, and CUDA_VISIBLE_DEVICES or GGML_VK_VISIBLE_DEVICES"
+_FIT = "-ngl auto fits the model into GPU memory, -ngl all does not"
+_CACHE = "the KV cache is on the devices of its layers; set -ngl"
+_TARGET_ONLY = "tensors of the draft model cannot be placed one by one; set -ngld or -devd"
 _NO_AGENT = "the server runs no tools; clients do"
 _FILE_ONLY = "edit the metadata of the model file instead"
 _SCHEDULING = "use taskset, numactl or nice"
@@ -99,14 +102,12 @@ REASONS = {
     "--keep": "a response ends when its context is full",
     **dict.fromkeys(("--models-dir", "--models-preset", "--models-max", "--no-models-autoload"), _ONE_MODEL),
     "--sleep-idle-seconds": "the model stays loaded; stop the server to free its memory",
-    **dict.fromkeys(
-        (
-            *("-dev", "--device", "-mg", "--main-gpu", "-ts", "--tensor-split", "-sm", "--split-mode"),
-            *("-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-fit", "--fit"),
-            *("--op-offload", "--no-op-offload", "-nkvo", "--no-kv-offload", "-kvo", "--kv-offload", "--no-host"),
-        ),
-        _PLACEMENT,
-    ),
+    **dict.fromkeys(("-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"), _FIT),
+    **dict.fromkeys(("-nkvo", "--no-kv-offload", "-kvo", "--kv-offload"), _CACHE),
+    **dict.fromkeys(("-otd", "--override-tensor-draft", "-cmoed", "--cpu-moe-draft"), _TARGET_ONLY),
+    **dict.fromkeys(("-ncmoed", "--n-cpu-moe-draft"), _TARGET_ONLY),
+    **dict.fromkeys(("-ncffn", "--n-cpu-ffn"), "use --override-tensor"),
+    "--no-host": "llama.cpp chooses the buffers for transfers to GPUs",
     **dict.fromkeys(("--tools", "--tools-runtime", "--agent", "-ag", "--ui-mcp-proxy", "--webui-mcp-proxy"), _NO_AGENT),
     **dict.fromkeys(("--mcp-servers-config", "--mcp-servers-json"), _NO_AGENT),
     **dict.fromkeys(("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale"), _FILE_ONLY),

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from ngramspec.llama import devices
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load as loading
@@ -149,13 +150,13 @@ def parse_threads(text: str) -> int | None:
 
 
 def parse_layers(text: str) -> int:
-    """Return a number of layers, or -1 for "all" and "auto".
+    """Return a number of layers, or llama.cpp's numbers for "all" and "auto".
 
     Raises:
         ValueError: Text that is not a number, "all" or "auto".
     """
     try:
-        return -1 if text in ("all", AUTO) else int(text)
+        return _LAYERS[text] if text in _LAYERS else int(text)
     except ValueError:
         raise ValueError(f"{text!r} is not a whole number, 'all' or {AUTO!r}") from None
 
@@ -172,6 +173,8 @@ def parse_flash(text: str) -> Flash:
     raise ValueError(f"{text!r} is not one of: {', '.join(_FLASH_WORDS)}")
 
 
+_LAYERS = {AUTO: devices.AUTO, "all": devices.ALL}
+
 _FLASH_WORDS: Mapping[Flash, tuple[str, ...]] = {
     "on": ("on", "enabled", "true", "1"),
     "off": ("off", "disabled", "false", "0"),
@@ -181,6 +184,7 @@ _FLASH_WORDS: Mapping[Flash, tuple[str, ...]] = {
 _TYPERS: dict[str, dict[str, Any]] = {
     "threads": {"parser": parse_threads},
     "gpu_layers": {"parser": parse_layers},
+    "gpu_layers_draft": {"parser": parse_layers},
     "flash_attn": {"parser": parse_flash},
     "draft_model": {"autocompletion": complete_model},
     "model_file": {"autocompletion": complete_model},

@@ -44,7 +44,7 @@ POLICY, MODEL = ("policy", "draft_max"), ("ctx_size", "gpu_layers", "rpc", "thre
 
 HELPS = {
     "ctx_size": "Context size of --model in tokens.",
-    "gpu_layers": "Number of layers of --model on the GPU; -1: all.",
+    "gpu_layers": "Number of layers of --model on the GPU; auto (-1): as many as fit, all (-2): all.",
 }
 
 

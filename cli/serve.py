@@ -24,6 +24,7 @@ _LOAD = (
         *(
             "draft_model",
             "gpu_layers_draft",
+            "device_draft",
             "threads_draft",
             "mtp",
             "no_draft",

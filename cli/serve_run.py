@@ -209,6 +209,7 @@ def open_served(
         *known,
         embd_normalize=scale,
         threads=lambda: target.governor.state,
+        placement=target.plan.summary(target.layers),
         adapters=[str(file) for file, _ in load.adapters],
         aliases=names,
         tags=options.labels,

@@ -95,8 +95,9 @@ def tune(
 
     def opened(settings: Settings) -> Target:
         otherwise = replace(asked, no_mmap=not settings.mmap, no_repack=not settings.repack)
+        # The memory of the first copy is not free, so a fit would place this copy differently.
         with signals_deferred():
-            return loading.open_target(source.path, otherwise)
+            return loading.open_target(source.path, otherwise, **target.plan.arguments)
 
     with ExitStack() as stack:
         target = stack.enter_context(open_target(source, asked))
@@ -110,7 +111,7 @@ def tune(
             target.present,
             physical=physical_cores(),
             logical=logical_cores(),
-            on_cpu=not (target.on_gpu and asked.gpu_layers < 0),
+            on_cpu=not target.plan.all_on_gpu,
             flash_free=asked.cache_type_v in UNQUANTISED,
             quantised_cache=asked.cache_type_k == asked.cache_type_v == "f16" and asked.flash_attn != "off",
         )

@@ -30,7 +30,7 @@ from .options import PROMPTS, Model, find, flags_in_errors, open_target
 from .output import Output, json_option
 from .view import listed, print_report, run_timed, skipped_lines
 
-MODELS = ("draft_model", "gpu_layers_draft", "threads_draft", "mtp", "drafter")
+MODELS = ("draft_model", "gpu_layers_draft", "device_draft", "threads_draft", "mtp", "drafter")
 
 
 def verify(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import platform
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -20,6 +22,7 @@ LARGE = 32 * 2**20  # bytes from which glibc's malloc maps every block on its ow
 
 _MAPS = Path("/proc/self/maps")
 _SUMS = Path("/proc/self/smaps_rollup")
+_NVIDIA = Path("/proc/driver/nvidia/version")
 _GIVEN_TO = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 Range = tuple[int, int]  # addresses from the first up to, and without, the second
@@ -39,6 +42,8 @@ def quantisation(file_type: int) -> str | None:
             return name.removeprefix("LLAMA_FTYPE_").removeprefix("ALL_").removeprefix("MOSTLY_")
     return None
 
+
+AUTO, ALL = -1, -2  # llama.cpp's numbers of GPU layers for "as many as fit" and "all"
 
 CPU, GPU, INTEGRATED = 0, 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
 
@@ -101,6 +106,28 @@ def devices() -> list[Device]:
     return found
 
 
+def device_handles() -> dict[str, int]:
+    """Return ggml's handles of all devices by name."""
+    function, pointer = partial(bindings.ggml_function, llama), ctypes.c_void_p
+    get, name = function("ggml_backend_dev_get", pointer, ctypes.c_size_t), _text("ggml_backend_dev_name")
+    count = function("ggml_backend_dev_count", ctypes.c_size_t)()
+    return {_decoded(name(handle)): handle for handle in map(get, range(count))}
+
+
+def buffer_types() -> dict[str, int]:
+    """Return ggml's handles of the types of buffers by name: one of each device, and CPU."""
+    of_device = bindings.ggml_function(llama, "ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
+    name = _text("ggml_backend_buft_name")
+    types = [of_device(handle) for handle in device_handles().values()]
+    return {_decoded(name(handle)): handle for handle in types if handle}
+
+
+def _text(function: str) -> Callable[[int], bytes]:
+    """Return a function of ggml with a handle as its argument and a text as its result."""
+    made: Callable[[int], bytes] = bindings.ggml_function(llama, function, ctypes.c_char_p, ctypes.c_void_p)
+    return made
+
+
 def _decoded(text: bytes | None) -> str:
     return (text or b"").decode("utf-8", "replace")
 
@@ -128,6 +155,11 @@ def select_gpus(devices: Sequence[Device]) -> list[Device]:
         elif device.id is None or device.id not in [other.id for other in discrete]:
             discrete.append(device)
     return remote + (discrete or integrated)
+
+
+def offloads_all(n_gpu_layers: int) -> bool:
+    """Return True if a negative number of GPU layers leaves no layer in RAM, because there is a GPU."""
+    return n_gpu_layers < 0 and any(device.is_gpu for device in devices())
 
 
 def total_bytes(devices: Sequence[Device], layers: Counter[str]) -> int:
@@ -166,15 +198,35 @@ def _fitting(gpus: Mapping[str, int], ram: int, weights: int, layers: Counter[st
 
 
 def gpu_identity() -> str:
-    """Return the GPUs that models use, and the version of their kernels, as part of a key; "" without a GPU.
-
-    ggml does not report the version of a driver.
-    """
+    """Return the GPUs that models use, and the versions of kernels and driver, as part of a key; "" without a GPU."""
     gpus = select_gpus(devices())
     if not gpus:
         return ""
     versions = [_version(name) for name in ("ggml_version", "ggml_commit")]
-    return repr([[(d.name, d.description, d.total, d.backend) for d in gpus], versions])
+    if any(device.backend != "RPC" for device in gpus):
+        versions.append(driver_version())
+    return repr([described(gpus), versions])
+
+
+def described(gpus: Sequence[Device]) -> list[tuple[str, str, int, str]]:
+    """Return the properties of devices on which measurements depend."""
+    return [(device.name, device.description, device.total, device.backend) for device in gpus]
+
+
+def driver_version() -> str:
+    """Return the version of this machine's GPU driver, which ggml does not report; "" if it is unknown.
+
+    NVIDIA's kernel module reports its version. macOS contains its driver. Other drivers are parts of the kernel and of
+    libraries without a common version.
+    """
+    if platform.system() == "Darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    try:
+        # As in "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024".
+        match = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", _NVIDIA.read_text("utf-8", "replace"))
+    except OSError:
+        return ""
+    return f"NVIDIA {match[1]}" if match else ""
 
 
 def _version(name: str) -> str:
@@ -211,19 +263,19 @@ def _library_folder() -> Path:
     return Path(bindings.ggml(llama)._name).parent
 
 
-def missing_gpu(devices: Sequence[Device], n_gpu_layers: int) -> str | None:
+def missing_gpu(gpus: Sequence[Device], n_gpu_layers: int) -> str | None:
     """Return a warning if the user may expect a GPU and a model gets none; `None` if all is as expected.
 
     Args:
-        devices: Devices of the build.
-        n_gpu_layers: Number of layers that should be on a GPU; negative means all.
+        gpus: GPUs that the model uses.
+        n_gpu_layers: Number of layers that should be on a GPU; AUTO means as many as fit, and ALL all of them.
     """
-    if n_gpu_layers == 0 or select_gpus(devices):
+    if n_gpu_layers == 0 or gpus:
         return None
     check = "ngramspec info shows the build and its devices; -ngl 0 hides this warning"
     if backends := gpu_backends():
         return f"warning: running on the CPU: {' and '.join(backends)} found no usable GPU; check the driver. {check}"
-    if n_gpu_layers > 0:
+    if n_gpu_layers != AUTO:
         return f"warning: running on the CPU: -ngl needs a llama-cpp-python that was built with a GPU backend. {check}"
     return None
 

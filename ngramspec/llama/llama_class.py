@@ -58,7 +58,7 @@ def prepare(n_gpu_layers: int, rpc_servers: str | None = None) -> None:
         names = rpc.workers(rpc_servers)
         with bindings.log_given_back():
             rpc.connect(names)
-    if has_broken_amx(n_gpu_layers):
+    if has_broken_amx(devices.offloads_all(n_gpu_layers)):
         amx.hide()
 
 

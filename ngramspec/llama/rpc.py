@@ -133,7 +133,7 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
             raise ModelError(f"{name} {error}") from None
     watchdog.patience, watchdog.explain = patience, lambda said: _loss(names, said, patience)
     watchdog.watch(llama, CALLS, FREES)
-    watchdog.watch(devices, ("devices",), ())
+    watchdog.watch(devices, ("devices", "buffer_types"), ())
     _load_noisily()
     _joined.names = names
     # llama.cpp uses every registered device, and none can be removed. So register only after all workers have

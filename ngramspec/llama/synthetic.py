@@ -234,7 +234,7 @@ class SyntheticModels:
         params.n_gpu_layers = self._n_gpu_layers
         bindings.set_mapped(llama, params, self._settings.mmap)
         params.use_extra_bufts = self._settings.repack
-        if self._settings.repack and has_broken_amx(self._n_gpu_layers):
+        if self._settings.repack and has_broken_amx(devices.offloads_all(self._n_gpu_layers)):
             params.use_extra_bufts = amx.hide()
         before = devices.anonymous_memory()
 

@@ -44,10 +44,13 @@ from ngramspec.exactness.decision import EXACT, UNMEASURED, WAYS, Exact, ExactAu
 from ngramspec.llama import bindings, devices
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import Branch, CacheTree, ask
+from ngramspec.llama.devices import AUTO
 from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
+from ngramspec.llama.fitting import Demand
 from ngramspec.llama.head import Head, Heads
 from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
+from ngramspec.llama.placement import Placement
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial_context import ROOM, TrialContext
 from ngramspec.llama.weights import Lora, Weights, open_context, set_adapters
@@ -105,7 +108,9 @@ class Target(Weights, CacheSequence):
             such passes.
         n_ctx: Context size of a sequence in tokens. `None` means the model's own size, capped so that the KV cache
             fits in half of the machine's free memory.
-        n_gpu_layers: Number of layers to offload to any GPU that the build supports; a negative number means all.
+        n_gpu_layers: Number of layers to offload to any GPU that the build supports; -1 means as many as fit in its
+            free memory, and -2 all.
+        placement: Devices of the weights; `None` means those that llama.cpp selects.
         threads: CPU threads; `None` means one per usable core, and fewer while other programs use the cores.
         threads_batch: CPU threads of passes over more than one token; `None` means as `threads`.
         tuned_threads: Whether `threads` and `threads_batch` are the best numbers for an idle machine, which may be
@@ -160,7 +165,8 @@ class Target(Weights, CacheSequence):
         *,
         texts: int | None = None,
         n_ctx: int | None = None,
-        n_gpu_layers: int = -1,
+        n_gpu_layers: int = AUTO,
+        placement: Placement | None = None,
         threads: int | None = None,
         threads_batch: int | None = None,
         tuned_threads: bool = False,
@@ -200,7 +206,23 @@ class Target(Weights, CacheSequence):
         shared_load()  # start the first sample here, so that it covers the time of loading
         types = (cache_type_k, cache_type_v)
         asked = Settings(threads, threads_batch or threads, flash_attn, micro_batch, mmap, repack, types)
-        super().__init__(path, asked, n_gpu_layers=n_gpu_layers, head=head, lora=lora)
+        demand = Demand(
+            n_ctx,
+            self._texts,
+            (CACHE_TYPES[cache_type_k][1], CACHE_TYPES[cache_type_v][1]),
+            micro_batch or MICRO_BATCH,
+            MAX_EVALUATE,
+            flash_attn != "off",
+        )
+        super().__init__(
+            path,
+            asked,
+            n_gpu_layers=n_gpu_layers,
+            placement=placement or Placement(),
+            demand=demand,
+            head=head,
+            lora=lora,
+        )
         self.exact = exact
         may_branch = texts is None and self.can_pool and not (head or self._recurrent or self.window)
         self.n_seq = n_seq or (1 + LEAVES if may_branch and self.on_gpu else 1)
@@ -322,6 +344,7 @@ class Target(Weights, CacheSequence):
         params.flash_attn_type = _FLASH[settings.flash_attn]
         params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in settings.cache_types)
         params.n_rs_seq = snapshots
+        params.op_offload = self.plan.asked.op_offload
         return params
 
     def _open_context(self, n_ctx: int, setting: str) -> None:
@@ -342,7 +365,7 @@ class Target(Weights, CacheSequence):
         if not self._ctx:
             raise ModelError(
                 f"{self.path}: could not create a context of {n_ctx} tokens ({bindings.last_complaint()});"
-                " try a smaller -c/--ctx-size"
+                f" try {self._smaller_context(n_ctx)}"
             )
         if 0 < snapshots < self._longest:
             self.notes.append(f"low memory: drafts are limited to {snapshots} tokens")

@@ -23,7 +23,9 @@ from ngramspec.cpu.cores import logical_cores, physical_cores
 from ngramspec.errors import ModelError
 from ngramspec.llama import amx, bindings, crash_check, devices, rpc
 from ngramspec.llama.cache import bytes_per_token, is_recurrent
-from ngramspec.llama.devices import build
+from ngramspec.llama.devices import AUTO, build
+from ngramspec.llama.fitting import Demand
+from ngramspec.llama.placement import Placement, make_plan
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.machine import Settings
 from ngramspec.models.check import check_adapter_file, has_gguf_magic, parts_of
@@ -70,6 +72,8 @@ class Weights(Vocabulary):
         present: Settings,
         *,
         n_gpu_layers: int,
+        placement: Placement,
+        demand: Demand,
         head: bool,
         lora: Sequence[Lora],
     ) -> None:
@@ -78,13 +82,15 @@ class Weights(Vocabulary):
         bindings.init_backend()
         self.has_head = head and self._can_load_head()  # whether its own head was asked for, and is loaded
         adapted = check_adapters(lora, self.path)
-        self._load(n_gpu_layers)
+        self.plan = make_plan(self.path, n_gpu_layers, placement, demand)
+        self._load()
         self._adapters = _load_adapters(lora, self._model)
-        self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)  # whether a GPU holds any of it
+        self.on_gpu = self.plan.on_gpu
         # A build whose kernels get fixed keeps its name, and its passes then cost half.
         marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (not present.repack)
         marks += [" mmap=off"] * (not present.mmap) + [" head"] * self.has_head
-        self._loaded_as = f"{_placed(n_gpu_layers)}{''.join(marks)}{adapted}"
+        placed = f"{_placed(self.plan.gpu_layers, placement)}{self.plan.key}"
+        self._loaded_as = f"{placed}{''.join(marks)}{adapted}"
 
     def _can_load_head(self) -> bool:
         """Return True if the model's own head can be run here; otherwise a note gives the reason."""
@@ -93,14 +99,14 @@ class Weights(Vocabulary):
             self.notes.append(f"--mtp is not used: {why}")
         return not why
 
-    def _load(self, n_gpu_layers: int) -> None:
+    def _load(self) -> None:
         params = llama.llama_model_default_params()
-        params.n_gpu_layers = n_gpu_layers
+        self._placement_buffers = self.plan.apply(params)
         bindings.set_mapped(llama, params, self.present.mmap)
         params.use_extra_bufts = self.present.repack
         if self.has_head:
             params.load_mtp = True
-        self.amx_broken = self.present.repack and has_broken_amx(n_gpu_layers)
+        self.amx_broken = self.present.repack and has_broken_amx(self.plan.all_on_gpu)
         if self.amx_broken:
             self.notes.append(amx.NOTE)
             params.use_extra_bufts = amx.hide()
@@ -121,8 +127,11 @@ class Weights(Vocabulary):
             if match := _LAYER.match(line):
                 placed[int(match[1])] = match[2]
 
-        with bindings.log_listener(note_layer):
-            self._open_model(params)
+        try:
+            with bindings.log_listener(note_layer):
+                self._open_model(params)
+        except ModelError as error:
+            raise self.plan.explained(error) from None
         self._placed = [placed[layer] for layer in sorted(placed)]
         if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(self._model):
             raise ModelError(f"{self.path}: this model has an encoder; only decoder-only models are supported")
@@ -139,8 +148,7 @@ class Weights(Vocabulary):
         llama.llama_model_desc(self._model, buffer, 256)
         self.description = buffer.value.decode("utf-8", "replace")
         self.devices = devices.devices()
-        if warning := devices.missing_gpu(self.devices, n_gpu_layers):
-            self.notes.append(warning)
+        self.notes += self.plan.notes
         self._recurrent = is_recurrent(self._model)
 
     @property
@@ -151,7 +159,7 @@ class Weights(Vocabulary):
     @property
     def _cached_layers(self) -> Counter[str]:
         """Number of layers by the name of their device, without the output layer, which has no KV cache."""
-        gpus = [device.name for device in devices.select_gpus(self.devices)] if self.on_gpu else []
+        gpus = [device.name for device in self.plan.gpus] if self.on_gpu else []
         return Counter(self._placed[:-1] or gpus or ["CPU"])
 
     @property
@@ -187,10 +195,12 @@ class Weights(Vocabulary):
         )
         layers, kv_heads = llama.llama_model_n_layer(self._model), llama.llama_model_n_head_kv(self._model)
         per_token = bytes_per_token(self.present.cache_types, layers, kv_heads or heads, widths)
+        self._token_bytes = max(1.0, texts * per_token)
         if asked is None:
             free = devices.free_bytes(self.devices, self._cached_layers, self.size_bytes if self.present.mmap else 0)
+            free -= min(free, self.plan.asked.reserved)
             trained = self.n_ctx_train or 4096
-            fits = int(free / 2 / max(1.0, texts * per_token)) // GRAIN * GRAIN
+            fits = int(free / 2 / self._token_bytes) // GRAIN * GRAIN
             if fits >= trained:
                 return trained
             size, each = min(trained, max(LEAST, fits)), f", {texts} times," if texts > 1 else ""
@@ -205,13 +215,22 @@ class Weights(Vocabulary):
             each = f", {texts} of them" if texts > 1 else ""
             raise ModelError(
                 f"a context of {asked} tokens{each} needs {needed / 2**30:.1f} GiB for the KV cache, but the machine"
-                f" has {total / 2**30:.1f} GiB in total; try a smaller -c/--ctx-size"
+                f" has {total / 2**30:.1f} GiB in total; try {self._smaller_context(asked)}"
             )
         if asked > self.n_ctx_train > 0:
             self.notes.append(
                 f"warning: the context of {asked} tokens is larger than the {self.n_ctx_train} the model was trained on"
             )
         return asked
+
+    def _smaller_context(self, n_ctx: int) -> str:
+        """Return advice after a context of `n_ctx` tokens per sequence did not fit, with a size that fits if known."""
+        free = devices.free_bytes(devices.devices(), self._cached_layers, self.size_bytes if self.present.mmap else 0)
+        size = int(free / 2 / self._token_bytes) // GRAIN * GRAIN
+        advice = "a smaller -c/--ctx-size"
+        if LEAST <= size < n_ctx:
+            advice += f", such as {size}"
+        return f"{advice}, or a smaller -ngl or a larger --n-cpu-moe" if self.on_gpu else advice
 
     def _key(self, settings: str) -> str:
         single, batch = self.present.threads, self.present.threads_batch
@@ -238,24 +257,23 @@ def model_key(path: Path) -> str:
     return hashlib.blake2b(crash_check.edges(path, size) + named, digest_size=12).hexdigest()
 
 
-def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str]) -> str:
+def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str], placement: Placement | None = None) -> str:
     """The name under which the fastest settings of a model are kept, which need not be loaded. Raises OSError."""
     cores = physical_cores(), logical_cores()
-    return machine_key(path, f"tuned {_placed(n_gpu_layers)} kv={tuple(cache_types)} cores={cores}")
+    return machine_key(
+        path, f"tuned {_placed(n_gpu_layers, placement or Placement())} kv={tuple(cache_types)} cores={cores}"
+    )
 
 
-def _placed(n_gpu_layers: int) -> str:
-    """Where the layers are, as part of a key: the same model costs otherwise over a network."""
+def _placed(n_gpu_layers: int, placement: Placement) -> str:
+    """Return the placement of the layers as part of a key: costs depend on devices and on a network."""
     far = rpc.joined() if n_gpu_layers else ()
-    return f"ngl={n_gpu_layers}{f' rpc={far}' if far else ''}"
+    return f"ngl={max(AUTO, n_gpu_layers)}{f' rpc={far}' if far else ''}{placement.key()}"
 
 
-def has_broken_amx(n_gpu_layers: int) -> bool:
-    """Whether weights would be placed for AMX kernels that do not work."""
-    if HAS_AMX not in build():
-        return False
-    all_on_gpu = n_gpu_layers < 0 and any(d.is_gpu for d in devices.devices())
-    return not all_on_gpu and not amx.works(Path(libggml._name))
+def has_broken_amx(all_on_gpu: bool) -> bool:
+    """Return True if weights in RAM would be placed for AMX kernels that do not work."""
+    return HAS_AMX in build() and not all_on_gpu and not amx.works(Path(libggml._name))
 
 
 # --------------------------------------------------------------------------- LoRA adapters

@@ -23,15 +23,17 @@ from ngramspec.drafting.draft_model.asked_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.llama.placement import DRAFT_MARGIN
 from ngramspec.llama.rpc import PATIENCE, connect, workers
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary, common_tokens
 from ngramspec.llama.weights import tuning_key
-from ngramspec.loading.settings import ALONE, LoadSettings, LoadSettingsError
+from ngramspec.loading.settings import ALONE, NO_DEVICE, LoadSettings, LoadSettingsError
 from ngramspec.machine import flags, path_of, recalled
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder, saves_answers
+from ngramspec.models.check import parts_of
 from ngramspec.models.find import ModelSource, resolve
 from ngramspec.models.hub import PREFIX, Progress
 from ngramspec.shared_model import SharedModel
@@ -132,7 +134,13 @@ def open_found(
     """
     settings, changes = tuned(found.path, settings, on_note)
     target = open_target(
-        found.path, settings, on_note, texts=texts, head=settings.mtp, tuned_threads="threads" in changes
+        found.path,
+        settings,
+        on_note,
+        texts=texts,
+        head=settings.mtp,
+        tuned_threads="threads" in changes,
+        placement=replace(settings.placement, reserved=_draft_bytes(found, settings)),
     )
     try:
         drafter, memory, small = open_drafter(target, found, settings, on_note=on_note, learn=learn, remember=remember)
@@ -161,10 +169,18 @@ def open_target(path: Path, settings: LoadSettings, on_note: Tell = lambda _: No
         on_note: Function that receives notes for the user.
         more: Arguments of `Target` that are not in `settings`.
     """
-    target = Target(path, **settings.for_target, **more)
+    target = Target(path, **{**settings.for_target, **more})
     for line in target.notes:
         on_note(line)
     return target
+
+
+def _draft_bytes(found: ModelSource, settings: LoadSettings) -> int:
+    """Return an estimate of the GPU memory for the draft model; 0 if it has none there."""
+    own = settings.for_draft_model(0, None)
+    if found.draft is None or not own.gpu_layers or own.device == NO_DEVICE:
+        return 0
+    return DRAFT_MARGIN + sum(part.stat().st_size for part in parts_of(found.draft.path)) * 5 // 4
 
 
 # --------------------------------------------------------------------------- tuned settings
@@ -172,7 +188,8 @@ def open_target(path: Path, settings: LoadSettings, on_note: Tell = lambda _: No
 
 def tuned_file(path: Path, settings: LoadSettings) -> Path:
     """Return the path at which `ngramspec tune` saves the fastest settings for a model with these settings."""
-    return path_of(tuning_key(path, settings.gpu_layers, (settings.cache_type_k, settings.cache_type_v)))
+    types = (settings.cache_type_k, settings.cache_type_v)
+    return path_of(tuning_key(path, settings.gpu_layers, types, settings.placement))
 
 
 _TUNED = {
@@ -230,7 +247,11 @@ def open_drafter(
     elif found.draft is not None:
         own, known = settings.for_draft_model(target.n_ctx, settings.threads), target.notes
         small = open_target(
-            found.draft.path, own, lambda line: line in known or on_note(f"draft model: {line}"), texts=target.texts
+            found.draft.path,
+            own,
+            lambda line: line in known or on_note(f"draft model: {line}"),
+            texts=target.texts,
+            placement=replace(own.placement, margin=DRAFT_MARGIN),
         )
         try:
             asked = as_drafter(target, small)

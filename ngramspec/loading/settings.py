@@ -7,6 +7,7 @@ The options of the command line and of the plugin for `llm` are made of these.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.exactness.decision import Exact
 from ngramspec.llama.cache import UNQUANTISED, CacheType
+from ngramspec.llama.devices import ALL, AUTO
+from ngramspec.llama.placement import EVERY, SPLIT_MODES, Placement, SplitMode
 from ngramspec.llama.rpc import PATIENCE, workers
 from ngramspec.llama.target import DRAFT_LENGTHS, EXACTNESS, FLASH, MICRO_BATCHES, THREADS, TYPES
 from ngramspec.llama.weights import Lora
@@ -24,11 +27,14 @@ from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import FixedPolicy, Policy
-from ngramspec.sampling.option import FINITE, Allowed, between, option, options, within
+from ngramspec.sampling.option import FINITE, Allowed, between, one_of, option, options, within
 from ngramspec.user_class import FORM, is_user_class, load_class
 
 ALONE = "model"
 """Value of `drafter` for a draft model without n-grams."""
+
+NO_DEVICE = "none"
+"""Value of `device` for the CPU."""
 
 LEAST_CONTEXT = 16
 CONTEXT = Allowed(
@@ -37,7 +43,36 @@ CONTEXT = Allowed(
     0,
     2**24,
 )
-LAYERS = between(-1, 9999)
+LAYERS = between(ALL, 9999)
+
+
+DEVICES = Allowed(lambda x: isinstance(x, str) and all(x.split(",")), "a list of device names, or 'none'")
+
+
+def _is_split(text: Any) -> bool:
+    """Return True if a text is a list of shares."""
+    try:
+        shares = [float(share) for share in re.split("[,/]", text)]
+    except (TypeError, ValueError):
+        return False
+    return all(0 <= share < math.inf for share in shares) and sum(shares) > 0
+
+
+def _are_overrides(value: Any) -> bool:
+    """Return True if a value consists of pairs of a regular expression and a device."""
+    try:
+        return all(re.compile(pattern) and pattern and device for pattern, device in value)
+    except (TypeError, ValueError, re.error):
+        return False
+
+
+def _parse_overrides(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Parse REGEX=DEVICE,REGEX=DEVICE of each occurrence of the option; "=" in a regular expression is allowed."""
+    parts = [item.rpartition("=") for row in csv.reader(texts) for item in row or [""]]
+    pairs = tuple((pattern, device) for pattern, _, device in parts)
+    if not _are_overrides(pairs):
+        raise LoadSettingsError(f"{{override_tensor}} must be REGEX=DEVICE, got {','.join(texts)!r}")
+    return pairs
 
 
 def _adapters(words: str) -> Allowed:
@@ -100,14 +135,59 @@ class LoadSettings:
         allowed=CONTEXT,
     )
     gpu_layers: int = option(
-        -1,
+        AUTO,
         "-ngl",
         "--gpu-layers",
         "--n-gpu-layers",
         metavar="N|all|auto",
-        help="Number of layers on the GPU; -1, all or auto: all.",
+        help="Number of layers on the GPU; auto (-1): as many as fit in its memory, all (-2): all.",
         allowed=LAYERS,
     )
+    device: str | None = option(
+        None,
+        "-dev",
+        "--device",
+        metavar="NAME,...",
+        help="GPUs to use (see ngramspec info), or none; default: those that llama.cpp selects.",
+        allowed=DEVICES,
+    )
+    split_mode: SplitMode = option(
+        "layer",
+        "-sm",
+        "--split-mode",
+        help="Parts of the model that several GPUs share; none: use one GPU.",
+        allowed=one_of(*SPLIT_MODES),
+    )
+    main_gpu: int = option(
+        0, "-mg", "--main-gpu", help="Index of the GPU for --split-mode none.", allowed=between(0, 255)
+    )
+    tensor_split: str | None = option(
+        None,
+        "-ts",
+        "--tensor-split",
+        metavar="N,N,...",
+        help="Share of each GPU, such as 3,1; default: in proportion to free memory.",
+        allowed=Allowed(_is_split, "a list of numbers of at least 0 with a positive sum"),
+    )
+    n_cpu_moe: int | None = option(
+        None,
+        "-ncmoe",
+        "--n-cpu-moe",
+        help="Number of first layers whose experts stay in RAM; default: as many as needed to fit.",
+        allowed=between(0, 9999),
+    )
+    cpu_moe: bool = option(False, "-cmoe", "--cpu-moe", help="Keep the experts of all layers in RAM.")
+    override_tensor: tuple[tuple[str, str], ...] = option(
+        (),
+        "-ot",
+        "--override-tensor",
+        metavar="REGEX=DEVICE,...",
+        help="Devices of tensors by their names, such as 'ffn_.*_exps=CPU'; repeatable.",
+        allowed=Allowed(_are_overrides, "valid regular expressions of tensor names with a device each"),
+        parse=_parse_overrides,
+        repeatable=True,
+    )
+    no_op_offload: bool = option(False, help="Do not use the GPU for large batches with weights in RAM.")
     rpc: str | None = option(
         None,
         metavar="HOST:PORT,...",
@@ -187,8 +267,19 @@ class LoadSettings:
         "-ngld",
         "--gpu-layers-draft",
         "--n-gpu-layers-draft",
-        help="Number of draft-model layers on the GPU; default: all, or none with -ngl 0.",
+        "--spec-draft-ngl",
+        metavar="N|all|auto",
+        help="Number of draft-model layers on the GPU; default: auto, or none with -ngl 0.",
         allowed=LAYERS,
+    )
+    device_draft: str | None = option(
+        None,
+        "-devd",
+        "--device-draft",
+        "--spec-draft-device",
+        metavar="NAME,...",
+        help="GPUs for the draft model, or none; default: --device.",
+        allowed=DEVICES,
     )
     threads_draft: int | None = option(
         None, "-td", "--threads-draft", help="Number of CPU threads for the draft model; default: -t.", allowed=THREADS
@@ -240,6 +331,7 @@ class LoadSettings:
                 workers(self.rpc)
             except ValueError as error:
                 yield f"{{rpc}}: {error}"
+        yield from self._placement_contradictions()
         yield from self._drafter_contradictions()
         if self.memory is not None:
             memory_folder(self.memory)
@@ -250,12 +342,25 @@ class LoadSettings:
             if self.drafter not in REMEMBERING:
                 yield f"the drafter {self.drafter!r} does not use a memory; remove {{memory}} or {{drafter}}"
 
+    def _placement_contradictions(self) -> Iterator[str]:
+        if self.device == NO_DEVICE and self.gpu_layers not in (AUTO, 0):
+            yield "{device} none cannot be combined with {gpu_layers}: it leaves no GPU for the layers"
+        if self.device == NO_DEVICE and self.rpc is not None:
+            yield "{device} none cannot be combined with {rpc}: it leaves no layer for the workers"
+        if (self.device_draft or self.device) == NO_DEVICE and self.gpu_layers_draft not in (None, AUTO, 0):
+            flag = "{device}" if self.device_draft is None else "{device_draft}"
+            yield f"{flag} none cannot be combined with {{gpu_layers_draft}}: it leaves no GPU for the layers"
+        if self.split_mode == "none" and self.tensor_split is not None:
+            yield "{tensor_split} cannot be combined with {split_mode} none, which uses one GPU"
+        if self.cpu_moe and self.n_cpu_moe is not None:
+            yield "{cpu_moe} cannot be combined with {n_cpu_moe}; remove one"
+
     def _drafter_contradictions(self) -> Iterator[str]:
         flag = "{draft_model}" if self.draft_model is not None else "{mtp}" if self.mtp else ""
         if self.draft_model is not None and self.mtp:
             yield "{draft_model} cannot be combined with {mtp}"
-        if self.draft_model is None and (self.gpu_layers_draft, self.threads_draft) != (None, None):
-            yield "{gpu_layers_draft} and {threads_draft} require a draft model; set {draft_model}"
+        if self.draft_model is None and (self.gpu_layers_draft, self.device_draft, self.threads_draft) != (None,) * 3:
+            yield "{gpu_layers_draft}, {device_draft} and {threads_draft} require a draft model; set {draft_model}"
         if flag and self.drafter not in (DEFAULT, ALONE):
             yield (
                 f"{{drafter}} {self.drafter} cannot be combined with {flag}; use {{drafter}} {DEFAULT} (both) or"
@@ -286,6 +391,7 @@ class LoadSettings:
         return {
             "n_ctx": self.ctx_size or None,
             "n_gpu_layers": self.gpu_layers,
+            "placement": self.placement,
             "threads": self.threads,
             "threads_batch": self.threads_batch,
             "micro_batch": self.ubatch_size,
@@ -301,6 +407,20 @@ class LoadSettings:
         }
 
     @property
+    def placement(self) -> Placement:
+        """Requested devices of the weights."""
+        names = None if self.device is None else () if self.device == NO_DEVICE else tuple(self.device.split(","))
+        return Placement(
+            devices=names,
+            main_gpu=self.main_gpu,
+            split_mode=self.split_mode,
+            tensor_split=tuple(map(float, re.split("[,/]", self.tensor_split))) if self.tensor_split else (),
+            cpu_experts=EVERY if self.cpu_moe else self.n_cpu_moe,
+            overrides=self.override_tensor,
+            op_offload=not self.no_op_offload,
+        )
+
+    @property
     def adapters(self) -> tuple[Lora, ...]:
         """Files of all LoRA adapters, each with its scale."""
         return *self.lora, *self.lora_scaled
@@ -308,8 +428,9 @@ class LoadSettings:
     def for_draft_model(self, n_ctx: int, threads: int | None) -> LoadSettings:
         """Return the settings of the draft model.
 
-        A draft model is small, so by default all its layers are on the GPU, even if the target does not fit there. If
-        `gpu_layers` is 0, which disables the GPU, it is on the CPU.
+        A draft model is small, so by default as many of its layers as fit are on the GPU, even if the target does not
+        fit there. If `gpu_layers` is 0, which disables the GPU, it is on the CPU. As in llama.cpp, it uses the target's
+        devices and their shares, unless it has its own; overrides of tensors apply only to the target.
 
         Args:
             n_ctx: Context size of the target.
@@ -317,9 +438,18 @@ class LoadSettings:
         """
         layers = self.gpu_layers_draft
         if layers is None:
-            layers = -1 if self.gpu_layers else 0
+            layers = AUTO if self.gpu_layers else 0
+        own = self.device_draft is not None
         return LoadSettings(
-            ctx_size=max(LEAST_CONTEXT, n_ctx), gpu_layers=layers, threads=self.threads_draft or threads, exact="off"
+            ctx_size=max(LEAST_CONTEXT, n_ctx),
+            gpu_layers=layers,
+            device=self.device_draft if own else self.device,
+            split_mode="layer" if own else self.split_mode,
+            main_gpu=0 if own else self.main_gpu,
+            tensor_split=None if own else self.tensor_split,
+            no_op_offload=self.no_op_offload,
+            threads=self.threads_draft or threads,
+            exact="off",
         )
 
 

@@ -88,6 +88,11 @@ class GGUFHeader:
     shapes: Mapping[str, tuple[int, ...]]  # shapes of the tensors by name, in ggml's order: rows are the last dimension
     places: Mapping[str, tuple[int, int]]  # (ggml type, position of the first byte in the file) of the tensors by name
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the tensors by name, 0 if `BLOCKS` lacks the type."""
+        return {name: _size(self.shapes[name], kind) for name, (kind, _) in self.places.items()}
+
 
 def read_header(path: Path) -> GGUFHeader:
     """Read the header of a non-empty file that begins with `MAGIC`.
@@ -218,5 +223,9 @@ def _tensor(reader: _Reader) -> tuple[str, tuple[int, ...], int, int, int]:
     kind, offset = reader.number(_U32), reader.number()
     if kind not in BLOCKS:
         return name, shape, kind, 0, 0
-    weights, size = BLOCKS[kind]
-    return name, shape, kind, offset, math.prod(shape) // weights * size
+    return name, shape, kind, offset, _size(shape, kind)
+
+
+def _size(shape: tuple[int, ...], kind: int) -> int:
+    weights, size = BLOCKS.get(kind, (1, 0))
+    return math.prod(shape) // weights * size

@@ -39,6 +39,7 @@ class ServedModel:
     # Scaling of embeddings for requests that do not set it; see `embeddings.scale_vectors`.
     embd_normalize: int = EUCLIDEAN
     threads: Callable[[], ThreadState] | None = None  # function that returns the present numbers of threads
+    placement: Mapping[str, Any] = field(default_factory=dict)  # devices of the weights, for clients only
     aliases: Sequence[str] = ()  # all names of the model that clients may use
     tags: Sequence[str] = ()  # labels of the model, for clients only
     adapters: Sequence[str] = ()  # files of LoRA adapters; the service has their scales

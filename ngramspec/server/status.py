@@ -81,6 +81,7 @@ async def props(call: Call) -> Response:
             "eos_token": eos,
             "build_info": FINGERPRINT,
             "exact": model.exact,
+            "placement": model.placement,
             "threads": None if model.threads is None else model.threads()._asdict(),
         }
     )

@@ -115,7 +115,13 @@ def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_info_warns_once_about_layers_for_a_gpu_that_is_missing(
     env: dict[str, str], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for options, warned in ((["-ngl", "99"], 1), (["-ngl", "0"], 0), (["-ngl", "all"], 0), ([], 0)):
+    for options, warned in (
+        (["-ngl", "99"], 1),
+        (["-ngl", "0"], 0),
+        (["-ngl", "all"], 1),
+        (["-ngl", "auto"], 0),
+        ([], 0),
+    ):
         done = run(env, *INFO, tiny, *options).ok()
         assert len(warnings(done.err)) == warned
         assert facts(done.out)["layers"] == f"{LAYERS + 1} in RAM (including the output layer)"
@@ -133,23 +139,35 @@ def test_commands_that_load_two_models_warn_once(env: dict[str, str], tiny: Path
     assert len(warnings(exact.err)) == 1
 
 
+def placed(layers: dict[str, int], cpu_experts: int = 0) -> Target:
+    plan = SimpleNamespace(gpus=(GPU,), cpu_experts=cpu_experts)
+    return cast(Target, SimpleNamespace(devices=[SHARED, GPU, CPU], layers=Counter(layers), plan=plan))
+
+
 @pytest.mark.parametrize(
-    ("layers", "line"),
+    ("layers", "experts", "line"),
     [
-        ({"CPU": 9}, "9 in RAM (including the output layer)"),
-        ({"CPU": 4, "CUDA0": 5}, "5 on CUDA0, 4 in RAM (including the output layer)"),
-        ({"RPC0": 4, "CUDA0": 5}, "4 on RPC0, 5 on CUDA0 (including the output layer)"),
-        ({}, ""),
+        ({"CPU": 9}, 0, "9 in RAM (including the output layer)"),
+        ({"CPU": 4, "CUDA0": 5}, 0, "5 on CUDA0, 4 in RAM (including the output layer)"),
+        ({"RPC0": 4, "CUDA0": 5}, 0, "4 on RPC0, 5 on CUDA0 (including the output layer)"),
+        ({"CUDA0": 9}, 3, "9 on CUDA0 (including the output layer); experts of the first 3 layers in RAM"),
+        ({}, 0, ""),
     ],
 )
-def test_layers_are_listed_by_device(layers: dict[str, int], line: str) -> None:
-    assert info._layers(cast(Target, SimpleNamespace(devices=[SHARED, GPU, CPU], layers=Counter(layers)))) == line
+def test_layers_are_listed_by_device(layers: dict[str, int], experts: int, line: str) -> None:
+    assert info._layers(placed(layers, experts)) == line
 
 
-def test_a_gpu_that_llama_cpp_leaves_out_is_marked() -> None:
-    target = cast(Target, SimpleNamespace(devices=[SHARED, GPU, CPU]))
+def test_a_gpu_that_a_model_does_not_use_is_marked() -> None:
+    target = placed({})
     marked = "Vulkan0 (Iris, 14.0 GiB, not used), CUDA0 (RTX 3090, 24.0 GiB), CPU (EPYC, 16.0 GiB)"
     assert info._devices(target) == marked
+
+
+def test_info_lists_devices_without_loading_a_model(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "devices", lambda: [GPU, CPU])
+    done = run(env, "info", "--list-devices", "no-such-model").ok()
+    assert done.out.splitlines() == ["CUDA0: RTX 3090 (24576 MiB, 0 MiB free)", "CPU: EPYC (16384 MiB, 0 MiB free)"]
 
 
 # ---------------------------------------------------------------------- a core that was not compiled

@@ -193,13 +193,11 @@ def test_nobody_asks_where_no_weight_would_use_them(
     with load(repack=False) as loaded:
         assert not loaded.amx_broken
     assert not parameters[0].use_extra_bufts
-    gpu = SimpleNamespace(is_gpu=True)
-    monkeypatch.setattr(weights.devices, "devices", lambda: [gpu])
-    assert not weights.has_broken_amx(-1)
+    assert not weights.has_broken_amx(all_on_gpu=True)
     assert broken == []
-    assert weights.has_broken_amx(10)
+    assert weights.has_broken_amx(all_on_gpu=False)
     monkeypatch.setattr(weights, "build", lambda: "CPU : AVX512 = 1 | AMX_INT8 = 0 |")
-    assert not weights.has_broken_amx(0)
+    assert not weights.has_broken_amx(all_on_gpu=False)
     assert len(broken) == 1
 
 

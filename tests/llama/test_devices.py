@@ -163,7 +163,7 @@ def test_keys_change_with_the_gpus_that_a_model_uses(set_devices: SetDevices, mo
         return keys()
 
     first = with_devices(CARD, OTHER, CPU)
-    assert with_devices(replace(CARD, free=GIB), OTHER, CPU) == first
+    assert with_devices(replace(CARD, free=9 * GIB), OTHER, CPU) == first
     found = [
         first,
         with_devices(CPU),
@@ -173,8 +173,9 @@ def test_keys_change_with_the_gpus_that_a_model_uses(set_devices: SetDevices, mo
         with_devices(replace(CARD, total=12 * GIB), OTHER, CPU),
         with_devices(replace(CARD, backend="Vulkan"), OTHER, CPU),
     ]
-    monkeypatch.setattr(devices, "_version", lambda name: f"another {name}")
-    found.append(with_devices(CARD, OTHER, CPU))
+    for version in ("_version", "driver_version"):
+        monkeypatch.setattr(devices, version, lambda *name: f"another {name}")
+        found.append(with_devices(CARD, OTHER, CPU))
     for of_one_kind in zip(*found, strict=True):
         assert len(set(of_one_kind)) == len(found)
 
@@ -192,9 +193,46 @@ def test_keys_without_a_gpu_are_those_of_earlier_versions(
     set_devices([CPU])
     before = keys()
     set_devices([replace(CPU, description="Xeon", total=GIB)])
-    monkeypatch.setattr(devices, "_version", lambda name: f"another {name}")
+    for version in ("_version", "driver_version"):
+        monkeypatch.setattr(devices, version, lambda *name: f"another {name}")
     assert keys() == before
     assert devices.gpu_identity() == ""
+
+
+NVIDIA = (
+    "NVRM version: NVIDIA UNIX{} Kernel Module{}  550.54.14  Thu Feb 22 01:44:30 UTC 2024\nGCC version:  gcc 12.2.0"
+)
+
+
+@pytest.mark.parametrize(
+    ("system", "text", "version"),
+    [
+        ("Linux", NVIDIA.format(" x86_64", ""), "NVIDIA 550.54.14"),
+        ("Linux", NVIDIA.format(" Open", " for x86_64"), "NVIDIA 550.54.14"),
+        ("Linux", "something else", ""),
+        ("Linux", None, ""),
+        ("Darwin", None, "macOS 15.1"),
+    ],
+)
+def test_driver_version_is_that_of_the_system(
+    system: str, text: str | None, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "version"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(devices, "_NVIDIA", path)
+    monkeypatch.setattr(devices.platform, "system", lambda: system)
+    monkeypatch.setattr(devices.platform, "mac_ver", lambda: ("15.1", ("", "", ""), "arm64"))
+    assert devices.driver_version() == version
+
+
+def test_handles_of_devices_and_buffers_are_those_of_ggml() -> None:
+    bindings.init_backend()
+    assert devices.device_handles().keys() == {device.name for device in devices.devices()}
+    assert (
+        devices.buffer_types()["CPU"]
+        == bindings.ggml_function(devices.llama, "ggml_backend_cpu_buffer_type", ctypes.c_void_p)()
+    )
 
 
 # ---------------------------------------------------------------------- missing GPUs
@@ -220,6 +258,7 @@ def test_gpu_backends_finds_libraries_and_registered_backends(tmp_path: Path, mo
         ([], [CPU], -1, None),
         ([], [CPU], 0, None),
         ([], [CPU], 1, "built with a GPU backend"),
+        ([], [CPU], -2, "built with a GPU backend"),
         (["Vulkan"], [CPU], -1, "Vulkan found no usable GPU"),
         (["CUDA", "Vulkan"], [CPU], 99, "CUDA and Vulkan found no usable GPU"),
         (["Vulkan"], [CPU], 0, None),
@@ -235,7 +274,7 @@ def test_missing_gpu_warns_only_if_a_gpu_was_expected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(devices, "gpu_backends", lambda: backends)
-    line = missing_gpu(registered, n_gpu_layers)
+    line = missing_gpu(select_gpus(registered), n_gpu_layers)
     assert (line is None) == (warning is None)
     assert line is None or (warning in line and line.startswith("warning: running on the CPU") and "\n" not in line)
 
