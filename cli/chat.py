@@ -29,6 +29,7 @@ from ngramspec.instruments.trace import TraceWriter
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import list_models
 from ngramspec.sampling.option import option
+from ngramspec.sampling.text_rules import TextRules
 
 from . import chat_commands
 from .chat_input import Terminal, no_echo, piped_lines
@@ -44,6 +45,7 @@ def chat(
     load: LoadSettings,
     sampling: Annotated[SamplingOptions, {"temperature": setting("temperature", CHAT_TEMPERATURE)}],
     reasoning: ReasoningOptions,
+    rules: TextRules,
     model: Model = None,
     predict: int = option(
         -1, "-n", "--predict", "--n-predict", help="Maximum number of tokens per answer; -1: until the context is full."
@@ -75,11 +77,7 @@ def chat(
     """
     limit = check_predict(predict)
     chosen = sampling.sampling()
-    acceptance = sampling.acceptance(chosen, load)
-    try:
-        acceptance.rule(chosen, ruled=reasoning.limited)
-    except ValueError as error:
-        usage_error(str(error))
+    acceptance = sampling.acceptance(chosen, load, reasoning.restriction or rules.restriction)
     stops = check_stop(stop)
     first = None if file is None else _read(file)
     interactive = sys.stdin is not None and sys.stdin.isatty()
@@ -97,6 +95,7 @@ def chat(
         found, replace(load, hf_repo=None), loaded, chosen, acceptance, limit=limit, interactive=interactive
     )
     session.random_seed, session.stop, session.trace = sampling.seed == -1, stops, writer
+    session.rules = rules
     session.conversation, session.keep = conversation, keep or resume
     session.variables.update(reasoning.variables)
     session.reasoning_budget = reasoning.reasoning_budget

@@ -20,8 +20,8 @@ from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.reasoning_budget import budget_for
-from ngramspec.sampling.sampler import NO_RULES, TextRules
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import NO_RULES, TextRules
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import state_folder
 from ngramspec.tool_calls.families import find_open_tag, reasoning_tags
@@ -96,6 +96,7 @@ class Session:
         self.attached: list[str] = []  # texts inserted before the next message
         self.predicted = ""  # text that the next answer is likely to copy
         self.variables: dict[str, Any] = {}  # additional variables of the chat template, such as "enable_thinking"
+        self.rules = NO_RULES  # rules of each answer, except the budget of reasoning
         self.reasoning_budget = UNLIMITED  # maximum number of tokens in a block of reasoning
         self.reasoning_message = ""  # text before the closing tag that ends reasoning at its budget
         self.editing = False  # True if the user's next message replaces the last one
@@ -344,11 +345,12 @@ class Session:
     def _rules(self, prompt: Sequence[int]) -> TextRules:
         """Return the text rules for the answer to a prompt."""
         if self.reasoning_budget == UNLIMITED:
-            return NO_RULES
+            return self.rules
         tags, target = reasoning_tags(self.target.chat_template), self.target
         start = find_open_tag(tags, self._opening)
         limit, message = self.reasoning_budget, self.reasoning_message
-        return TextRules(reasoning=budget_for(limit, message, tags, target, target.shown, prompt=prompt, start=start))
+        budget = budget_for(limit, message, tags, target, target.shown, prompt=prompt, start=start)
+        return replace(self.rules, reasoning=budget)
 
 
 def _text(steps: Sequence[Step]) -> str:

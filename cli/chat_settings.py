@@ -12,6 +12,7 @@ from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import NO_RULES, TextRules
 from ngramspec.tool_calls.families import reasoning_tags
 
 from .chat_session import Session, kept_path
@@ -121,7 +122,8 @@ def _use(session: Session, sampling: Sampling) -> None:
         ValueError: Sampling that the model or the acceptance does not support.
     """
     session.target.sampler(sampling)
-    session.acceptance.rule(sampling, ruled=session.reasoning_budget != UNLIMITED)
+    limited = session.reasoning_budget != UNLIMITED
+    session.acceptance.rule(sampling, "a reasoning budget" if limited else session.rules.restriction)
     session.sampling = sampling
 
 
@@ -136,6 +138,24 @@ def _set_seed(session: Session, value: str | None) -> None:
 
 def _set_schema(session: Session, value: str | None) -> None:
     _use(session, replace(session.sampling, grammar=None if value is None else schema_grammar(value)))
+
+
+# ---------------------------------------------------------------------- rules of the text
+
+
+def _rule(field: str, known: Option) -> Setting:
+    assert known.allowed is not None
+    holds, words = known.allowed.holds, known.allowed.words
+
+    def change(session: Session, value: str | None) -> None:
+        number = getattr(NO_RULES, field) if value is None else _parsed(known, int, value)
+        if not holds(number):
+            raise NGramSpecError(f"must be {words}, got {number}")
+        rules = replace(session.rules, **{field: number})
+        session.acceptance.rule(session.sampling, rules.restriction)
+        session.rules = rules
+
+    return Setting(known.help, lambda session: str(getattr(session.rules, field)), change)
 
 
 # ---------------------------------------------------------------------- other settings
@@ -175,7 +195,7 @@ def _set_budget(session: Session, value: str | None) -> None:
         raise NGramSpecError(f"must be a whole number of at least 0, or -1 (no limit), got {value!r}")
     if not reasoning_tags(session.target.chat_template):
         raise NGramSpecError("this model's chat template has no reasoning tags")
-    session.acceptance.rule(session.sampling, ruled=True)
+    session.acceptance.rule(session.sampling, "a reasoning budget")
     session.reasoning_budget = int(value)
 
 
@@ -213,11 +233,13 @@ def _loading(field: str, known: Option) -> Setting:
     return Setting(known.help, show, change)
 
 
-_OPTIONS = options(Sampling) | {name: known for name, known in options(LoadSettings).items() if name in LOADED}
+_GROUPS = (
+    (_sampling, options(Sampling)),
+    (_rule, options(TextRules)),
+    (_loading, {name: known for name, known in options(LoadSettings).items() if name in LOADED}),
+)
 
-SETTINGS = {
-    _flag_name(known): (_sampling if field in _HINTS else _loading)(field, known) for field, known in _OPTIONS.items()
-} | {
+SETTINGS = {_flag_name(known): make(field, known) for make, group in _GROUPS for field, known in group.items()} | {
     "json-schema": Setting("JSON schema for the answers, instead of a grammar.", lambda _: "see grammar", _set_schema),
     "predict": Setting(
         "Maximum number of tokens per answer; -1: until the context is full.",
@@ -248,5 +270,8 @@ SETTINGS["seed"] = SETTINGS["seed"]._replace(change=_set_seed)
 SETTINGS["samplers"] = SETTINGS["samplers"]._replace(show=lambda session: ";".join(session.sampling.samplers))
 
 _ALIASES = {name: name for name in SETTINGS} | {
-    _plain(alias): _flag_name(known) for field, known in _OPTIONS.items() for alias in (field, *known.flags)
+    _plain(alias): _flag_name(known)
+    for _, group in _GROUPS
+    for field, known in group.items()
+    for alias in (field, *known.flags)
 }

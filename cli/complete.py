@@ -19,6 +19,7 @@ from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import is_model_argument
 from ngramspec.sampling.option import between, option, within
+from ngramspec.sampling.text_rules import TextRules
 from ngramspec.steps import Stats, Step
 
 from .answer_line import AnswerReport
@@ -33,6 +34,7 @@ from .sampling_options import SamplingOptions, check_sampling
 def complete(
     load: LoadSettings,
     sampling: SamplingOptions,
+    rules: TextRules,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -107,12 +109,12 @@ def complete(
     """
     limit = check_predict(predict)
     chosen = sampling.sampling()
-    acceptance = sampling.acceptance(chosen, load)
+    acceptance = sampling.acceptance(chosen, load, rules.restriction)
     stops = check_stop(stop)
     if logprobs is not None and not as_json:
         usage_error("--logprobs requires --json")
     if beams is not None:
-        others = {"--logprobs": logprobs, "--trace": trace}
+        others = {"--logprobs": logprobs, "--trace": trace, "--min-tokens": rules.min_tokens or None}
         check_beams(chosen, acceptance, load, others)
     predicted = "" if prediction is None else _read_prediction(prediction, load, beams)
     model, source = _arguments(model, file, text_file, named=load.hf_repo is not None)
@@ -145,6 +147,7 @@ def complete(
                 sampling=chosen,
                 acceptance=acceptance,
                 stop=stops,
+                rules=rules,
                 logprobs=logprobs,
                 return_decisions=writer is not None,
                 prediction=target.tokenize(predicted, add_bos=False) if predicted else (),

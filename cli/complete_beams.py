@@ -32,7 +32,7 @@ def check_beams(
         sampling: Sampling settings of the command.
         acceptance: Acceptance of drafts.
         load: Load settings of the command.
-        others: Values of other options by flag.
+        others: Values of other options by flag; `None` means that the option is not used.
     """
     if load.exact == "on":
         usage_error(

@@ -256,7 +256,7 @@ def grouped(command: Command) -> Command:
         else:
             assert isinstance(group, type)
             typed = get_type_hints(group)
-            names = next((one for one in chosen if isinstance(one, tuple)), tuple(one.name for one in fields(group)))
+            names = next((one for one in chosen if isinstance(one, tuple)), tuple(options(group)))
             other = next((one for one in chosen if isinstance(one, Mapping)), {})
             groups[name] = group, [one.name for one in fields(group) if one.name in names]
             for one in fields(group):

@@ -43,6 +43,11 @@ class ReasoningOptions:
         return self.reasoning_budget != UNLIMITED
 
     @property
+    def restriction(self) -> str:
+        """The budget, as `TextRules.restriction` names it."""
+        return "a reasoning budget" if self.limited else ""
+
+    @property
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
         return {} if self.reasoning == "auto" else {ENABLE: self.reasoning == "on"}

@@ -95,14 +95,19 @@ class SamplingOptions:
                 found[name] = known.read(value)
         return Sampling(**found)
 
-    def acceptance(self, sampling: Sampling, load: LoadSettings) -> Acceptance:
+    def acceptance(self, sampling: Sampling, load: LoadSettings, restriction: str = "") -> Acceptance:
         """Return the acceptance of drafts and print a warning if it is lossy.
 
         The program ends if the acceptance conflicts with other options.
+
+        Args:
+            sampling: Sampling settings of the command.
+            load: Load settings of the command.
+            restriction: See `TextRules.restriction`.
         """
         try:
             acceptance = Acceptance(self.rule, self.lenience, self.typical_acceptance)
-            acceptance.rule(sampling)
+            acceptance.rule(sampling, restriction)
         except ValueError as error:
             usage_error(str(error))
         if acceptance.lossy:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ngramspec.acceptance.verifier import Acceptance, Verifier
-from ngramspec.sampling.sampler import NO_RULES, TextRules
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import NO_RULES, TextRules
 
 GREEDY = Sampling()
 

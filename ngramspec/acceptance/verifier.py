@@ -60,15 +60,15 @@ class Acceptance:
             return "typical acceptance"
         return f"lenience {self.lenience:g}" if self.lenience < 1 else None
 
-    def rule(self, sampling: Sampling, *, ruled: bool = False) -> str:
+    def rule(self, sampling: Sampling, restriction: str = "") -> str:
         """Return the rule to apply: one of `METHODS`, or "typical".
 
         Args:
             sampling: Settings that choose the tokens.
-            ruled: True if the text keeps to `TextRules`.
+            restriction: A rule of the text that forbids or forces tokens, by name; see `TextRules.restriction`.
 
         Raises:
-            ValueError: The acceptance contradicts the sampling or the rules.
+            ValueError: The acceptance contradicts the sampling or the restriction.
         """
         if self.method == "greedy" and not sampling.greedy:
             raise ValueError(f"acceptance 'greedy' requires temperature 0, got {sampling.temperature}")
@@ -78,8 +78,8 @@ class Acceptance:
             )
         if sampling.greedy and self.typical:
             raise ValueError("typical acceptance requires a temperature above 0")
-        if sampling.greedy and self.lossy and (sampling.moves_logits or ruled):
-            others = "a reasoning budget or other rules" if ruled else "penalties, logit biases or a grammar"
+        if sampling.greedy and self.lossy and (sampling.moves_logits or restriction):
+            others = restriction or "penalties, logit biases or a grammar"
             raise ValueError(f"lenience at temperature 0 cannot be combined with {others}")
         if sampling.greedy:
             # With all mass on one token all methods emit the same tokens, and greedy does it without noise.

@@ -49,13 +49,13 @@ class SamplerStack:
             return
         rules = request.rules
         sampler: Sampler = vocabulary.sampler(request.sampling)
-        if rules.least or rules.words:
-            too_early = {*ending_tokens(vocabulary), *rules.ends} if rules.least else ()
+        if rules.min_tokens or rules.bad_words:
+            too_early = {*ending_tokens(vocabulary), *rules.stop_token_ids} if rules.min_tokens else ()
             sampler = Forbidding(sampler, rules, [token for token in too_early if 0 <= token < n_vocab])
         if rules.reasoning is not None:
             sampler = self.budget = BudgetSampler(sampler, rules.reasoning)
         how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
-        how.rule(sampler.sampling, ruled=isinstance(sampler, Forbidding | BudgetSampler))
+        how.rule(sampler.sampling, rules.restriction)
         if counts_calls:
             sampler = self.calls = CloseCalls(sampler)
         if request.post_sampling and request.logprobs is not None:

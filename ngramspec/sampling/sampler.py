@@ -1,14 +1,12 @@
 """Interfaces of a sampler and of its grammar, which `ngramspec.llama` implements, and samplers that wrap another one.
 
-`Forbidding` applies `TextRules`, as in vLLM: where a text may end, and which words it may not contain. Tokens that such
-a rule forbids depend on the tokens before, so no logit bias can express it. `BudgetSampler` applies a budget of
+`Forbidding` applies the minimum length and the forbidden words of `TextRules`, and `BudgetSampler` their budget of
 reasoning. `CloseCalls` counts the tokens that rounding could have decided, if drafts may change last bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +16,7 @@ from ngramspec.errors import GrammarError
 from ngramspec.sampling.distribution import BadLogits, Distribution, point_mass
 from ngramspec.sampling.reasoning_budget import ReasoningBudget, ReasoningCounter
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import TextRules
 from ngramspec.tokens import Tokenizer
 
 
@@ -88,19 +87,6 @@ class Sampler(Protocol):
         """Add an emitted token to the sequence."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextRules:
-    """Rules of one text."""
-
-    least: int = 0  # minimum number of tokens before the text may end, by a token or a stop string
-    ends: frozenset[int] = frozenset()  # tokens that end the text, in addition to those of the vocabulary
-    words: tuple[tuple[int, ...], ...] = ()  # forbidden sequences of token ids, of two or more tokens each
-    reasoning: ReasoningBudget | None = None  # budget of reasoning; `None` means no limit
-
-
-NO_RULES = TextRules()
-
-
 class WrappedSampler:
     """Base class of samplers that change or observe the draws of another one, and leave the rest to it."""
 
@@ -139,9 +125,9 @@ class Forbidding(WrappedSampler):
 
     def __init__(self, sampler: Sampler, rules: TextRules, ends: Sequence[int]) -> None:
         super().__init__(sampler)
-        self._ends, self._words = list(ends), rules.words
-        self._early = rules.least
-        self._longest = max(map(len, rules.words), default=1) - 1
+        self._ends, self._words = list(ends), rules.bad_words
+        self._early = rules.min_tokens
+        self._longest = max(map(len, rules.bad_words), default=1) - 1
         self._last: tuple[int, ...] = ()
 
     def accept(self, token: int) -> None:

@@ -13,8 +13,6 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.request import Request
-from ngramspec.sampling.option import options
-from ngramspec.sampling.settings import Sampling
 from ngramspec.server.answer import Block, End, Piece, TextEvent
 from ngramspec.server.call import Call
 from ngramspec.server.chat import EFFORTS, ChatTask, answer_chat
@@ -25,7 +23,7 @@ from ngramspec.server.json_text import encode_json, json_response, members, quot
 from ngramspec.server.openai_chat import read_logprobs
 from ngramspec.server.openai_completions import fill_in_prompt, read_requests, read_tokens
 from ngramspec.server.reply import Reply, logprobs_content, respond
-from ngramspec.server.request_fields import read_max_tokens, read_stop
+from ngramspec.server.request_fields import SHARED_FIELDS, read_max_tokens, read_stop
 from ngramspec.server.sampling_fields import check_token, read_sampling
 from ngramspec.server.state import ServedModel
 from ngramspec.server.toolbox import Toolbox
@@ -34,7 +32,6 @@ from ngramspec.tool_calls.families import reasoning_tags
 
 _ROLES = ("system", "user", "assistant", "tool")
 _LEVELS = ("low", "medium", "high", "max")  # levels of `think`
-_OPTIONS = frozenset(options(Sampling)) | {"stop"}  # options with the same names in the other APIs
 
 # A duration as Go writes it ("1h30m"), or a number of seconds.
 _DURATION = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?\d+(?:\.\d+)?")
@@ -87,10 +84,10 @@ def error_body(error: ApiError) -> dict[str, Any]:
 def _with_options(call: Call) -> Call:
     """Return the call with the fields of its `options` under their names in the other APIs.
 
-    Options that select how Ollama loads a model (`num_ctx`, `num_gpu`, ...) and unknown ones are dropped.
+    All other options are dropped, such as those that select how Ollama loads a model (`num_ctx`, `num_gpu`, ...).
     """
     options = call.fields.object("options") or Fields({}, "options.")
-    data = {name: value for name, value in options.data.items() if name in _OPTIONS}
+    data = {name: value for name, value in options.data.items() if name in SHARED_FIELDS}
     limit = options.integer("num_predict", -1, minimum=-(2**31)) or -1
     data |= {"n_predict": max(limit, -1), "stream": call.fields.boolean("stream", True)}
     return replace(call, fields=Fields(data, options.path))

@@ -6,20 +6,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ngramspec.request import Request
-from ngramspec.sampling.sampler import TextRules
+from ngramspec.sampling.option import options
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import TextRules
 from ngramspec.server.call import Call
 from ngramspec.server.errors import bad_field
 from ngramspec.server.fields import Fields, describe_value
 from ngramspec.server.sampling_fields import MAX_TOKENS, check_token, read_bad_words
 
+SHARED_FIELDS = {*options(Sampling), *options(TextRules), "stop_token_ids", "bad_words", "stop", "lora", "id_slot"}
+"""Names of the fields of `read_sampling`, `read_stop` and `read_shared_fields`, which are the same in every API."""
+
 MAX_ANSWERS = 128  # maximum number of answers of a request, which is OpenAI's limit
 
 
 def read_shared_fields(call: Call, sampling: Sampling, max_tokens: int | None, stop: tuple[str, ...]) -> Request:
-    """Return a request without a prompt, with all fields that have the same name in every API."""
+    """Return a request without a prompt, with the fields in `SHARED_FIELDS`."""
     return Request(
         prompt=(),
         max_tokens=call.model.token_limit(max_tokens),
@@ -38,15 +43,15 @@ def repeat_with_seeds(request: Request, count: int) -> list[Request]:
 
 
 def read_rules(call: Call) -> TextRules:
-    """Return the rules in vLLM's fields `min_tokens`, `stop_token_ids` and `bad_words`."""
+    """Return the rules in vLLM's fields: `stop_token_ids`, `bad_words` and the options of `TextRules`."""
     fields, vocabulary = call.fields, call.model.vocabulary
-    min_tokens = fields.integer("min_tokens", 0) or 0
+    numbers: dict[str, Any] = {n: number for n in options(TextRules) if (number := fields.integer(n)) is not None}
     token_ids = fields.list("stop_token_ids")
     fields.check_count("stop_token_ids", len(token_ids), MAX_TOKENS, "tokens")
     stop_token_ids = frozenset(check_token(vocabulary, token, "stop_token_ids") for token in token_ids)
     # `read_sampling` forbids words of one token.
     bad_words = tuple(tokens for tokens in read_bad_words(fields, vocabulary) if len(tokens) > 1)
-    return TextRules(min_tokens, stop_token_ids, bad_words)
+    return TextRules(stop_token_ids=stop_token_ids, bad_words=bad_words, **numbers)
 
 
 def read_max_tokens(fields: Fields) -> int | None:

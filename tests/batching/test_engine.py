@@ -25,8 +25,8 @@ from ngramspec.errors import PromptError, TargetError
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import logprobs
-from ngramspec.sampling.sampler import TextRules
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import TextRules
 from ngramspec.shared_model import Part
 from ngramspec.steps import Step
 
@@ -404,7 +404,8 @@ def test_a_rate_goes_by_the_wall() -> None:
 def test_texts_keep_to_their_rules_and_drafts_change_nothing(temperature: float, peak: float) -> None:
     free = alone(prompts(1)[0], 200, Sampling(temperature), peak=peak, eog=(3,))
     pairs = Counter(pairwise(alone(prompts(1)[0], 200, Sampling(temperature), peak=peak)))
-    rules = TextRules(least=len(free) + 20, ends=frozenset({5}), words=tuple(pair for pair, _ in pairs.most_common(3)))
+    words = tuple(pair for pair, _ in pairs.most_common(3))
+    rules = TextRules(min_tokens=len(free) + 20, stop_token_ids=frozenset({5}), bad_words=words)
     texts = []
     for drafter in (None, MixtureDrafter(Recall())):
         with running(MockShared(1, peak=peak, eog=(3,)), drafter=drafter) as engine:
@@ -413,10 +414,10 @@ def test_texts_keep_to_their_rules_and_drafts_change_nothing(temperature: float,
             texts.append(ear.tokens)
     (text, drafted) = texts
     assert text == drafted
-    assert not set(pairwise(text)) & set(rules.words)
-    assert not {3, 5} & set(text[: rules.least])
+    assert not set(pairwise(text)) & set(rules.bad_words)
+    assert not {3, 5} & set(text[: rules.min_tokens])
     assert len(text) == 400 or text[-1] in (3, 5)
-    assert not {3, 5} & set(text[rules.least : -1])
+    assert not {3, 5} & set(text[rules.min_tokens : -1])
 
 
 # --------------------------------------------------------------------------- work next to requests

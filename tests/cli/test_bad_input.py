@@ -80,6 +80,7 @@ CONTRADICTIONS = [
     ("complete --acceptance rejection --mirostat 2 --temp 1", "mirostat cannot be combined with rejection sampling"),
     ("complete --lenience 0.5 --acceptance match", "lenience has no effect with acceptance 'match'"),
     ("chat --lenience 0.5 --temp 0 --reasoning-budget 5", "cannot be combined with a reasoning budget"),
+    ("complete --lenience 0.5 --temp 0 --min-tokens 5", "cannot be combined with min_tokens"),
     ("complete --lenience 0.5 --no-draft", "lenience 0.5 cannot be combined with --no-draft"),
     ("complete --drafter model", "requires a draft model; set -md"),
     ("complete -md m.gguf --no-draft", "cannot be combined with --no-draft"),
@@ -100,6 +101,7 @@ CONTRADICTIONS = [
     ("complete --beams 2 --drafter ngram", "--beams cannot be combined with --drafter"),
     ("complete --beams 2 -md m.gguf", "--beams cannot be combined with --draft-model"),
     ("complete --beams 2 --trace t.jsonl", "--beams cannot be combined with --trace"),
+    ("complete --beams 2 --min-tokens 5", "--beams cannot be combined with --min-tokens"),
     ("complete --beams 2 --exact on", "cannot be combined with --exact on"),
     ("bench --policy magic", "unknown policy 'magic'"),
     ("bench --policy all --no-draft", "cannot be combined with --no-draft"),
@@ -133,11 +135,11 @@ CONTRADICTIONS = [
 """These mistakes are detected before the command reads the text or looks for a model."""
 
 RANGES = {
-    "complete": "-c 4294967808, -tb 0, -tb 1099511627776, -ngl some, -ctk q2, --draft-max 0, --temp warm",
+    "complete": "-c 4294967808, -tb 0, -tb 1099511627776, -ngl some, -ctk q2, --draft-max 0, --min-tokens -1, --temp x",
     "bench": "-n 1",
     "verify": "-n 1, --time-limit 0, -s -1",
     "tune": "--time-limit 1, --context-depth 8",
-    "chat": "--reasoning-budget -2",
+    "chat": "--reasoning-budget -2, --min-tokens -1",
     "serve": "--reasoning-budget -2",
     "replay talks": "--limit 0, --draft-max 64, --memory maybe",
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_runner import DEMO, UNENDED, Done, run, shell
+from support.http import demo_vocabulary
 from support.scripted_chat import saying
 from support.signals import by_signal, signal_after
 from support.tiny_models import write_model
@@ -64,6 +65,16 @@ def test_the_oldest_turns_make_room(env: dict[str, str]) -> None:
     # These letters rarely merge into tokens, so each question fits into the context, but five do not.
     done = pipe(env, ("xq zj kw vf gb " * 4 + "\n") * 5, "-c", "128").ok()
     assert re.search(r"oldest turns? do(es)? not fit in the context", done.err)
+
+
+def test_min_tokens_delays_the_end_of_an_answer(env: dict[str, str]) -> None:
+    vocabulary = demo_vocabulary()
+    end = next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token))
+    # The bias makes a token that ends the answer the most likely one.
+    options = ["-t", "1", "-c", "512", "-n", "12", "--logit-bias", f"{end}+1000", "--min-tokens", "5"]
+    done = run(env, "chat", *options, stdin=b"one\n/set min-tokens default\ntwo\n").ok()
+    assert re.findall(r"^(\d+) tokens?", done.err, re.MULTILINE) == ["6", "1"]
+    assert done.out
 
 
 def test_a_file_is_the_first_message(env: dict[str, str], tmp_path: Path) -> None:

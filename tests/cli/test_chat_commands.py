@@ -183,6 +183,7 @@ def test_an_option_is_set_shown_and_taken_back(
         ("think on", "has no variable for reasoning"),
         ("reasoning-budget 5", "has no reasoning tags"),
         ("reasoning-budget few", "at least 0, or -1 (no limit)"),
+        ("min-tokens -1", "must be at least 0, got -1"),
         ("markdown on", "in a terminal"),
         ("json-schema {", "json-schema"),
     ],
@@ -242,11 +243,15 @@ def test_reasoning_budget_can_be_set(own_session: Session, capsys: Captured) -> 
         lengths.append(len(session.target.tokenize(reasoning, add_bos=False)) if tag else None)
         run(session, "reset", "")
     assert lengths == [3, 0, None]  # The line end after the opening tag counts.
+    for line in ("reasoning-budget 4", "min-tokens 4"):
+        assert run(session, "set", line)
     session.acceptance = Acceptance(lenience=0.5)
-    assert run(session, "set", "reasoning-budget 4")
     capsys.readouterr()
     assert not run(session, "set", "temp 0")
     assert "cannot be combined with a reasoning budget" in " ".join(capsys.readouterr().err.split())
+    session.reasoning_budget = -1
+    assert not run(session, "set", "temp 0")
+    assert "cannot be combined with min_tokens" in " ".join(capsys.readouterr().err.split())
 
 
 def test_drafts_threads_and_memory_can_be_set(own_session: Session, capsys: Captured) -> None:

@@ -149,6 +149,21 @@ def test_it_ends_after_n_tokens_before_a_stop_string_or_at_the_context(env: dict
     )
 
 
+def test_the_text_ends_after_min_tokens(env: dict[str, str], target: Target) -> None:
+    pieces = continued(target, target.tokenize(TEXT))
+    stop = pieces[1].strip() or pieces[1]
+    early = as_json(env, *PLAIN, "-n", str(TOKENS), "--stop", stop, stdin=TEXT)
+    assert (early["stop_reason"], early["tokens"] < TOKENS) == ("stop", True)
+    late = as_json(env, *PLAIN, "-n", str(TOKENS), "--stop", stop, "--min-tokens", str(TOKENS), stdin=TEXT)
+    assert (late["text"], late["tokens"], late["stop_reason"]) == ("".join(pieces), TOKENS, "length")
+    # A bias makes the token that ends the text the most likely one.
+    end = next(token for token in range(target.n_vocab) if target.is_eog(token))
+    ending = [*PLAIN, "-n", str(TOKENS), "--logit-bias", f"{end}+1000"]
+    for least in (0, 5):
+        result = as_json(env, *ending, "--min-tokens", str(least), stdin=TEXT)
+        assert (result["stop_reason"], result["tokens"]) == ("eog", least + 1)
+
+
 def test_a_seed_is_a_text(env: dict[str, str], file: Path) -> None:
     # At this temperature, two seeds do not give the same forty tokens by chance.
     options = [*PLAIN, "-n", "40", "--temp", "1.5", "--top-k", "0", str(file)]

@@ -13,8 +13,8 @@ from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.sampling.reasoning_budget import budget_for
-from ngramspec.sampling.sampler import TextRules
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import TextRules
 
 PROMPT = [1, 2, 3]
 LIMIT = 4

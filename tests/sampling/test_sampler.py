@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from support.numpy_sampler import NumpySampler
 
-from ngramspec.sampling.sampler import Forbidding, Sampler, TextRules
+from ngramspec.sampling.sampler import Forbidding, Sampler
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import TextRules
 
 LOGITS = np.arange(8, dtype=np.float32)
 
@@ -23,7 +24,7 @@ def possible(one: Sampler) -> set[int]:
 
 
 def test_a_text_does_not_end_before_its_time() -> None:
-    one = sampler(TextRules(least=2))
+    one = sampler(TextRules(min_tokens=2))
     for _ in range(2):
         assert possible(one) == set(range(6))
         one.accept(5)
@@ -32,7 +33,7 @@ def test_a_text_does_not_end_before_its_time() -> None:
 
 
 def test_words_are_forbidden_where_they_would_be_whole() -> None:
-    one = sampler(TextRules(words=((1, 2, 3), (2, 5), (2, 2))))
+    one = sampler(TextRules(bad_words=((1, 2, 3), (2, 5), (2, 2))))
     found = []
     for token in (2, 1, 2, 4):  # The end of the prompt is not part of the text.
         found.append(set(range(8)) - possible(one))
@@ -42,5 +43,5 @@ def test_words_are_forbidden_where_they_would_be_whole() -> None:
 
 
 def test_greedy_takes_the_next_best() -> None:
-    one = sampler(TextRules(least=1), 0.0)
+    one = sampler(TextRules(min_tokens=1), 0.0)
     assert one.draw(LOGITS, 0) == 5

@@ -1,4 +1,7 @@
-"""Tests that no constraint is ignored: it reaches the engine, or the response is a 400 that names the field."""
+"""Tests that no constraint is ignored: it reaches the engine, or the response is a 400 that names the field.
+
+Ollama's `options` are an exception, because unknown ones are ignored: `test_ollama.py` tests their values.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from support.cli_runner import DEMO
 from support.fake_service import Script
 from support.http import ThinkingVocabulary, ask, demo_vocabulary, scripted, send
 
-from ngramspec.sampling.sampler import TextRules
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import TextRules
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 BODIES: dict[str, dict[str, Any]] = {
@@ -94,16 +97,25 @@ def test_tokens_that_may_not_come() -> None:
     assert biases == ((5, 1.0), *((token, -math.inf) for token in sorted(both)))
 
 
-@pytest.mark.parametrize("path", BODIES)
+OLLAMA: dict[str, dict[str, Any]] = {
+    "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False},
+    "/api/generate": {"prompt": "x", "stream": False},
+}
+
+
+@pytest.mark.parametrize("path", [*BODIES, *OLLAMA])
 def test_rules_that_no_bias_can_say(path: str) -> None:
     vocabulary = demo_vocabulary()
-    more = {"min_tokens": 3, "stop_token_ids": [65, 66], "bad_words": ["quite a few", "x"]}
-    _, service = ask(path, BODIES[path] | more, Script(ends=False))
+    more: dict[str, Any] = {"min_tokens": 3, "stop_token_ids": [65, 66], "bad_words": ["quite a few", "x"]}
+    body = OLLAMA[path] | {"options": more} if path in OLLAMA else BODIES[path] | more
+    _, service = ask(path, body, Script(ends=False))
     (request,) = service.requests
     words = [tuple(vocabulary.tokenize(text, add_bos=False)) for text in ("quite a few", " quite a few")]
     assert request.rules == TextRules(3, frozenset({65, 66}), tuple(words))
     assert {bias for _, bias in request.sampling.logit_bias} == {-math.inf}
-    assert ask(path, BODIES[path] | {"min_tokens": 0, "stop_token_ids": []})[1].requests[0].rules == TextRules()
+    nothing: dict[str, Any] = {"min_tokens": 0, "stop_token_ids": [], "bad_words": None}
+    body = OLLAMA[path] | {"options": nothing} if path in OLLAMA else BODIES[path] | nothing
+    assert ask(path, body)[1].requests[0].rules == TextRules()
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -311,6 +311,12 @@ def test_invalid_values_are_named() -> None:
         cases += [
             (path, {"options": {"temperature": -1}}, "options.temperature must be"),
             (path, {"options": {"num_predict": "x"}}, "options.num_predict must be"),
+            *(
+                (path, {"options": {"min_tokens": value}}, "options.min_tokens must be a whole number of at least 0")
+                for value in (-1, 1.5, "3", True)
+            ),
+            (path, {"options": {"stop_token_ids": [-1]}}, "stop_token_ids must contain"),
+            (path, {"options": {"lora": [{"id": 0}]}}, "lora: unknown adapter"),
             (path, {"options": 5}, "options must be an object"),
             (
                 path,
