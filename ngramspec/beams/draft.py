@@ -64,7 +64,7 @@ class BeamDrafter:
                 counts[token] = counts.pop(token, 0) + 1
             self._end = (*self._end, token)[-LONGEST:]
 
-    def see(self, node: Node, likely: Likely) -> None:
+    def observe_row(self, node: Node, likely: Likely) -> None:
         """Learn the target's most likely tokens after a node."""
         tail = self._tail(node)[-ORDERS:]
         for start in range(len(tail)):
@@ -90,7 +90,7 @@ class BeamDrafter:
         node.notes = copy, trust
         total = sum(counts.values())
         alternatives = row or [(token, math.log(n / total)) for token, n in counts.items()]
-        return _with_copy(copy, min(trust.value, MAX_COPY_PROBABILITY), alternatives), len(copy_context)
+        return _insert_copy(copy, min(trust.value, MAX_COPY_PROBABILITY), alternatives), len(copy_context)
 
     def _tail(self, node: Node) -> Context:
         """Return the last LONGEST tokens up to a node, oldest first."""
@@ -102,7 +102,7 @@ class BeamDrafter:
         return (*self._prompt_end, *reversed(tail))[-LONGEST:]
 
 
-def _with_copy(copy: int, trust: float, alternatives: Likely) -> Likely:
+def _insert_copy(copy: int, trust: float, alternatives: Likely) -> Likely:
     """Return guesses in which the copy has the probability `trust`, and the other tokens share the rest."""
     copy_probability = sum(math.exp(logprob) for token, logprob in alternatives if token == copy)
     likely = [(copy, math.log(trust))]
@@ -177,7 +177,7 @@ class BeamPlan:
             leaves: Maximum number of leaves among all kept and evaluated nodes, including the live texts.
         """
         self._layers = self._draft(live, min(rounds, self._farthest), room, leaves)
-        layers = self._layers[: self._best(sum(node.likely is None for _, node in live))]
+        layers = self._layers[: self._count_best_layers(sum(node.likely is None for _, node in live))]
         new = [node for _, unknown, _ in layers for node in unknown]
         known_nodes = [node for nodes, _, _ in self._layers for node in nodes if node.likely is not None]
         # Forget nodes that were drafted but are not sent, and nodes that were sent earlier but are no longer needed.
@@ -228,7 +228,7 @@ class BeamPlan:
             self._coverages[key] = FadingRate(WEIGHT * first, WEIGHT, fade=FADE)
         return self._coverages[key]
 
-    def _best(self, size: int) -> int:
+    def _count_best_layers(self, size: int) -> int:
         """Return the number of layers that are worth their time, if a pass without them evaluates `size` tokens."""
         if self._curve is None:
             return len(self._layers)

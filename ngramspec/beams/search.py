@@ -145,7 +145,7 @@ class BeamSearch:
         started_at = clock()
         row = target.prefill(prompt, progress=progress)
         root = state.live[0].node
-        root.likely = self._likely(row)
+        root.likely = self._find_top_tokens(row)
         stats.prefill_seconds = clock() - started_at
         self._take_rounds(state)
         yield
@@ -156,7 +156,7 @@ class BeamSearch:
             if self.calibration is not None:
                 curve = self.calibration.ensure_curve(target, self._limit)
             drafter.begin(prompt)
-            drafter.see(root, root.likely)
+            drafter.observe_row(root, root.likely)
             plan = BeamPlan(drafter, curve, self.beams, self.draft_max, target.is_eog)
         self._trunk = root
         tree = target.tree(root)
@@ -234,9 +234,9 @@ class BeamSearch:
             row = self._rows.get(node)
             if row is None:
                 return None
-            node.likely = self._likely(row)
+            node.likely = self._find_top_tokens(row)
             if self.drafter is not None:
-                self.drafter.see(node, node.likely)
+                self.drafter.observe_row(node, node.likely)
         return node.likely
 
     def _read_all(self, nodes: list[Node]) -> None:
@@ -246,7 +246,7 @@ class BeamSearch:
             if self._read(node) is not None:
                 nodes += node.children.values()
 
-    def _likely(self, row: Logits) -> Likely:
+    def _find_top_tokens(self, row: Logits) -> Likely:
         """Return the tokens that a round may choose after a row, best first; `beams` of them are enough."""
         suppressed_tokens = self.target.suppressed
         best = logprobs(row, 0, self.beams + len(suppressed_tokens)).top

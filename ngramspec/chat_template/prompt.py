@@ -67,9 +67,9 @@ class LayoutTemplate:
 
     def __init__(self, source: str, render: Render, controls: Iterable[str], bos: str) -> None:
         self._render, self._bos = render, bos
-        self._pattern = _any_of(controls)
+        self._pattern = _make_pattern(controls)
         strings, self._names = _find_strings(source)
-        self._source_strings = _any_of({word for word in strings if not self._pattern.search(word)})
+        self._source_strings = _make_pattern({word for word in strings if not self._pattern.search(word)})
 
     def lay_out(self, values: Values) -> Layout:
         """Return the prompt of a conversation.
@@ -80,16 +80,16 @@ class LayoutTemplate:
         """
         text = self._render(values)
         spans = [match.span() for match in self._pattern.finditer(text)]
-        skeleton, own_spans, opening = self._skeleton(values, text, spans)
+        skeleton, own_spans, opening = self._make_skeleton(values, text, spans)
         return Layout(text, own_spans, spans == own_spans, bool(self._bos) and skeleton.startswith(self._bos), opening)
 
-    def _skeleton(self, values: Values, text: str, spans: list[Span]) -> tuple[str, list[Span], str]:
+    def _make_skeleton(self, values: Values, text: str, spans: list[Span]) -> tuple[str, list[Span], str]:
         """Return the text with names in place of strings, the places of the template's control tokens, and its end."""
         fallback = ("", "")
         own_counts: Counter[str] | None = None
         for stays, hides_keys in ((_JSON, True), (_JSON_OF_SOME, True), (_JSON_OF_SOME, False)):
             hider = _StringHider(self._source_strings, self._names, stays, hides_keys)
-            skeleton = self._render(hider.values(values))
+            skeleton = self._render(hider.hide_values(values))
             rebuilt, own_spans, opening = hider.rebuild(skeleton, self._pattern)
             controls = Counter(match[0] for match in self._pattern.finditer(skeleton))
             if own_counts is None:
@@ -125,10 +125,10 @@ class _StringHider:
         self._mark = f"x{secrets.token_hex(8)}x"
         self._numbers: dict[str, int] = {}
 
-    def values(self, values: Values) -> dict[str, Any]:
+    def hide_values(self, values: Values) -> dict[str, Any]:
         """Return the template's variables with names in place of strings."""
-        named_values = {name: self._value(value) for name, value in values.items() if name != "messages"}
-        return named_values | {"messages": [self._message(message) for message in values["messages"]]}
+        named_values = {name: self._hide_value(value) for name, value in values.items() if name != "messages"}
+        return named_values | {"messages": [self._hide_message(message) for message in values["messages"]]}
 
     def rebuild(self, skeleton: str, controls: re.Pattern[str]) -> tuple[str, list[Span], str]:
         """Return a skeleton with its strings, the places of its control tokens, and the text after the last string."""
@@ -144,40 +144,43 @@ class _StringHider:
             at += len(text)
         return "".join(rebuilt), own_spans, parts[-1]
 
-    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _hide_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         fields = {
-            key: self._plain(value) if key == "tool_call_id" else self._value(value, key)
+            key: self._hide_unless_plain(value) if key == "tool_call_id" else self._hide_value(value, key)
             for key, value in message.items()
         }
         if isinstance(calls := message.get("tool_calls"), list):
             fields["tool_calls"] = [
-                {key: self._plain(value) if key == "id" else self._value(value, key) for key, value in call.items()}
+                {
+                    key: self._hide_unless_plain(value) if key == "id" else self._hide_value(value, key)
+                    for key, value in call.items()
+                }
                 for call in calls
             ]
         return fields
 
-    def _plain(self, value: Any) -> Any:
+    def _hide_unless_plain(self, value: Any) -> Any:
         """Return an id unchanged if it is plain, because templates count its characters."""
-        return value if isinstance(value, str) and _PLAIN.fullmatch(value) else self._value(value)
+        return value if isinstance(value, str) and _PLAIN.fullmatch(value) else self._hide_value(value)
 
-    def _value(self, value: Any, key: str = "") -> Any:
+    def _hide_value(self, value: Any, key: str = "") -> Any:
         if isinstance(value, str):
             kept_words = _ROLES if key == "role" else _TYPES if key == "type" else ()
-            return value if value in kept_words else self._text(value)
+            return value if value in kept_words else self._hide_text(value)
         if isinstance(value, Mapping):
-            return {self._key(name): self._value(inner, name) for name, inner in value.items()}
+            return {self._hide_key(name): self._hide_value(inner, name) for name, inner in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._value(inner, key) for inner in value]
+            return [self._hide_value(inner, key) for inner in value]
         return value
 
-    def _key(self, name: str) -> str:
+    def _hide_key(self, name: str) -> str:
         if name in self._names:
             return name
         # Some templates sort keys, so the start of a key is kept then.
         plain = None if self._hides_keys else _PLAIN.match(name)
-        return name[: plain.end()] + self._text(name[plain.end() :]) if plain else self._text(name)
+        return name[: plain.end()] + self._hide_text(name[plain.end() :]) if plain else self._hide_text(name)
 
-    def _text(self, text: str) -> str:
+    def _hide_text(self, text: str) -> str:
         """Return a string with names in place of its parts, except white space at their ends and patterns that stay."""
         parts = []
         at = 0
@@ -193,7 +196,7 @@ class _StringHider:
         return "".join(parts)
 
 
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+def _make_pattern(texts: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern that matches any of several texts, the longest first; without texts it matches nothing."""
     longest_first = sorted(texts, key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else _NEVER

@@ -92,7 +92,7 @@ class ChatTemplate:
         layout = self.lay_out({**variables, "messages": messages})
         if check is not None:
             check(len(layout.text))
-        return ChatPrompt(self._tokens(layout, tokenizer), layout.text, layout.opening)
+        return ChatPrompt(self._tokenize(layout, tokenizer), layout.text, layout.opening)
 
     def lay_out(self, values: Mapping[str, Any]) -> Layout:
         """Return the text of a prompt for the variables of the template; it raises the same errors as `prompt`."""
@@ -116,7 +116,7 @@ class ChatTemplate:
             child_worker.call(_compile, self._key, self._parts)
             return child_worker.call(function, self._key, *arguments)
 
-    def _tokens(self, layout: Layout, tokenizer: Tokenizer) -> list[int]:
+    def _tokenize(self, layout: Layout, tokenizer: Tokenizer) -> list[int]:
         text = layout.text
         if layout.only_own:
             return tokenizer.tokenize(text, special=True, add_bos=not layout.has_bos)

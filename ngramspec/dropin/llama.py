@@ -120,7 +120,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         return self._evaluator.stats if self._evaluator is not None else Stats()
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _lock_use(self) -> Iterator[None]:
         """Raise a UsedAtOnceError if another thread is using this object."""
         if not self._lock.acquire(False):
             raise UsedAtOnceError
@@ -134,13 +134,13 @@ class Llama(LlamaCpp):  # type: ignore[misc]
     def generate(
         self, tokens: Sequence[int], *args: Any, **settings: Any
     ) -> Generator[int, Sequence[int] | None, None]:
-        with self._turn():
+        with self._lock_use():
             handle = self._begin(settings.get("grammar"))
         try:
             with closing(super().generate(tokens, *args, **settings)) as generation:
                 value: Sequence[int] | None = None
                 while True:
-                    with self._turn():
+                    with self._lock_use():
                         token = generation.send(value)
                     value = yield token
         except StopIteration:
@@ -148,7 +148,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         finally:
             if self._evaluator is not None:
                 # If another thread is using the object, its generation rolls the draft back.
-                with suppress(UsedAtOnceError), self._turn():
+                with suppress(UsedAtOnceError), self._lock_use():
                     self._evaluator.end(handle)
 
     def _begin(self, grammar: Any) -> object:
@@ -164,7 +164,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         return self._evaluator.begin(rules, prediction)
 
     def eval(self, tokens: Sequence[int]) -> None:
-        with self._turn():
+        with self._lock_use():
             if not self._evaluate_ahead(tokens):
                 if self._evaluator is not None:
                     self._evaluator.set_threads(len(tokens))
@@ -175,7 +175,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         evaluator, length = self._evaluator, self.n_tokens
         if evaluator is None or not len(tokens):
             return False
-        row = evaluator.next(tokens[0], self._input_ids) if evaluator.active and len(tokens) == 1 else None
+        row = evaluator.evaluate_next(tokens[0], self._input_ids) if evaluator.active and len(tokens) == 1 else None
         if row is None:
             evaluator.drop()
             evaluator.forget_pass()
@@ -189,7 +189,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
 
     def sample(self, *args: Any, idx: int | None = None, **settings: Any) -> int:
         evaluator = self._evaluator
-        with self._turn():
+        with self._lock_use():
             if evaluator is not None and evaluator.behind:
                 idx = (self.n_tokens - 1 if idx is None else idx) - evaluator.behind
             # Without this check, llama.cpp ends the process if there are no logits.
@@ -201,25 +201,25 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         return token
 
     def embed(self, *args: Any, **settings: Any) -> Any:
-        with self._turn():
+        with self._lock_use():
             return super().embed(*args, **settings)
 
     # ------------------------------------------------------------------ the state
 
     def reset(self) -> None:
-        with self._turn():
+        with self._lock_use():
             if self._evaluator is not None:
                 self._evaluator.forget_pass()
             super().reset()
 
     def save_state(self) -> Any:
-        with self._turn():
+        with self._lock_use():
             if self._evaluator is not None:
                 self._evaluator.drop()
             return super().save_state()
 
     def load_state(self, state: Any) -> None:
-        with self._turn():
+        with self._lock_use():
             if self._evaluator is not None:
                 self._evaluator.forget_pass()
             super().load_state(state)

@@ -1,6 +1,6 @@
 """Evaluation of a token together with a draft of the next ones (`SpeculativeEvaluator`).
 
-    row = look.next(token, text)    # logits after `token`, from a new pass or from an earlier draft
+    row = evaluator.evaluate_next(token, text)    # logits after `token`, from a new pass or from an earlier draft
 
 The owner asks for one token after another, and gets the logits that plain evaluation would return. Draft tokens are
 rolled back when another token comes, and by `drop`, after which the cache contains only the owner's tokens.
@@ -39,7 +39,7 @@ SAVE_AFTER = 1.0
 """Seconds of passes after which learned data is written to disk; writing after every short answer is wasteful."""
 
 
-def _sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
+def _find_sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
     """Return the sizes of passes that drafts may use; measure which sizes agree if that is not known."""
     sizes = range(1, sequence.max_batch + 1)
     if exact == "off" or not sequence.exact_rollback:
@@ -84,7 +84,7 @@ class SpeculativeEvaluator(DraftedText):
         self._drafter = drafter
         self._loop = DecodingLoop(make_policy("cost", None))
         self._calibration = Calibration.load(sequence)
-        self._sizes = _sizes(sequence, exact)
+        self._sizes = _find_sizes(sequence, exact)
         self._can_draft = len(self._sizes) > 1
         self._is_checked = False
         self._unsaved = 0.0
@@ -155,7 +155,7 @@ class SpeculativeEvaluator(DraftedText):
 
     # ------------------------------------------------------------------ a token
 
-    def next(self, token: int, text: NDArray[np.intc]) -> Row | None:
+    def evaluate_next(self, token: int, text: NDArray[np.intc]) -> Row | None:
         """Return the logits after one more token, shape (n_vocab,), valid until the next call.
 
         Args:
@@ -168,7 +168,7 @@ class SpeculativeEvaluator(DraftedText):
         length = len(text)
         self._next_token = None
         if self._last_pass is None or self._base + self._at + 1 != length:
-            return self._first(token, text)
+            return self._start_text(token, text)
         at = self._at + 1
         if at < len(self._batch) and self._batch[at] == token:
             self._at = at
@@ -177,10 +177,10 @@ class SpeculativeEvaluator(DraftedText):
         began = time.perf_counter()
         self._sequence.rollback(length)
         self._learn(self._last_pass, token, time.perf_counter() - began)
-        return self._pass(token)
+        return self._run_pass(token)
 
-    def _first(self, token: int, text: NDArray[np.intc]) -> Row | None:
-        """Start with a new text, and evaluate its next token; return the result as `next` does."""
+    def _start_text(self, token: int, text: NDArray[np.intc]) -> Row | None:
+        """Start with a new text, and evaluate its next token; return the result as `evaluate_next` does."""
         self.drop()
         sequence = self._sequence
         tokens = text.tolist()
@@ -209,16 +209,16 @@ class SpeculativeEvaluator(DraftedText):
         self._loop.begin()
         self.drafts.begin(tokens, guide=self._guide, ends=TokenTable(self._vocabulary.is_eog))
         self.drafts.first(token)
-        return self._pass(token)
+        return self._run_pass(token)
 
-    def _pass(self, token: int) -> Row | None:
+    def _run_pass(self, token: int) -> Row | None:
         """Evaluate a token with a draft of the next ones."""
         sequence = self._sequence
         length, room = len(sequence.tokens), sequence.n_ctx - len(sequence.tokens)
         if room <= sequence.max_batch:
             fitting = tuple(n for n in self._sizes if n <= room)
             if not fitting:
-                self._give_up()
+                self._stop_drafting()
                 return None
             self._prepare(fitting)
         self.last, self.left = token, room
@@ -227,7 +227,7 @@ class SpeculativeEvaluator(DraftedText):
             if not current.rows:
                 self._loop.wait(current)
         except TargetError:
-            self._give_up()
+            self._stop_drafting()
             return None
         self._rows = list(current.rows[0])
         self._batch = current.plans[0].batch(token)
@@ -239,7 +239,7 @@ class SpeculativeEvaluator(DraftedText):
         calibration = self._calibration
         self._loop.prepare(calibration.curve, sizes, calibration.restore, is_provisional=calibration.is_provisional)
 
-    def _give_up(self) -> None:
+    def _stop_drafting(self) -> None:
         """Stop drafting for the rest of this generation; the owner evaluates its tokens."""
         self.active = False
         self.forget_pass()

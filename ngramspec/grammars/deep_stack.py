@@ -17,7 +17,7 @@ T = TypeVar("T")
 _lock = threading.Lock()
 
 
-def on_deep_stack(call: Callable[[], T]) -> T:
+def run_on_deep_stack(call: Callable[[], T]) -> T:
     """Return the result of a call that is made in a thread with a large stack; errors are those of the call."""
     results: list[T] = []
     errors: list[BaseException] = []

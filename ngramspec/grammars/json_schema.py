@@ -117,7 +117,7 @@ def _prepare(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
         if (error := failure(LLMatcher.grammar_from_json_schema(text))) is None:
             return prepared_schema
         problem = problem or error
-    raise _unusable(problem or "it is too large")
+    raise _make_error(problem or "it is too large")
 
 
 def _expression(schema: Mapping[str, Any], *, strict: bool) -> str:
@@ -125,7 +125,7 @@ def _expression(schema: Mapping[str, Any], *, strict: bool) -> str:
         # As the last key: llguidance puts the last one in its place, and takes the order of properties from the keys.
         return _JSON + json.dumps({**schema, "x-guidance": {**OPTIONS, "lenient": not strict}})
     except (TypeError, ValueError, RecursionError) as error:
-        raise _unusable(f"it is nested too deeply, or is not JSON: {error}") from error
+        raise _make_error(f"it is nested too deeply, or is not JSON: {error}") from error
 
 
 def schema_grammar(schema: str, *, strict: bool = True) -> Lark:
@@ -139,7 +139,7 @@ def schema_grammar(schema: str, *, strict: bool = True) -> Lark:
     return lark(f"start: {json_rule(value, strict=strict)}")
 
 
-def _unusable(why: str) -> GrammarError:
+def _make_error(why: str) -> GrammarError:
     return GrammarError(f"the JSON schema cannot be used: {' '.join(why.split())}")
 
 
@@ -159,7 +159,7 @@ class _Preparation:
         try:
             prepared_schema: dict[str, Any] = self._schema(self._root, closed=True)
         except RecursionError as error:
-            raise _unusable("it is nested too deeply") from error
+            raise _make_error("it is nested too deeply") from error
         prepared_schema.pop("x-guidance", None)
         return prepared_schema
 
@@ -175,7 +175,7 @@ class _Preparation:
             return schema
         self._count += 1
         if self._count > MAX_SCHEMAS:
-            raise _unusable(f"it consists of more than {MAX_SCHEMAS:,} schemas")
+            raise _make_error(f"it consists of more than {MAX_SCHEMAS:,} schemas")
         if not closed and (target := self._target(schema)) is not None:
             schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
             return self._schema(schema, closed=False)
@@ -278,7 +278,7 @@ class _Preparation:
         visited, part = set[int](), schema
         while (target := self._target(part)) is not None:
             if id(target) in visited:
-                raise _unusable(f"{schema['$ref']} refers to itself")
+                raise _make_error(f"{schema['$ref']} refers to itself")
             visited.add(id(target))
             part = target
 

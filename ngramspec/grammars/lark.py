@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 
 from ngramspec.errors import GrammarError
-from ngramspec.grammars.deep_stack import on_deep_stack
+from ngramspec.grammars.deep_stack import run_on_deep_stack
 
 # Any tokenization of the text is accepted, as without a grammar, and not only the tokenizer's own.
 _HEADER = '%llguidance {"no_forcing": true}'
@@ -48,7 +48,7 @@ def literal(text: str) -> str:
     return json.dumps(text)
 
 
-def special(token: int) -> str:
+def token_expression(token: int) -> str:
     """Return the expression that matches one token by its id."""
     return f"<[{token}]>"
 
@@ -64,7 +64,9 @@ def encode_controls(text: str, controls: Mapping[str, int]) -> str:
     parts: list[str | int] = [text]
     for name in names:
         parts = [piece for part in parts for piece in _split(part, name, controls[name])]
-    return " ".join([special(part) if isinstance(part, int) else literal(part) for part in parts if part != ""])
+    return " ".join(
+        [token_expression(part) if isinstance(part, int) else literal(part) for part in parts if part != ""]
+    )
 
 
 def _split(part: str | int, name: str, token: int) -> Iterable[str | int]:
@@ -102,7 +104,7 @@ def failure(grammar: str) -> str | None:
     """Return the error with which llguidance rejects a grammar in the form for `LLMatcher`; `None` if it is valid."""
     if len(grammar) > MAX_SIZE:
         return f"it has more than {MAX_SIZE:,} characters"
-    is_error, messages = on_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS))
+    is_error, messages = run_on_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS))
     return reason(messages[0]) if is_error else None
 
 

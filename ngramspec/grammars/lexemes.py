@@ -31,7 +31,7 @@ from ngramspec.grammars.gbnf import (
     walk,
 )
 from ngramspec.grammars.lark import Lark, lark, literal
-from ngramspec.grammars.rules import Alphabet, bottom_up, check_depth, find_recursive
+from ngramspec.grammars.rules import Alphabet, check_depth, find_recursive, order_bottom_up
 
 
 def gbnf_to_lark(text: str, find_token: FindToken = lambda name: None) -> Lark:
@@ -54,7 +54,7 @@ class _Writer:
         self._merged_nodes: list[Node] = []
         self._numbers = {name: number for number, name in enumerate(rules)}
         self._regular: dict[str, bool] = {}
-        for name in bottom_up(rules, self._recursive):
+        for name in order_bottom_up(rules, self._recursive):
             self._regular[name] = name not in self._recursive and self._is_regular(rules[name])
         check_depth(rules, self._regular)
         self._sets = FirstFollow(rules, self._alphabet)
@@ -249,11 +249,11 @@ def _union(masks: Iterable[int]) -> int:
 
 
 def _class(ranges: tuple[tuple[int, int], ...]) -> str:
-    inner = "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in _without_surrogates(ranges))
+    inner = "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in _remove_surrogates(ranges))
     return f"/[{inner}]/"
 
 
-def _without_surrogates(ranges: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int]]:
+def _remove_surrogates(ranges: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int]]:
     for low, high in ranges:
         if low < 0xD800:
             yield low, min(high, 0xD7FF)

@@ -87,7 +87,7 @@ def find_recursive(rules: Mapping[str, Node]) -> set[str]:
     return recursive_rules
 
 
-def bottom_up(rules: Mapping[str, Node], recursive: set[str]) -> list[str]:
+def order_bottom_up(rules: Mapping[str, Node], recursive: set[str]) -> list[str]:
     """Return all rules, each without recursion after those that it refers to."""
     references = find_references(rules)
     order: list[str] = []

@@ -12,7 +12,7 @@ from functools import lru_cache
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ngramspec.errors import GrammarError, ShutdownError
-from ngramspec.grammars.deep_stack import on_deep_stack
+from ngramspec.grammars.deep_stack import run_on_deep_stack
 from ngramspec.grammars.lark import LIMITS, Lark, reason
 from ngramspec.grammars.lexemes import gbnf_to_lark
 from ngramspec.worker import Worker
@@ -34,7 +34,7 @@ def compile_grammar(text: str, names: Mapping[str, int], n_vocab: int) -> Lark:
     """
     grammar = text if isinstance(text, Lark) else gbnf_to_lark(text, names.get)
     tokenizer = _tokenizer(n_vocab)
-    matcher = on_deep_stack(
+    matcher = run_on_deep_stack(
         lambda: LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=LIMITS)
     )
     if matcher.is_error():

@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
-from ngramspec.grammars.deep_stack import on_deep_stack
+from ngramspec.grammars.deep_stack import run_on_deep_stack
 from ngramspec.grammars.gbnf import NAMED_TOKEN
 from ngramspec.grammars.lark import LIMITS, MAX_SIZE, Lark, reason
 from ngramspec.grammars.lexemes import gbnf_to_lark
@@ -208,7 +208,7 @@ class Grammars:
     def _add(self, text: str, grammar: Lark) -> LLMatcher:
         """Compile `grammar`, which is `text` converted to `Lark`."""
         tokenizer = self.tokenizer
-        matcher = on_deep_stack(
+        matcher = run_on_deep_stack(
             lambda: LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=LIMITS)
         )
         if matcher.is_error():

@@ -101,7 +101,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
     target = model.target
     options: Any = prompt.options  # an instance of `prompt_options()`
     tools = [Tool(t.name, t.description or "", t.input_schema) for t in prompt.tools if isinstance(t, llm.Tool)]
-    chat = target.chat([m for message in prompt.messages for m in _openai(message)], tools)
+    chat = target.chat([m for message in prompt.messages for m in _to_openai(message)], tools)
     grammar = None
     if (schema := cast(Any, prompt.schema)) is not None:
         template = target.chat_template
@@ -125,8 +125,8 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
             stats.add(step)
             tokens += [token for token in step.tokens if not target.is_eog(token)]
             stop = step.stop
-            yield from _events(parser.push(step.text), calls)
-    yield from _events(parser.finish(), calls)
+            yield from _make_events(parser.push(step.text), calls)
+    yield from _make_events(parser.finish(), calls)
     yield from _emit_calls(calls, response)
     if model.memory is not None:
         model.memory.hear(tokens)
@@ -146,7 +146,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
     }
 
 
-def _openai(message: Message) -> Iterator[dict[str, Any]]:
+def _to_openai(message: Message) -> Iterator[dict[str, Any]]:
     """Yield a message in OpenAI's form; each result of a tool is a separate message."""
     texts, thoughts, calls = [], [], []
     for part in message.parts:
@@ -171,7 +171,7 @@ def _openai(message: Message) -> Iterator[dict[str, Any]]:
         yield result
 
 
-def _events(deltas: Sequence[Delta], calls: list[tuple[Delta, list[str]]]) -> Iterator[StreamEvent]:
+def _make_events(deltas: Sequence[Delta], calls: list[tuple[Delta, list[str]]]) -> Iterator[StreamEvent]:
     """Yield the events of text and reasoning; add calls to a list, each with the pieces of its arguments."""
     for delta in deltas:
         match delta.kind:

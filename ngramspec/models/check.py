@@ -156,7 +156,7 @@ def check_complete(path: Path, what: str = "model") -> GGUFHeader:
     """
     try:
         if path.is_dir():
-            raise ModelError(_about_folder(path))
+            raise ModelError(_describe_folder(path))
         if not path.exists():
             if path.is_symlink():
                 raise ModelError(
@@ -170,7 +170,7 @@ def check_complete(path: Path, what: str = "model") -> GGUFHeader:
         if not start:
             raise ModelError(f"{path} is empty; download it again")
         if not start.startswith(MAGIC):
-            raise ModelError(f"{path} is not a GGUF {what}: it {_looks_like(start)}")
+            raise ModelError(f"{path} is not a GGUF {what}: it {_describe_content(start)}")
         header = read_header(path)
         size = path.stat().st_size
     except (OSError, ValueError) as error:
@@ -183,7 +183,7 @@ def check_complete(path: Path, what: str = "model") -> GGUFHeader:
     return header
 
 
-def _looks_like(start: bytes) -> str:
+def _describe_content(start: bytes) -> str:
     """Describe a file that begins with `start`, as a phrase that follows "it"."""
     for signature, meaning in _SIGNATURES.items():
         if start.startswith(signature):
@@ -256,7 +256,7 @@ def parts_of(path: Path) -> list[Path]:
     ]
 
 
-def _about_folder(path: Path) -> str:
+def _describe_folder(path: Path) -> str:
     names = sorted(file.name for file in path.glob("*.gguf"))
     if not names:
         return f"{path} is a folder without .gguf files; pass the path of a .gguf file"

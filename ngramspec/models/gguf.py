@@ -116,7 +116,7 @@ class _Reader:
         """Return the error for an invalid header; `what` follows the file's name in the message."""
         return ModelError(f"{self._path} {what}")
 
-    def corrupt(self, what: str) -> ModelError:
+    def corruption_error(self, what: str) -> ModelError:
         return self.error(f"has a corrupt header: {what}; download the file again")
 
     def skip(self, size: int) -> int:
@@ -150,7 +150,7 @@ class _Reader:
 def _parse(reader: _Reader) -> GGUFHeader:
     version = reader.number(_U32)
     if version not in VERSIONS:
-        raise reader.error(_about_version(version))
+        raise reader.error(_describe_version(version))
     tensors, entries = reader.number(), reader.number()
     metadata: dict[str, Scalar] = {}
     tokens = b""
@@ -165,7 +165,7 @@ def _parse(reader: _Reader) -> GGUFHeader:
 
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise reader.corrupt(f"alignment {alignment!r}")
+        raise reader.corruption_error(f"alignment {alignment!r}")
     end, types, shapes = 0, Counter[int](), dict[str, tuple[int, ...]]()
     offsets: dict[str, tuple[int, int]] = {}
     for _ in range(tensors):
@@ -181,7 +181,7 @@ def _parse(reader: _Reader) -> GGUFHeader:
     return GGUFHeader(tensors, metadata, vocabulary, required_bytes, dict(types), shapes, places)
 
 
-def _about_version(version: int) -> str:
+def _describe_version(version: int) -> str:
     big_endian_version = int.from_bytes(version.to_bytes(4, "little"), "big")
     if 1 <= big_endian_version <= max(VERSIONS):
         return "is a big-endian GGUF file; use the little-endian version of the model"
@@ -199,14 +199,14 @@ def _value(reader: _Reader, key: str) -> Scalar | None:
         value: Scalar = reader.number(_SCALARS[kind])
         return value
     if kind != _ARRAY:
-        raise reader.corrupt(f"{key!r} has the unknown type {kind}")
+        raise reader.corruption_error(f"{key!r} has the unknown type {kind}")
     item, count = reader.number(_U32), reader.number()
     if item == _STRING:
         reader.skip_strings(count)
     elif item in _SCALARS:
         reader.skip(count * _SCALARS[item].size)
     else:  # llama.cpp rejects arrays of arrays too
-        raise reader.corrupt(f"{key!r} is an array of type {item}")
+        raise reader.corruption_error(f"{key!r} is an array of type {item}")
     return None
 
 
@@ -218,7 +218,7 @@ def _tensor(reader: _Reader) -> tuple[str, tuple[int, ...], int, int, int]:
     name = reader.string()
     count = reader.number(_U32)
     if count > _MAX_DIMENSIONS:
-        raise reader.corrupt(f"tensor {name!r} has {count} dimensions")
+        raise reader.corruption_error(f"tensor {name!r} has {count} dimensions")
     shape = tuple(reader.number() for _ in range(count))
     kind, offset = reader.number(_U32), reader.number()
     if kind not in BLOCKS:

@@ -241,7 +241,7 @@ def choose(paths: Iterable[str], file_or_quant: str | None) -> list[str]:
     if not models:
         raise ModelError("this repository contains no GGUF model")
     if file_or_quant is None:
-        matches = next(filter(None, (_by_quant(models, quant) for quant in PREFERRED_QUANTS)), list(models))
+        matches = next(filter(None, (_filter_by_quant(models, quant) for quant in PREFERRED_QUANTS)), list(models))
     elif file_or_quant.lower().endswith(".gguf"):
         matches = [first for first, files in models.items() if file_or_quant in files]
         if not matches:
@@ -256,7 +256,7 @@ def choose(paths: Iterable[str], file_or_quant: str | None) -> list[str]:
                 f"{file_or_quant} is the name of several files; name one of them: {join_names(matches, _MAX_NAMES)}"
             )
     else:
-        matches = _by_quant(models, file_or_quant)
+        matches = _filter_by_quant(models, file_or_quant)
         if not matches:
             has = sorted({_quant(model) for model in models})
             raise ModelError(f"there is no {file_or_quant} in this repository; it has {join_names(has, _MAX_NAMES)}")
@@ -273,7 +273,7 @@ def is_model(file: str) -> bool:
     return name.endswith(".gguf") and not any(word in name for word in _COMPANIONS)
 
 
-def _by_quant(models: Iterable[str], quant: str) -> list[str]:
+def _filter_by_quant(models: Iterable[str], quant: str) -> list[str]:
     """Return the models with `quant` as a word in their path; without any, those with a word that ends with it.
 
     Q2_K_XL matches UD-Q2_K_XL, and Q4_K never matches Q4_K_M. F16 matches BF16, as in llama.cpp, but only if there is

@@ -59,13 +59,13 @@ class Access:
             endpoint = self._endpoints.get(scope["path"])
             is_public = endpoint is not None and endpoint.public
             needs_host = not (is_public and scope.get("http_version") == "1.0")
-            error = self._error(Headers(scope=scope), is_public, needs_host)
+            error = self._find_error(Headers(scope=scope), is_public, needs_host)
             if error is not None:
                 await error_response(error, endpoint, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _error(self, headers: Headers, is_public: bool, needs_host: bool) -> ApiError | None:
+    def _find_error(self, headers: Headers, is_public: bool, needs_host: bool) -> ApiError | None:
         host = headers.get("host", "")
         if len(headers.getlist("host")) > 1:
             return ApiError(400, "the request has more than one Host header")
@@ -85,7 +85,7 @@ class Access:
         return bool(self._origins & {origin, "*"} or _LOCAL_PAGE.fullmatch(origin))
 
     def _is_known(self, host: str) -> bool:
-        name = _without_port(host).lower()
+        name = _strip_port(host).lower()
         if name in self._hosts:
             return True
         try:
@@ -124,7 +124,7 @@ class CrossOrigin(CORSMiddleware):
         return Response(headers={"Vary": "Origin"})
 
 
-def _without_port(host: str) -> str:
+def _strip_port(host: str) -> str:
     """Return the name or address of a `Host`; "" if it is neither."""
     match = _HOST.fullmatch(host)
     return "" if match is None else match["address"] or match["name"] or ""

@@ -18,7 +18,7 @@ from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import json_response, quote
 from ngramspec.server.reply import Reply, chunk
 from ngramspec.server.toolbox import Toolbox
-from ngramspec.server.transcript import Transcript, as_json, read_arguments
+from ngramspec.server.transcript import Transcript, dump_arguments, read_arguments
 
 # Claude Code begins its system prompt with this line, which differs in every request. It is removed, because otherwise
 # only the first tokens of a prompt would be in the cache.
@@ -140,7 +140,7 @@ def _add_assistant_blocks(transcript: Transcript, blocks: list[Fields]) -> None:
             case "redacted_thinking":
                 pass  # the block is encrypted by another server, so it cannot be read
             case "tool_use":
-                arguments = as_json(block.require_object("input").data)
+                arguments = dump_arguments(block.require_object("input").data)
                 transcript.add_call(block.require_name("id"), block.require_name("name"), arguments)
             case _:
                 transcript.add_message("assistant", _read_text(block))
@@ -240,21 +240,21 @@ class MessageReply(Reply):
     def chunks(self, number: int, event: TextEvent) -> str:
         if not isinstance(event, Piece | End):
             return ""
-        text = "" if self._has_begun else self._beginning()
+        text = "" if self._has_begun else self._start_event()
         if isinstance(event, End):
             ending = {"type": "message_delta", "delta": _stop_fields(event), "usage": self._usage(event)}
             return text + chunk(ending, "message_delta") + chunk({"type": "message_stop"}, "message_stop")
         for kind, block, piece, _ in event.changes:
-            text += self._change(kind, block, piece)
+            text += self._change_events(kind, block, piece)
         return text
 
     def keepalive(self) -> str:
-        return self._beginning() + chunk({"type": "ping"}, "ping")
+        return self._start_event() + chunk({"type": "ping"}, "ping")
 
     def error_chunk(self, error: ApiError) -> str:
         return chunk(error_body(error), "error")
 
-    def _beginning(self) -> str:
+    def _start_event(self) -> str:
         """Return the first event, if it was not sent yet. It has the length of the prompt, unless a ping came first."""
         if self._has_begun:
             return ""
@@ -263,7 +263,7 @@ class MessageReply(Reply):
         more = {"stop_reason": None, "stop_sequence": None, "usage": usage}
         return chunk({"type": "message_start", "message": self._message([]) | more}, "message_start")
 
-    def _change(self, kind: str, block: Block, text: str) -> str:
+    def _change_events(self, kind: str, block: Block, text: str) -> str:
         """Return the events of a change of a block."""
         if kind == "opened":
             start = {"type": "content_block_start", "index": block.index}

@@ -55,7 +55,7 @@ class Call:
 
     @cached_property
     def model(self) -> ServedModel:
-        return self.server.ready()
+        return self.server.require_model()
 
     @property
     def streamed(self) -> bool:

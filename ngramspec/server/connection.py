@@ -102,7 +102,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
         super().data_received(data)
         self._pending = self._pending + len(data) if self._n_parsed == before else 0
         if self._pending > MAX_HEADER_BYTES and not self.transport.is_closing():
-            self._error = _too_large()
+            self._error = _make_size_error()
             self.send_400_response("")
         self._watch()
 
@@ -123,7 +123,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
     def on_headers_complete(self) -> None:
         self._n_parsed += 1
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_BYTES:
-            self._error = _too_large()
+            self._error = _make_size_error()
             raise self._error  # the parser stops, and `data_received` calls `send_400_response`
         super().on_headers_complete()
         self.cycle.transport = ResponseTransport(self.transport)
@@ -187,7 +187,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
             self.transport.close()
 
 
-def _too_large() -> ApiError:
+def _make_size_error() -> ApiError:
     return ApiError(431, f"the URL and the headers are larger than {MAX_HEADER_BYTES // 1024} KiB")
 
 

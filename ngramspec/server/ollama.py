@@ -27,7 +27,7 @@ from ngramspec.server.request_fields import SHARED_FIELDS, read_max_tokens, read
 from ngramspec.server.sampling_fields import check_token, read_sampling
 from ngramspec.server.state import ServedModel
 from ngramspec.server.toolbox import Toolbox
-from ngramspec.server.transcript import Transcript, as_json, read_arguments
+from ngramspec.server.transcript import Transcript, dump_arguments, read_arguments
 from ngramspec.tool_calls.families import reasoning_tags
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -39,7 +39,7 @@ _DURATION = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+
 
 async def chat(call: Call) -> Response:
     """Answer a chat."""
-    fields, inner = call.fields, _with_options(call)
+    fields, inner = call.fields, _merge_options(call)
     reply, unload = OllamaReply(inner, "chat", fields), _has_zero_keep_alive(fields)
     if not fields.list("messages"):
         return reply.load_response(unload)
@@ -53,7 +53,7 @@ async def chat(call: Call) -> Response:
 
 async def generate_text(call: Call) -> Response:
     """Answer a prompt in the chat template, continue it as it is (`raw`), or generate the text before `suffix`."""
-    fields, inner = call.fields, _with_options(call)
+    fields, inner = call.fields, _merge_options(call)
     reply, unload = OllamaReply(inner, "generate", fields), _has_zero_keep_alive(fields)
     prompt, suffix = fields.string("prompt") or "", fields.string("suffix") or ""
     _refuse_images(fields)
@@ -81,7 +81,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
 # --------------------------------------------------------------------------- the request
 
 
-def _with_options(call: Call) -> Call:
+def _merge_options(call: Call) -> Call:
     """Return the call with the fields of its `options` under their names in the other APIs.
 
     All other options are dropped, such as those that select how Ollama loads a model (`num_ctx`, `num_gpu`, ...).
@@ -145,7 +145,7 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
                     function = call.require_object("function")
                     id, name = call.string("id") or f"call_{number}_{place}", function.require_name("name")
                     arguments = function.object("arguments")
-                    transcript.add_call(id, name, as_json({} if arguments is None else arguments.data))
+                    transcript.add_call(id, name, dump_arguments({} if arguments is None else arguments.data))
                     waiting[id] = name
             case role:
                 transcript.add_message(role, text)

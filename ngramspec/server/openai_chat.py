@@ -25,7 +25,7 @@ from ngramspec.server.request_fields import has_usage_chunk, read_max_tokens, re
 from ngramspec.server.state import ServedModel
 from ngramspec.server.telemetry import read_telemetry
 from ngramspec.server.toolbox import Toolbox, free_text
-from ngramspec.server.transcript import as_json
+from ngramspec.server.transcript import dump_arguments
 
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
 """Roles of the API, and the corresponding roles of chat templates."""
@@ -158,7 +158,7 @@ def _read_call(fields: Fields) -> dict[str, Any]:
     if (custom := fields.object("custom")) is not None:
         function = {
             "name": custom.require_string("name"),
-            "arguments": as_json({"input": custom.require_string("input")}),
+            "arguments": dump_arguments({"input": custom.require_string("input")}),
         }
         return {"id": fields.string("id") or "", "type": "function", "function": function}
     return {"id": fields.string("id") or "", **_read_function_call(fields.require_object("function"))}
@@ -167,7 +167,7 @@ def _read_call(fields: Fields) -> dict[str, Any]:
 def _read_function_call(function: Fields) -> dict[str, Any]:
     arguments = function.data.get("arguments")
     if isinstance(arguments, dict):  # not OpenAI's form, but what some clients keep
-        arguments = as_json(arguments)
+        arguments = dump_arguments(arguments)
     else:
         arguments = function.string("arguments")
     return {"type": "function", "function": {"name": function.require_string("name"), "arguments": arguments or "{}"}}

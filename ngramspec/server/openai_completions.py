@@ -23,7 +23,7 @@ from ngramspec.server.errors import ApiError, bad_field, context_length_error
 from ngramspec.server.fields import Fields, describe_value
 from ngramspec.server.json_text import encode_json, members
 from ngramspec.server.reasoning import refuse_budget
-from ngramspec.server.reply import DONE, FINGERPRINT, Reply, finite, respond, token_text, totals
+from ngramspec.server.reply import DONE, FINGERPRINT, Reply, clamp_logprob, respond, token_text, totals
 from ngramspec.server.request_fields import (
     MAX_ANSWERS,
     has_usage_chunk,
@@ -158,9 +158,9 @@ class CompletionReply(Reply):
         for token, entry in rows:
             top: dict[str, float] = {}
             for alternative, logprob in (*entry.top, (token, entry.logprob)) if entry is not None else ():
-                top.setdefault(token_text(self._model, alternative), finite(logprob))
+                top.setdefault(token_text(self._model, alternative), clamp_logprob(logprob))
             table["tokens"].append(token_text(self._model, token))
-            table["token_logprobs"].append(None if entry is None else finite(entry.logprob))
+            table["token_logprobs"].append(None if entry is None else clamp_logprob(entry.logprob))
             table["top_logprobs"].append(None if entry is None else top)
             table["text_offset"].append(self._offsets[number])
             self._offsets[number] += len(self._model.vocabulary.piece(token).decode("utf-8", "ignore"))

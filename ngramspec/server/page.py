@@ -138,8 +138,8 @@ def render(source: str, draft_spans: Sequence[Span] = ()) -> tuple[list[Node], i
     for block in SyntaxTreeNode(_PARSER.parse(source)).children:
         first, end = block.map or (0, len(starts) - 1)
         last = starts[first]
-        elements.within(last, starts[min(end, len(starts) - 1)])
-        blocks += elements.of(block)
+        elements.set_range(last, starts[min(end, len(starts) - 1)])
+        blocks += elements.convert(block)
     return blocks, last
 
 
@@ -212,11 +212,11 @@ class _Elements:
         self._at = self._end = 0
         self._highlights = True
 
-    def within(self, start: int, end: int) -> None:
+    def set_range(self, start: int, end: int) -> None:
         """Set the range of the next block in the source."""
         self._at, self._end = start, end
 
-    def of(self, node: SyntaxTreeNode) -> list[Node]:
+    def convert(self, node: SyntaxTreeNode) -> list[Node]:
         """Return the elements of a node: one, or the children of a node that is only a group."""
         if node.type in ("text", "text_special"):
             return self._text(node.content)
@@ -234,7 +234,7 @@ class _Elements:
             case "code_inline":
                 inner = self._content
             case "fence" | "code_block":
-                tag, attributes, inner = "pre", {"language": language_of(node.info)}, self._code
+                tag, attributes, inner = "pre", {"language": find_language(node.info)}, self._code
             case "heading":  # below the headings of the page
                 tag = f"h{min(int(tag[1]) + 2, 6)}"
             case "ordered_list":
@@ -244,7 +244,7 @@ class _Elements:
         return [[tag, attributes, *inner(node)]]
 
     def _children(self, node: SyntaxTreeNode) -> list[Node]:
-        return [element for child in node.children for element in self.of(child)]
+        return [element for child in node.children for element in self.convert(child)]
 
     def _link(self, node: SyntaxTreeNode) -> list[Node]:
         """Return a link to the web or to an image, because the page fetches nothing; other links become text."""
@@ -265,7 +265,7 @@ class _Elements:
         return nodes
 
     def _code(self, node: SyntaxTreeNode) -> list[Node]:
-        pieces = self._highlight(node.content, language_of(node.info).lower())
+        pieces = self._highlight(node.content, find_language(node.info).lower())
         return [element for line in _lines(pieces) for element in self._line(line)]
 
     def _highlight(self, code: str, language: str) -> list[tuple[str, str]]:
@@ -281,7 +281,7 @@ class _Elements:
         """Return the elements of a line, given as pieces with a class and a text, split at the ends of drafts."""
         text = "".join(piece for _, piece in pieces)
         classes = [name for name, piece in pieces for _ in piece]
-        for start, end in self._drafts_in(text):
+        for start, end in self._find_drafts(text):
             classes[start:end] = [f"{name} drafted".strip() for name in classes[start:end]]
         nodes: list[Node] = []
         at = 0
@@ -291,7 +291,7 @@ class _Elements:
             at = end
         return nodes
 
-    def _drafts_in(self, text: str) -> Iterator[Span]:
+    def _find_drafts(self, text: str) -> Iterator[Span]:
         """Yield the drafted spans of a text, which is searched in the source after the previous one."""
         start = self._source.find(text, self._at, self._end)
         if start < 0:
@@ -303,7 +303,7 @@ class _Elements:
             yield max(first - start, 0), min(last, end) - start
 
 
-def language_of(info: str) -> str:
+def find_language(info: str) -> str:
     """Return the language in the info string of a fence."""
     return info.split(maxsplit=1)[0] if info.strip() else ""
 

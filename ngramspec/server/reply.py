@@ -224,11 +224,11 @@ def logprobs_content(
 
 def _token(model: ServedModel, token: int, logprob: float, post_sampling: bool) -> dict[str, Any]:
     raw = model.vocabulary.shown(token)
-    value = {"prob": math.exp(logprob)} if post_sampling else {"logprob": finite(logprob)}
+    value = {"prob": math.exp(logprob)} if post_sampling else {"logprob": clamp_logprob(logprob)}
     return {"id": token, "token": raw.decode("utf-8", "replace"), "bytes": list(raw), **value}
 
 
-def finite(logprob: float) -> float:
+def clamp_logprob(logprob: float) -> float:
     """Return a logprob as a finite number; as at OpenAI, that of an impossible token is -9999."""
     return max(logprob, -9999.0)
 

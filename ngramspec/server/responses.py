@@ -36,7 +36,7 @@ from ngramspec.server.json_text import json_response
 from ngramspec.server.request_fields import read_prediction
 from ngramspec.server.responses_reply import ResponseReply
 from ngramspec.server.toolbox import Toolbox, function_name
-from ngramspec.server.transcript import Transcript, as_json
+from ngramspec.server.transcript import Transcript, dump_arguments
 
 _EFFORTS = {"none": "", "minimal": "low"} | EFFORTS
 
@@ -161,10 +161,10 @@ def _read_message(item: Fields, transcript: Transcript) -> None:
 def _read_call(item: Fields, kind: str, transcript: Transcript) -> None:
     call = item.require_name("call_id")
     if kind == "local_shell_call":
-        transcript.add_call(call, "local_shell", as_json(item.require_object("action").data))
+        transcript.add_call(call, "local_shell", dump_arguments(item.require_object("action").data))
         return
     if kind == "custom_tool_call":
-        arguments = as_json({"input": item.require_string("input")})
+        arguments = dump_arguments({"input": item.require_string("input")})
     else:
         arguments = item.require_string("arguments") or "{}"
     transcript.add_call(call, function_name(item.require_name("name"), item.string("namespace")), arguments)

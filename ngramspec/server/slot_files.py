@@ -67,7 +67,7 @@ async def _save(call: Call, number: int) -> dict[str, Any]:
         with replacing(path) as file:
             file.write(content)
 
-    count, content = await _on_slot(call, number, pack)
+    count, content = await _run_on_slot(call, number, pack)
     try:
         await asyncio.to_thread(write)
     except IsADirectoryError as error:
@@ -100,7 +100,7 @@ async def _restore(call: Call, number: int) -> dict[str, Any]:
             raise bad_field("filename", f"{path.name} does not fit into a slot: {error}") from error
         return int(count)
 
-    count = await _on_slot(call, number, unpack)
+    count = await _run_on_slot(call, number, unpack)
     return {"filename": path.name, "n_restored": count, "n_read": len(content)}
 
 
@@ -110,13 +110,13 @@ async def _erase(call: Call, number: int) -> dict[str, Any]:
         sequence.clear()
         return count
 
-    return {"n_erased": await _on_slot(call, number, clear)}
+    return {"n_erased": await _run_on_slot(call, number, clear)}
 
 
 _ACTIONS = {"save": _save, "restore": _restore, "erase": _erase}
 
 
-async def _on_slot(call: Call, number: int, work: Callable[[SequenceModel], Any]) -> Any:
+async def _run_on_slot(call: Call, number: int, work: Callable[[SequenceModel], Any]) -> Any:
     return await asyncio.wrap_future(call.model.service.on_slot(number, work))
 
 

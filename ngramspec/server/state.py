@@ -90,7 +90,7 @@ class Server:
     failure: str | None = None  # error with which the model failed to load
     started_at: int = field(default_factory=lambda: int(time.time()))  # time of the start, in seconds since 1970
 
-    def ready(self) -> ServedModel:
+    def require_model(self) -> ServedModel:
         """Return the model; raise an ApiError if it is not loaded, or the server is shutting down."""
         if self.draining:
             raise shutdown_error()

@@ -18,7 +18,7 @@ from ngramspec.server.request_fields import read_scales
 
 async def health(call: Call) -> Response:
     """Return the status "ok" if the model is loaded."""
-    call.server.ready()
+    call.server.require_model()
     return json_response({"status": "ok"})
 
 

@@ -59,7 +59,7 @@ def join_lines(before: str, text: str) -> str:
     return before + "\n" + text if before and text else before + text
 
 
-def as_json(arguments: Mapping[str, Any]) -> str:
+def dump_arguments(arguments: Mapping[str, Any]) -> str:
     """Return the arguments of a call as JSON, in the form that models write."""
     return json.dumps(arguments, ensure_ascii=False)
 

@@ -53,7 +53,7 @@ class VertexRoutes:
             raise NGramSpecError(f"AIP_HTTP_PORT must be a port number, got {port!r}")
         health = variables.get("AIP_HEALTH_ROUTE")
         predict = variables.get("AIP_PREDICT_ROUTE") or "predict"
-        return cls(_with_slash(predict), _with_slash(health) if health else None, int(port))
+        return cls(_add_slash(predict), _add_slash(health) if health else None, int(port))
 
     def endpoints(self, other_endpoints: Sequence[Endpoint]) -> list[Endpoint]:
         """Return the endpoints of the routes.
@@ -83,7 +83,7 @@ class _Predictions:
             for path in target.paths
             if target.method == "POST" and "{" not in path
         ]
-        formats = {_camel_case(path): endpoint for path, endpoint in reversed(targets)}
+        formats = {_to_camel_case(path): endpoint for path, endpoint in reversed(targets)}
         self._endpoints = formats | dict(targets)
 
     async def __call__(self, call: Call) -> Response:
@@ -115,10 +115,10 @@ class _Predictions:
         return json.loads(bytes(response.body))
 
 
-def _camel_case(path: str) -> str:
+def _to_camel_case(path: str) -> str:
     words = re.split("[/_-]", path.removeprefix("/v1").removeprefix("/"))
     return words[0] + "".join(word[:1].upper() + word[1:] for word in words[1:])
 
 
-def _with_slash(path: str) -> str:
+def _add_slash(path: str) -> str:
     return path if path.startswith("/") else f"/{path}"

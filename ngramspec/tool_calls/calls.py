@@ -39,7 +39,7 @@ def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -
             return False
         while True:
             before = reader.at
-            yield from reader.space()
+            yield from reader.skip_space()
             marker = yield from reader.take(item, end)
             if marker == item and (yield from read_call(reader, answer, tools)):
                 has_begun = True
@@ -63,7 +63,7 @@ def make_object_parser(*ends: str, known_only: bool = False) -> ReadCall:
     """
 
     def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-        yield from reader.space()
+        yield from reader.skip_space()
         has_begun = yield from read_calls(reader, answer, tools if known_only else None)
         yield from reader.skip(*ends)
         return has_begun
@@ -87,17 +87,17 @@ def make_named_parser(
 
     def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
         if or_objects:
-            yield from reader.space()
+            yield from reader.skip_space()
             if (yield from reader.peek()) in {"[", "{"}:
                 return (yield from read_calls(reader, answer))
-        before, marker = yield from reader.before(separator)
+        before, marker = yield from reader.read_before(separator)
         if not marker:
             return False
-        yield from reader.space()
+        yield from reader.skip_space()
         in_fence = bool(fence) and (yield from reader.peek()) != "{"
         if in_fence:
-            before, _ = yield from reader.before(fence, end)
-            yield from reader.space()
+            before, _ = yield from reader.read_before(fence, end)
+            yield from reader.skip_space()
         match = pattern.fullmatch(before.strip())
         is_complete = (yield from read_arguments(reader, answer, match[1])) if match else None
         if is_complete and in_fence:
@@ -120,16 +120,16 @@ def read_calls(reader: Reader, answer: Deltas, names: Container[str] | None = No
     """
     if not (yield from reader.take("[")):
         return (yield from _read_call(reader, answer, names))
-    yield from reader.space()
+    yield from reader.skip_space()
     if not (yield from _read_call(reader, answer, names)):
         return False
     while True:
         before = reader.at
-        yield from reader.space()
+        yield from reader.skip_space()
         if not (yield from reader.take(",")):
             yield from reader.take("]")
             return True
-        yield from reader.space()
+        yield from reader.skip_space()
         if not (yield from _read_call(reader, answer, names)):
             reader.at = before
             return True
@@ -164,14 +164,14 @@ def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> 
     if not (yield from reader.take("{")):
         return False
     while separator == ",":
-        yield from reader.space()
+        yield from reader.skip_space()
         if (yield from reader.take("}")):
             break
         key = yield from read_string(reader)
-        yield from reader.space()
+        yield from reader.skip_space()
         if key is None or not (yield from reader.take(":")):
             return has_begun
-        yield from reader.space()
+        yield from reader.skip_space()
         if key == "name" and name is None:
             name = yield from read_string(reader)
             is_complete = bool(name) and (names is None or name in names)
@@ -185,7 +185,7 @@ def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> 
                 early_arguments = "".join(parts)
         if not is_complete:
             return has_begun
-        yield from reader.space()
+        yield from reader.skip_space()
         separator = yield from reader.take(",", "}")
     if has_begun or name is None or (early_arguments is None and names is not None):
         return has_begun
@@ -220,11 +220,11 @@ def make_python_parser(end: str, *, known_only: bool = False) -> ReadCall:
     read_objects = make_object_parser(end, known_only=known_only)
 
     def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-        yield from reader.space()
+        yield from reader.skip_space()
         if (yield from reader.peek()) == "{":
             return (yield from read_objects(reader, answer, tools))
         # The text is parsed as a whole, because only its end shows that it contains calls.
-        source, marker = yield from reader.before(end)
+        source, marker = yield from reader.read_before(end)
         calls = _python_calls(source.strip()) if marker else []
         if not calls or not all(name in tools for name, _ in calls):
             return False

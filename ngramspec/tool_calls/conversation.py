@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ngramspec.tool_calls.template_features import TemplateFeatures, Message, find_features, in_parts, openai_tool
+from ngramspec.tool_calls.template_features import TemplateFeatures, Message, find_features, split_contents, openai_tool
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import HERMES, family_of
 from ngramspec.tool_calls.forms import forms_of
@@ -69,7 +69,7 @@ class ToolTemplate:
             adapted_messages = _merge_system_message(adapted_messages)
         for form in self._forms:
             adapted_messages = form(adapted_messages)
-        return adapted_messages if features.strings or not features.typed else in_parts(
+        return adapted_messages if features.strings or not features.typed else split_contents(
             adapted_messages
         ), template_tools
 

@@ -154,7 +154,7 @@ class Reader:
         """Add a piece of text."""
         self._text += piece
 
-    def rest(self) -> str:
+    def peek_rest(self) -> str:
         """Return the text that has arrived and is unread."""
         return self._text[self.at :]
 
@@ -186,7 +186,7 @@ class Reader:
                 return
             yield
 
-    def space(self) -> Reads[None]:
+    def skip_space(self) -> Reads[None]:
         """Skip white space."""
         yield from self.run(SPACE, lambda _: None)
 
@@ -202,11 +202,15 @@ class Reader:
 
     def skip(self, *ends: str) -> Reads[None]:
         """Skip white space and one of several strings after it, or the beginning of one at the end of the text."""
-        yield from self.space()
-        if (yield from self.take(*ends)) is None and self.ended and any(end.startswith(self.rest()) for end in ends):
+        yield from self.skip_space()
+        if (
+            (yield from self.take(*ends)) is None
+            and self.ended
+            and any(end.startswith(self.peek_rest()) for end in ends)
+        ):
             self.at = len(self._text)
 
-    def until(self, markers: Collection[str], emit: Emit) -> Reads[str | None]:
+    def read_until(self, markers: Collection[str], emit: Emit) -> Reads[str | None]:
         """Emit the text before the first of several strings, and read that string.
 
         Text that could be the beginning of such a string is held back. No string may be a prefix of another.
@@ -231,8 +235,8 @@ class Reader:
                 return None
             yield
 
-    def before(self, *markers: str) -> Reads[tuple[str, str | None]]:
-        """Return the text before the first of several strings, and that string; see `until`."""
+    def read_before(self, *markers: str) -> Reads[tuple[str, str | None]]:
+        """Return the text before the first of several strings, and that string; see `read_until`."""
         parts: list[str] = []
-        marker = yield from self.until(markers, parts.append)
+        marker = yield from self.read_until(markers, parts.append)
         return "".join(parts), marker

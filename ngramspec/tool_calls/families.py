@@ -295,15 +295,15 @@ def _make_reasoning_rules(rest: str, template: str | None, opening: str, control
     tags = find_reasoning_tags(template)
     open_tag = find_open_tag(tags, opening)
     if open_tag is not None:
-        return [f"start: thoughts_0 /[ \\n]*/ {rest}", _up_to("thoughts_0", tags[open_tag], controls)]
+        return [f"start: thoughts_0 /[ \\n]*/ {rest}", _make_suffix_rule("thoughts_0", tags[open_tag], controls)]
     if not tags:
         return [f"start: {rest}"]
     choices = [f"{_text(start, controls)} thoughts_{number}" for number, start in enumerate(tags)]
-    rules = [_up_to(f"thoughts_{number}", end, controls) for number, end in enumerate(tags.values())]
+    rules = [_make_suffix_rule(f"thoughts_{number}", end, controls) for number, end in enumerate(tags.values())]
     return [f"start: (({' | '.join(choices)}) /[ \\n]*/)? {rest}", *rules]
 
 
-def _up_to(name: str, end: str, controls: Mapping[str, int]) -> str:
+def _make_suffix_rule(name: str, end: str, controls: Mapping[str, int]) -> str:
     """Return the rule of any text up to the first occurrence of `end`, which is read."""
     if end in controls:
         return f"{name}: /(?s:.*)/ {encode_controls(end, controls)}"

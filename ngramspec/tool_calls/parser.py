@@ -51,7 +51,7 @@ class AnswerParser:
         try:
             next(self._reads)
         except StopIteration:
-            self._answer.end(drops_call=bool(self._reader.rest()))
+            self._answer.end(drops_call=bool(self._reader.peek_rest()))
         return self._answer.drain()
 
     def finish(self, cut: bool = False) -> list[Delta]:
@@ -66,27 +66,27 @@ def _read_answer(
     """Parse reasoning, at the beginning or opened by the prompt, then content and calls."""
     tag: str | None = find_open_tag(tags, opening)
     if tag is None and tags:
-        yield from reader.space()
+        yield from reader.skip_space()
         tag = yield from reader.take(*tags)
     if tag is None:
         reader.at = 0
     else:
-        yield from reader.until((tags[tag],), answer.add_reasoning)
+        yield from reader.read_until((tags[tag],), answer.add_reasoning)
     if not tools:
-        yield from reader.until((), answer.add_content)
+        yield from reader.read_until((), answer.add_content)
         return
     while True:
         # Calls without a start may only begin here. Calls with a start may begin anywhere after this place.
         if family.bare:
             before = reader.at
-            yield from reader.space()
+            yield from reader.skip_space()
             if (yield from family.bare(reader, answer, tools)):
                 continue
             reader.at = before
-            match = _CALL_START.match(reader.rest()) if reader.cut else None
+            match = _CALL_START.match(reader.peek_rest()) if reader.cut else None
             if match and any(name.startswith(match[1]) for name in tools):
                 return
-        while (start := (yield from reader.until(family.starts, answer.add_content))) is not None:
+        while (start := (yield from reader.read_until(family.starts, answer.add_content))) is not None:
             before = reader.at - len(start)
             if (yield from family.starts[start](reader, answer, tools)):
                 break
@@ -100,7 +100,7 @@ def _read_answer(
 
 def _is_cut_call(reader: Reader, start: str, tools: Tools) -> bool:
     """Return True if the text, which begins like a call, would have become one if a limit had not cut it."""
-    text = reader.rest().removeprefix(start).strip()
+    text = reader.peek_rest().removeprefix(start).strip()
     return reader.cut and (len(text) < _SHORT or text[0] in "{[<" or any(name in text[:_NEAR] for name in tools))
 
 
@@ -124,7 +124,7 @@ def _read_channels(reader: Reader, answer: Deltas, tools: Tools) -> Reads[None]:
             if _is_cut_call(reader, start, tools):
                 return
             answer.add_content((yield from reader.read(len(start))))
-        marker = yield from reader.until((_CHANNEL, _START), answer.add_content)
+        marker = yield from reader.read_until((_CHANNEL, _START), answer.add_content)
         if marker is None:
             return
         reader.at -= len(marker)
@@ -132,21 +132,21 @@ def _read_channels(reader: Reader, answer: Deltas, tools: Tools) -> Reads[None]:
 
 def _read_message(reader: Reader, answer: Deltas, tools: Tools, start: str) -> Reads[bool]:
     """Parse a message after the start of its header; return True if it is a message."""
-    header, marker = yield from reader.before(_MESSAGE, *_ENDS)
+    header, marker = yield from reader.read_before(_MESSAGE, *_ENDS)
     if marker != _MESSAGE:
         return False
     header = start + header
     recipient, channel = _RECIPIENT.search(header), _CHANNEL_NAME.search(header)
     add_text = answer.add_reasoning if channel and channel[1] == "analysis" else answer.add_content
     if recipient:
-        yield from reader.space()
+        yield from reader.skip_space()
         if not tools or (yield from read_arguments(reader, answer, recipient[1])) is None:
             return False
-        yield from reader.space()
+        yield from reader.skip_space()
         add_text = answer.add_content  # for text after the JSON
     elif not channel:
         return False
-    marker = yield from reader.until((*_ENDS, _CHANNEL, _START), add_text)
+    marker = yield from reader.read_until((*_ENDS, _CHANNEL, _START), add_text)
     if marker in (_CHANNEL, _START):
         reader.at -= len(marker)
     return True

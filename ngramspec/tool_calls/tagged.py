@@ -51,7 +51,7 @@ _GLM = Tags("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_ca
 
 def read_hermes(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """Parse the text after "<tool_call>"."""
-    yield from reader.space()
+    yield from reader.skip_space()
     if (yield from reader.peek()) in {"{", "["}:
         has_begun = yield from read_calls(reader, answer)
     elif (yield from reader.take("<function=")):
@@ -65,11 +65,11 @@ def read_hermes(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
 
 def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """Parse the text after "<function=": a name and ">", then parameters in tags, or all parameters as JSON."""
-    name, marker = yield from reader.before(">")
+    name, marker = yield from reader.read_before(">")
     name = name.strip().strip("\"'")
     if not marker or not name:
         return False
-    yield from reader.space()
+    yield from reader.skip_space()
     if (yield from reader.peek()) == "{":
         if (yield from read_arguments(reader, answer, name)):
             yield from reader.skip("</function>")
@@ -81,7 +81,7 @@ def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
 
 def _read_keys(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """Parse a call: the name of an existing tool, then keys and values."""
-    name, marker = yield from reader.before(_GLM.parameter, _GLM.end)
+    name, marker = yield from reader.read_before(_GLM.parameter, _GLM.end)
     name = name.strip()
     if marker is None or name not in tools:
         return False
@@ -100,7 +100,7 @@ def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
     tags = Tags(f'<{mark}parameter name="', '"', ">", f"</{mark}parameter>", f"</{mark}invoke>")
 
     def read_invoke(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-        name, _ = yield from reader.before('">')
+        name, _ = yield from reader.read_before('">')
         return bool(name) and (yield from _read_tagged(reader, answer, name, tools.get(name), tags))
 
     return make_list_parsers({f"<{opening}>": f"</{opening}>" for opening in openings}, item, read_invoke)
@@ -113,15 +113,15 @@ def _read_tagged(reader: Reader, answer: Deltas, name: str, tool: Tool | None, t
     when they are complete. The object ends before the first text that is not a parameter. If the answer ends inside the
     call, the object stays incomplete.
     """
-    yield from reader.space()
+    yield from reader.skip_space()
     marker = yield from reader.take(tags.parameter, tags.end)
     if marker is None:
         return False
     answer.begin_call(name)
     before = "{"
     while marker == tags.parameter:
-        key, _ = yield from reader.before(tags.name_end)
-        attributes = (yield from reader.before(tags.value))[0] if tags.value else ""
+        key, _ = yield from reader.read_before(tags.name_end)
+        attributes = (yield from reader.read_before(tags.value))[0] if tags.value else ""
         if not (yield from reader.peek()):
             break
         answer.add_arguments(f"{before}{quote(key)}: ")
@@ -129,7 +129,7 @@ def _read_tagged(reader: Reader, answer: Deltas, name: str, tool: Tool | None, t
         if not (yield from _read_value(reader, answer.add_arguments, types, tags)):
             return True
         before = ", "
-        yield from reader.space()
+        yield from reader.skip_space()
         marker = yield from reader.take(tags.parameter, tags.end)
     answer.add_arguments("{" if before == "{" else "")
     if marker == tags.end or (yield from reader.peek()):
@@ -151,18 +151,18 @@ def _read_value(reader: Reader, emit: Emit, types: frozenset[str] | None, tags: 
 
         if tags.lines:
             yield from reader.take("\n")
-        marker = yield from reader.until((tags.value_end,), push)
+        marker = yield from reader.read_until((tags.value_end,), push)
         emit('"' if marker else "")
         return marker is not None
-    text, marker = yield from reader.before(tags.value_end)
+    text, marker = yield from reader.read_before(tags.value_end)
     if tags.lines:
         text = text.removeprefix("\n").removesuffix("\n")
     if marker:
-        emit(as_json(text, types))
+        emit(convert_value(text, types))
     return marker is not None
 
 
-def as_json(text: str, types: frozenset[str] | None) -> str:
+def convert_value(text: str, types: frozenset[str] | None) -> str:
     """Return a value as JSON; a value of another type becomes a string.
 
     Args:
@@ -174,10 +174,10 @@ def as_json(text: str, types: frozenset[str] | None) -> str:
         bare = _PYTHON.get(bare, bare)
     try:
         value = json.loads(bare, parse_constant=_refuse)
-        if not isinstance(value, str) and (types is None or _kinds(value) & types):
+        if not isinstance(value, str) and (types is None or _find_types(value) & types):
             return json.dumps(value, ensure_ascii=False)
         if isinstance(value, str) and types is not None and "string" not in types:
-            return as_json(value, types)  # the model put a value of another type into quotes
+            return convert_value(value, types)  # the model put a value of another type into quotes
     except (ValueError, RecursionError):
         pass
     return quote(text)
@@ -187,7 +187,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-def _kinds(value: Any) -> frozenset[str]:
+def _find_types(value: Any) -> frozenset[str]:
     """Return the JSON types of a value."""
     if isinstance(value, float):
         return frozenset({"number", "integer"} if value.is_integer() else {"number"})
@@ -218,7 +218,7 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str
         case [*names]:
             types = [frozenset(kind for kind in names if isinstance(kind, str))]
         case _ if isinstance(values, list):
-            types = [_kinds(value) for value in values]
+            types = [_find_types(value) for value in values]
         case _ if isinstance(branches, list):
             types = [_types_of(branch, root, depth + 1) for branch in branches]
     known_types = [kind for kind in types if kind is not None]
@@ -230,10 +230,10 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str
 
 def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """Parse the text after "<|tool_call>"."""
-    yield from reader.space()
+    yield from reader.skip_space()
     if not (yield from reader.take("call:")):
         return False
-    name, marker = yield from reader.before("{")
+    name, marker = yield from reader.read_before("{")
     if not marker or not name.strip():
         return False
     answer.begin_call(name.strip())
@@ -248,7 +248,7 @@ def _read_rest(reader: Reader, emit: Emit) -> Reads[bool]:
     brackets = ["}"]
     first = True  # whether the innermost brackets are still empty
     while brackets:
-        yield from reader.space()
+        yield from reader.skip_space()
         if (yield from reader.take(brackets[-1])):
             emit(brackets.pop())
             first = False
@@ -257,7 +257,7 @@ def _read_rest(reader: Reader, emit: Emit) -> Reads[bool]:
             if not (yield from reader.take(",")):
                 return False
             emit(", ")
-            yield from reader.space()
+            yield from reader.skip_space()
         if brackets[-1] == "}":
             start = reader.at
             key = yield from _read_key(reader)
@@ -265,7 +265,7 @@ def _read_rest(reader: Reader, emit: Emit) -> Reads[bool]:
                 reader.at = start
                 return False
             emit(f"{quote(key)}: ")
-            yield from reader.space()
+            yield from reader.skip_space()
         opening = yield from reader.take("{", "[")
         first = opening is not None
         if opening:
@@ -279,10 +279,10 @@ def _read_rest(reader: Reader, emit: Emit) -> Reads[bool]:
 def _read_key(reader: Reader) -> Reads[str | None]:
     """Parse a key, with or without quotes, and the colon after it."""
     if (yield from reader.take(_QUOTE)):
-        key, _ = yield from reader.before(_QUOTE)
-        yield from reader.space()
+        key, _ = yield from reader.read_before(_QUOTE)
+        yield from reader.skip_space()
         return key if (yield from reader.take(":")) else None
-    key, marker = yield from reader.before(":")
+    key, marker = yield from reader.read_before(":")
     return key.strip().strip('"') if marker else None
 
 
@@ -290,7 +290,7 @@ def _read_word(reader: Reader, emit: Emit) -> Reads[bool]:
     """Parse a string in quotes, or a bare word, which is a JSON value or a string; return True if it is complete."""
     if (yield from reader.take(_QUOTE)):
         emit('"')
-        marker = yield from reader.until((_QUOTE,), lambda text: emit(escape(text)))
+        marker = yield from reader.read_until((_QUOTE,), lambda text: emit(escape(text)))
         emit('"' if marker else "")
         return marker is not None
     parts: list[str] = []
@@ -300,5 +300,5 @@ def _read_word(reader: Reader, emit: Emit) -> Reads[bool]:
     if not word or not (yield from reader.peek()):
         reader.at = start
         return False
-    emit(as_json(word.strip('"'), None) if not word.startswith('"') else quote(word.strip('"')))
+    emit(convert_value(word.strip('"'), None) if not word.startswith('"') else quote(word.strip('"')))
     return True

@@ -36,7 +36,7 @@ def find_features(render: Render, is_known: bool) -> TemplateFeatures:
 
     def render_turns(messages: list[Message], **variables: Any) -> str:
         return _try_render(
-            render, messages if accepts_strings or not accepts_parts else in_parts(messages), **variables
+            render, messages if accepts_strings or not accepts_parts else split_contents(messages), **variables
         )
 
     tool = _tool("qlistq", "qpartq")
@@ -60,7 +60,7 @@ def find_features(render: Render, is_known: bool) -> TemplateFeatures:
     return features
 
 
-def in_parts(messages: Sequence[Message]) -> list[Message]:
+def split_contents(messages: Sequence[Message]) -> list[Message]:
     """Return messages whose contents are lists of parts."""
     return [
         {**message, "content": [{"type": "text", "text": content}]}

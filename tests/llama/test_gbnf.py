@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from support.llama_grammar import theirs
 
 from ngramspec.errors import GrammarError
-from ngramspec.grammars.deep_stack import on_deep_stack
+from ngramspec.grammars.deep_stack import run_on_deep_stack
 from ngramspec.grammars.lark import LIMITS, Lark
 from ngramspec.grammars.lexemes import gbnf_to_lark
 from ngramspec.grammars.rules import MAX_DEPTH
@@ -56,7 +56,7 @@ ws ::= [ \\t\\n]*"""
 
 def ours(grammar: Lark, raw: bytes) -> tuple[int, bool]:
     """Return how many bytes our reading allows, and whether the text may end after all of them."""
-    matcher = on_deep_stack(lambda: LLMatcher(BYTES, grammar, log_level=0, limits=LIMITS))
+    matcher = run_on_deep_stack(lambda: LLMatcher(BYTES, grammar, log_level=0, limits=LIMITS))
     count = matcher.try_consume_tokens(list(raw))
     assert not matcher.is_error(), matcher.get_error()
     return count, count == len(raw) and (matcher.is_accepting() or matcher.stop_reason() == "NoExtension")

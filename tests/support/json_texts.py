@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 from llguidance import LLMatcher, LLTokenizer
 
-from ngramspec.grammars.deep_stack import on_deep_stack
+from ngramspec.grammars.deep_stack import run_on_deep_stack
 from ngramspec.grammars.lark import LIMITS, Lark
 
 BYTES = LLTokenizer("byte")
@@ -21,7 +21,7 @@ _CLOSING = b'"}]'
 
 def begin(grammar: Lark) -> LLMatcher:
     """Return the state of llguidance at the start of a text, whose tokens are bytes."""
-    matcher = on_deep_stack(lambda: LLMatcher(BYTES, grammar, log_level=0, limits=LIMITS))
+    matcher = run_on_deep_stack(lambda: LLMatcher(BYTES, grammar, log_level=0, limits=LIMITS))
     assert not matcher.is_error(), matcher.get_error()
     return matcher
 
