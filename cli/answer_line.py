@@ -7,7 +7,7 @@ from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.steps import SHORT, Stats
 
-from .console import counted, note
+from .console import note, pluralize
 from .view import slow_core
 
 LIMITS = {"length": "stopped at the token limit (-n/--predict)", "context": "stopped because the context is full"}
@@ -34,8 +34,8 @@ class AnswerReport:
             seed: Random seed to show; `None` means that the answer does not depend on one.
         """
         governor: ThreadGovernor | None = getattr(decoder.target, "governor", None)
-        speed = speed_of(stats)
-        gain = None if decoder.drafter is None else gain_of(stats, decoder.calibration.curve, governor)
+        speed = format_speed(stats)
+        gain = None if decoder.drafter is None else format_gain(stats, decoder.calibration.curve, governor)
         parts = [ending if ending in INTERRUPTIONS else "", speed if gain is None else f"{speed}, {gain}"]
         if seed is not None and self._is_new(f"seed {seed}"):
             parts.append(f"seed {seed}")
@@ -44,8 +44,8 @@ class AnswerReport:
             note(LIMITS[ending])
         notes = {
             "core": slow_core() if decoder.drafter is not None else None,
-            "rounding": rounding(stats),
-            "threads": fixed_threads(stats, governor),
+            "rounding": rounding_note(stats),
+            "threads": threads_note(stats, governor),
         }
         for name, text in notes.items():
             if text is not None and self._is_new(name):
@@ -58,13 +58,13 @@ class AnswerReport:
         return is_new
 
 
-def speed_of(stats: Stats) -> str:
+def format_speed(stats: Stats) -> str:
     """Return the number of tokens and their rate."""
-    text = counted(stats.generated, "token")
+    text = pluralize(stats.generated, "token")
     return text if stats.tokens_per_second is None else f"{text} at {stats.tokens_per_second:.1f} tokens/s"
 
 
-def gain_of(stats: Stats, curve: CostCurve | None = None, governor: ThreadGovernor | None = None) -> str | None:
+def format_gain(stats: Stats, curve: CostCurve | None = None, governor: ThreadGovernor | None = None) -> str | None:
     """Return the gain from drafts, or the reason for its absence; `None` if the answer is too short.
 
     Args:
@@ -96,14 +96,14 @@ def _reason(stats: Stats, governor: ThreadGovernor | None) -> str:
     return "other programs were running"
 
 
-def rounding(stats: Stats) -> str | None:
+def rounding_note(stats: Stats) -> str | None:
     """Return a note on tokens decided by less than batch sizes move logits; `None` if there were none."""
     if not stats.close_calls:
         return None
-    return f"note: rounding could have changed {counted(stats.close_calls, 'token')}; --exact on prevents this"
+    return f"note: rounding could have changed {pluralize(stats.close_calls, 'token')}; --exact on prevents this"
 
 
-def fixed_threads(stats: Stats, governor: ThreadGovernor | None) -> str | None:
+def threads_note(stats: Stats, governor: ThreadGovernor | None) -> str | None:
     """Return a note on -t, which keeps decoding from leaving busy cores to other programs; `None` if it does not."""
     if governor is None or governor.adapts or governor.threads == 1 or not stats.is_slowed:
         return None

@@ -61,24 +61,24 @@ class Subcommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the imported command and the remaining arguments."""
-        name, known, rest = super().resolve_command(ctx, args)
-        return name, known and imported(str(name)), rest
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and import_command(str(name)), rest
 
 
-def imported(name: str) -> Any:
+def import_command(name: str) -> Any:
     """Import a command from the module of its name, with "_" in place of "-".
 
     The command is the module's `app` or its function of that name.
     """
-    from .options import grouped
+    from .options import expand_groups
 
-    called = name.replace("-", "_")
-    module = import_module(f".{called}", __package__)
-    found = getattr(module, "app", None)
-    if found is None:
-        found = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-        found.command(name)(grouped(getattr(module, called)))
-    return typer.main.get_command(found)
+    module_name = name.replace("-", "_")
+    module = import_module(f".{module_name}", __package__)
+    group = getattr(module, "app", None)
+    if group is None:
+        group = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        group.command(name)(expand_groups(getattr(module, module_name)))
+    return typer.main.get_command(group)
 
 
 app = typer.Typer(
@@ -91,8 +91,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_set: bool) -> None:
+    if is_set:
         print(f"ngramspec {ngramspec.__version__}")
         raise typer.Exit
 
@@ -113,7 +113,7 @@ def main() -> None:
     """Run the command line and exit with its code."""
     code = run(sys.argv[1:])
     if sys.argv[1:2] == ["serve"]:
-        # Python would take seconds to free the model and the prompt cache, and `ends_within` no longer guards them.
+        # Python would take seconds to free the model and the prompt cache, and `exit_on_timeout` no longer guards them.
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, OSError, ValueError):  # the stream is missing or its reader is gone
                 stream.flush()
@@ -168,11 +168,11 @@ def _run_command(arguments: list[str]) -> Any:
 
 def _reject_unsupported(arguments: list[str]) -> None:
     """End the program if a short option of llama.cpp would be parsed as another option, such as `-mg` as `-m g`."""
-    short = [name for name in arguments if name.startswith("-") and name[1:2].isalpha() and len(name) > 2]
-    if short:
+    short_options = [name for name in arguments if name.startswith("-") and name[1:2].isalpha() and len(name) > 2]
+    if short_options:
         from .llama_options import REASONS
 
-        for name in short:
+        for name in short_options:
             if name in REASONS:
                 usage_error(f"{name} is not supported: {REASONS[name]}")
 
@@ -188,20 +188,20 @@ def _format_usage_error(error: Any) -> str:
     cause = error.__cause__
     if not hasattr(cause, "errors"):
         return message
-    (found, *_) = cause.errors()
-    value, bounds = found["input"], found.get("ctx", {})
-    match found["type"]:
+    (detail, *_) = cause.errors()
+    value, bounds = detail["input"], detail.get("ctx", {})
+    match detail["type"]:
         case "int_parsing" | "int_from_float" | "int_parsing_size":
-            plain = f"{value!r} is not a whole number"
+            reason = f"{value!r} is not a whole number"
         case "float_parsing" | "finite_number":
-            plain = f"{value!r} is not a number"
+            reason = f"{value!r} is not a number"
         case "greater_than_equal":
-            plain = f"{value} is below the minimum of {bounds['ge']:g}"
+            reason = f"{value} is below the minimum of {bounds['ge']:g}"
         case "less_than_equal":
-            plain = f"{value} is above the maximum of {bounds['le']:g}"
+            reason = f"{value} is above the maximum of {bounds['le']:g}"
         case _:
-            plain = found["msg"].removeprefix("Value error, ").rstrip(".")
-    return message.replace(error.message, plain)
+            reason = detail["msg"].removeprefix("Value error, ").rstrip(".")
+    return message.replace(error.message, reason)
 
 
 if __name__ == "__main__":

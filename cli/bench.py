@@ -32,12 +32,12 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.user_class import FORM, is_user_class
 
 from .bench_view import document, show, show_against
-from .console import Outcome, leave, note, signals_deferred, usage_error
+from .console import Outcome, defer_signals, note, reraise, usage_error
 from .info import columns, exact_mode, model_lines, origin, provenance
-from .options import PROMPTS, Model, find, flags_in_errors, open_found
+from .options import PROMPTS, Model, find, flags_in_errors, open_resolved
 from .output import Output, PostOptions, command_line, json_option
 from .sampling_options import SamplingOptions, check_sampling
-from .view import run_counted, slow_core, tuned_line
+from .view import run_counted, slow_core, tuning_line
 
 OPTIONS = tuple(name for name in (*LOADING, *DRAFTING) if name != "policy")
 
@@ -48,14 +48,14 @@ GAMMA = 4
 """Draft length in tokens for --alpha if --draft-max is not set."""
 
 
-def _unlearnt(opened: LoadedModel, policy: str) -> tuple[Drafter | None, Policy]:
+def _make_untrained(loaded_model: LoadedModel, policy: str) -> tuple[Drafter | None, Policy]:
     """Return a new drafter like the one that was opened, and a new policy; both without learned state."""
-    drafter = opened.decoder.drafter
+    drafter = loaded_model.decoder.drafter
     if isinstance(drafter, ModelDrafter | HybridDrafter):
         drafter = drafter.anew()
     elif drafter is not None:
-        drafter = make_drafter(drafter.name, memory=opened.memory, n_vocab=opened.target.n_vocab)
-    return drafter, make_policy(policy, opened.settings.draft_max)
+        drafter = make_drafter(drafter.name, memory=loaded_model.memory, n_vocab=loaded_model.target.n_vocab)
+    return drafter, make_policy(policy, loaded_model.settings.draft_max)
 
 
 def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[str]]:
@@ -65,19 +65,19 @@ def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[
     """
     if policy not in (*POLICIES, ALL) and not is_user_class(policy):
         usage_error(f"unknown policy {policy!r}; choose one of: {', '.join(POLICIES)}, {ALL}, or {FORM}")
-    first, *others = POLICIES if policy == ALL else [policy]
-    if others and load.no_draft:
+    first, *rest = POLICIES if policy == ALL else [policy]
+    if rest and load.no_draft:
         usage_error("--policy all cannot be combined with --no-draft")
     with flags_in_errors():
-        return replace(load, policy=first), others
+        return replace(load, policy=first), rest
 
 
-def _open(found: ModelSource, load: LoadSettings, sampling: Sampling) -> LoadedModel:
-    opened = open_found(found, load, learn=False)
-    check_sampling(opened.target, sampling)
-    if opened.memory is not None and opened.memory.stored:
-        note(f"also drafting from a memory of {opened.memory.stored} tokens; --no-memory disables it")
-    return opened
+def _open(source: ModelSource, load: LoadSettings, sampling: Sampling) -> LoadedModel:
+    loaded_model = open_resolved(source, load, learn=False)
+    check_sampling(loaded_model.target, sampling)
+    if loaded_model.memory is not None and loaded_model.memory.stored:
+        note(f"also drafting from a memory of {loaded_model.memory.stored} tokens; --no-memory disables it")
+    return loaded_model
 
 
 def bench(
@@ -133,55 +133,62 @@ def bench(
     With --exact on, all runs use exact mode, and its cost relative to ordinary decoding is measured too. --no-draft
     compares plain decoding with itself, which shows how much noise there is in the ratios on this machine.
     """
-    chosen = sampling.sampling()
-    acceptance = sampling.acceptance(chosen, load)
+    sampling_settings = sampling.sampling()
+    acceptance = sampling.acceptance(sampling_settings, load)
     load, more_policies = _with_policies(load, policy)
     if against is not None:
-        _check_against(chosen, {"repeat": repeat, "alpha": alpha, "policy all": policy == ALL, **asdict(post)})
-    selected = _select(load_prompts(prompts), category or [], limit)
+        _check_against(
+            sampling_settings, {"repeat": repeat, "alpha": alpha, "policy all": policy == ALL, **asdict(post)}
+        )
+    selection = _select(load_prompts(prompts), category or [], limit)
     output = Output(as_json, post)
-    found = find(model, load)
-    tuned = tuned_line(recalled(tuned_file(found.path, load)), left_out=load.ignore_tuned)
-    opened = _open(found, load, chosen)
-    load, target, memory, decoder = opened.settings, opened.target, opened.memory, opened.decoder
-    cases, skipped = prepare(target, selected, predict, target.n_ctx)
+    source = find(model, load)
+    tuning = tuning_line(recalled(tuned_file(source.path, load)), left_out=load.ignore_tuned)
+    loaded_model = _open(source, load, sampling_settings)
+    load, target, memory, decoder = (
+        loaded_model.settings,
+        loaded_model.target,
+        loaded_model.memory,
+        loaded_model.decoder,
+    )
+    cases, skipped = prepare(target, selection, predict, target.n_ctx)
     ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
     default = None
     if target.exact == "on":
-        with signals_deferred():
-            second = open_target(found.path, ordinary)  # its notes are those of the first
+        with defer_signals():
+            second = open_target(source.path, ordinary)  # its notes are those of the first
         default = SpeculativeDecoder(second, drafter=None, exact="off")
-    settings = predict, repeat or REPEATS, chosen, acceptance, default, more_policies
-    benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(_unlearnt, opened))
-    heading = _heading(target, benchmark, chosen)
+    settings = predict, repeat or REPEATS, sampling_settings, acceptance, default, more_policies
+    benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(_make_untrained, loaded_model))
+    heading = _heading(target, benchmark, sampling_settings)
     if against is not None:
-        leave(_run_against(Rival(against, target), target, benchmark, heading, output))
+        reraise(_run_against(Rival(against, target), target, benchmark, heading, output))
         return
     note(
         f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
         + (f", skipped: {len(skipped)}" if skipped else "")
     )
-    ended = run_counted(_runs(benchmark), benchmark.total, "warming up")
+    outcome = run_counted(_runs(benchmark), benchmark.total, "warming up")
     orders = None
-    if alpha and ended.error is None:
+    if alpha and outcome.error is None:
         if not target.can_rollback:
             usage_error("--alpha requires drafts, and this model's state cannot be rolled back")
         gamma = load.draft_max or GAMMA
-        orders = [AlphaOfOrder(order, target, chosen, gamma, exact=target.exact) for order in ORDERS]
-        ended = run_counted(_alphas(orders, cases, predict), len(cases) * len(ORDERS), "warming up")
+        orders = [AlphaOfOrder(order, target, sampling_settings, gamma, exact=target.exact) for order in ORDERS]
+        outcome = run_counted(_alphas(orders, cases, predict), len(cases) * len(ORDERS), "warming up")
     summaries = {
-        policy: summarise(benchmark.runs_of(policy), drafted.calibration.curve)
-        for policy, drafted in benchmark.policies.items()
+        policy: summarise(benchmark.runs_of(policy), policy_decoder.calibration.curve)
+        for policy, policy_decoder in benchmark.policies.items()
     }
     order = "in rotating order; every repeat begins with a fresh drafter"
-    heading += [f"{benchmark.repeat} runs with and without drafts per prompt, {order}", f"tuned: {tuned}"]
-    more = [] if orders is None else [alpha_section(orders, greedy=chosen.greedy)]
+    heading += [f"{benchmark.repeat} runs with and without drafts per prompt, {order}", f"tuned: {tuning}"]
+    more = [] if orders is None else [alpha_section(orders, greedy=sampling_settings.greedy)]
     more += text_sections(benchmark) if post.html else ()
     inputs = {
         "selection": {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit},
         "load": asdict(load),
         "memory": {"name": load.memory or DEFAULT, "tokens": memory.stored} if memory else None,
-        "alpha": None if orders is None else [one.to_json() for one in orders],
+        "alpha": None if orders is None else [entry.to_json() for entry in orders],
         "calibration": benchmark.reliability.to_json() if decoder.drafter else None,
     }
     own = {
@@ -191,27 +198,27 @@ def bench(
         "-n": predict,
         "--repeat": benchmark.repeat,
         "--policy": None if policy == "cost" else policy,
-        "-s": None if chosen.greedy else chosen.seed,
+        "-s": None if sampling_settings.greedy else sampling_settings.seed,
     }
-    typed = command_line("bench", [model], own, sampling, replace(load, policy="cost"))
-    told = origin(target, found.label)
-    report = benchmark_report(found.label, columns(target), told, typed, benchmark, summaries, more)
+    command = command_line("bench", [model], own, sampling, replace(load, policy="cost"))
+    model_line = origin(target, source.label)
+    report = benchmark_report(source.label, columns(target), model_line, command, benchmark, summaries, more)
     verdict = "\n".join(verdicts(summaries, benchmark.caveat))
     output.write(
         lambda: show(benchmark, report, heading, skipped, verdict),
-        lambda: inputs | document(target, benchmark, summaries, skipped, chosen),
+        lambda: inputs | document(target, benchmark, summaries, skipped, sampling_settings),
         lambda: report,
     )
-    leave(ended)
+    reraise(outcome)
 
 
 def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | None) -> list[Prompt]:
-    known = list(dict.fromkeys(p.category for p in prompts))
+    all_categories = list(dict.fromkeys(p.category for p in prompts))
     for category in categories:
-        if category not in known:
-            usage_error(f"unknown category {category!r}; choose from: {', '.join(known)}")
-    wanted = [c for c in known if not categories or c in categories]
-    return [p for c in wanted for p in [p for p in prompts if p.category == c][:limit]]
+        if category not in all_categories:
+            usage_error(f"unknown category {category!r}; choose from: {', '.join(all_categories)}")
+    selected_categories = [c for c in all_categories if not categories or c in categories]
+    return [p for c in selected_categories for p in [p for p in prompts if p.category == c][:limit]]
 
 
 def _runs(benchmark: Benchmark) -> Iterator[str]:
@@ -222,9 +229,9 @@ def _runs(benchmark: Benchmark) -> Iterator[str]:
 
 def _alphas(orders: Sequence[AlphaOfOrder], cases: Sequence[Case], predict: int) -> Iterator[str]:
     for case in cases:
-        for one in orders:
-            one.run(case.tokens, predict)
-            yield f"{case.category}/{case.id}, order {one.order}"
+        for alpha in orders:
+            alpha.run(case.tokens, predict)
+            yield f"{case.category}/{case.id}, order {alpha.order}"
 
 
 def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[str]:
@@ -246,10 +253,10 @@ def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[s
 # --------------------------------------------------------------------------- against a running server
 
 
-def _check_against(sampling: Sampling, ours_alone: Mapping[str, object]) -> None:
+def _check_against(sampling: Sampling, exclusive_options: Mapping[str, object]) -> None:
     """End the program if the server does not support the sampling or an option applies only to ngramspec's runs."""
-    if given := [f"--{name}" for name, value in ours_alone.items() if value]:
-        usage_error(f"--against cannot be combined with {', '.join(given)}")
+    if conflicts := [f"--{name}" for name, value in exclusive_options.items() if value]:
+        usage_error(f"--against cannot be combined with {', '.join(conflicts)}")
     if sampling != Sampling(**{name: getattr(sampling, name) for name in SENT}):
         usage_error("--against supports only the sampling options --temp, --top-k, --top-p, --min-p and -s")
 
@@ -264,15 +271,15 @@ def _run_against(rival: Rival, target: Target, benchmark: Benchmark, heading: Se
         rival.ask(benchmark.cases[0].tokens[:2], 2, sampling)
         benchmark.warm_up()
         benchmark.forget()
-        asked = benchmark.cases, benchmark.max_tokens, sampling, benchmark.acceptance
-        for pair in compare(benchmark.drafted, rival, *asked):
+        arguments = benchmark.cases, benchmark.max_tokens, sampling, benchmark.acceptance
+        for pair in compare(benchmark.drafted, rival, *arguments):
             pairs.append(pair)
             yield f"{pair['category']}/{pair['prompt']}"
 
-    ended = run_counted(ask(), len(benchmark.cases), "warming up")
+    outcome = run_counted(ask(), len(benchmark.cases), "warming up")
     if pairs:
         output.write(
             lambda: show_against(rival, pairs, heading, len(benchmark.cases)),
             lambda: provenance(target) | {"against": rival.url, "pairs": pairs},
         )
-    return ended
+    return outcome

@@ -20,19 +20,19 @@ from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 
 from .info import load_settings, provenance
-from .view import figures_table, listed, print_report, section_parts, skipped_lines
+from .view import figures_table, format_skipped, limit_lines, print_report, section_parts
 
 
 def show(
-    benchmark: Benchmark, report: Report, heading: Sequence[str], skipped: Sequence[Skipped], verdict: str
+    benchmark: Benchmark, report: Report, heading: Sequence[str], skipped_prompts: Sequence[Skipped], verdict: str
 ) -> None:
     """Print the report to stdout below the lines of `heading`, with details such as the reason why texts differ."""
     parts: list[RenderableType] = [*heading, *section_parts(report.sections), "", *report.notes[:-1]]
     if (prefills := benchmark.prefills) and report.sections:
-        speed = median(one["tokens"] / one["seconds"] for one in prefills)
-        length = median(one["tokens"] for one in prefills)
+        speed = median(prefill["tokens"] / prefill["seconds"] for prefill in prefills)
+        length = median(prefill["tokens"] for prefill in prefills)
         parts.append(f"prefill, not counted above: median {length:.0f} tokens at {speed:.0f} tokens/s")
-    parts += skipped_lines(skipped)
+    parts += format_skipped(skipped_prompts)
     if benchmark.caveat is None:
         parts += _differences(benchmark)
         parts += _close_calls(benchmark)
@@ -53,7 +53,7 @@ def _differences(benchmark: Benchmark) -> list[str]:
         if d["margin"] is not None:
             line += f", where the logits of both tokens are {d['margin']:.3g} apart"
         lines.append(line)
-    lines = listed(lines, f"{'outputs' if several else 'prompts'} differ in total")
+    lines = limit_lines(lines, f"{'outputs' if several else 'prompts'} differ in total")
     if differences and benchmark.drafted.exactness.same:
         lines.append("exact mode should rule this out; please report it as a bug")
     elif differences and probe:
@@ -67,11 +67,11 @@ def _differences(benchmark: Benchmark) -> list[str]:
 
 def _close_calls(benchmark: Benchmark) -> list[str]:
     """Return a line with the number of tokens that rounding could have decided, if there are any."""
-    drafted = [run.stats for run in benchmark.runs if run.kind == "drafted"]
-    calls = sum(stats.close_calls for stats in drafted)
+    counters = [run.stats for run in benchmark.runs if run.kind == "drafted"]
+    calls = sum(stats.close_calls for stats in counters)
     if not calls:
         return []
-    tokens = sum(stats.generated for stats in drafted)
+    tokens = sum(stats.generated for stats in counters)
     return [f"{calls} of {tokens} tokens with drafts were near-ties that rounding could have decided differently"]
 
 
@@ -114,7 +114,7 @@ def document(
     target: Target,
     benchmark: Benchmark,
     summaries: Mapping[str, Sequence[Summary]],
-    skipped: Sequence[Skipped],
+    skipped_prompts: Sequence[Skipped],
     sampling: Sampling,
 ) -> dict[str, Any]:
     """Return all measurements and the conditions that they depend on."""
@@ -138,13 +138,13 @@ def document(
             "decoder": "one with and one without drafts for all prompts, in order; each repeat starts untrained",
         },
         "cost_curve_seconds": {
-            policy: drafted.calibration.curve.to_json() if drafted.calibration.curve else None
-            for policy, drafted in benchmark.policies.items()
+            policy: policy_decoder.calibration.curve.to_json() if policy_decoder.calibration.curve else None
+            for policy, policy_decoder in benchmark.policies.items()
         },
         "probe": encode(calibration.probe),
         "summaries": [{"policy": policy, **s.to_json()} for policy, rows in summaries.items() for s in rows],
         "differences": benchmark.differences,
-        "skipped": skipped,
+        "skipped": skipped_prompts,
         "prefills": benchmark.prefills,
         "runs": [_run(run) for run in benchmark.runs],
     }

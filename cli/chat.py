@@ -32,10 +32,10 @@ from ngramspec.sampling.option import option
 from ngramspec.sampling.text_rules import TextRules
 
 from . import chat_commands
-from .chat_input import Terminal, no_echo, piped_lines
-from .chat_session import Session, last_kept, open_model
+from .chat_input import Terminal, disable_echo, read_lines
+from .chat_session import Session, load_last, open_model
 from .chat_settings import SETTINGS
-from .console import FAILED, complain, counted, fail, note, printable, read_source, usage_error
+from .console import FAILED, fail, note, pluralize, print_error, printable, read_source, usage_error
 from .options import STOP, TRACE, Model, check_predict, check_stop, find
 from .reasoning_options import ReasoningOptions
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, check_sampling, setting
@@ -76,23 +76,29 @@ def chat(
     -f, each line of stdin is a turn. stdout then contains only the answers.
     """
     limit = check_predict(predict)
-    chosen = sampling.sampling()
-    acceptance = sampling.acceptance(chosen, load, reasoning.restriction or rules.restriction)
+    sampling_settings = sampling.sampling()
+    acceptance = sampling.acceptance(sampling_settings, load, reasoning.restriction or rules.restriction)
     stops = check_stop(stop)
     first = None if file is None else _read(file)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     writer = TraceWriter(trace) if trace is not None else None
-    conversation, had_with = last_kept() if resume else (Conversation(), "")
+    conversation, recorded_model = load_last() if resume else (Conversation(), "")
     conversation.system = system or conversation.system
-    with no_echo() if interactive else nullcontext():  # keys typed while the model loads go to the prompt
-        found = find(model, load)
+    with disable_echo() if interactive else nullcontext():  # keys typed while the model loads go to the prompt
+        source = find(model, load)
         template_worker.start()
-        loaded = open_model(found, load)
-        loaded.target.check_chat_template()
-    check_sampling(loaded.target, chosen)
-    reasoning.check(loaded.target.chat_template)
+        loaded_model = open_model(source, load)
+        loaded_model.target.check_chat_template()
+    check_sampling(loaded_model.target, sampling_settings)
+    reasoning.check(loaded_model.target.chat_template)
     session = Session(
-        found, replace(load, hf_repo=None), loaded, chosen, acceptance, limit=limit, interactive=interactive
+        source,
+        replace(load, hf_repo=None),
+        loaded_model,
+        sampling_settings,
+        acceptance,
+        limit=limit,
+        interactive=interactive,
     )
     session.random_seed, session.stop, session.trace = sampling.seed == -1, stops, writer
     session.rules = rules
@@ -108,7 +114,7 @@ def chat(
             usage_error(f"--show-drafts: {error}")
     session.stop_key.install()
     if resume:
-        chat_commands.tell_resumed(session, had_with)
+        chat_commands.print_resumed(session, recorded_model)
     if interactive:
         _talk(session, first)
     elif not _answer_all(session, first):
@@ -129,7 +135,7 @@ def _talk(session: Session, first: str | None) -> None:
     if first is not None:
         session.ask(first)
     note(f"{'' if first is None else 'the chat continues; '}/help lists commands, Ctrl-D exits")
-    terminal = Terminal(ChatCompleter(), lambda: _toolbar(session), lambda: _edited(session))
+    terminal = Terminal(ChatCompleter(), lambda: _toolbar(session), lambda: _message_to_edit(session))
     with suppress(EOFError):
         for line in terminal:
             if line.strip():
@@ -141,16 +147,16 @@ def _talk(session: Session, first: str | None) -> None:
 def _toolbar(session: Session) -> str:
     """Return the line below the prompt: model, used part of the context, number of attached files and "saved"."""
     size = session.target.n_ctx
-    used = min(session.used, size)  # a longer conversation loses its oldest turns
+    used = min(session.n_tokens, size)  # a longer conversation loses its oldest turns
     parts = [session.target.name, f"{used} of {size} tokens ({used / size:.0%})"]
-    if session.attached:
-        parts.append(f"{counted(len(session.attached), 'file')} attached")
+    if session.attachments:
+        parts.append(f"{pluralize(len(session.attachments), 'file')} attached")
     if session.keep:
         parts.append("saved")
     return printable(" · ".join(parts))
 
 
-def _edited(session: Session) -> str | None:
+def _message_to_edit(session: Session) -> str | None:
     """Return the message to edit as the user would type it, or `None` if the user does not edit a message."""
     if not session.editing:
         return None
@@ -160,15 +166,15 @@ def _edited(session: Session) -> str | None:
 
 def _answer_all(session: Session, first: str | None) -> bool:
     """Answer every line of stdin, or only the first message, and return True if all turns succeeded."""
-    well = True
+    success = True
     with suppress(EOFError):
-        for line in piped_lines() if first is None else [first]:
+        for line in read_lines() if first is None else [first]:
             if line is None:
-                complain("skipped input that is not UTF-8 text")
-            well = line is not None and (session.ask(line) if line is first else _handle(session, line)) and well
+                print_error("skipped input that is not UTF-8 text")
+            success = line is not None and (session.ask(line) if line is first else _handle(session, line)) and success
             if session.stop_key.pressed:
                 raise KeyboardInterrupt
-    return well
+    return success
 
 
 def _handle(session: Session, line: str) -> bool:
@@ -181,10 +187,10 @@ def _handle(session: Session, line: str) -> bool:
         EOFError: Command that exits the chat.
     """
     editing, session.editing = session.editing, False
-    parsed = chat_commands.parse(line)
-    if not isinstance(parsed, str):
-        return chat_commands.run(session, *parsed)
-    return session.ask_again(parsed) if editing else session.ask(parsed)
+    parsed_line = chat_commands.parse(line)
+    if not isinstance(parsed_line, str):
+        return chat_commands.run(session, *parsed_line)
+    return session.regenerate(parsed_line) if editing else session.ask(parsed_line)
 
 
 # --------------------------------------------------------------------------- completion
@@ -193,7 +199,7 @@ _ARGUMENT = re.compile(r"/(\w+)\s+(.*)", re.DOTALL)
 _PATHS = PathCompleter(expanduser=True)
 
 
-def _one_of(words: list[str] | Callable[[], list[str]]) -> Completer:
+def _make_completer(words: list[str] | Callable[[], list[str]]) -> Completer:
     return WordCompleter(words, ignore_case=True, sentence=True)
 
 
@@ -201,8 +207,8 @@ _ARGUMENTS = {
     "file": _PATHS,
     "save": _PATHS,
     "load": _PATHS,
-    "set": _one_of(list(SETTINGS)),
-    "model": merge_completers([_one_of(lambda: [model for model, _ in list_models()]), _PATHS]),
+    "set": _make_completer(list(SETTINGS)),
+    "model": merge_completers([_make_completer(lambda: [model for model, _ in list_models()]), _PATHS]),
 }
 """Completers for the arguments of commands."""
 
@@ -210,13 +216,13 @@ _ARGUMENTS = {
 class ChatCompleter(Completer):
     """Completer for commands and their arguments."""
 
-    _commands = _one_of(chat_commands.NAMES)
+    _commands = _make_completer(chat_commands.NAMES)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         """Yield the completions for the text before the cursor."""
         text = document.text_before_cursor
-        found = _ARGUMENT.fullmatch(text)
-        if found is None:
+        match = _ARGUMENT.fullmatch(text)
+        if match is None:
             return self._commands.get_completions(document, complete_event) if text.startswith("/") else ()
-        completer = _ARGUMENTS.get(found[1].lower(), DummyCompleter())
-        return completer.get_completions(Document(found[2]), complete_event)
+        completer = _ARGUMENTS.get(match[1].lower(), DummyCompleter())
+        return completer.get_completions(Document(match[2]), complete_event)

@@ -17,14 +17,14 @@ from ngramspec.errors import NGramSpecError
 from ngramspec.json_data import encode
 
 from . import chat_settings
-from .chat_session import Session, kept_path
-from .chat_view import totals, without_thoughts
-from .console import complain, counted, note, printable, read_text, stderr
+from .chat_session import Session, conversation_path
+from .chat_view import remove_reasoning, totals
+from .console import note, pluralize, print_error, printable, read_text, stderr
 from .markdown_rows import code_blocks
 from .options import find
 from .view import ACCEPTED, CORRECTION, REFUSED
 
-LARGEST = 8 * 2**20
+MAX_FILE_BYTES = 8 * 2**20
 """Maximum size in bytes of a file that is read."""
 
 ALIASES = {"?": "help", "clear": "reset", "exit": "quit", "bye": "quit"}
@@ -62,20 +62,20 @@ def run(session: Session, name: str, argument: str) -> bool:
             raise NGramSpecError(
                 f"unknown command /{name}; /help lists the commands; to send it as text, begin with // or a space"
             )
-        takes, act = COMMANDS[name]
-        if argument and not takes:
+        parameter, action = COMMANDS[name]
+        if argument and not parameter:
             raise NGramSpecError(f"/{name} does not accept an argument")
-        if not argument and takes == "FILE":
+        if not argument and parameter == "FILE":
             raise NGramSpecError(f"/{name} requires a file name")
-        return act(session, argument) is not False
+        return action(session, argument) is not False
     except (NGramSpecError, OSError, ValueError) as error:
-        complain(error)
+        print_error(error)
         return False
 
 
 def _help(_session: Session, _argument: str) -> None:
     """Show this list."""
-    _list(described())
+    _list(describe_commands())
     note(
         'Enter sends; Alt-Enter or Ctrl-J starts a new line, and so does Enter between """ and """.'
         " Ctrl-X Ctrl-E opens your editor, Tab completes. Ctrl-C stops an answer; twice at an empty prompt, it exits."
@@ -83,11 +83,11 @@ def _help(_session: Session, _argument: str) -> None:
     )
 
 
-def described() -> Iterator[tuple[str, str]]:
+def describe_commands() -> Iterator[tuple[str, str]]:
     """Yield each command with its argument, and its description."""
-    for name, (takes, act) in COMMANDS.items():
-        does = act.__doc__ or ""
-        yield f"/{name} {takes}".rstrip(), does[:1].lower() + does[1:].removesuffix(".")
+    for name, (parameter, action) in COMMANDS.items():
+        description = action.__doc__ or ""
+        yield f"/{name} {parameter}".rstrip(), description[:1].lower() + description[1:].removesuffix(".")
 
 
 def _list(rows: Iterable[Sequence[str]], *middle: Column) -> None:
@@ -112,14 +112,14 @@ def _retry(session: Session, _argument: str) -> bool:
     _last(session)
     if session.sampling.greedy:
         note("the answer does not change at temperature 0; use /set temp 0.8 for variation")
-    return session.ask_again()
+    return session.regenerate()
 
 
 def _edit(session: Session, text: str) -> bool | None:
     """Edit the last message and regenerate the answer."""
     _last(session)
     if text:
-        return session.ask_again(text)
+        return session.regenerate(text)
     if not session.interactive:
         raise NGramSpecError("/edit requires the new message as its argument if input is not a terminal")
     session.editing = True
@@ -136,14 +136,14 @@ def _undo(session: Session, _argument: str) -> None:
 def _file(session: Session, name: str) -> None:
     """Attach a text file to the next message; /file - removes all attached files."""
     if name == "-":
-        session.attached.clear()
+        session.attachments.clear()
         note("removed all attached files")
         return
-    message = _as_message(name)
+    message = _format_attachment(name)
     tokens = len(session.target.tokenize(message, add_bos=False))
     if tokens > session.room():
         raise NGramSpecError(f"{name} has {tokens} tokens, but only {session.room()} fit in the context")
-    session.attached.append(message)
+    session.attachments.append(message)
     lines = message.count("\n") - 3
     note(f"{name} ({lines} lines, {tokens} tokens) is attached to your next message")
 
@@ -151,26 +151,26 @@ def _file(session: Session, name: str) -> None:
 def _prediction(session: Session, name: str) -> None:
     """Draft the next answer from FILE, if it is likely to repeat that text; /prediction - removes it."""
     if name == "-":
-        session.predicted = ""
+        session.prediction = ""
         note("removed the prediction for the next answer")
         return
     drafter = session.decoder.drafter
     if drafter is None or drafter.prediction is None:
         raise NGramSpecError("/prediction has no effect here: it requires drafting with the drafter 'mixture'")
-    session.predicted = _text_of(name)
+    session.prediction = _read_file(name)
     note(f"the next answer is also drafted from {name}, which is not part of your message")
 
 
-def _as_message(name: str) -> str:
-    """Return the name of a file and its text between fences; errors are those of `_text_of`."""
-    path, text = Path(name), _text_of(name)
+def _format_attachment(name: str) -> str:
+    """Return the name of a file and its text between fences; errors are those of `_read_file`."""
+    path, text = Path(name), _read_file(name)
     longest = max(map(len, re.findall("`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     ending = "" if text.endswith("\n") else "\n"
     return f"{path.name}:\n\n{fence}{path.suffix[1:]}\n{text}{ending}{fence}"
 
 
-def _text_of(name: str) -> str:
+def _read_file(name: str) -> str:
     """Return the text of a file.
 
     Raises:
@@ -178,8 +178,8 @@ def _text_of(name: str) -> str:
         OSError: File that cannot be read.
     """
     path = Path(name).expanduser()
-    if path.stat().st_size > LARGEST:
-        raise NGramSpecError(f"{name} is larger than {LARGEST // 2**20} MiB")
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise NGramSpecError(f"{name} is larger than {MAX_FILE_BYTES // 2**20} MiB")
     text = read_text(path).removeprefix("\ufeff")
     if not text.strip():
         raise NGramSpecError(f"{name} is empty")
@@ -190,7 +190,7 @@ def _copy(session: Session, number: str) -> None:
     """Copy the last answer, or its Nth code block, to the clipboard (if the terminal supports OSC 52)."""
     if not sys.stdout.isatty():
         raise NGramSpecError("/copy requires a terminal")
-    text = without_thoughts(session.thoughts(), _last(session).assistant)
+    text = remove_reasoning(session.make_parser(), _last(session).assistant)
     what = "the answer"
     if number:
         blocks = code_blocks(text)
@@ -232,7 +232,7 @@ def _model(session: Session, name: str) -> None:
     if not name:
         note(f"{session.target.name} ({session.target.path}); ngramspec models lists the models on this machine")
         return
-    session.exchange(find(name, session.load), session.load)
+    session.reload_model(find(name, session.load), session.load)
     note(f"{session.target.name}, context of {session.target.n_ctx} tokens, continues the conversation")
 
 
@@ -248,7 +248,7 @@ def _memory(session: Session, _argument: str) -> None:
     else:
         note(f"drafts come from this conversation and {memory.stored} tokens of your memory (ngramspec memory list)")
     answers = "are saved for later drafts" if memory is not None and memory.keeps else "are not saved for later drafts"
-    conversation = f"is saved in {kept_path()}" if session.keep else "is not saved"
+    conversation = f"is saved in {conversation_path()}" if session.keep else "is not saved"
     note(f"answers {answers}; the conversation {conversation}")
 
 
@@ -268,8 +268,8 @@ def _system(session: Session, text: str) -> None:
         note("removed the system message for the following turns")
     else:
         session.set_system(text)
-        kept = "; /reset starts a new conversation" if conversation.turns else ""
-        note(f"the system message applies to the following turns{kept}")
+        hint = "; /reset starts a new conversation" if conversation.turns else ""
+        note(f"the system message applies to the following turns{hint}")
 
 
 def _stats(session: Session, _argument: str) -> None:
@@ -307,8 +307,8 @@ def set_drafts(session: Session, on: bool) -> None:
         note("drafts are hidden")
         return
     parts = {ACCEPTED: "accepted", REFUSED: "rejected", CORRECTION: "the model's own token instead"}
-    told = "[dim], [/]".join(f"[{style}]{text}[/]" for style, text in parts.items())
-    stderr.print(f"[dim]drafts are shown: [/]{told}")
+    legend = "[dim], [/]".join(f"[{style}]{text}[/]" for style, text in parts.items())
+    stderr.print(f"[dim]drafts are shown: [/]{legend}")
 
 
 def _save(session: Session, argument: str) -> None:
@@ -322,26 +322,26 @@ def _load(session: Session, argument: str) -> None:
     """Load a conversation from FILE and continue it."""
     path = Path(argument).expanduser()
     conversation, model = load(path)
-    session.go_on_with(conversation)
-    note(f"loaded {_turns(session)} from {path}{_had_with(session, model)}; this session's sampling applies")
+    session.switch_conversation(conversation)
+    note(f"loaded {_turns(session)} from {path}{_model_note(session, model)}; this session's sampling applies")
 
 
-def tell_resumed(session: Session, model: str) -> None:
+def print_resumed(session: Session, model: str) -> None:
     """Print a note on the resumed conversation and, in a terminal, its last turn."""
-    note(f"continuing a conversation of {_turns(session)}{_had_with(session, model)}")
+    note(f"continuing a conversation of {_turns(session)}{_model_note(session, model)}")
     if session.interactive and session.conversation.turns:
         turn = session.conversation.turns[-1]
         note(f"> {turn.user}")
-        session.view.begin(session.thoughts())
+        session.view.begin(session.make_parser())
         session.view.write(turn.assistant)
         session.view.end()
 
 
 def _turns(session: Session) -> str:
-    return counted(len(session.conversation.turns), "turn")
+    return pluralize(len(session.conversation.turns), "turn")
 
 
-def _had_with(session: Session, model: str) -> str:
+def _model_note(session: Session, model: str) -> str:
     """Return a phrase with the conversation's model if it is known and differs from the current one."""
     return f", recorded with {model}" if model not in ("", session.target.name) else ""
 

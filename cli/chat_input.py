@@ -27,7 +27,7 @@ from ngramspec.storage import state_folder, utf8
 
 from .console import note
 
-_QUOTED = re.compile(r'(/system\s+)?"""(?:\n)?(.*?)(?:\n)?"""\s*', re.DOTALL)
+_QUOTED_TEXT = re.compile(r'(/system\s+)?"""(?:\n)?(.*?)(?:\n)?"""\s*', re.DOTALL)
 _OPEN = re.compile(r'(?:/system\s+)?"""')
 
 
@@ -64,7 +64,7 @@ class StopKey:
 
 
 @contextmanager
-def no_echo() -> Iterator[None]:
+def disable_echo() -> Iterator[None]:
     """Hide keys typed during the block, such as Ctrl-C; the next prompt receives them one by one."""
     try:
         import termios
@@ -142,15 +142,13 @@ class Terminal:
             text = self._editing()
             self._warned = False
             try:
-                typed = self._session.prompt(
-                    "> " if text is None else "edit> ", default=text or "", handle_sigint=False
-                )
+                line = self._session.prompt("> " if text is None else "edit> ", default=text or "", handle_sigint=False)
             except EOFError:
                 return
             except KeyboardInterrupt:
                 yield ""
                 continue
-            yield unquoted(clean(typed))
+            yield unquote(clean(line))
 
     def _calm(self, _buffer: Buffer) -> None:
         self._warned = False
@@ -191,10 +189,10 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def unquoted(text: str) -> str:
+def unquote(text: str) -> str:
     """Return the text between triple quotes, if the input is a quoted message or a quoted /system argument."""
-    found = _QUOTED.fullmatch(text)
-    return f"{found[1] or ''}{found[2]}" if found else text
+    match = _QUOTED_TEXT.fullmatch(text)
+    return f"{match[1] or ''}{match[2]}" if match else text
 
 
 def _history() -> History:
@@ -210,7 +208,7 @@ def _history() -> History:
     return _CleanHistory(path)
 
 
-def piped_lines() -> Iterator[str | None]:
+def read_lines() -> Iterator[str | None]:
     """Yield the lines of stdin that are not blank, one per turn, and `None` for each line that is not UTF-8."""
     if sys.stdin is None:
         return

@@ -28,40 +28,40 @@ from ngramspec.tool_calls.families import find_open_tag, reasoning_tags
 from ngramspec.tool_calls.parser import AnswerParser, reasoning_parser
 
 from .answer_line import AnswerReport
-from .chat_input import StopKey, no_echo
+from .chat_input import StopKey, disable_echo
 from .chat_view import AnswerView
-from .console import Terminated, complain, fail, guarded_stdout, in_words, note, prefill_bar
+from .console import Terminated, fail, format_error, guard_stdout, note, prefill_bar, print_error
 from .memory_tip import MemoryTip
-from .options import keep, open_found
+from .options import keep, open_resolved
 from .reasoning_options import UNLIMITED
 
 
-def open_model(found: ModelSource, settings: LoadSettings) -> LoadedModel:
+def open_model(source: ModelSource, settings: LoadSettings) -> LoadedModel:
     """Load a model and take the measurements that exact mode needs before the first answer.
 
     Raises:
         NGramSpecError: Model that cannot be used.
     """
-    loaded = open_found(found, settings, remember=True)
-    if loaded.target.exact == "on" and loaded.target.can_rollback:
-        loaded.decoder.calibration.ensure_exact(loaded.target)
-    return loaded
+    loaded_model = open_resolved(source, settings, remember=True)
+    if loaded_model.target.exact == "on" and loaded_model.target.can_rollback:
+        loaded_model.decoder.calibration.ensure_exact(loaded_model.target)
+    return loaded_model
 
 
-def kept_path() -> Path:
+def conversation_path() -> Path:
     """Return the path of the saved conversation, which only the user can read."""
     return state_folder() / "chat_last.json"
 
 
-def last_kept() -> tuple[Conversation, str]:
+def load_last() -> tuple[Conversation, str]:
     """Load the saved conversation with `load`.
 
     Raises:
         NGramSpecError: Conversation that is missing or cannot be read.
     """
-    if not kept_path().exists():
+    if not conversation_path().exists():
         raise NGramSpecError("there is no saved conversation; ngramspec chat --keep saves one")
-    return load(kept_path())
+    return load(conversation_path())
 
 
 class Session:
@@ -69,16 +69,16 @@ class Session:
 
     def __init__(
         self,
-        found: ModelSource,
+        source: ModelSource,
         settings: LoadSettings,
-        loaded: LoadedModel,
+        loaded_model: LoadedModel,
         sampling: Sampling,
         acceptance: Acceptance,
         *,
         limit: int,
         interactive: bool = False,
     ) -> None:
-        self._use(found, settings, loaded)
+        self._use(source, settings, loaded_model)
         self.sampling, self.acceptance = sampling, acceptance
         self.random_seed = False  # True if each conversation draws a new seed
         self.limit = limit  # maximum number of tokens in an answer
@@ -93,8 +93,8 @@ class Session:
         # If `keep` is True, the file on disk always mirrors the current conversation: undone and forgotten turns are
         # removed from it too. If several chats save theirs, the file contains the one that got the last answer.
         self.keep = False
-        self.attached: list[str] = []  # texts inserted before the next message
-        self.predicted = ""  # text that the next answer is likely to copy
+        self.attachments: list[str] = []  # texts inserted before the next message
+        self.prediction = ""  # text that the next answer is likely to copy
         self.variables: dict[str, Any] = {}  # additional variables of the chat template, such as "enable_thinking"
         self.rules = NO_RULES  # rules of each answer, except the budget of reasoning
         self.reasoning_budget = UNLIMITED  # maximum number of tokens in a block of reasoning
@@ -104,24 +104,24 @@ class Session:
         self.memory_tip = MemoryTip()
         self._opening = ""  # start of the answer that is part of the last prompt
 
-    def _use(self, found: ModelSource, settings: LoadSettings, loaded: LoadedModel) -> None:
-        self.found, self.load, self._loaded = found, settings, loaded
-        self.target, self.decoder, self.memory = loaded.target, loaded.decoder, loaded.memory
+    def _use(self, source: ModelSource, settings: LoadSettings, loaded_model: LoadedModel) -> None:
+        self.source, self.load, self._loaded = source, settings, loaded_model
+        self.target, self.decoder, self.memory = loaded_model.target, loaded_model.decoder, loaded_model.memory
         # Answers of the last turns are passed to the memory when they leave the context.
-        self._unheard: list[list[int]] = []
-        self._used: int | None = None
+        self._pending_answers: list[list[int]] = []
+        self._n_tokens: int | None = None
 
     @property
-    def used(self) -> int:
+    def n_tokens(self) -> int:
         """Number of tokens in the context that the conversation occupies."""
-        if self._used is None:
+        if self._n_tokens is None:
             try:
-                self._used = len(self._encode(self.conversation.messages(self.conversation.first)))
+                self._n_tokens = len(self._encode(self.conversation.messages(self.conversation.first)))
             except NGramSpecError:  # templates may reject a conversation that does not end with a user message
-                self._used = 0
-        return self._used
+                self._n_tokens = 0
+        return self._n_tokens
 
-    def thoughts(self) -> AnswerParser:
+    def make_parser(self) -> AnswerParser:
         """Return a parser that separates reasoning from the answer to the last prompt."""
         return reasoning_parser(self.target.chat_template, opening=self._opening)
 
@@ -132,7 +132,7 @@ class Session:
 
         A random seed is drawn again; otherwise the same message would get the same answer.
         """
-        self.go_on_with(Conversation(self.conversation.system))
+        self.switch_conversation(Conversation(self.conversation.system))
         if self.random_seed:
             self.draw_seed()
 
@@ -140,18 +140,18 @@ class Session:
         """Use another random seed for the following answers."""
         self.sampling = replace(self.sampling, seed=random.SystemRandom().randrange(2**32))
 
-    def go_on_with(self, conversation: Conversation) -> None:
+    def switch_conversation(self, conversation: Conversation) -> None:
         """Replace the conversation with another one."""
-        self._hear(0)
-        self.attached.clear()
-        self.predicted = ""
+        self._add_to_memory(0)
+        self.attachments.clear()
+        self.prediction = ""
         self.conversation = conversation
-        self.changed()
+        self.save_changes()
 
     def set_system(self, text: str | None) -> None:
         """Set the system message for the following turns; `None` removes it."""
         self.conversation.system = text
-        self.changed()
+        self.save_changes()
 
     def undo(self) -> Turn:
         """Remove the last turn and return it.
@@ -160,26 +160,31 @@ class Session:
             IndexError: Conversation without turns.
         """
         turn = self.conversation.undo()
-        self._hear(-1)
-        self.changed()
+        self._add_to_memory(-1)
+        self.save_changes()
         return turn
 
-    def changed(self) -> None:
+    def save_changes(self) -> None:
         """Update the saved file after a change of the conversation; if that fails, stop saving."""
-        self._used = None
+        self._n_tokens = None
         if not self.keep:
             return
         try:
             if self.conversation.turns:
-                kept_path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                save(self.conversation, kept_path(), model=self.target.name, sampling=encode(asdict(self.sampling)))
+                conversation_path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                save(
+                    self.conversation,
+                    conversation_path(),
+                    model=self.target.name,
+                    sampling=encode(asdict(self.sampling)),
+                )
             else:
-                kept_path().unlink(missing_ok=True)
+                conversation_path().unlink(missing_ok=True)
         except (NGramSpecError, OSError) as error:
             self.keep = False
-            complain(f"the conversation could not be saved: {in_words(error)}")
+            print_error(f"the conversation could not be saved: {format_error(error)}")
 
-    def exchange(self, found: ModelSource, settings: LoadSettings) -> None:
+    def reload_model(self, source: ModelSource, settings: LoadSettings) -> None:
         """Continue with another model or other settings.
 
         Answers that are not yet in the memory of the previous model are dropped. The program ends if neither the new
@@ -188,88 +193,88 @@ class Session:
         Raises:
             NGramSpecError: Model or settings that cannot be used; the session continues with the previous ones.
         """
-        before = self.found, self.load
+        previous = self.source, self.load
         # Two models at once may not fit in memory.
         self._loaded.close()
         try:
-            self._use(found, settings, open_model(found, settings))
+            self._use(source, settings, open_model(source, settings))
             self.target.sampler(self.sampling)
         except (NGramSpecError, ValueError, MemoryError, typer.Exit) as error:
-            name = before[0].label
+            name = previous[0].label
             try:
-                self._use(*before, open_model(*before))
-            except NGramSpecError as gone:
-                fail(f"cannot use {found.label} ({error}), and cannot return to {name}: {gone}")
+                self._use(*previous, open_model(*previous))
+            except NGramSpecError as second_error:
+                fail(f"cannot use {source.label} ({error}), and cannot return to {name}: {second_error}")
             why = "" if isinstance(error, typer.Exit) else f": {error or 'out of memory'}"
-            raise NGramSpecError(f"cannot use {found.label}{why} (continuing with {name})") from error
+            raise NGramSpecError(f"cannot use {source.label}{why} (continuing with {name})") from error
 
-    def _hear(self, start: int) -> None:
+    def _add_to_memory(self, start: int) -> None:
         """Pass the answers from index `start` on to the memory, because they leave the context."""
         if self.memory is not None:
-            for answer in self._unheard[start:]:
+            for answer in self._pending_answers[start:]:
                 self.memory.hear(answer)
-        del self._unheard[start:]
+        del self._pending_answers[start:]
 
     # ------------------------------------------------------------------ answers
 
-    def ask_again(self, question: str | None = None) -> bool:
+    def regenerate(self, message: str | None = None) -> bool:
         """Answer the last message again, or another message in its place.
 
         Without a new answer the old turn stays.
 
         Args:
-            question: Message that replaces the last one. `None` means the last message.
+            message: Message that replaces the last one. `None` means the last message.
 
         Returns:
             True if the turn succeeded.
         """
-        before, sampling = self.conversation, self.sampling
-        if question is None:
-            question = before.turns[-1].user
+        previous, sampling = self.conversation, self.sampling
+        if message is None:
+            message = previous.turns[-1].user
             if self.random_seed:
                 self.draw_seed()
             else:
                 self.sampling = replace(sampling, seed=(sampling.seed + 1) % 2**64)
-        well = self.ask(question, again=True)
-        if self.conversation is before:
+        success = self.ask(message, is_retry=True)
+        if self.conversation is previous:
             self.sampling = sampling
-        return well
+        return success
 
-    def ask(self, question: str, *, again: bool = False) -> bool:
+    def ask(self, message: str, *, is_retry: bool = False) -> bool:
         """Answer a user turn and report an error in one line.
 
         Without an answer the conversation does not change, and attached files stay for the next message.
 
         Args:
-            question: Message of the user.
-            again: True if the turn replaces the last one.
+            message: Message of the user.
+            is_retry: True if the turn replaces the last one.
 
         Returns:
             False if an error occurred.
         """
         conversation = replace(self.conversation, turns=[*self.conversation.turns])
-        if again:
+        if is_retry:
             conversation.undo()
-        message = question if again else "\n\n".join([*self.attached, question])
+        full_message = message if is_retry else "\n\n".join([*self.attachments, message])
         steps, stats = list[Step](), Stats()
         try:
-            prompt, first = conversation.prompt(message, self._encode, self.room())
-            if dropped := first - conversation.first:
-                turns = "oldest turn does not fit" if dropped == 1 else f"{dropped} oldest turns do not fit"
-                note(f"the {turns} in the context; the model answers without {'it' if dropped == 1 else 'them'}")
-            with self.stop_key, no_echo(), guarded_stdout():
+            prompt, first = conversation.prompt(full_message, self._encode, self.room())
+            if n_dropped := first - conversation.first:
+                turns = "oldest turn does not fit" if n_dropped == 1 else f"{n_dropped} oldest turns do not fit"
+                note(f"the {turns} in the context; the model answers without {'it' if n_dropped == 1 else 'them'}")
+            with self.stop_key, disable_echo(), guard_stdout():
                 try:
                     self._answer(prompt, steps)
                 except Terminated:  # keep the incomplete turn for --resume
-                    if _text(steps) or not again:
-                        conversation.add(message, _text(steps), first)
+                    if _text(steps) or not is_retry:
+                        conversation.add(full_message, _text(steps), first)
                         self.conversation = conversation
-                        self.changed()
+                        self.save_changes()
                     raise
                 finally:
                     self.view.end()
         except NGramSpecError as error:
-            complain(f"{error} (the turn was removed)")
+            print_error(f"{error} (the turn was removed)")
             return False
         finally:
             for step in steps:
@@ -280,23 +285,23 @@ class Session:
         if ending == "stopped" and not text:
             note("stopped before the answer began; the turn was removed")
             return True
-        conversation.add(message, text, first)
+        conversation.add(full_message, text, first)
         self.conversation = conversation
-        self.predicted = ""
+        self.prediction = ""
         self.answers += 1
         answer = [token for step in steps for token in step.tokens if not self.target.is_eog(token)]
         keep(self.memory, answer)
-        if again:
-            self._hear(-1)
+        if is_retry:
+            self._add_to_memory(-1)
         else:
-            self.attached.clear()
-        self._unheard.append(answer)
-        self.changed()
-        self._used = len(self.target.tokens)
+            self.attachments.clear()
+        self._pending_answers.append(answer)
+        self.save_changes()
+        self._n_tokens = len(self.target.tokens)
         seed = self.sampling.seed if self.random_seed and not self.sampling.greedy else None
         self.report.show(stats, self.decoder, ending, seed=seed)
         if self.interactive and self.memory is not None:
-            self.memory_tip.show_after(answer, is_retry=again)
+            self.memory_tip.show_after(answer, is_retry=is_retry)
         return True
 
     def room(self) -> int:
@@ -313,7 +318,7 @@ class Session:
         if self.trace is not None:
             header = TraceHeader.of(self.decoder, self.target.name, self.sampling, self.acceptance)
             self.trace.begin(prompt, self.target.piece, header)
-        self.view.begin(self.thoughts())
+        self.view.begin(self.make_parser())
         with prefill_bar() as bar, suppress(KeyboardInterrupt):
 
             def progress(done: int, total: int) -> None:
@@ -321,20 +326,20 @@ class Session:
                     raise KeyboardInterrupt
                 bar(done, total)
 
-            made = self.decoder.generate(
+            generation = self.decoder.generate(
                 prompt,
                 max_tokens=self.limit,
                 sampling=self.sampling,
                 acceptance=self.acceptance,
                 stop=self.stop,
                 return_decisions=self.trace is not None,
-                prediction=self.target.tokenize(self.predicted, add_bos=False) if self.predicted else (),
+                prediction=self.target.tokenize(self.prediction, add_bos=False) if self.prediction else (),
                 rules=self._rules(prompt),
                 progress=progress,
             )
             # Closing rolls the KV cache back to the emitted tokens.
-            with closing(made):
-                for step in made:
+            with closing(generation):
+                for step in generation:
                     steps.append(step)
                     if self.trace is not None:
                         self.trace.add(step)

@@ -15,7 +15,7 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import NO_RULES, TextRules
 from ngramspec.tool_calls.families import reasoning_tags
 
-from .chat_session import Session, kept_path
+from .chat_session import Session, conversation_path
 from .options import AUTO, NO_LIMIT
 from .reasoning_options import ENABLE, UNLIMITED
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions
@@ -23,7 +23,17 @@ from .sampling_options import CHAT_TEMPERATURE, SamplingOptions
 DEFAULT = "default"
 """Value that resets a setting."""
 
-LOADED = ("threads", "threads_batch", "ctx_size", "no_draft", "drafter", "policy", "draft_max", "memory", "no_memory")
+LOAD_SETTINGS = (
+    "threads",
+    "threads_batch",
+    "ctx_size",
+    "no_draft",
+    "drafter",
+    "policy",
+    "draft_max",
+    "memory",
+    "no_memory",
+)
 """Settings of `LoadSettings` that a chat can change by loading the model again."""
 
 _HINTS, _LOADING = get_type_hints(Sampling), get_type_hints(LoadSettings)
@@ -39,12 +49,12 @@ class Setting(NamedTuple):
     change: Callable[[Session, str | None], None]
 
 
-def _flag_name(known: Option) -> str:
+def _flag_name(spec: Option) -> str:
     """Return the name of an option: its first flag in words."""
-    return next((flag for flag in known.flags if flag.startswith("--")), known.flags[0]).lstrip("-")
+    return next((flag for flag in spec.flags if flag.startswith("--")), spec.flags[0]).lstrip("-")
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     """Normalize the spelling of a name, such as --top-k, top_k or Top-K."""
     return name.lstrip("-").replace("_", "-").lower()
 
@@ -55,30 +65,30 @@ def find(name: str) -> Setting:
     Raises:
         NGramSpecError: Name of no setting; the message lists the settings.
     """
-    found = _ALIASES.get(_plain(name))
-    if found is None:
+    key = _ALIASES.get(_normalize(name))
+    if key is None:
         raise NGramSpecError(f"unknown setting {name!r}; choose from: {', '.join(SETTINGS)}")
-    return SETTINGS[found]
+    return SETTINGS[key]
 
 
 # ---------------------------------------------------------------------- sampling
 
 
-def _sampling(field: str, known: Option) -> Setting:
+def _sampling(field: str, spec: Option) -> Setting:
     kind = _HINTS[field]
 
     def change(session: Session, value: str | None) -> None:
-        given = getattr(_CHAT, field) if value is None else _parsed(known, kind, value)
-        _use(session, replace(session.sampling, **{field: given}))
+        new_value = getattr(_CHAT, field) if value is None else _parse(spec, kind, value)
+        _use(session, replace(session.sampling, **{field: new_value}))
 
-    return Setting(known.help, lambda session: _words(getattr(session.sampling, field)), change)
+    return Setting(spec.help, lambda session: _format_value(getattr(session.sampling, field)), change)
 
 
-def _parsed(known: Option, kind: Any, value: str) -> Any:
-    if known.parse is not None:
-        return known.read(_texts(value) if known.repeatable else value)
+def _parse(spec: Option, kind: Any, value: str) -> Any:
+    if spec.parse is not None:
+        return spec.read(_split_texts(value) if spec.repeatable else value)
     if kind is bool:
-        return _on(value)
+        return _parse_switch(value)
     if kind not in (int, float):
         return value
     try:
@@ -87,13 +97,13 @@ def _parsed(known: Option, kind: Any, value: str) -> Any:
         raise NGramSpecError(f"{value!r} is not a {'whole ' if kind is int else ''}number") from None
 
 
-def _on(value: str) -> bool:
+def _parse_switch(value: str) -> bool:
     if value not in ("on", "off"):
         raise NGramSpecError(f"must be on or off, got {value!r}")
     return value == "on"
 
 
-def _texts(value: str) -> list[str]:
+def _split_texts(value: str) -> list[str]:
     """Split texts at spaces.
 
     A text that contains spaces is quoted, and escapes such as \\n have their meaning in Python.
@@ -103,7 +113,7 @@ def _texts(value: str) -> list[str]:
     return [word.encode("latin-1", "backslashreplace").decode("unicode-escape") for word in words]
 
 
-def _words(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return a value as the user would type it."""
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -128,7 +138,7 @@ def _use(session: Session, sampling: Sampling) -> None:
 
 
 def _set_seed(session: Session, value: str | None) -> None:
-    seed = -1 if value is None else _parsed(options(Sampling)["seed"], int, value)
+    seed = -1 if value is None else _parse(options(Sampling)["seed"], int, value)
     if seed == -1:
         session.draw_seed()
     else:
@@ -148,7 +158,7 @@ def _rule(field: str, known: Option) -> Setting:
     holds, words = known.allowed.holds, known.allowed.words
 
     def change(session: Session, value: str | None) -> None:
-        number = getattr(NO_RULES, field) if value is None else _parsed(known, int, value)
+        number = getattr(NO_RULES, field) if value is None else _parse(known, int, value)
         if not holds(number):
             raise NGramSpecError(f"must be {words}, got {number}")
         rules = replace(session.rules, **{field: number})
@@ -171,7 +181,7 @@ def _set_limit(session: Session, value: str | None) -> None:
 
 
 def _set_stop(session: Session, value: str | None) -> None:
-    stop = _texts(value or "")
+    stop = _split_texts(value or "")
     if not all(stop):
         raise NGramSpecError("a stop string must not be empty")
     session.stop = tuple(stop)
@@ -181,7 +191,7 @@ def _set_think(session: Session, value: str | None) -> None:
     if value is None:
         session.variables.pop(ENABLE, None)
         return
-    on = _on(value)
+    on = _parse_switch(value)
     if ENABLE not in (session.target.chat_template or ""):
         raise NGramSpecError(f"this model's chat template has no variable for reasoning ({ENABLE})")
     session.variables[ENABLE] = on
@@ -200,56 +210,63 @@ def _set_budget(session: Session, value: str | None) -> None:
 
 
 def _set_keep(session: Session, value: str | None) -> None:
-    on = _on(value or "off")
+    on = _parse_switch(value or "off")
     if not on:
-        kept_path().unlink(missing_ok=True)
+        conversation_path().unlink(missing_ok=True)
     session.keep = on
-    session.changed()
+    session.save_changes()
 
 
 def _set_markdown(session: Session, value: str | None) -> None:
     if value == "on" and not session.view.can_render:
         raise NGramSpecError("Markdown can only be rendered in a terminal with styles and at least 20 columns")
-    session.view.markdown = _on(value or "on")
+    session.view.markdown = _parse_switch(value or "on")
 
 
 # ---------------------------------------------------------------------- loading and drafting
 
 
-def _loading(field: str, known: Option) -> Setting:
-    kind = next((one for one in (get_args(_LOADING[field]) or (_LOADING[field],)) if one is not type(None)), str)
-    usual = getattr(LoadSettings(), field)
+def _loading(field: str, spec: Option) -> Setting:
+    kind = next(
+        (
+            option_type
+            for option_type in (get_args(_LOADING[field]) or (_LOADING[field],))
+            if option_type is not type(None)
+        ),
+        str,
+    )
+    default = getattr(LoadSettings(), field)
 
     def change(session: Session, value: str | None) -> None:
         if field == "threads" and value == AUTO:
             value = None
-        changes = {field: usual if value is None else _parsed(known, kind, value)}
-        session.exchange(session.found, replace(session.load, **changes))
+        changes = {field: default if value is None else _parse(spec, kind, value)}
+        session.reload_model(session.source, replace(session.load, **changes))
 
     def show(session: Session) -> str:
         value = getattr(session.load, field)
-        return DEFAULT if value is None else _words(value)
+        return DEFAULT if value is None else _format_value(value)
 
-    return Setting(known.help, show, change)
+    return Setting(spec.help, show, change)
 
 
 _GROUPS = (
     (_sampling, options(Sampling)),
     (_rule, options(TextRules)),
-    (_loading, {name: known for name, known in options(LoadSettings).items() if name in LOADED}),
+    (_loading, {name: spec for name, spec in options(LoadSettings).items() if name in LOAD_SETTINGS}),
 )
 
-SETTINGS = {_flag_name(known): make(field, known) for make, group in _GROUPS for field, known in group.items()} | {
+SETTINGS = {_flag_name(spec): make(field, spec) for make, group in _GROUPS for field, spec in group.items()} | {
     "json-schema": Setting("JSON schema for the answers, instead of a grammar.", lambda _: "see grammar", _set_schema),
     "predict": Setting(
         "Maximum number of tokens per answer; -1: until the context is full.",
         lambda session: "-1" if session.limit == NO_LIMIT else str(session.limit),
         _set_limit,
     ),
-    "stop": Setting("Stop strings, quoted as in a shell.", lambda s: _words(tuple(s.stop)), _set_stop),
+    "stop": Setting("Stop strings, quoted as in a shell.", lambda s: _format_value(tuple(s.stop)), _set_stop),
     "think": Setting(
         "Reasoning before the answer (if the chat template supports it): on or off.",
-        lambda s: _words(s.variables[ENABLE]) if ENABLE in s.variables else "as the model does",
+        lambda s: _format_value(s.variables[ENABLE]) if ENABLE in s.variables else "as the model does",
         _set_think,
     ),
     "reasoning-budget": Setting(
@@ -257,10 +274,10 @@ SETTINGS = {_flag_name(known): make(field, known) for make, group in _GROUPS for
         lambda session: str(session.reasoning_budget),
         _set_budget,
     ),
-    "markdown": Setting("Render Markdown: on or off.", lambda s: _words(s.view.markdown), _set_markdown),
+    "markdown": Setting("Render Markdown: on or off.", lambda s: _format_value(s.view.markdown), _set_markdown),
     "keep": Setting(
         "Save this conversation for chat --resume: on, or off (which deletes the saved one).",
-        lambda s: _words(s.keep),
+        lambda s: _format_value(s.keep),
         _set_keep,
     ),
 }
@@ -270,8 +287,8 @@ SETTINGS["seed"] = SETTINGS["seed"]._replace(change=_set_seed)
 SETTINGS["samplers"] = SETTINGS["samplers"]._replace(show=lambda session: ";".join(session.sampling.samplers))
 
 _ALIASES = {name: name for name in SETTINGS} | {
-    _plain(alias): _flag_name(known)
+    _normalize(alias): _flag_name(spec)
     for _, group in _GROUPS
-    for field, known in group.items()
-    for alias in (field, *known.flags)
+    for field, spec in group.items()
+    for alias in (field, *spec.flags)
 }

@@ -25,19 +25,19 @@ NARROW, LOW = 20, 5
 _STYLES: dict[Mark, str] = {"": "", "kept": ACCEPTED, "refused": REFUSED, "corrected": CORRECTION}
 
 
-def marked(step: Step, piece: Piece) -> Text:
+def format_step(step: Step, piece: Piece) -> Text:
     """Return the text of a step with its draft: accepted tokens, rejected tokens and the target's token in their place.
 
     Rejected tokens are not part of the text, so a line break in them is shown as a symbol.
     """
     text = Text(tab_size=4)
     for words, mark in spans_of(step, piece):
-        shown = words.replace("\n", "⏎").replace("\t", " ") if mark == "refused" else words
-        text.append(printable(shown), _STYLES[mark])
+        visible = words.replace("\n", "⏎").replace("\t", " ") if mark == "refused" else words
+        text.append(printable(visible), _STYLES[mark])
     return text
 
 
-def without_thoughts(parser: AnswerParser, answer: str) -> str:
+def remove_reasoning(parser: AnswerParser, answer: str) -> str:
     """Return an answer without its reasoning."""
     deltas = [*parser.push(answer), *parser.finish()]
     return "".join(delta.text for delta in deltas if delta.kind == "text")
@@ -75,21 +75,21 @@ class AnswerView:
         columns, lines = _size()
         return columns >= NARROW and lines >= LOW
 
-    def begin(self, thoughts: AnswerParser) -> None:
-        """Prepare for the next answer; the parser `thoughts` separates its reasoning from its content."""
+    def begin(self, parser: AnswerParser) -> None:
+        """Prepare for the next answer; the parser `parser` separates its reasoning from its content."""
         self._stream = None
-        self._parser = thoughts if self.markdown and not self.drafts and self.can_render else None
+        self._parser = parser if self.markdown and not self.drafts and self.can_render else None
 
     def show(self, step: Step, piece: Piece) -> None:
         """Write the text of a step; `piece` returns the bytes of a token."""
         if not self.drafts:
             self.write(step.text)
             return
-        text = marked(step, piece)
-        with self._console.capture() as captured:
+        text = format_step(step, piece)
+        with self._console.capture() as capture:
             self._console.print(text, end="", soft_wrap=True)
         if text:
-            write_stdout(captured.get())
+            write_stdout(capture.get())
             self._open_line = not text.plain.endswith("\n")
 
     def write(self, text: str) -> None:
@@ -150,13 +150,13 @@ def totals(stats: Stats, facts: dict[str, str]) -> list[Table]:
     if stats.estimated_gain is not None:
         rows["gain"] = f"about {stats.estimated_gain:.2f}x plain decoding (estimated from this machine's cost curve)"
     table = facts_table(rows)
-    tested = [(i, n) for i, n in enumerate(stats.tested_at) if n]
-    if not tested:
+    counts = [(i, n) for i, n in enumerate(stats.tested_at) if n]
+    if not counts:
         return [table]
     positions = Table(title="Acceptance by position in the draft", title_justify="left")
     for heading in ("position", "drafted", "tested", "accepted", "rate"):
         positions.add_column(heading, justify="right")
-    for i, n in tested:
-        accepted = stats.accepted_at[i]
-        positions.add_row(str(i + 1), str(stats.drafted_at[i]), str(n), str(accepted), f"{accepted / n:.0%}")
+    for i, n in counts:
+        n_accepted = stats.accepted_at[i]
+        positions.add_row(str(i + 1), str(stats.drafted_at[i]), str(n), str(n_accepted), f"{n_accepted / n:.0%}")
     return [table, positions]

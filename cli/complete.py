@@ -24,10 +24,10 @@ from ngramspec.steps import Stats, Step
 
 from .answer_line import AnswerReport
 from .complete_beams import check_beams, complete_with_beams
-from .complete_text import prompt_of, read_texts
-from .console import fail, guarded_stdout, leave, outcome, prefill_bar, read_text, usage_error, write_stdout
+from .complete_text import make_prompt, read_texts
+from .console import capture_outcome, fail, guard_stdout, prefill_bar, read_text, reraise, usage_error, write_stdout
 from .models import complete_model
-from .options import STOP, TRACE, check_predict, check_stop, find, keep, open_found
+from .options import STOP, TRACE, check_predict, check_stop, find, keep, open_resolved
 from .sampling_options import SamplingOptions, check_sampling
 
 
@@ -108,49 +108,51 @@ def complete(
     models.
     """
     limit = check_predict(predict)
-    chosen = sampling.sampling()
-    acceptance = sampling.acceptance(chosen, load, rules.restriction)
+    sampling_settings = sampling.sampling()
+    acceptance = sampling.acceptance(sampling_settings, load, rules.restriction)
     stops = check_stop(stop)
     if logprobs is not None and not as_json:
         usage_error("--logprobs requires --json")
     if beams is not None:
-        others = {"--logprobs": logprobs, "--trace": trace, "--min-tokens": rules.min_tokens or None}
-        check_beams(chosen, acceptance, load, others)
-    predicted = "" if prediction is None else _read_prediction(prediction, load, beams)
+        other_options = {"--logprobs": logprobs, "--trace": trace, "--min-tokens": rules.min_tokens or None}
+        check_beams(sampling_settings, acceptance, load, other_options)
+    prediction_text = "" if prediction is None else _read_prediction(prediction, load, beams)
     model, source = _arguments(model, file, text_file, named=load.hf_repo is not None)
     # The text is read first, so that a mistake in it does not cost a download.
     before, after = read_texts(source, suffix)
-    begins, ends = (before, after or "") if echo else ("", "")
+    head, tail = (before, after or "") if echo else ("", "")
     writer = TraceWriter(trace) if trace is not None else None
-    found = find(model, load)
+    model_source = find(model, load)
     if beams is not None:
-        asked = before, after, beams, predict, stops
-        complete_with_beams(found, load, chosen, *asked, truncate=truncate, echo=echo, as_json=as_json)
+        arguments = before, after, beams, predict, stops
+        complete_with_beams(
+            model_source, load, sampling_settings, *arguments, truncate=truncate, echo=echo, as_json=as_json
+        )
         return
-    opened = open_found(found, load, remember=True)
-    target, decoder = opened.target, opened.decoder
-    check_sampling(target, chosen, logprobs)
-    prompt = prompt_of(target, before, after, limit, truncate)
+    loaded_model = open_resolved(model_source, load, remember=True)
+    target, decoder = loaded_model.target, loaded_model.decoder
+    check_sampling(target, sampling_settings, logprobs)
+    prompt = make_prompt(target, before, after, limit, truncate)
 
     if writer is not None:
-        writer.begin(prompt, target.piece, TraceHeader.of(decoder, target.name, chosen, acceptance))
+        writer.begin(prompt, target.piece, TraceHeader.of(decoder, target.name, sampling_settings, acceptance))
 
     steps, stats = list[Step](), Stats()
-    began = time.perf_counter()
-    with guarded_stdout(), writer or nullcontext():
+    start = time.perf_counter()
+    with guard_stdout(), writer or nullcontext():
         if not as_json:
-            write_stdout(begins)
-        with outcome() as ended, prefill_bar() as progress:
+            write_stdout(head)
+        with capture_outcome() as outcome, prefill_bar() as progress:
             for step in decoder.generate(
                 prompt,
                 max_tokens=limit,
-                sampling=chosen,
+                sampling=sampling_settings,
                 acceptance=acceptance,
                 stop=stops,
                 rules=rules,
                 logprobs=logprobs,
                 return_decisions=writer is not None,
-                prediction=target.tokenize(predicted, add_bos=False) if predicted else (),
+                prediction=target.tokenize(prediction_text, add_bos=False) if prediction_text else (),
                 progress=progress,
             ):
                 if writer is not None:
@@ -160,25 +162,25 @@ def complete(
                 stats.add(step)
                 if not as_json:
                     write_stdout(step.text)
-        if not as_json and ended.error is None:
-            write_stdout(ends)
-        seconds = time.perf_counter() - began
-        ending = (steps[-1].stop if steps else None) or ended.word
+        if not as_json and outcome.error is None:
+            write_stdout(tail)
+        seconds = time.perf_counter() - start
+        ending = (steps[-1].stop if steps else None) or outcome.word
         if as_json:
             document = {
-                "text": "".join([begins, *(step.text for step in steps), ends]),
+                "text": "".join([head, *(step.text for step in steps), tail]),
                 "prompt_tokens": len(prompt),
                 **_figures(steps, stats, target.piece),
                 "seconds": seconds,
                 "stop_reason": ending,
-                "seed": chosen.seed,
+                "seed": sampling_settings.seed,
                 "lossy": acceptance.lossy,
                 "exact": decoder.exactness.same,
             }
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
-    keep(opened.memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
-    AnswerReport().show(stats, decoder, ending, seed=None if chosen.greedy else chosen.seed)
-    leave(ended)
+    keep(loaded_model.memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
+    AnswerReport().show(stats, decoder, ending, seed=None if sampling_settings.greedy else sampling_settings.seed)
+    reraise(outcome)
 
 
 def _read_prediction(file: str, load: LoadSettings, beams: int | None) -> str:
@@ -226,19 +228,19 @@ def _figures(steps: Sequence[Step], stats: Stats, piece: Callable[[int], bytes])
         "target_passes": stats.passes,
         **{name: getattr(stats, name) for name in (*names, "acceptance_rate", "estimated_gain", "close_calls")},
     }
-    explained = [step for step in steps if step.policy_details]
-    if explained:
+    detailed_steps = [step for step in steps if step.policy_details]
+    if detailed_steps:
         document["steps"] = [
-            {**step.policy_details, "drafted": len(step.drafted), "accepted": step.accepted} for step in explained
+            {**step.policy_details, "drafted": len(step.drafted), "accepted": step.accepted} for step in detailed_steps
         ]
-    if told := [one for step in steps for one in step.logprobs]:
+    if logprobs := [entry for step in steps for entry in step.logprobs]:
         document["logprobs"] = [
             {
-                **_token(one.token, piece),
-                "logprob": one.logprob,
-                "top_logprobs": [{**_token(token, piece), "logprob": value} for token, value in one.top],
+                **_token(entry.token, piece),
+                "logprob": entry.logprob,
+                "top_logprobs": [{**_token(token, piece), "logprob": value} for token, value in entry.top],
             }
-            for one in told
+            for entry in logprobs
         ]
     return document
 

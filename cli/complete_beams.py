@@ -16,15 +16,15 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
 
-from .complete_text import prompt_of
-from .console import guarded_stdout, leave, note, outcome, prefill_bar, usage_error, write_stdout
+from .complete_text import make_prompt
+from .console import capture_outcome, guard_stdout, note, prefill_bar, reraise, usage_error, write_stdout
 from .options import check_predict, open_target
 from .sampling_options import check_sampling
 from .view import slow_core
 
 
 def check_beams(
-    sampling: Sampling, acceptance: Acceptance, load: LoadSettings, others: Mapping[str, object | None]
+    sampling: Sampling, acceptance: Acceptance, load: LoadSettings, options: Mapping[str, object | None]
 ) -> None:
     """End the program if an option is set that beam search would have to ignore.
 
@@ -32,7 +32,7 @@ def check_beams(
         sampling: Sampling settings of the command.
         acceptance: Acceptance of drafts.
         load: Load settings of the command.
-        others: Values of other options by flag; `None` means that the option is not used.
+        options: Values of other options by flag; `None` means that the option is not used.
     """
     if load.exact == "on":
         usage_error(
@@ -48,7 +48,7 @@ def check_beams(
     for name in ("drafter", "policy", "memory", "draft_model", "mtp"):
         if getattr(load, name) != getattr(plain, name):
             usage_error(f"--beams cannot be combined with --{name.replace('_', '-')}")
-    for name, value in others.items():
+    for name, value in options.items():
         if value is not None:
             usage_error(f"--beams cannot be combined with {name}")
 
@@ -74,7 +74,7 @@ def complete_with_beams(
     # The positions of the beams in the KV cache affect the rounding, so exact mode would have no effect.
     target = open_target(model, replace(load, exact="off"), n_seq=SEQUENCES)
     check_sampling(target, sampling)
-    prompt = prompt_of(target, before, after, check_predict(predict) * beams, truncate)
+    prompt = make_prompt(target, before, after, check_predict(predict) * beams, truncate)
     search = BeamSearch(
         target,
         beams,
@@ -83,18 +83,18 @@ def complete_with_beams(
         draft_max=load.draft_max or DRAFT_MAX,
     )
     limit = None if predict == -1 else predict
-    began = time.perf_counter()
-    with guarded_stdout():
-        with outcome() as ended, prefill_bar() as progress:
+    start = time.perf_counter()
+    with guard_stdout():
+        with capture_outcome() as outcome, prefill_bar() as progress:
             for _ in search.run(prompt, max_tokens=limit, stop=stop, progress=progress):
                 pass
-        seconds = time.perf_counter() - began
-        found = search.hypotheses()
-        best = found[0] if found else None
+        seconds = time.perf_counter() - start
+        hypotheses = search.hypotheses()
+        best = hypotheses[0] if hypotheses else None
         text = best.text if best else ""
         if echo:
             text = f"{before}{text}{after or ''}"
-        ending = (best.stop if best else None) or ended.word
+        ending = (best.stop if best else None) or outcome.word
         if as_json:
             write_stdout(json.dumps(_document(search, text, len(prompt), seconds, ending), ensure_ascii=False) + "\n")
         else:
@@ -102,17 +102,23 @@ def complete_with_beams(
     note(_summary(search, ending))
     if not load.no_draft and (slow := slow_core()) is not None:
         note(slow)
-    leave(ended)
+    reraise(outcome)
 
 
 def _document(search: BeamSearch, text: str, prompt_tokens: int, seconds: float, ending: str) -> dict[str, Any]:
-    stats, found = search.stats, search.hypotheses()
+    stats, hypotheses = search.stats, search.hypotheses()
     return {
         "text": text,
-        "tokens": len(found[0].tokens) if found else 0,
-        "score": found[0].score if found else None,
+        "tokens": len(hypotheses[0].tokens) if hypotheses else 0,
+        "score": hypotheses[0].score if hypotheses else None,
         "beams": [
-            {"text": one.text, "tokens": list(one.tokens), "score": one.score, "stop_reason": one.stop} for one in found
+            {
+                "text": hypothesis.text,
+                "tokens": list(hypothesis.tokens),
+                "score": hypothesis.score,
+                "stop_reason": hypothesis.stop,
+            }
+            for hypothesis in hypotheses
         ],
         "prompt_tokens": prompt_tokens,
         "target_passes": stats.passes,
@@ -127,8 +133,8 @@ def _document(search: BeamSearch, text: str, prompt_tokens: int, seconds: float,
 
 
 def _summary(search: BeamSearch, ending: str) -> str:
-    stats, found = search.stats, search.hypotheses()
-    parts = [f"{len(found[0].tokens) if found else 0} tokens, best of {search.beams} beams"]
+    stats, hypotheses = search.stats, search.hypotheses()
+    parts = [f"{len(hypotheses[0].tokens) if hypotheses else 0} tokens, best of {search.beams} beams"]
     if stats.tokens_per_second is not None:
         parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
         parts.append(f"{stats.passes} passes instead of {stats.tokens} without drafts")

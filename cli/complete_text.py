@@ -46,7 +46,7 @@ def read_texts(source: str, suffix: str | None) -> tuple[str, str | None]:
     return before, after
 
 
-def prompt_of(target: Target, before: str, after: str | None, limit: int, truncate: bool) -> list[int]:
+def make_prompt(target: Target, before: str, after: str | None, limit: int, truncate: bool) -> list[int]:
     """Return the prompt tokens; the program ends if they leave no room for an answer.
 
     Raises:
@@ -55,8 +55,8 @@ def prompt_of(target: Target, before: str, after: str | None, limit: int, trunca
     length = len(before) + len(after or "")
     if length >= LARGE:
         # The cut may change the first tokens of a text, so the limit is twice the number of characters that fit.
-        most = 2 * target.n_ctx * target.longest_token
-        before, after = before[-most:], None if after is None else after[:most]
+        max_chars = 2 * target.n_ctx * target.longest_token
+        before, after = before[-max_chars:], None if after is None else after[:max_chars]
     left_out = len(before) + len(after or "") < length
     prompt: list[int] = []
     if truncate or not left_out:
@@ -65,31 +65,31 @@ def prompt_of(target: Target, before: str, after: str | None, limit: int, trunca
         return prompt
     size = f"more than {target.n_ctx}" if left_out else str(len(prompt))
     if not truncate:
-        kept = "its end" if after is None else "the parts next to the gap"
+        part = "its end" if after is None else "the parts next to the gap"
         fail(
             f"the text has {size} tokens and leaves no room for an answer in the context of {target.n_ctx};"
-            f" raise -c/--ctx-size, or keep only {kept} with --truncate"
+            f" raise -c/--ctx-size, or keep only {part} with --truncate"
         )
-    keep = target.n_ctx - min(limit, target.n_ctx // 2)
+    n_kept = target.n_ctx - min(limit, target.n_ctx // 2)
     if after is None:
-        note(f"warning: the text has {size} tokens; only the last {keep} are used")
+        note(f"warning: the text has {size} tokens; only the last {n_kept} are used")
         # Keep the token that the model requires at the start of every text.
         bos = target.tokenize("")[:1]
         bos = bos if bos == prompt[:1] else []
-        return bos + prompt[len(bos) - keep :]
-    return _cut_round_gap(target, before, after, keep)
+        return bos + prompt[len(bos) - n_kept :]
+    return _cut_around_gap(target, before, after, n_kept)
 
 
-def _cut_round_gap(target: Target, before: str, after: str, keep: int) -> list[int]:
-    """Return a prompt of `keep` tokens with three quarters of the text before the gap and one quarter after it.
+def _cut_around_gap(target: Target, before: str, after: str, n_kept: int) -> list[int]:
+    """Return a prompt of `n_kept` tokens with three quarters of the text before the gap and one quarter after it.
 
     One side gets the tokens that the other side does not need.
     """
-    room = keep - len(fill_in(target, "", ""))
+    room = n_kept - len(fill_in(target, "", ""))
     sizes = [len(target.tokenize(text, add_bos=False)) for text in (before, after)]
-    behind = min(sizes[1], max(room // 4, room - sizes[0]))
+    n_after = min(sizes[1], max(room // 4, room - sizes[0]))
     note(
-        f"warning: the texts have {sum(sizes)} tokens; only {room - behind} before the gap and {behind} after it"
+        f"warning: the texts have {sum(sizes)} tokens; only {room - n_after} before the gap and {n_after} after it"
         " are used"
     )
-    return fill_in(target, before, after, limits=Limits(room - behind, behind))
+    return fill_in(target, before, after, limits=Limits(room - n_after, n_after))

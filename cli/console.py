@@ -52,7 +52,7 @@ def printable(text: str) -> str:
     return text.translate(_SYMBOLS)
 
 
-def counted(number: int, noun: str, nouns: str = "") -> str:
+def pluralize(number: int, noun: str, nouns: str = "") -> str:
     """Return a number with its noun in the singular or plural."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
@@ -62,21 +62,21 @@ def note(text: str) -> None:
     _print(text, "dim")
 
 
-def complain(error: str | Exception) -> None:
+def print_error(error: str | Exception) -> None:
     """Print an error in one line on stderr."""
-    _print(f"ngramspec: {' '.join(in_words(error).split())}", "red")
+    _print(f"ngramspec: {' '.join(format_error(error).split())}", "red")
 
 
 def _print(text: str, style: str) -> None:
     # Lines are wrapped only in a terminal, because a log needs them whole. A failing stderr must not end the program.
     with suppress(OSError):
-        if _in_the_middle_of_a_line():
+        if _is_mid_line():
             stderr.print()
             _line_open.clear()
         stderr.print(printable(text), style=style, markup=False, soft_wrap=not stderr.is_terminal)
 
 
-def _in_the_middle_of_a_line() -> bool:
+def _is_mid_line() -> bool:
     """Return True if output to stderr would continue an unfinished stdout line on the same terminal."""
     if not _line_open.is_set() or not stderr.is_terminal:
         return False
@@ -85,7 +85,7 @@ def _in_the_middle_of_a_line() -> bool:
     return False
 
 
-def in_words(error: str | Exception) -> str:
+def format_error(error: str | Exception) -> str:
     """Return the message of an error; for an OSError, the file and the reason."""
     if not isinstance(error, OSError):
         return str(error)
@@ -95,7 +95,7 @@ def in_words(error: str | Exception) -> str:
 
 def fail(error: str | Exception, code: int = FAILED) -> NoReturn:
     """End the program with one line on stderr."""
-    complain(error)
+    print_error(error)
     raise typer.Exit(code)
 
 
@@ -110,15 +110,15 @@ def raise_on_signals() -> None:
     llama.cpp calls back into Python, for example for each line of its log. An exception ends there and would be lost.
     If a signal raised it, the signal is sent again.
     """
-    sent_again = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
+    signals_by_error = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
 
     def terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
         raise Terminated
 
-    def dropped(lost: sys.UnraisableHookArgs) -> None:
-        number = sent_again.get(lost.exc_type)
+    def on_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+        number = signals_by_error.get(unraisable.exc_type)
         if number is None:
-            sys.__unraisablehook__(lost)
+            sys.__unraisablehook__(unraisable)
         else:  # a delay is needed, because the exception would be raised inside this hook
             threading.Timer(0.01, _signal_main_thread, [number]).start()
 
@@ -126,7 +126,7 @@ def raise_on_signals() -> None:
         # Programs started by nohup ignore SIGHUP and must continue.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, terminate)
-    sys.unraisablehook = dropped
+    sys.unraisablehook = on_unraisable
 
 
 def _signal_main_thread(number: int) -> None:
@@ -149,13 +149,13 @@ class Outcome:
 
 
 @contextmanager
-def outcome() -> Iterator[Outcome]:
+def capture_outcome() -> Iterator[Outcome]:
     """Run a block that may be interrupted or fail, and continue afterwards; the yielded `Outcome` has the result."""
-    ended = Outcome()
+    outcome = Outcome()
     try:
-        yield ended
+        yield outcome
     except (KeyboardInterrupt, Terminated, NGramSpecError) as error:
-        ended.error = error
+        outcome.error = error
 
 
 def read_text(path: Path) -> str:
@@ -164,46 +164,46 @@ def read_text(path: Path) -> str:
     Raises:
         NGramSpecError: File that is not UTF-8.
     """
-    return _decoded(path.read_bytes(), str(path))
+    return _decode(path.read_bytes(), str(path))
 
 
-def read_source(name: str, wanted: str) -> str:
+def read_source(name: str, message: str) -> str:
     """Read a text file, or standard input for "-".
 
-    If standard input is a terminal, the program ends with the message `wanted`.
+    If standard input is a terminal, the program ends with the message `message`.
     """
     if name != "-":
         return read_text(Path(name))
     if sys.stdin is None or sys.stdin.isatty():
-        usage_error(wanted)
-    return _decoded(sys.stdin.buffer.read(), "standard input")
+        usage_error(message)
+    return _decode(sys.stdin.buffer.read(), "standard input")
 
 
-def _decoded(raw: bytes, name: str) -> str:
+def _decode(raw: bytes, name: str) -> str:
     try:
         return utf8(raw)
     except UnicodeError as error:
         raise NGramSpecError(f"{name} is {error}; convert it to UTF-8") from error
 
 
-def leave(ended: Outcome) -> None:
+def reraise(outcome: Outcome) -> None:
     """Raise the exception that ended a job, if there is one."""
-    if ended.error is not None:
-        raise ended.error
+    if outcome.error is not None:
+        raise outcome.error
 
 
 @contextmanager
-def signals_deferred() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Defer the signals that end the program to the end of the block; a second one ends the program immediately.
 
     llama.cpp calls back into Python while it loads. An exception that a signal raises there is printed and lost.
     """
-    came: list[int] = []
+    pending: list[int] = []
 
     def wait(number: int, _frame: FrameType | None) -> None:
-        if came:
+        if pending:
             os._exit(128 + number)
-        came.append(number)
+        pending.append(number)
 
     # A signal that is ignored (nohup, background job) stays ignored.
     numbers = [n for n in (signal.SIGINT, *ENDING) if callable(signal.getsignal(n))]
@@ -213,12 +213,12 @@ def signals_deferred() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
+        if pending:
+            signal.raise_signal(pending[0])
 
 
 @contextmanager
-def ends_within(seconds: float, code: int) -> Iterator[None]:
+def exit_on_timeout(seconds: float, code: int) -> Iterator[None]:
     """End the process with an exit code if the block takes longer than `seconds`, even if threads do not end."""
 
     def end() -> None:
@@ -241,7 +241,7 @@ def ends_within(seconds: float, code: int) -> Iterator[None]:
 @contextmanager
 def progress_bar(*columns: str | ProgressColumn, auto_refresh: bool = True) -> Iterator[Progress]:
     """Yield a progress bar on stderr that is removed at the end; it is drawn after its start and only in a terminal."""
-    off = not stderr.is_terminal or _in_the_middle_of_a_line()
+    off = not stderr.is_terminal or _is_mid_line()
     bar = Progress(*columns, console=stderr, transient=True, auto_refresh=auto_refresh, disable=off)
     try:
         yield bar
@@ -312,7 +312,7 @@ def write_stdout(text: str) -> None:
 
 
 @contextmanager
-def guarded_stdout() -> Iterator[None]:
+def guard_stdout() -> Iterator[None]:
     """End the program cleanly when stdout fails: silently on a closed pipe, with a message on a full disk."""
     try:
         yield

@@ -29,10 +29,10 @@ from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine import recalled
 from ngramspec.sampling.option import option
 
-from .console import guarded_stdout, note
+from .console import guard_stdout, note
 from .options import Model, find, open_target
 from .tune_quants import quant_note
-from .view import facts_table, print_report, report_console, tuned_line
+from .view import facts_table, print_report, report_console, tuning_line
 
 
 def info(
@@ -52,7 +52,7 @@ def info(
         print_report(_device_lines())
         return
     source = find(model, load)
-    kept = recalled(tuned_file(source.path, load))
+    tuning = recalled(tuned_file(source.path, load))
     target = open_target(source, load)
     calibration = Calibration.load(target)
     auto = ExactAuto(target) if target.exact == "auto" and target.exact_rollback else None
@@ -61,9 +61,9 @@ def info(
         if auto is not None:
             auto.forget()
     console = report_console()
-    with guarded_stdout():
+    with guard_stdout():
         pages = {"huge pages": target.huge_pages} if target.huge_pages else {}
-        _show(console, _facts(target) | pages | {"tuned": tuned_line(kept, left_out=load.ignore_tuned)})
+        _show(console, _facts(target) | pages | {"tuned": tuning_line(tuning, left_out=load.ignore_tuned)})
         if not target.can_rollback:
             return
         if calibration.probe is None:
@@ -98,8 +98,8 @@ def info(
 
 
 def _facts(target: Target) -> dict[str, str]:
-    loaded = target.present
-    batches = "" if loaded.threads_batch == loaded.threads else f" ({loaded.threads_batch} for batches)"
+    settings = target.present
+    batches = "" if settings.threads_batch == settings.threads else f" ({settings.threads_batch} for batches)"
     return {
         "model": f"{target.name}, {target.path}",
         "architecture": f"{target.architecture}, {target.description}",
@@ -108,8 +108,8 @@ def _facts(target: Target) -> dict[str, str]:
         "vocabulary": f"{target.n_vocab} tokens",
         "chat template": "the model's own" if target.chat_template else "none in the file; ChatML is used",
         "KV cache": _rollback(target),
-        "settings": f"{loaded.threads} threads{batches}, flash attention {target.flash_attn},"
-        f" KV cache {'/'.join(loaded.cache_types)}",
+        "settings": f"{settings.threads} threads{batches}, flash attention {target.flash_attn},"
+        f" KV cache {'/'.join(settings.cache_types)}",
         "threads now": _threads(target),
         "build": build() + ("; its AMX kernels are broken and not used" if target.amx_broken else ""),
         "drafting": _core(),
@@ -133,8 +133,8 @@ def _devices(target: Target) -> str:
     names = [device.name for device in target.plan.gpus]
     parts = []
     for device in target.devices:
-        unused = ", not used" if device.is_gpu and device.name not in names else ""
-        parts.append(f"{device.name} ({device.description}, {device.total / 2**30:.1f} GiB{unused})")
+        suffix = ", not used" if device.is_gpu and device.name not in names else ""
+        parts.append(f"{device.name} ({device.description}, {device.total / 2**30:.1f} GiB{suffix})")
     return ", ".join(parts)
 
 
@@ -241,10 +241,10 @@ def columns(target: Target) -> dict[str, str]:
 def origin(target: Target, name: str) -> str:
     """Describe model, machine, backend and build in one line; `name` is the name of the model to show."""
     version, _, features = build().partition(";")
-    with_these = " ".join(dict.fromkeys(re.findall(r"(\w+) = [1-9]", features)))
-    built = f"{version} ({with_these})" if with_these else version
+    enabled = " ".join(dict.fromkeys(re.findall(r"(\w+) = [1-9]", features)))
+    build_text = f"{version} ({enabled})" if enabled else version
     own = f"ngramspec {ngramspec.__version__}" + (", its core not compiled" if uncompiled() else "")
-    return f"{name} ({target.description}); {machine.name()}; {_backend(target)}; {built}; {own}"
+    return f"{name} ({target.description}); {machine.name()}; {_backend(target)}; {build_text}; {own}"
 
 
 def _backend(target: Target) -> str:

@@ -28,7 +28,7 @@ from rich.syntax import ANSISyntaxTheme
 from rich.table import Table
 from rich.text import Text
 
-_ESCAPED = frozenset("*_`~#|.+-")
+_ESCAPABLE = frozenset("*_`~#|.+-")
 _NARROWEST = 8
 _RULE = 40
 _CODE, _FAINT = "cyan", "dim"
@@ -51,7 +51,7 @@ _console = Console(file=StringIO(), highlight=False, markup=False, emoji=False) 
 def _escape(state: StateInline, silent: bool) -> bool:
     """Parse a backslash before a character that is special in Markdown and rarely follows a backslash in LaTeX."""
     at = state.pos
-    if state.src[at] != "\\" or at + 1 >= state.posMax or state.src[at + 1] not in _ESCAPED:
+    if state.src[at] != "\\" or at + 1 >= state.posMax or state.src[at + 1] not in _ESCAPABLE:
         return False
     if not silent:
         state.pending += state.src[at + 1]
@@ -62,10 +62,10 @@ def _escape(state: StateInline, silent: bool) -> bool:
 def _parser() -> MarkdownIt:
     # Without setext headings and references no line changes the meaning of a block above it.
     rules = ["lheading", "reference", "html_block", "html_inline", "entity"]
-    made = MarkdownIt("commonmark").enable(["table", "strikethrough"]).disable(rules)
-    made.inline.ruler.at("escape", _escape)
-    made.normalizeLink = made.normalizeLinkText = str  # type: ignore[assignment,method-assign]  # keep destinations as typed
-    return made
+    parser = MarkdownIt("commonmark").enable(["table", "strikethrough"]).disable(rules)
+    parser.inline.ruler.at("escape", _escape)
+    parser.normalizeLink = parser.normalizeLinkText = str  # type: ignore[assignment,method-assign]  # keep destinations as typed
+    return parser
 
 
 _PARSER = _parser()
@@ -86,7 +86,7 @@ def is_blank(line: str) -> bool:
     return not line.strip(_BLANK)
 
 
-def stacked(
+def stack_blocks(
     nodes: Sequence[SyntaxTreeNode], lines: Sequence[str], width: int, *, begun: bool = False, gap: bool = False
 ) -> list[Text]:
     """Return the rows of the blocks of `lines`, with one blank row between blocks if the text has blank lines there.
@@ -100,11 +100,11 @@ def stacked(
     """
     rows: list[Text] = []
     for node in nodes:
-        shown = _block(node, lines, width)  # rows of the block; an empty quotation has none
+        block_rows = _block(node, lines, width)  # rows of the block; an empty quotation has none
         first = node.map[0] if node.map else 0
-        if shown and (begun or rows) and (is_blank(lines[first - 1]) if first else gap):
+        if block_rows and (begun or rows) and (is_blank(lines[first - 1]) if first else gap):
             rows.append(Text())
-        rows += shown
+        rows += block_rows
     return rows
 
 
@@ -113,13 +113,13 @@ def _block(node: SyntaxTreeNode, lines: Sequence[str], width: int) -> list[Text]
         case "paragraph" | "heading":
             text = _inline(node)
             text.stylize({"h1": "bold underline", "p": ""}.get(node.tag, "bold"))
-            rows = _stripped(text.wrap(_console, width))
+            rows = _strip_rows(text.wrap(_console, width))
         case "bullet_list" | "ordered_list":
-            rows = stacked(node.children, lines, width)
+            rows = stack_blocks(node.children, lines, width)
         case "list_item":
             rows = _item(node, lines, width)
         case "blockquote":
-            inner = stacked(node.children, lines, max(width - 2, _NARROWEST))
+            inner = stack_blocks(node.children, lines, max(width - 2, _NARROWEST))
             rows = [row if row.no_wrap else Text.assemble(("│ ", _FAINT), row) for row in inner]
         case "fence":
             code = Code(node.info)
@@ -147,7 +147,7 @@ def _code_lines(node: SyntaxTreeNode) -> list[str]:
 
 def _item(node: SyntaxTreeNode, lines: Sequence[str], width: int) -> list[Text]:
     mark = f"{node.info}{node.markup} " if node.info else "• "
-    rows = stacked(node.children, lines, max(width - len(mark), _NARROWEST))
+    rows = stack_blocks(node.children, lines, max(width - len(mark), _NARROWEST))
     if not rows or rows[0].no_wrap:
         rows.insert(0, Text())
     first = Text.assemble((mark, _CODE if node.info else ""), rows[0])
@@ -159,20 +159,20 @@ def _table(node: SyntaxTreeNode, width: int) -> list[Text]:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     headings, *rows = [row.children for part in node.children for row in part.children]
     for cell in headings:
-        aligned: Any = str(cell.attrs.get("style", "text-align:left")).removeprefix("text-align:")
-        table.add_column(_inline(cell), justify=aligned)
+        alignment: Any = str(cell.attrs.get("style", "text-align:left")).removeprefix("text-align:")
+        table.add_column(_inline(cell), justify=alignment)
     for row in rows:
         table.add_row(*map(_inline, row))
-    shown = _console.render_lines(table, _console.options.update(width=width), pad=False)
-    return _stripped(Text.assemble(*((part.text, part.style or "") for part in line)) for line in shown)
+    lines = _console.render_lines(table, _console.options.update(width=width), pad=False)
+    return _strip_rows(Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines)
 
 
-def _stripped(rows: Iterable[Text]) -> list[Text]:
+def _strip_rows(rows: Iterable[Text]) -> list[Text]:
     """Return rows without trailing spaces."""
-    found = list(rows)
-    for row in found:
+    result = list(rows)
+    for row in result:
         row.rstrip()
-    return found
+    return result
 
 
 def _inline(node: SyntaxTreeNode, around: str = "") -> Text:
@@ -213,7 +213,7 @@ _COLOURS: dict[_TokenType, str] = {
 # The terminal's own colours are readable on any background.
 _THEME = ANSISyntaxTheme({kind: Style.parse(colour) for kind, colour in _COLOURS.items()})
 
-_MOST = 8_000
+_MAX_OPEN = 8_000
 """Maximum length in characters of an open string or comment that is read again for its next line.
 
 A longer string or comment loses its colours.
@@ -239,8 +239,8 @@ class Code:
 
     def closes(self, line: str) -> bool:
         """Return True if a line ends the block."""
-        found = FENCE.fullmatch(line)
-        return found is not None and found[2].startswith(self._mark) and not found[3].strip()
+        match = FENCE.fullmatch(line)
+        return match is not None and match[2].startswith(self._mark) and not match[3].strip()
 
     def row(self, line: str, *, whole: bool = True) -> Text:
         """Return the row of the next line without the indent of the fence.
@@ -251,7 +251,7 @@ class Code:
         """
         indent = len(line) - len(line.lstrip(" "))
         text = Text(line[min(indent, self._indent) :], no_wrap=True)
-        if self._lexer is None or len(self._open) > _MOST:
+        if self._lexer is None or len(self._open) > _MAX_OPEN:
             return text
         source = f"{self._open}{text.plain}\n"
         start, kind = len(self._open), None
@@ -266,8 +266,8 @@ class Code:
 @lru_cache(maxsize=16)
 def _lexer(info: str) -> Lexer | None:
     """Return the lexer of the language that follows an opening fence, or `None` if it is unknown."""
-    found = re.match(r"[\w+#.-]+", info.strip())
+    match = re.match(r"[\w+#.-]+", info.strip())
     with suppress(ClassNotFound):
         # PHP code in answers usually lacks its opening tag, so `startinline` is needed.
-        return get_lexer_by_name(found[0].lower(), startinline=True) if found else None
+        return get_lexer_by_name(match[0].lower(), startinline=True) if match else None
     return None

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .console import printable
-from .markdown_rows import FENCE, Code, fence_row, is_blank, parse, stacked
+from .markdown_rows import FENCE, Code, fence_row, is_blank, parse, stack_blocks
 
 INTERVAL = 1 / 15
 """Minimum time in seconds between two updates of the open block."""
@@ -65,18 +65,18 @@ class MarkdownStream:
         self._show(ended=True)
 
     def _show(self, *, ended: bool = False) -> None:
-        began = self._clock()
+        start = self._clock()
         width = self._size().columns
-        final = self._finished(width, ended)
+        final = self._take_final_rows(width, ended)
         live = self._open_rows(width)
         if self._style:
             for row in (*final, *live):
                 row.stylize(self._style)
         self._screen.update(final, live)
         now = self._clock()
-        self._due = now + max(INTERVAL, (now - began) / SHARE)
+        self._due = now + max(INTERVAL, (now - start) / SHARE)
 
-    def _finished(self, width: int, ended: bool) -> list[Text]:
+    def _take_final_rows(self, width: int, ended: bool) -> list[Text]:
         """Remove the blocks that can no longer change from the tail and return their rows."""
         rows: list[Text] = []
         *lines, rest = self._tail.split("\n")
@@ -84,10 +84,12 @@ class MarkdownStream:
             lines, rest = [*lines, rest], ""
         while lines:
             code = self._code
-            taken = self._take_blocks(lines, rows, width, ended) if code is None else self._take_code(code, lines, rows)
-            if taken:
-                self._gap = is_blank(lines[taken - 1])
-                del lines[:taken]
+            n_lines = (
+                self._take_blocks(lines, rows, width, ended) if code is None else self._take_code(code, lines, rows)
+            )
+            if n_lines:
+                self._gap = is_blank(lines[n_lines - 1])
+                del lines[:n_lines]
             if self._code is code:
                 break  # no code block began or ended, so the remaining lines are open
         self._tail = "\n".join([*lines, rest])
@@ -120,7 +122,7 @@ class MarkdownStream:
                 *items, last = last.children
                 nodes += items
             end = _first_line(last)
-        rows += stacked(nodes, lines, width, begun=self._begun, gap=self._gap)
+        rows += stack_blocks(nodes, lines, width, begun=self._begun, gap=self._gap)
         self._begun = self._begun or bool(rows)
         if fence is None:
             return end
@@ -138,7 +140,7 @@ class MarkdownStream:
             return []
         if self._code is not None:
             return [self._code.row(self._tail, whole=False)]
-        return stacked(parse(self._tail), self._tail.split("\n"), width, begun=self._begun, gap=self._gap)
+        return stack_blocks(parse(self._tail), self._tail.split("\n"), width, begun=self._begun, gap=self._gap)
 
 
 def _first_line(node: SyntaxTreeNode) -> int:
@@ -172,20 +174,20 @@ class LiveRows:
     def update(self, final: Sequence[Text], live: Sequence[Text]) -> None:
         """Write the final rows and, below them, as many of the last live rows as fit on the screen."""
         columns, lines = self._size()
-        rows = [part for row in live for part in _folded(row, columns)][-max(lines - 2, 1) :]
-        shown, self._shown = self._shown, [_ansi(row, columns) for row in rows]
+        rows = [part for row in live for part in _fold(row, columns)][-max(lines - 2, 1) :]
+        previous, self._shown = self._shown, [_ansi(row, columns) for row in rows]
         new = [*map(_ansi, final), *self._shown]
         if columns == self._columns:
-            same = sum(takewhile(bool, map(eq, shown, new)))
-            if same == len(new) < len(shown):  # the last row is written again to place the cursor at its end
+            same = sum(takewhile(bool, map(eq, previous, new)))
+            if same == len(new) < len(previous):  # the last row is written again to place the cursor at its end
                 same = max(same - 1, 0)
-            up = len(shown) - 1 - same
+            up = len(previous) - 1 - same
         else:
             # A terminal that became narrower has wrapped the rows again.
             same, up = 0, sum(max(1, -(-cells // columns)) for cells in self._cells) - 1
         self._cells, self._columns = [row.cell_len for row in rows], columns
         out = "\n".join(new[same:])
-        if same < len(shown):
+        if same < len(previous):
             out = (_UP.format(up) if up > 0 else "") + _CLEAR_BELOW + out
         elif 0 < same < len(new):
             out = f"\n{out}"
@@ -214,7 +216,7 @@ def _ansi(row: Text, columns: int | None = None) -> str:
     return "".join(parts if fits else [_NO_WRAP, *parts, _WRAP])
 
 
-def _folded(row: Text, columns: int) -> list[Text]:
+def _fold(row: Text, columns: int) -> list[Text]:
     """Split a row into pieces that fit the width of the terminal."""
     text = row.copy()
     text.expand_tabs(_TAB)

@@ -36,17 +36,17 @@ from .console import (
     FAILED,
     USAGE,
     Terminated,
-    complain,
-    counted,
     fail,
-    guarded_stdout,
+    guard_stdout,
     index_bar,
     note,
+    pluralize,
+    print_error,
     printable,
     usage_error,
     write_stdout,
 )
-from .options import grouped, open_vocabulary
+from .options import expand_groups, open_vocabulary
 from .output import Output, PostOptions, command_line, json_option
 
 Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Name of the memory.")]
@@ -91,7 +91,7 @@ def add(
 
 
 def _add(
-    chosen: Sequence[Path], memory: str, model: str | None, *, may_be_empty: bool = False
+    paths: Sequence[Path], memory: str, model: str | None, *, may_be_empty: bool = False
 ) -> tuple[Vocabulary, Store]:
     """Add paths to a memory, print a note on the result, and return the vocabulary and the store."""
     folder = memory_folder(memory)
@@ -100,10 +100,10 @@ def _add(
     before = store.generation()
     try:
         with index_bar() as progress:
-            added = add_files(
+            changes = add_files(
                 store,
                 vocabulary,
-                chosen,
+                paths,
                 threads=usable_cores(),
                 progress=progress,
                 may_be_empty=may_be_empty,
@@ -112,8 +112,8 @@ def _add(
         if store.generation() == before:
             note("interrupted; the memory is unchanged")
         raise
-    note(f"memory {memory!r} for {vocabulary.path.name}: {_in_words(added)}")
-    if SECRET in added.skipped:
+    note(f"memory {memory!r} for {vocabulary.path.name}: {_format_changes(changes)}")
+    if SECRET in changes.skipped:
         note("files that look like secrets (.env, keys, passwords) are added only if you name the file itself")
     return vocabulary, store
 
@@ -131,35 +131,35 @@ def watch(
     """
     if find_spec("watchfiles") is None:
         fail("memory watch requires a package that is not installed: pip install 'ngramspec[watch]'")
-    chosen = _paths(folders)
-    for path in chosen:
+    folder_paths = _paths(folders)
+    for path in folder_paths:
         if path.exists() and not path.is_dir():
             usage_error(f"{path} is not a folder; pass the folder that contains it")
-    vocabulary, store = _add(chosen, memory, model, may_be_empty=True)
-    note(f"watching {', '.join(map(str, chosen))}; press Ctrl-C to stop")
+    vocabulary, store = _add(folder_paths, memory, model, may_be_empty=True)
+    note(f"watching {', '.join(map(str, folder_paths))}; press Ctrl-C to stop")
     updates = 0
     with suppress(KeyboardInterrupt, Terminated):
-        for added in watch_folders(store, vocabulary, chosen, threads=usable_cores()):
+        for changes in watch_folders(store, vocabulary, folder_paths, threads=usable_cores()):
             updates += 1
-            note(f"{datetime.now():%H:%M:%S} {_in_words(replace(added, unchanged=0, skipped={}))}")
-    note(f"stopped watching after {counted(updates, 'update')}")
+            note(f"{datetime.now():%H:%M:%S} {_format_changes(replace(changes, unchanged=0, skipped={}))}")
+    note(f"stopped watching after {pluralize(updates, 'update')}")
 
 
 @app.command("list")
 def list_(memory: Name = DEFAULT) -> None:
     """List the files of a memory with their tokens."""
     errors: list[MemoryFileError] = []
-    with guarded_stdout():
+    with guard_stdout():
         for store in _stores(memory):
-            with _told(errors):
+            with _report_errors(errors):
                 documents = store.documents()
-                write_stdout(f"tokenizer of {_model(store.read().model)}\n")
+                write_stdout(f"tokenizer of {_printable_line(store.read().model)}\n")
                 for document in documents:
                     if document.kind == "file":
                         write_stdout(f"{len(document.tokens):>12,}  {printable(document.name)}\n")
                 answers = [d for d in documents if d.kind == "answer"]
                 if answers:
-                    number = counted(len(answers), "saved answer")
+                    number = pluralize(len(answers), "saved answer")
                     write_stdout(f"{total(answers):>12,}  in {number}\n")
     if errors:
         raise typer.Exit(FAILED)
@@ -176,12 +176,12 @@ def remove(
     """Remove files, folders or answers from a memory, whether the files still exist or not."""
     if not paths and not answers:
         usage_error("pass files or folders to remove, or --answers")
-    chosen, stores = _paths(paths or ()), _stores(memory)
-    for path in chosen:
+    file_paths, stores = _paths(paths or ()), _stores(memory)
+    for path in file_paths:
         count = sum(remove_files(store, path) for store in stores)
         if not count:
             fail(f"memory {memory!r} does not contain {path} (ngramspec memory list shows its files)")
-        note(f"removed {counted(count, 'file')}: {path}")
+        note(f"removed {pluralize(count, 'file')}: {path}")
     if answers:
         for store in stores:
             store.update(lambda before: [d for d in before if d.kind != "answer"])
@@ -214,34 +214,36 @@ def stats(
     """
     errors: list[MemoryFileError] = []
     output = Output(as_json, post)
-    with guarded_stdout():
+    with guard_stdout():
         lines: list[str] = []
-        found: list[Statistics] = []
+        results: list[Statistics] = []
         data: dict[str, Any] = {"memory": memory}
-        with _told(errors):
+        with _report_errors(errors):
             data["save_answers"] = saves_answers()
             lines.append(f"saving answers: {'on' if data['save_answers'] else 'off'} ({settings_path()})")
         files = learnt.files()
         size = sum(file.stat().st_size for file in files)
-        held = f"{counted(len(files), 'vocabulary', 'vocabularies')}, {size / 2**10:.0f} KiB" if files else "nothing"
-        lines.append(f"draft statistics: {held} ({learnt.folder()})")
+        statistics_text = (
+            f"{pluralize(len(files), 'vocabulary', 'vocabularies')}, {size / 2**10:.0f} KiB" if files else "nothing"
+        )
+        lines.append(f"draft statistics: {statistics_text} ({learnt.folder()})")
         names = memory_names()
         lines.append(f"memories: {', '.join(names) or 'none'}")
         data |= {"draft_statistics": {"vocabularies": len(files), "size_bytes": size}, "memories": names}
         for store in _stores(memory) if memory in names or memory != DEFAULT else ():
-            with _told(errors):
-                found.append(statistics(store))
-                lines.append(_statistics(found[-1], store))
+            with _report_errors(errors):
+                results.append(statistics(store))
+                lines.append(_format_statistics(results[-1], store))
         output.write(
             lambda: write_stdout("\n".join(lines) + "\n"),
-            lambda: data | {"stores": found},
-            lambda: report(memory, found, command_line("memory stats", [], {"--memory": memory})),
+            lambda: data | {"stores": results},
+            lambda: report(memory, results, command_line("memory stats", [], {"--memory": memory})),
         )
     if errors:
         raise typer.Exit(FAILED)
 
 
-app.command("stats")(grouped(stats))
+app.command("stats")(expand_groups(stats))
 
 
 @app.command("save-answers")
@@ -263,26 +265,26 @@ def _stores(memory: str) -> list[Store]:
     return stores
 
 
-def _statistics(one: Statistics, store: Store) -> str:
+def _format_statistics(figures: Statistics, store: Store) -> str:
     return (
-        f"tokenizer of {_model(one['model'])}: {counted(one['files'], 'file')} with"
-        f" {counted(one['file_tokens'], 'token')}, {counted(one['answers'], 'answer')} with"
-        f" {counted(one['answer_tokens'], 'token')}\n"
-        f"  {one['size_bytes'] / 2**20:.1f} MiB, {bytes_per_token(one):.1f} bytes per token: {store.path}"
+        f"tokenizer of {_printable_line(figures['model'])}: {pluralize(figures['files'], 'file')} with"
+        f" {pluralize(figures['file_tokens'], 'token')}, {pluralize(figures['answers'], 'answer')} with"
+        f" {pluralize(figures['answer_tokens'], 'token')}\n"
+        f"  {figures['size_bytes'] / 2**20:.1f} MiB, {bytes_per_token(figures):.1f} bytes per token: {store.path}"
     )
 
 
-def _model(name: str) -> str:
+def _printable_line(name: str) -> str:
     return printable(name).replace("\n", " ")
 
 
 @contextmanager
-def _told(errors: list[MemoryFileError]) -> Iterator[None]:
+def _report_errors(errors: list[MemoryFileError]) -> Iterator[None]:
     """Print an error of the block and append it to `errors`, so that the other files follow and the exit code is 1."""
     try:
         yield
     except MemoryFileError as error:
-        complain(error)
+        print_error(error)
         errors.append(error)
 
 
@@ -301,7 +303,7 @@ def _vocabulary(model: str | None) -> Vocabulary:
     return open_vocabulary(file, model, "no --model given; using the tokenizer of")
 
 
-def _in_words(added: Added) -> str:
-    others = ((added.changed, "replaced"), (added.gone, "removed"), (added.unchanged, "unchanged"))
-    parts = [f"{counted(added.new, 'file')} added"] + [f"{n:,} {what}" for n, what in others if n]
-    return f"{', '.join(parts)}; {counted(added.tokens, 'token')} read{list_skipped(added.skipped)}"
+def _format_changes(changes: Added) -> str:
+    counts = ((changes.changed, "replaced"), (changes.gone, "removed"), (changes.unchanged, "unchanged"))
+    parts = [f"{pluralize(changes.new, 'file')} added"] + [f"{n:,} {what}" for n, what in counts if n]
+    return f"{', '.join(parts)}; {pluralize(changes.tokens, 'token')} read{list_skipped(changes.skipped)}"

@@ -33,11 +33,11 @@ class MemoryTip:
         """
         starts = range(len(answer) - RUN + 1)
         runs = [tuple(answer[start : start + RUN]) for start in starts]
-        repeated = {i for start in starts if runs[start] in self._runs for i in range(start, start + RUN)}
+        repeats = {i for start in starts if runs[start] in self._runs for i in range(start, start + RUN)}
         self._runs.update(runs)
-        if not is_retry and repeated and len(repeated) >= SHARE * len(answer) and _is_first():
+        if not is_retry and repeats and len(repeats) >= SHARE * len(answer) and _is_first():
             note(
-                f"tip: {len(repeated) / len(answer):.0%} of this answer repeats earlier ones;"
+                f"tip: {len(repeats) / len(answer):.0%} of this answer repeats earlier ones;"
                 " 'ngramspec memory save-answers on' saves answers to speed up later chats"
             )
 

@@ -16,7 +16,7 @@ from ngramspec.errors import ModelError
 from ngramspec.models.check import parts_of
 from ngramspec.models.find import check_model, list_models
 
-from .console import guarded_stdout, note
+from .console import guard_stdout, note
 
 
 def models() -> None:
@@ -35,12 +35,12 @@ def models() -> None:
 
     from .view import report_console
 
-    found = list(list_models())
-    if not found:
+    entries = list(list_models())
+    if not entries:
         note("no models from Hugging Face, Ollama or LM Studio found on this machine; pass the path of a .gguf file")
     headings = ("name", "size", "quantisation", "architecture", "T(4)/T(1)")
     table = Table(*headings, box=None, pad_edge=False, header_style="bold")
-    for name, path in found:
+    for name, path in entries:
         try:
             metadata = check_model(name, path).metadata
             size = sum(part.stat().st_size for part in parts_of(path))
@@ -50,9 +50,9 @@ def models() -> None:
         kind, architecture = metadata.get("general.file_type"), str(metadata.get("general.architecture", ""))
         quant = quantisation(kind) if isinstance(kind, int) else None
         steepness = kept_steepness(model_key(path))
-        told = "" if steepness is None else f"{steepness:.2f}"
-        table.add_row(name, f"{size / 2**20:,.0f} MiB", quant or "?", architecture, told)
-    with guarded_stdout():
+        ratio = "" if steepness is None else f"{steepness:.2f}"
+        table.add_row(name, f"{size / 2**20:,.0f} MiB", quant or "?", architecture, ratio)
+    with guard_stdout():
         if table.rows:
             report_console().print(table)
 
@@ -72,32 +72,32 @@ def join_at_colons(env: MutableMapping[str, str]) -> None:
         words, at = shlex.split(env["COMP_WORDS"]), int(env["COMP_CWORD"])
     except (KeyError, ValueError):  # missing variables or an open quote
         return
-    typed, begins = words[at : at + 1] or [""], at
-    while begins > 1 and (typed[0] == ":" or words[begins - 1] == ":"):
-        begins -= 1
-        typed.insert(0, words[begins])
-    if len(typed) == 1:
+    parts, start = words[at : at + 1] or [""], at
+    while start > 1 and (parts[0] == ":" or words[start - 1] == ":"):
+        start -= 1
+        parts.insert(0, words[start])
+    if len(parts) == 1:
         return
-    last = "" if typed[-1] == ":" else typed.pop()
-    env[_BEFORE] = "".join(typed)
-    env["COMP_WORDS"], env["COMP_CWORD"] = shlex.join([*words[:begins], last]), str(begins)
+    last = "" if parts[-1] == ":" else parts.pop()
+    env[_BEFORE] = "".join(parts)
+    env["COMP_WORDS"], env["COMP_CWORD"] = shlex.join([*words[:start], last]), str(start)
 
 
 def complete_model(incomplete: str) -> list[str]:
     """Return the names of models and .gguf files that start with a text; for an empty list the shell offers files."""
     before = os.environ.get(_BEFORE, "")
-    found = [name.removeprefix(before) for name, _ in list_models() if name.startswith(before + incomplete)]
-    return found if before else [*found, *_files(incomplete)]
+    matches = [name.removeprefix(before) for name, _ in list_models() if name.startswith(before + incomplete)]
+    return matches if before else [*matches, *_files(incomplete)]
 
 
 def _files(incomplete: str) -> Iterator[str]:
     """Yield the .gguf files whose path starts with a text and, if there are any, the folders that may contain more."""
     folder, name = os.path.split(incomplete)
     try:
-        beside = sorted(Path(os.path.expanduser(folder) or ".").iterdir())
+        siblings = sorted(Path(os.path.expanduser(folder) or ".").iterdir())
     except (OSError, ValueError):
         return
-    fitting = [path for path in beside if path.name.startswith(name) and (name or not path.name.startswith("."))]
-    files = [path.name for path in fitting if path.suffix == ".gguf" and path.is_file()]
-    folders = [f"{path.name}/" for path in fitting if path.is_dir()] if files else []
-    yield from (os.path.join(folder, one) for one in files + folders)
+    matches = [path for path in siblings if path.name.startswith(name) and (name or not path.name.startswith("."))]
+    files = [path.name for path in matches if path.suffix == ".gguf" and path.is_file()]
+    folders = [f"{path.name}/" for path in matches if path.is_dir()] if files else []
+    yield from (os.path.join(folder, file_name) for file_name in files + folders)

@@ -1,8 +1,8 @@
 """Options shared by several commands, with the names of llama.cpp's options, and their conversion into settings.
 
 `ngramspec.sampling.option.option` declares an option, as a field of a dataclass or as the default of a command's
-parameter. A group of options is a dataclass. A command takes the whole group as one parameter, and `grouped` turns its
-fields into options for typer.
+parameter. A group of options is a dataclass. A command takes the whole group as one parameter, and `expand_groups`
+turns its fields into options for typer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ngramspec.models.check import check_complete
 from ngramspec.models.find import ModelSource, resolve
 from ngramspec.sampling.option import KEY, named, option, options
 
-from .console import download_bar, note, signals_deferred, usage_error
+from .console import defer_signals, download_bar, note, usage_error
 from .models import complete_model
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -78,44 +78,44 @@ def find(model: str | None, settings: LoadSettings) -> ModelSource:
     If no model is named, a note on stderr names the one that is used.
     """
     with download_bar() as progress, flags_in_errors():
-        found = loading.find(model, settings, progress)
-    if found.fallback:
-        note(f"no model given; using {found.label}")
-    return found
+        source = loading.find(model, settings, progress)
+    if source.fallback:
+        note(f"no model given; using {source.label}")
+    return source
 
 
-def open_found(
-    found: ModelSource, settings: LoadSettings, *, learn: bool = True, remember: bool = False
+def open_resolved(
+    source: ModelSource, settings: LoadSettings, *, learn: bool = True, remember: bool = False
 ) -> LoadedModel:
     """Open a model with `ngramspec.loading.load.open_found` and print its notes on stderr."""
-    with signals_deferred():
-        return loading.open_found(found, settings, on_note=note, learn=learn, remember=remember)
+    with defer_signals():
+        return loading.open_found(source, settings, on_note=note, learn=learn, remember=remember)
 
 
 def open_target(model: ModelSource, settings: LoadSettings, *, n_seq: int | None = None, head: bool = False) -> Target:
     """Load a model without a drafter, with the settings that tuning saved for it."""
     settings, _ = loading.tuned(model.path, settings, note)
-    with signals_deferred():
+    with defer_signals():
         return loading.open_target(model.path, settings, note, n_seq=n_seq, head=head)
 
 
-def open_vocabulary(file: Path | None, model: str | None, unnamed: str) -> Vocabulary:
+def open_vocabulary(file: Path | None, model: str | None, note_start: str) -> Vocabulary:
     """Load a vocabulary.
 
     Args:
         file: GGUF file with or without weights; `None` means the file of `model`.
         model: Name of the model; `None` means the default model.
-        unnamed: Start of the note on stderr that names the default model.
+        note_start: Start of the note on stderr that names the default model.
     """
     if file is None:
         with download_bar() as progress:
             source = resolve(model, progress=progress)
         if source.fallback:
-            note(f"{unnamed} {source.label}")
+            note(f"{note_start} {source.label}")
         file = source.path
     else:
         check_complete(file)
-    with signals_deferred():
+    with defer_signals():
         return Vocabulary(file)
 
 
@@ -131,7 +131,7 @@ def keep(memory: Memory | None, tokens: Sequence[int]) -> None:
 
 # --------------------------------------------------------------------------- groups of options
 
-_FLAGS = {name: known.flags[0] for name, known in options(LoadSettings).items()}
+_FLAGS = {name: spec.flags[0] for name, spec in options(LoadSettings).items()}
 AUTO = "auto"
 
 
@@ -202,42 +202,44 @@ def flags_in_errors() -> Iterator[None]:
         usage_error(error.worded(_FLAGS))
 
 
-def _parameter(name: str, hint: Any, one: Field[Any], other: str | Field[Any] | None = None) -> inspect.Parameter:
-    """Return the parameter for typer of a field that `option` made; `other` replaces the field or its help."""
-    one = other if isinstance(other, Field) else one
-    known = named(name, one.metadata[KEY])
+def _parameter(name: str, hint: Any, field: Field[Any], override: str | Field[Any] | None = None) -> inspect.Parameter:
+    """Return the parameter for typer of a field that `option` made; `override` replaces the field or its help."""
+    field = override if isinstance(override, Field) else field
+    spec = named(name, field.metadata[KEY])
     # A default that is None or parsed from text means nothing to the user; the help text describes it instead.
-    shown = known.parse is None and one.default is not None
-    least, most = (None, None) if known.allowed is None else (known.allowed.least, known.allowed.most)
-    made = typer.Option(
-        *known.flags,
-        help=other if isinstance(other, str) else known.help,
-        metavar=known.metavar,
-        hidden=known.is_hidden,
-        show_default=shown,
-        **_TYPERS.get(name, {"min": least, "max": most}),
+    show_default = spec.parse is None and field.default is not None
+    minimum, maximum = (None, None) if spec.allowed is None else (spec.allowed.least, spec.allowed.most)
+    option_info = typer.Option(
+        *spec.flags,
+        help=override if isinstance(override, str) else spec.help,
+        metavar=spec.metavar,
+        hidden=spec.is_hidden,
+        show_default=show_default,
+        **_TYPERS.get(name, {"min": minimum, "max": maximum}),
     )
-    default = one.default
-    if _is_read(one):
+    default = field.default
+    if _is_parsed(field):
         hint, default = list[str] | None, None
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, made])
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option_info]
+    )
 
 
-def _is_read(one: Field[Any]) -> bool:
+def _is_parsed(field: Field[Any]) -> bool:
     """Return True if a field contains values read from the typed texts; sampling options read theirs themselves."""
-    return one.metadata[KEY].repeatable and one.default is not None
+    return field.metadata[KEY].repeatable and field.default is not None
 
 
-def _built(group: type, typed: Mapping[str, Any]) -> Any:
+def _build_group(group: type, arguments: Mapping[str, Any]) -> Any:
     """Create a group of options from the typed values of its fields."""
-    values = dict(typed)
-    for one in fields(group):
-        if one.name in values and _is_read(one):
-            values[one.name] = one.metadata[KEY].read(values[one.name] or ())
+    values = dict(arguments)
+    for field in fields(group):
+        if field.name in values and _is_parsed(field):
+            values[field.name] = field.metadata[KEY].read(values[field.name] or ())
     return group(**values)
 
 
-def grouped(command: Command) -> Command:
+def expand_groups(command: Command) -> Command:
     """Turn the fields of a command's dataclass parameters into options for typer.
 
     An annotation can select fields by name. It can also map names to another help text or to a field that replaces
@@ -248,25 +250,27 @@ def grouped(command: Command) -> Command:
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
         hint = hints[name]
-        group, *chosen = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        group, *selections = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if isinstance(parameter.default, Field):
             parameters.append(_parameter(name, hint, parameter.default))
         elif not is_dataclass(group):
             parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
         else:
             assert isinstance(group, type)
-            typed = get_type_hints(group)
-            names = next((one for one in chosen if isinstance(one, tuple)), tuple(options(group)))
-            other = next((one for one in chosen if isinstance(one, Mapping)), {})
-            groups[name] = group, [one.name for one in fields(group) if one.name in names]
-            for one in fields(group):
-                if one.name in names:
-                    parameters.append(_parameter(one.name, typed[one.name], one, other.get(one.name)))
+            field_hints = get_type_hints(group)
+            names = next((selection for selection in selections if isinstance(selection, tuple)), tuple(options(group)))
+            overrides = next((selection for selection in selections if isinstance(selection, Mapping)), {})
+            groups[name] = group, [field.name for field in fields(group) if field.name in names]
+            for field in fields(group):
+                if field.name in names:
+                    parameters.append(_parameter(field.name, field_hints[field.name], field, overrides.get(field.name)))
 
     def spread(**values: Any) -> None:
         with flags_in_errors():
-            built = {name: _built(group, {n: values.pop(n) for n in names}) for name, (group, names) in groups.items()}
-        command(**values, **built)
+            instances = {
+                name: _build_group(group, {n: values.pop(n) for n in names}) for name, (group, names) in groups.items()
+            }
+        command(**values, **instances)
 
     spread.__name__, spread.__doc__ = command.__name__, command.__doc__
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

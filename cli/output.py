@@ -17,7 +17,7 @@ from ngramspec.instruments.reports.report import Report
 from ngramspec.instruments.reports.svg import svg
 from ngramspec.sampling.option import option, options
 
-from .console import fail, guarded_stdout, usage_error, write_stdout
+from .console import fail, guard_stdout, usage_error, write_stdout
 
 
 def json_option(what: str) -> Any:
@@ -47,16 +47,16 @@ class Output:
         post = post or PostOptions()
         names = {"--markdown": "-" if post.markdown else None, "--svg": post.svg, "--html": post.html}
         self._names = {flag: name for flag, name in {**names, "--json": as_json}.items() if name is not None}
-        taking = [flag for flag, name in self._names.items() if name == "-"]
-        if len(taking) > 1:
-            usage_error(f"{' and '.join(taking)} cannot both be written to stdout; name a file")
-        self.silent = bool(taking)
+        stdout_flags = [flag for flag, name in self._names.items() if name == "-"]
+        if len(stdout_flags) > 1:
+            usage_error(f"{' and '.join(stdout_flags)} cannot both be written to stdout; name a file")
+        self.silent = bool(stdout_flags)
         flags: dict[str, str] = {}  # flags by the files that they name
         for flag, name in self._names.items():
             _check(name)
-            other = flags.setdefault(os.path.realpath(name), flag)
-            if other != flag and not _in_place(Path(name)):
-                usage_error(f"{other} and {flag} cannot both be written to {name}; name another file")
+            other_flag = flags.setdefault(os.path.realpath(name), flag)
+            if other_flag != flag and not _in_place(Path(name)):
+                usage_error(f"{other_flag} and {flag} cannot both be written to {name}; name another file")
 
     def write(
         self,
@@ -67,7 +67,7 @@ class Output:
         """Show the results unless a file is written to stdout, and create and write only the requested files."""
         try:
             if not self.silent:
-                with guarded_stdout():
+                with guard_stdout():
                     show()
         finally:
             # The files are written even if the reader of stdout, such as head, has ended.
@@ -75,9 +75,9 @@ class Output:
                 _write(self._names["--json"], json.dumps(document(), indent=2) + "\n")
             posts = [flag for flag in self._names if flag != "--json"]
             if posts and report is not None:
-                made = report()
+                content = report()
                 for flag in posts:
-                    _write(self._names[flag], self._WRITERS[flag](made))
+                    _write(self._names[flag], self._WRITERS[flag](content))
 
 
 def _check(name: str) -> None:
@@ -104,7 +104,7 @@ def _in_place(path: Path) -> bool:
 def _write(name: str, text: str) -> None:
     """Write a file completely or not at all; "-" means stdout."""
     if name == "-":
-        with guarded_stdout():
+        with guard_stdout():
             write_stdout(text)
         return
     try:
@@ -125,30 +125,32 @@ def _write(name: str, text: str) -> None:
 # --------------------------------------------------------------------------- command line for reproduction
 
 
-def command_line(command: str, arguments: Sequence[str | None], told: Mapping[str, Any], *groups: Any) -> str:
+def command_line(command: str, arguments: Sequence[str | None], option_values: Mapping[str, Any], *groups: Any) -> str:
     """Return the command line that reproduces this run; file arguments are reduced to their base names.
 
     Args:
         command: Name of the command.
         arguments: Arguments of the command; `None` is omitted.
-        told: Values of the command's own options by flag; `None` and `False` are omitted.
-        groups: Groups of options; values that differ from the default and are not in `told` are included.
+        option_values: Values of the command's own options by flag; `None` and `False` are omitted.
+        groups: Groups of options; values that differ from the default and are not in `option_values` are included.
     """
-    words = ["ngramspec", *command.split(), *(_file_name(one) for one in arguments if one is not None)]
-    grouped = {
+    words = ["ngramspec", *command.split(), *(_file_name(name) for name in arguments if name is not None)]
+    group_values = {
         options(group)[field.name].flags[0]: value
         for group in groups
         for field in fields(group)
         if (value := getattr(group, field.name)) != field.default
     }
-    for flag, value in (dict(told) | {flag: value for flag, value in grouped.items() if flag not in told}).items():
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if one is not None and one is not False:
-                words += [flag] if one is True else [flag, _typed(flag, one)]
+    for flag, value in (
+        dict(option_values) | {flag: value for flag, value in group_values.items() if flag not in option_values}
+    ).items():
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if item is not None and item is not False:
+                words += [flag] if item is True else [flag, _format_value(flag, item)]
     return shlex.join(words)
 
 
-def _typed(flag: str, value: Any) -> str:
+def _format_value(flag: str, value: Any) -> str:
     """Return a value as the user types it; an adapter's name that contains a comma is quoted."""
     if not isinstance(value, tuple):
         return _file_name(str(value))

@@ -27,17 +27,17 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import option, within
 from ngramspec.user_class import FORM
 
-from .console import fail, leave, note, prefill_bar, usage_error
+from .console import fail, note, prefill_bar, reraise, usage_error
 from .options import find, open_target, open_vocabulary
 from .output import Output, PostOptions, command_line, json_option
-from .view import LISTED, print_report, run_counted, section_parts, slow_core
+from .view import MAX_LISTED, print_report, run_counted, section_parts, slow_core
 
 FRONT = 512
 """Number of context tokens for timing the passes of --model."""
 
 _CURVES = ", ".join(CURVES)
 
-UNNAMED = "no --vocab or --model given; using the tokenizer of"
+NO_MODEL_NOTE = "no --vocab or --model given; using the tokenizer of"
 
 POLICY, MODEL = ("policy", "draft_max"), ("ctx_size", "gpu_layers", "rpc", "threads")
 """Names of the settings for the policy and for --model."""
@@ -104,16 +104,18 @@ def replay(
     if model is None and any(getattr(load, name) != getattr(plain, name) for name in MODEL):
         usage_error("-c, -ngl, --rpc and -t require --model")
 
-    def replayed(by: CostCurve) -> Replay:
+    def make_replay(cost_curve: CostCurve) -> Replay:
         # Each replay needs a new drafter without learned state.
-        made = make_drafter(drafter, memory=memory == "on")
-        return Replay(made, load.policy, load.draft_max, curve=by, piece=vocabulary.piece if include_text else None)
+        new_drafter = make_drafter(drafter, memory=memory == "on")
+        return Replay(
+            new_drafter, load.policy, load.draft_max, curve=cost_curve, piece=vocabulary.piece if include_text else None
+        )
 
     try:
         Replay(make_drafter(drafter), load.policy, load.draft_max, curve=find_curves("flat")["flat"])
     except ValueError as error:
         usage_error(str(error))
-    curves = _named_curves(curve or [])
+    curves = _find_curves(curve or [])
     output = Output(as_json, post)
     with ExitStack() as stack:
         transcripts = _read(files, strict=strict)
@@ -121,20 +123,20 @@ def replay(
         if model is not None:
             target = stack.enter_context(open_target(find(model, load), load))
         vocabulary: Vocabulary = (
-            target if target and not vocab else stack.enter_context(open_vocabulary(vocab, None, UNNAMED))
+            target if target and not vocab else stack.enter_context(open_vocabulary(vocab, None, NO_MODEL_NOTE))
         )
         recordings = _record(transcripts, vocabulary, limit)
         if target is not None:
-            curves[MEASURED] = _measured_curve(target)
+            curves[MEASURED] = _measure_curve(target)
         if not curves:
             note(
                 "no --curve or --model given: assuming that a batch costs the same as one token (flat, the upper bound)"
             )
             curves = find_curves("flat")
-        replays = {name: replayed(by) for name, by in curves.items()}
+        replays = {name: make_replay(cost_curve) for name, cost_curve in curves.items()}
         comparison = CurveComparison(recordings, drafter, replays, oracle=not no_oracle)
         names = (recording.category for recording in comparison.run())
-        ended = run_counted(names, len(recordings), "replaying")
+        outcome = run_counted(names, len(recordings), "replaying")
         drafting = {"drafter": drafter} | {name: getattr(load, name) for name in POLICY}
         document = {
             "ngramspec": ngramspec.__version__,
@@ -154,26 +156,26 @@ def replay(
             "--no-oracle": no_oracle,
             "--strict": strict,
         }
-        typed = command_line("replay", files, own, load)
-        about = f"The first answer of each category, on the curve {next(iter(curves))}."
-        texts = [drafted_texts(about, comparison.texts, vocabulary.piece)] if include_text else []
-        report = replay_report(document, len(recordings), vocabulary.path.name, typed, texts)
+        command = command_line("replay", files, own, load)
+        description = f"The first answer of each category, on the curve {next(iter(curves))}."
+        texts = [drafted_texts(description, comparison.texts, vocabulary.piece)] if include_text else []
+        report = replay_report(document, len(recordings), vocabulary.path.name, command, texts)
         heading = [report.origin, *report.notes, *filter(None, [slow_core()])]
         output.write(
             lambda: print_report([*heading, *section_parts(report.sections)]), lambda: document, lambda: report
         )
-    leave(ended)
+    reraise(outcome)
 
 
-def _named_curves(names: Sequence[str]) -> dict[str, CostCurve]:
+def _find_curves(names: Sequence[str]) -> dict[str, CostCurve]:
     """Return the requested cost curves by name."""
     curves: dict[str, CostCurve] = {}
     for name in names:
         try:
-            found = find_curves(name)
+            matches = find_curves(name)
         except NGramSpecError as error:
             usage_error(str(error))
-        for key, curve in found.items():
+        for key, curve in matches.items():
             if key in curves or key == MEASURED:
                 usage_error(f"--curve {name}: there is already a curve named {key}; use another name")
             curves[key] = curve
@@ -182,23 +184,26 @@ def _named_curves(names: Sequence[str]) -> dict[str, CostCurve]:
 
 def _read(files: Sequence[str], *, strict: bool) -> Transcripts:
     """Read all conversations of the files; notes on stderr name and count the skipped ones."""
-    found = Transcripts()
+    transcripts = Transcripts()
     for name in files:
         if name != "-":
-            found.read(name, Path(name).read_bytes(), strict=strict)
+            transcripts.read(name, Path(name).read_bytes(), strict=strict)
         elif sys.stdin is None or sys.stdin.isatty():
             usage_error("no conversations on standard input; pipe a file in")
         else:
-            found.read("stdin", sys.stdin.buffer.read(), strict=strict)
-    for problem in found.broken[:LISTED]:
+            transcripts.read("stdin", sys.stdin.buffer.read(), strict=strict)
+    for problem in transcripts.broken[:MAX_LISTED]:
         note(f"skipped {problem}")
-    skipped = [f"{len(found.broken)} broken"] if found.broken else []
-    skipped += [f"{found.empty} without a response"] if found.empty else []
-    if not found.usable:
-        fail(f"no conversations to replay in {', '.join(files)}" + (f" ({', '.join(skipped)})" if skipped else ""))
-    if skipped:
-        note(f"skipped: {', '.join(skipped)}; conversations left: {len(found.usable)}")
-    return found
+    skip_reasons = [f"{len(transcripts.broken)} broken"] if transcripts.broken else []
+    skip_reasons += [f"{transcripts.empty} without a response"] if transcripts.empty else []
+    if not transcripts.usable:
+        fail(
+            f"no conversations to replay in {', '.join(files)}"
+            + (f" ({', '.join(skip_reasons)})" if skip_reasons else "")
+        )
+    if skip_reasons:
+        note(f"skipped: {', '.join(skip_reasons)}; conversations left: {len(transcripts.usable)}")
+    return transcripts
 
 
 def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None) -> list[Recording]:
@@ -206,12 +211,12 @@ def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None)
     recorder = TranscriptReader(vocabulary)
     if recorder.spelled:
         note("the vocabulary has no chat template; using ChatML with ordinary tokens")
-    chosen = sample(transcripts.usable, limit)
+    selection = sample(transcripts.usable, limit)
     recordings = []
     with prefill_bar() as progress:
-        for number, transcript in enumerate(chosen, 1):
+        for number, transcript in enumerate(selection, 1):
             recordings.append(recorder.record(transcript))
-            progress(number, len(chosen))
+            progress(number, len(selection))
     usable = [recording for recording in recordings if recording is not None]
     if not usable:
         fail("no conversations to replay: the chat template rejects them, or they are too short")
@@ -220,7 +225,7 @@ def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None)
     return usable
 
 
-def _measured_curve(target: Target) -> CostCurve:
+def _measure_curve(target: Target) -> CostCurve:
     """Measure the cost curve of a model on this machine."""
     front = np.random.default_rng(0).integers(0, target.n_vocab, min(FRONT, target.n_ctx // 2))
     target.prefill(front.tolist())

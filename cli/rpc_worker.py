@@ -12,7 +12,7 @@ from ngramspec.llama.target import THREADS
 from ngramspec.sampling.option import between, option
 from ngramspec.storage import cache_folder
 
-from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, complain, note
+from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, note, print_error
 
 
 def rpc_worker(
@@ -46,19 +46,19 @@ def rpc_worker(
     # Output of llama.cpp must not go to stdout.
     sys.stdout.flush()
     os.dup2(2, 1)
-    ended = threading.Event()
+    end_event = threading.Event()
 
     def serve() -> None:
         rpc.serve(address, threads or usable_cores(), folder)
-        ended.set()
+        end_event.set()
 
     threading.Thread(target=serve, daemon=True).start()
     # The thread runs llama.cpp code and cannot be asked to end.
     try:
-        ended.wait()
+        end_event.wait()
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)
     except Terminated:
         os._exit(TERMINATED)
-    complain(f"llama.cpp's RPC server could not listen on {address}")
+    print_error(f"llama.cpp's RPC server could not listen on {address}")
     os._exit(FAILED)

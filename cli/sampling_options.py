@@ -24,7 +24,7 @@ from .console import fail, note, read_text, usage_error
 T = TypeVar("T")
 
 
-_SETTINGS = {one.name: one for one in fields(Sampling)}
+_SETTINGS = {item.name: item for item in fields(Sampling)}
 _OPTIONS = options(Sampling)
 
 CHAT_TEMPERATURE = 0.8
@@ -39,12 +39,12 @@ def setting(name: str, default: Any) -> Any:
 def _with_settings(group: type[T]) -> type[T]:
     """Make a class a dataclass whose first fields are the settings that the class does not define itself."""
     own, hints = inspect.get_annotations(group), get_type_hints(Sampling)
-    added: dict[str, Any] = {}
-    for name, known in _OPTIONS.items():
+    annotations: dict[str, Any] = {}
+    for name, spec in _OPTIONS.items():
         if name not in own:
-            added[name] = hints[name] if known.parse is None else (list[str] if known.repeatable else str) | None
-            setattr(group, name, setting(name, None if known.parse is not None else _SETTINGS[name].default))
-    group.__annotations__ = added | own
+            annotations[name] = hints[name] if spec.parse is None else (list[str] if spec.repeatable else str) | None
+            setattr(group, name, setting(name, None if spec.parse is not None else _SETTINGS[name].default))
+    group.__annotations__ = annotations | own
     return dataclass(frozen=True, slots=True)(group)
 
 
@@ -83,17 +83,17 @@ class SamplingOptions:
         except ValueError as error:
             usage_error(str(error))
 
-    def settings(self, given: Mapping[str, Any]) -> Sampling:
-        """Return the sampling with the values in `given` in place of the options.
+    def settings(self, overrides: Mapping[str, Any]) -> Sampling:
+        """Return the sampling with the values in `overrides` in place of the options.
 
         Raises:
             ValueError: Value that is invalid.
         """
-        found = dict(given)
-        for name, known in _OPTIONS.items():
-            if name not in found and (value := getattr(self, name)) is not None:
-                found[name] = known.read(value)
-        return Sampling(**found)
+        values = dict(overrides)
+        for name, spec in _OPTIONS.items():
+            if name not in values and (value := getattr(self, name)) is not None:
+                values[name] = spec.read(value)
+        return Sampling(**values)
 
     def acceptance(self, sampling: Sampling, load: LoadSettings, restriction: str = "") -> Acceptance:
         """Return the acceptance of drafts and print a warning if it is lossy.
@@ -120,22 +120,22 @@ class SamplingOptions:
         return random.SystemRandom().randrange(2**32) if self.seed == -1 else self.seed
 
     def _grammar(self) -> str | None:
-        named = {
+        sources = {
             "--grammar": self.grammar,
             "--grammar-file": self.grammar_file,
             "--json-schema": self.json_schema,
             "--json-schema-file": self.json_schema_file,
         }
-        given = [name for name, value in named.items() if value is not None]
-        if len(given) > 1:
-            usage_error(f"{' and '.join(given)} cannot be combined")
-        if not given:
+        flags = [name for name, value in sources.items() if value is not None]
+        if len(flags) > 1:
+            usage_error(f"{' and '.join(flags)} cannot be combined")
+        if not flags:
             return None
-        value = named[given[0]]
+        value = sources[flags[0]]
         text = read_text(value) if isinstance(value, Path) else str(value)
         if not text.strip():
-            fail(f"{given[0]} is empty")
-        return schema_grammar(text) if "schema" in given[0] else text
+            fail(f"{flags[0]} is empty")
+        return schema_grammar(text) if "schema" in flags[0] else text
 
 
 def check_sampling(vocabulary: Vocabulary, sampling: Sampling, logprobs: int | None = None) -> None:

@@ -16,7 +16,7 @@ from .llama_options import NoEffect
 from .options import Model
 from .reasoning_options import ReasoningOptions
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, setting
-from .serve_options import LONGEST_DRAFT, ServeOptions
+from .serve_options import MAX_DRAFT, ServeOptions
 
 _LOAD = (
     (
@@ -37,7 +37,7 @@ _LOAD = (
     {
         "ctx_size": "Context size of each request in tokens (llama-server: of all together); default or 0: the"
         " model's own, if memory allows.",
-        "draft_max": f"Maximum draft length in tokens; default: {LONGEST_DRAFT}.",
+        "draft_max": f"Maximum draft length in tokens; default: {MAX_DRAFT}.",
         "no_memory": "Draft from a request's own context only, without other responses, a memory or draft statistics.",
     },
 )
@@ -91,9 +91,9 @@ def serve(
     if serving.batch_size is not None and serving.batch_size < (load.ubatch_size or MICRO_BATCH):
         load = replace(load, ubatch_size=max(serving.batch_size, LEAST_MICRO))
     if load.ctx_size and serving.parallel > 1:
-        shared = max(16, load.ctx_size // serving.parallel)
+        per_request = max(16, load.ctx_size // serving.parallel)
         each = f"-c {load.ctx_size} is the context size of each of {serving.parallel} requests"
-        note(f"{each}; llama-server divides it among them (equivalent to -c {shared} here)")
+        note(f"{each}; llama-server divides it among them (equivalent to -c {per_request} here)")
     try:
         defaults = sampling.settings({"seed": max(0, sampling.seed)})
     except ValueError as error:

@@ -18,9 +18,9 @@ from ngramspec.sampling.option import between, option, within
 from .console import fail, read_text, usage_error
 from .options import check_predict
 
-LONGEST_DRAFT = MAX_EVALUATE - 1
+MAX_DRAFT = MAX_EVALUATE - 1
 
-MOST_EMBEDDED = 8192
+MAX_EMBEDDED = 8192
 """Maximum number of tokens of an input to embed, as in OpenAI's models; a larger cache would surprise."""
 
 
@@ -115,7 +115,7 @@ class ServeOptions:
         False,
         "--embeddings",
         "--embedding",
-        help=f"Enable /v1/embeddings; needs memory for one more context, of at most {MOST_EMBEDDED} tokens.",
+        help=f"Enable /v1/embeddings; needs memory for one more context, of at most {MAX_EMBEDDED} tokens.",
     )
     pooling: Pooling | None = option(
         None,

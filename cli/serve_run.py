@@ -38,10 +38,10 @@ from ngramspec.server.connection import Connection, HttpServer
 from ngramspec.server.state import EUCLIDEAN, ServedModel, Server
 from ngramspec.server.vertex import VertexRoutes
 
-from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, complain, ends_within, fail, note
+from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, exit_on_timeout, fail, note, print_error
 from .options import find
 from .reasoning_options import ReasoningOptions
-from .serve_options import LONGEST_DRAFT, MOST_EMBEDDED, ServeOptions
+from .serve_options import MAX_DRAFT, MAX_EMBEDDED, ServeOptions
 
 DRAIN_SECONDS = 8.0
 """Maximum time for running requests after a signal; docker kills a container after 10 s."""
@@ -77,7 +77,7 @@ def run(
 ) -> None:
     """Serve until a signal arrives; `sampling` and `seed` are the defaults of requests."""
     keys = options.keys
-    found = find(model, load)
+    source = find(model, load)
     server = Server(
         sampling,
         seed,
@@ -91,11 +91,11 @@ def run(
     vertex = VertexRoutes.from_environment(os.environ)
     port = options.port if vertex is None else vertex.port
     app = make_app(server, keys=keys, origins=options.origins, hosts=hosts, vertex=vertex, log=log)
-    with _fast_switches(), ExitStack() as sessions, _listening(options.hosts, port) as listeners:
+    with _switch_fast(), ExitStack() as sessions, _open_listeners(options.hosts, port) as listeners:
         for worker in _WORKERS:
             sessions.enter_context(worker.session())
         address = _address(options, listeners[0].getsockname()[1])
-        with _answering(app, listeners, options) as stop_answering:
+        with _serve_requests(app, listeners, options) as stop_answering:
             note(f"listening on {address}")
             if not keys and not all(host.startswith(_LOOPBACK) for host in options.hosts):
                 note(
@@ -104,26 +104,26 @@ def run(
             if open_page:
                 webbrowser.open(address)
             try:
-                server.model = served = open_served(load, options, found, sampling.grammar, reasoning)
-                lost = _wait(served, options)
-                with ends_within(DRAIN_SECONDS + EXIT_SECONDS, 0 if lost is None else FAILED):
-                    if lost is None:
+                server.model = served_model = open_served_model(load, options, source, sampling.grammar, reasoning)
+                failure = _wait(served_model, options)
+                with exit_on_timeout(DRAIN_SECONDS + EXIT_SECONDS, 0 if failure is None else FAILED):
+                    if failure is None:
                         note(_SHUTTING_DOWN)
                     server.draining = True
                     for worker in _WORKERS:
                         worker.close()
                     # Running requests may continue. After the loss of an RPC worker they end at the next decode call.
-                    served.service.stop(DRAIN_SECONDS)
+                    served_model.service.stop(DRAIN_SECONDS)
                     stop_answering()
             except (KeyboardInterrupt, Terminated) as signal:
                 # Python would wait for the engine's thread, which loads the model or runs a decode call.
                 os._exit(TERMINATED if isinstance(signal, Terminated) else INTERRUPTED)
-            if lost is not None:
-                fail(lost)
+            if failure is not None:
+                fail(failure)
 
 
 @contextmanager
-def _fast_switches() -> Iterator[None]:
+def _switch_fast() -> Iterator[None]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
@@ -132,10 +132,10 @@ def _fast_switches() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def open_served(
+def open_served_model(
     load: LoadSettings,
     options: ServeOptions,
-    found: ModelSource,
+    source: ModelSource,
     grammar: str | None = None,
     reasoning: ReasoningOptions | None = None,
 ) -> ServedModel:
@@ -146,7 +146,7 @@ def open_served(
     Args:
         load: Settings for loading the model.
         options: Options of the server.
-        found: Model and draft model to load.
+        source: Model and draft model to load.
         grammar: Default grammar of requests.
         reasoning: Options for reasoning; `None` means the defaults.
 
@@ -154,11 +154,11 @@ def open_served(
         Model that is ready for requests.
     """
     executor, reasoning = ThreadPoolExecutor(1, "engine"), reasoning or ReasoningOptions()
-    path = found.path
+    path = source.path
     template_worker.start()
-    note(f"loading {path.name}" + ("" if found.draft is None else f" and the draft model {found.draft.path.name}"))
-    loaded = executor.submit(open_found, found, load, on_note=note, texts=options.parallel).result()
-    target, drafter = loaded.target, loaded.decoder.drafter
+    note(f"loading {path.name}" + ("" if source.draft is None else f" and the draft model {source.draft.path.name}"))
+    loaded_model = executor.submit(open_found, source, load, on_note=note, texts=options.parallel).result()
+    target, drafter = loaded_model.target, loaded_model.decoder.drafter
     _prepare_template(target, options.template)
     reasoning.check(target.chat_template)
     if grammar is not None:
@@ -168,23 +168,23 @@ def open_served(
     new = Calibration.load(target.sequences[0]).curve is None
     if new:
         note("measuring the cost of batches; this happens once per model and machine")
-    began = time.monotonic()
+    start = time.monotonic()
     calibration, exactness = executor.submit(warm_up, target, exact=target.exact == "on").result()
     if new:
-        note(f"measured in {time.monotonic() - began:.0f} s")
+        note(f"measured in {time.monotonic() - start:.0f} s")
     ram = options.cache_ram
-    room = psutil.virtual_memory().available // 4 if ram is None else ram * 2**20
+    cache_room = psutil.virtual_memory().available // 4 if ram is None else ram * 2**20
     engine = Engine(
         target,
         target,
         calibration=calibration,
         exactness=exactness,
         drafter=drafter,
-        draft_max=load.draft_max or LONGEST_DRAFT,
-        memory=loaded.memory,
-        cache_room=room,
+        draft_max=load.draft_max or MAX_DRAFT,
+        memory=loaded_model.memory,
+        cache_room=cache_room,
         scales=[scale for _, scale in load.adapters],
-        crashed=lambda error: complain(f"the engine failed: {type(error).__name__}: {error}"),
+        crashed=lambda error: print_error(f"the engine failed: {type(error).__name__}: {error}"),
         executor=executor,
     )
     meta = {
@@ -198,7 +198,7 @@ def open_served(
     if drafter is not None and drafter.prediction is None:
         note(f"the drafter {drafts} does not use the field prediction of requests")
     predict = None if options.predict == -1 else options.predict
-    known = drafter is not None, options.spm_infill, exact, drafts, predict, embedder
+    arguments = drafter is not None, options.spm_infill, exact, drafts, predict, embedder
     scale = EUCLIDEAN if options.embd_normalize is None else options.embd_normalize
     return ServedModel(
         engine,
@@ -206,7 +206,7 @@ def open_served(
         names[0],
         str(path),
         meta,
-        *known,
+        *arguments,
         embd_normalize=scale,
         threads=lambda: target.governor.state,
         placement=target.plan.summary(target.layers),
@@ -234,7 +234,7 @@ def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:
     """Return the embedder, if embeddings are enabled."""
     if not options.embeddings:
         return None
-    embedder = target.embedder(options.pooling, min(target.n_ctx, MOST_EMBEDDED))
+    embedder = target.embedder(options.pooling, min(target.n_ctx, MAX_EMBEDDED))
     note(f"embeddings: pooling {embedder.pooling}, texts of up to {embedder.n_ctx} tokens, in a separate context")
     if embedder.pooling == "none":
         note("warning: /v1/embeddings requires pooling; set --pooling mean (/embedding returns one vector per token)")
@@ -260,7 +260,7 @@ def _wait(model: ServedModel, options: ServeOptions) -> str | None:
 
 
 @contextmanager
-def _listening(hosts: Sequence[str], port: int) -> Iterator[list[socket.socket]]:
+def _open_listeners(hosts: Sequence[str], port: int) -> Iterator[list[socket.socket]]:
     """Listen on one port of several addresses; ends the program if the port is taken or an address is unknown."""
     with ExitStack() as stack:
         listeners: list[socket.socket] = []
@@ -288,7 +288,9 @@ def _address(options: ServeOptions, port: int) -> str:
 
 
 @contextmanager
-def _answering(app: object, listeners: Sequence[socket.socket], options: ServeOptions) -> Iterator[Callable[[], None]]:
+def _serve_requests(
+    app: object, listeners: Sequence[socket.socket], options: ServeOptions
+) -> Iterator[Callable[[], None]]:
     """Answer requests on a thread until the block ends."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
@@ -301,39 +303,39 @@ def _answering(app: object, listeners: Sequence[socket.socket], options: ServeOp
         ssl_certfile=options.ssl_cert_file,
         timeout_graceful_shutdown=3,  # seconds; `HttpServer` ends the connections before
     )
-    served = HttpServer(config)
-    thread = threading.Thread(target=served.run, kwargs={"sockets": list(listeners)}, name="http", daemon=True)
+    http_server = HttpServer(config)
+    thread = threading.Thread(target=http_server.run, kwargs={"sockets": list(listeners)}, name="http", daemon=True)
     thread.start()
-    while not served.started and thread.is_alive():
+    while not http_server.started and thread.is_alive():
         time.sleep(0.01)
 
     def stop() -> None:
-        served.should_exit = True
+        http_server.should_exit = True
         thread.join()
 
     try:
         yield stop
     finally:
-        served.should_exit = True
+        http_server.should_exit = True
 
 
 def log(entry: Counters) -> None:
     """Log a request that used the model or failed; other requests, such as those of monitors, are omitted."""
-    looks = entry.method == "GET" or entry.path == "/markdown"
-    if looks and (entry.status < 400 or entry.status == 503):
+    is_probe = entry.method == "GET" or entry.path == "/markdown"
+    if is_probe and (entry.status < 400 or entry.status == 503):
         return
-    told = [f"{entry.method} {entry.path} {entry.status}", f"{entry.duration_seconds:.2f} s"]
+    parts = [f"{entry.method} {entry.path} {entry.status}", f"{entry.duration_seconds:.2f} s"]
     if entry.field:
-        told.append(entry.field)
+        parts.append(entry.field)
     if entry.prompt_tokens:
-        told.append(f"prompt {entry.prompt_tokens} ({entry.cached_tokens} cached)")
+        parts.append(f"prompt {entry.prompt_tokens} ({entry.cached_tokens} cached)")
     if entry.tokens:
         rate = (
             f" at {entry.decoded_tokens / entry.decode_seconds:.1f}/s"
             if entry.decoded_tokens and entry.decode_seconds
             else ""
         )
-        told.append(f"{entry.tokens} token{'' if entry.tokens == 1 else 's'}{rate}")
+        parts.append(f"{entry.tokens} token{'' if entry.tokens == 1 else 's'}{rate}")
     if entry.draft_tokens:
-        told.append(f"drafted {entry.draft_tokens}, accepted {entry.accepted_tokens}")
-    note(", ".join(told))
+        parts.append(f"drafted {entry.draft_tokens}, accepted {entry.accepted_tokens}")
+    note(", ".join(parts))

@@ -26,11 +26,11 @@ from ngramspec.sampling.option import option
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 
-from .answer_line import gain_of, speed_of
-from .console import fail, guarded_stdout, leave, note, outcome, printable, usage_error, write_stdout
-from .view import ACCEPTED, CORRECTION, LISTED, REFUSED
+from .answer_line import format_gain, format_speed
+from .console import capture_outcome, fail, guard_stdout, note, printable, reraise, usage_error, write_stdout
+from .view import ACCEPTED, CORRECTION, MAX_LISTED, REFUSED
 
-LONGEST = 1 << 26
+MAX_LINE_BYTES = 1 << 26
 """Maximum number of bytes per read, so that a file that is not a trace cannot fill the memory."""
 
 
@@ -49,29 +49,29 @@ def trace(
     [~after the end of the text]. Broken lines are reported and skipped. A truncated trace is shown as far as it goes.
     """
     name = "standard input" if file == "-" else file
-    broken, cut = 0, False
-    with guarded_stdout():
+    n_broken, cut = 0, False
+    with guard_stdout():
         view = TraceView(numbers=numbers)
-        with outcome() as ended:
+        with capture_outcome() as outcome:
             for item in read_trace(_lines(file, name)):
                 if isinstance(item, TracedPass):
                     view.show(item)
                 elif isinstance(item, TraceHeader):
                     view.header(item)
                 else:
-                    number, reason, unended = item
-                    cut |= unended
-                    broken += not unended
-                    if unended:
+                    number, reason, is_incomplete = item
+                    cut |= is_incomplete
+                    n_broken += not is_incomplete
+                    if is_incomplete:
                         note(f"warning: {name}: line {number}, the last one, is incomplete; its writer was interrupted")
-                    elif broken <= LISTED:
+                    elif n_broken <= MAX_LISTED:
                         note(f"{name}: skipped line {number}: {reason}")
         view.total()
-    if broken > LISTED:
-        note(f"{name}: skipped {broken} broken lines in total")
-    if isinstance(ended.error, NGramSpecError):
-        fail(f"{name}: {ended.error}")
-    leave(ended)
+    if n_broken > MAX_LISTED:
+        note(f"{name}: skipped {n_broken} broken lines in total")
+    if isinstance(outcome.error, NGramSpecError):
+        fail(f"{name}: {outcome.error}")
+    reraise(outcome)
     if view.open and not cut:
         note(f"{name}: the last text is incomplete; its generation was interrupted or is still running")
 
@@ -81,7 +81,7 @@ def _lines(file: str, name: str) -> Iterator[bytes]:
         usage_error("no trace on standard input; pipe a file in")
     try:
         with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
-            while line := lines.readline(LONGEST):
+            while line := lines.readline(MAX_LINE_BYTES):
                 yield line
     except (OSError, ValueError) as error:  # a name with a null character raises ValueError
         fail(f"cannot read {name}: {getattr(error, 'strerror', None) or error}")
@@ -90,7 +90,7 @@ def _lines(file: str, name: str) -> Iterator[bytes]:
 CONTEXT = 24
 """Width of the context column in cells; a narrow terminal gets a fifth of its width."""
 
-SHOWN = 40
+MAX_VALUE_LENGTH = 40
 """Maximum number of characters shown of a setting."""
 
 _STYLES = {"+": ACCEPTED, "-": REFUSED, ".": f"dim {REFUSED}", ">": CORRECTION, "~": "dim"}
@@ -124,30 +124,30 @@ class TraceView:
         facts += [f"CHANGES THE OUTPUT: {header.lossy}"] if header.lossy else []
         facts += [f"drafter {header.drafter}, policy {header.policy}" if header.drafter else "plain decoding"]
         facts += [*(["exact"] if header.exact else []), header.date, header.program]
-        self._line(Text(_one_line("; ".join(filter(None, facts))), "bold"))
+        self._line(Text(_escape_line("; ".join(filter(None, facts))), "bold"))
         columns = _columns("pos", "batch", "ms", "source") + "context".rjust(self._context)
         self._line(Text(f"{columns} draft and own token", "dim"))
 
-    def show(self, done: TracedPass) -> None:
+    def show(self, traced_pass: TracedPass) -> None:
         """Show a pass and count it."""
-        step = done.step
+        step = traced_pass.step
         self._stats.add(step)
         self._sources.setdefault(step.source, Stats()).add(step)
         self.open = step.stop is None
         source = step.source or ("-" if step.batch else "prefill")
-        text = Text(_columns(str(step.position), str(step.batch), f"{step.seconds * 1e3:.1f}", _one_line(source)))
-        text.append(_fitted(_context(done), self._context), "dim").append(" ")
+        text = Text(_columns(str(step.position), str(step.batch), f"{step.seconds * 1e3:.1f}", _escape_line(source)))
+        text.append(_fit(_context(traced_pass), self._context), "dim").append(" ")
         if self._coloured:
-            for mark, group in groupby(_marked(step), lambda entry: entry[0]):
-                text.append(_readable(done, *(token for _, token, _ in group)), _STYLES[mark])
+            for mark, group in groupby(_mark_tokens(step), lambda entry: entry[0]):
+                text.append(_readable(traced_pass, *(token for _, token, _ in group)), _STYLES[mark])
         else:
-            text.append("".join(f"[{mark}{_readable(done, token)}]" for mark, token, _ in _marked(step)))
+            text.append("".join(f"[{mark}{_readable(traced_pass, token)}]" for mark, token, _ in _mark_tokens(step)))
         if step.stop is not None:
             ending = step.stop if step.stop_string is None else f"{step.stop} {step.stop_string!r}"
-            text.append(f"  end: {_one_line(ending)}", "dim")
+            text.append(f"  end: {_escape_line(ending)}", "dim")
         self._line(text)
         if self._numbers:
-            self._show_numbers(done)
+            self._show_numbers(traced_pass)
 
     def total(self) -> None:
         """Show the sums of all passes."""
@@ -155,95 +155,103 @@ class TraceView:
         if not stats.generated:
             return
         by_source = [
-            f"{_one_line(source)} {counts.accepted} of {counts.drafted}"
+            f"{_escape_line(source)} {counts.accepted} of {counts.drafted}"
             for source, counts in self._sources.items()
             if counts.drafted
         ]
         parts = [f"passes: {stats.passes}, {stats.passes_without_draft} of them without a draft"]
-        parts.append(", ".join(filter(None, [speed_of(stats), gain_of(stats)])))
+        parts.append(", ".join(filter(None, [format_speed(stats), format_gain(stats)])))
         parts.append(f"{stats.tokens_per_pass:.2f} tokens per pass")
         if stats.acceptance_rate is not None:
             parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted} draft tokens accepted")
         parts += [f"accepted: {', '.join(by_source)}"] if by_source else []
         self._line(Text("; ".join(parts), "bold"))
 
-    def _show_numbers(self, done: TracedPass) -> None:
+    def _show_numbers(self, traced_pass: TracedPass) -> None:
         indent = " " * 9
-        told = ((_WORDS.get(name, name), value) for name, value in done.step.policy_details.items())
-        if done.step.policy_details:
-            self._line(Text(indent + _one_line(", ".join(f"{words} {value:.4g}" for words, value in told)), "dim"))
-        for mark, token, numbers in _marked(done.step):
+        figures = ((_WORDS.get(name, name), value) for name, value in traced_pass.step.policy_details.items())
+        if traced_pass.step.policy_details:
+            self._line(
+                Text(indent + _escape_line(", ".join(f"{words} {value:.4g}" for words, value in figures)), "dim")
+            )
+        for mark, token, numbers in _mark_tokens(traced_pass.step):
             if numbers:
                 style = _STYLES[mark] if self._coloured else ""
-                self._line(Text(indent).append(f'{mark} "{_readable(done, token)}"', style).append(f"  {numbers}"))
+                self._line(
+                    Text(indent).append(f'{mark} "{_readable(traced_pass, token)}"', style).append(f"  {numbers}")
+                )
 
     def _line(self, text: Text) -> None:
         if not self._coloured:
             write_stdout(text.plain + "\n")
             return
-        with self._console.capture() as captured:
+        with self._console.capture() as capture:
             self._console.print(text, soft_wrap=True)
-        write_stdout(captured.get())
+        write_stdout(capture.get())
 
 
 def _columns(position: str, batch: str, ms: str, source: str) -> str:
     return f"{position:>6} {batch:>5} {ms:>7}  {source:<8} "
 
 
-def _marked(step: Step) -> Iterator[tuple[str, int, str]]:
+def _mark_tokens(step: Step) -> Iterator[tuple[str, int, str]]:
     """Yield the draft tokens and the target's own token of a pass, if there are any.
 
     Each item contains the mark (see `TraceView`), the token and the numbers of its decision. The numbers are "" if
     verification did not reach the token.
     """
-    decided = [one for one in step.decisions if one.accepted is not None]
-    ended = step.accepted == len(step.tokens)
-    for i, (token, one) in enumerate(zip_longest(step.verified_draft.tokens, decided[: len(step.verified_draft)])):
-        late = "~" if ended else "-" if one is not None and not one.accepted else "."
-        yield "+" if i < step.accepted else late, token, "" if one is None else _numbers(step, i, one)
-    for one in step.decisions[len(decided) :] if not ended else ():
-        yield ">", one.token, f"p {one.p:.4g}"
+    decisions = [decision for decision in step.decisions if decision.accepted is not None]
+    at_end = step.accepted == len(step.tokens)
+    for i, (token, decision) in enumerate(
+        zip_longest(step.verified_draft.tokens, decisions[: len(step.verified_draft)])
+    ):
+        mark = "~" if at_end else "-" if decision is not None and not decision.accepted else "."
+        yield "+" if i < step.accepted else mark, token, "" if decision is None else _numbers(step, i, decision)
+    for decision in step.decisions[len(decisions) :] if not at_end else ():
+        yield ">", decision.token, f"p {decision.p:.4g}"
 
 
-def _numbers(step: Step, i: int, one: TokenDecision) -> str:
+def _numbers(step: Step, i: int, decision: TokenDecision) -> str:
     draft = step.verified_draft
-    parts = [f"p {one.p:.4g}"]
-    parts += [f"q {q[one.token]:.4g}" for q in draft.q[i : i + 1] if one.token in q]
-    parts += [f"{name} {value:.4g}" for name, value in one.why.items() if name != "q"]
+    parts = [f"p {decision.p:.4g}"]
+    parts += [f"q {q[decision.token]:.4g}" for q in draft.q[i : i + 1] if decision.token in q]
+    parts += [f"{name} {value:.4g}" for name, value in decision.why.items() if name != "q"]
     parts += [f"expected {chance:.4g}" for chance in draft.acceptance_probs[i : i + 1]]
     parts += [f"match {length}" for length in draft.match_lengths[i : i + 1]]
     parts += ["forbidden by the grammar, not verified"] if i >= len(step.drafted) else []
-    return _one_line(", ".join(parts))
+    return _escape_line(", ".join(parts))
 
 
 def _settings(sampling: Mapping[str, Any]) -> str:
     """Return the temperature and all settings that differ from their defaults."""
-    usual = encode(asdict(Sampling()))
-    chosen = {name: value for name, value in sampling.items() if name == "temperature" or value != usual.get(name)}
-    texts = ((name, f"{value:g}" if isinstance(value, float) else str(value)) for name, value in chosen.items())
-    return ", ".join(f"{name} {text if len(text) <= SHOWN else text[:SHOWN] + '...'}" for name, text in texts)
+    defaults = encode(asdict(Sampling()))
+    settings = {name: value for name, value in sampling.items() if name == "temperature" or value != defaults.get(name)}
+    texts = ((name, f"{value:g}" if isinstance(value, float) else str(value)) for name, value in settings.items())
+    return ", ".join(
+        f"{name} {text if len(text) <= MAX_VALUE_LENGTH else text[:MAX_VALUE_LENGTH] + '...'}" for name, text in texts
+    )
 
 
-def _one_line(text: str) -> str:
+def _escape_line(text: str) -> str:
     return printable(text.translate(_ONE_LINE))
 
 
-def _readable(done: TracedPass, *tokens: int) -> str:
+def _readable(traced_pass: TracedPass, *tokens: int) -> str:
     """Return the joined text of tokens.
 
     An incomplete character is shown as its bytes (\\xe2) and a control token as its id (<2>).
     """
-    raw = b"".join(done.texts.get(token) or b"<%d>" % token for token in tokens)
-    return _one_line(raw.decode(errors="backslashreplace"))
+    raw = b"".join(traced_pass.texts.get(token) or b"<%d>" % token for token in tokens)
+    return _escape_line(raw.decode(errors="backslashreplace"))
 
 
-def _context(done: TracedPass) -> str:
-    raw = b"".join(done.texts.get(token, b"") for token in done.context)
+def _context(traced_pass: TracedPass) -> str:
+    raw = b"".join(traced_pass.texts.get(token, b"") for token in traced_pass.context)
     start = next((i for i, byte in enumerate(raw) if byte & 0xC0 != 0x80), 0)  # first start of a character
-    return _one_line(raw[start:].decode(errors="backslashreplace"))
+    return _escape_line(raw[start:].decode(errors="backslashreplace"))
 
 
-def _fitted(text: str, width: int) -> str:
+def _fit(text: str, width: int) -> str:
     """Return the end of a text, padded on the left to `width` cells."""
     while cell_len(text) > width:
         text = text[1:]

@@ -25,7 +25,7 @@ from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine import DRAFTS, SINGLE, Settings, Tuned, flags, keep, recalled
 from ngramspec.sampling.option import between, option, within
 
-from .console import leave, note, signals_deferred, usage_error
+from .console import defer_signals, note, reraise, usage_error
 from .info import model_lines, provenance
 from .options import Model, find, open_target
 from .output import Output, json_option
@@ -91,35 +91,35 @@ def tune(
         note("deleted the saved settings" if file.exists() else "no saved settings for this model and machine")
         file.unlink(missing_ok=True)
         return
-    asked = replace(load, ignore_tuned=True, ctx_size=CONTEXT, exact="off")
+    base_load = replace(load, ignore_tuned=True, ctx_size=CONTEXT, exact="off")
 
-    def opened(settings: Settings) -> Target:
-        otherwise = replace(asked, no_mmap=not settings.mmap, no_repack=not settings.repack)
+    def open_with(settings: Settings) -> Target:
+        trial_load = replace(base_load, no_mmap=not settings.mmap, no_repack=not settings.repack)
         # The memory of the first copy is not free, so a fit would place this copy differently.
-        with signals_deferred():
-            return loading.open_target(source.path, otherwise, **target.plan.arguments)
+        with defer_signals():
+            return loading.open_target(source.path, trial_load, **target.plan.arguments)
 
     with ExitStack() as stack:
-        target = stack.enter_context(open_target(source, asked))
+        target = stack.enter_context(open_target(source, base_load))
         heading = _heading(target)
         # The long context exceeds neither the training context of the model nor the context size of later runs.
         deep = context_depth or DEPTH
         deep = min(deep, load.ctx_size or deep, target.n_ctx_train or deep)
         deep = max(STRETCH, deep // STRETCH * STRETCH)
-        bench = stack.enter_context(closing(SettingsTimer(target, opened, deep)))
-        tried = candidates(
+        bench = stack.enter_context(closing(SettingsTimer(target, open_with, deep)))
+        trials = candidates(
             target.present,
             physical=physical_cores(),
             logical=logical_cores(),
             on_cpu=not target.plan.all_on_gpu,
-            flash_free=asked.cache_type_v in UNQUANTISED,
-            quantised_cache=asked.cache_type_k == asked.cache_type_v == "f16" and asked.flash_attn != "off",
+            flash_free=base_load.cache_type_v in UNQUANTISED,
+            quantised_cache=base_load.cache_type_k == base_load.cache_type_v == "f16" and base_load.flash_attn != "off",
         )
-        tuning = Tuning(bench.seconds, target.present, tried, time_limit)
+        tuning = Tuning(bench.seconds, target.present, trials, time_limit)
         note(f"timing {len(tuning.candidates)} settings for about {time_limit:g} seconds")
         with warn_if_busy():
-            ended = run_timed((name or "current settings" for name in tuning.run()), tuning.seconds)
-        alike = _alike(bench, tuning)
+            outcome = run_timed((name or "current settings" for name in tuning.run()), tuning.seconds)
+        same_bits = _test_same_bits(bench, tuning)
     before = recalled(file)
     # Without --apply, keep settings that are in use.
     if tuning.complete and (apply or before is None or not before.applied):
@@ -128,13 +128,13 @@ def tune(
         ratio = tuning.gain.ratio if tuning.gain and changes else None
         keep(file, Tuned(changes, ratio, today, applied=apply and bool(changes)))
     quantisation = _quantisation(target, tuning, load)
-    document = {"load": asdict(load), **_document(target, tuning, deep, alike, applied=apply)}
+    document = {"load": asdict(load), **_document(target, tuning, deep, same_bits, applied=apply)}
     document["advice"] = [*tuning.advised, *quantisation]
     output.write(
         lambda: print_report([*heading, *_table(document), *_conclusions(tuning, document), *quantisation]),
         lambda: document,
     )
-    leave(ended)
+    reraise(outcome)
 
 
 def _heading(target: Target) -> list[str]:
@@ -147,7 +147,7 @@ def _heading(target: Target) -> list[str]:
     ]
 
 
-def _alike(bench: SettingsTimer, tuning: Tuning) -> bool | None:
+def _test_same_bits(bench: SettingsTimer, tuning: Tuning) -> bool | None:
     """Return True if the recommended settings give the same bits as the present ones.
 
     `None` means that this was not tested.
@@ -169,13 +169,13 @@ def _quantisation(target: Target, tuning: Tuning, load: LoadSettings) -> list[st
     return [] if line is None else [line]
 
 
-def _document(target: Target, tuning: Tuning, depth: int, alike: bool | None, *, applied: bool) -> dict[str, Any]:
+def _document(target: Target, tuning: Tuning, depth: int, same_bits: bool | None, *, applied: bool) -> dict[str, Any]:
     """Return all measurements and their conditions; `depth` is the number of tokens in the long context."""
-    found, gain = tuning.found, tuning.gain
-    recommended = None
-    if found is not None:
-        changes = found.changes(tuning.present)
-        recommended = {"options": flags(changes), "changes": changes, "same_bits": alike, "applied": applied}
+    best, gain = tuning.found, tuning.gain
+    recommendation = None
+    if best is not None:
+        changes = best.changes(tuning.present)
+        recommendation = {"options": flags(changes), "changes": changes, "same_bits": same_bits, "applied": applied}
     limits = {"seconds": tuning.seconds, "depth": depth, "least_gain": LEAST_GAIN, "false_alarms": FALSE_ALARMS}
     measures = sorted(tuning.times, key=lambda m: (m.deep, m))
     return {
@@ -186,7 +186,7 @@ def _document(target: Target, tuning: Tuning, depth: int, alike: bool | None, *,
         "present_seconds": {m.named(depth): tuning.times[m] for m in measures},
         "compared": {name: _comparison(c, depth) for name, c in tuning.compared.items()},
         "together": _comparison(gain, depth) if gain else None,
-        "recommended": recommended,
+        "recommended": recommendation,
         "trades": tuning.trades,
         "left_out": tuning.left_out,
     }
@@ -205,15 +205,19 @@ def _comparison(comparison: Comparison, depth: int) -> dict[str, Any]:
 
 
 def _table(document: Mapping[str, Any]) -> list[str | Table]:
-    times, compared = document["present_seconds"], document["compared"]
+    times, comparisons = document["present_seconds"], document["compared"]
     if not times:
         return ["Interrupted before the end of the first round: no results."]
     rows = [["current settings, ms", *(f"{seconds * 1e3:.2f}" for seconds in times.values()), "", ""]]
-    shown = compared if document["together"] is None else {**compared, f"{TOGETHER}, new rounds": document["together"]}
-    for name, one in shown.items():
-        each = [f"{one['each'][measure]:.3f}" if measure in one["each"] else "" for measure in times]
-        rows.append([name, *each, f"{one['ratio']:.3f}", f"{one['spread']:.3f}"])
-    count = next(iter(compared.values()))["rounds"]
+    shown_comparisons = (
+        comparisons
+        if document["together"] is None
+        else {**comparisons, f"{TOGETHER}, new rounds": document["together"]}
+    )
+    for name, comparison in shown_comparisons.items():
+        each = [f"{comparison['each'][measure]:.3f}" if measure in comparison["each"] else "" for measure in times]
+        rows.append([name, *each, f"{comparison['ratio']:.3f}", f"{comparison['spread']:.3f}"])
+    count = next(iter(comparisons.values()))["rounds"]
     return [
         figures_table(Figures(["time with current settings = 1", *times, "overall", "+-"], rows)),
         f"Medians of {count} rounds; prefill is per token; +- is the range between the quartiles.",
@@ -221,13 +225,13 @@ def _table(document: Mapping[str, Any]) -> list[str | Table]:
 
 
 def _conclusions(tuning: Tuning, document: Mapping[str, Any]) -> list[str]:
-    compared, gain, recommended = document["compared"], document["together"], document["recommended"]
+    comparisons, gain, recommendation = document["compared"], document["together"], document["recommended"]
     lines: list[str] = []
     if not tuning.complete:
         lines.append("Interrupted: these are the results so far; there is no recommendation.")
-    elif recommended is not None:
+    elif recommendation is not None:
         lines.append(
-            f"Recommended: {recommended['options']}, {1 / gain['ratio']:.2f} times as fast where it matters,"
+            f"Recommended: {recommendation['options']}, {1 / gain['ratio']:.2f} times as fast where it matters,"
             f" confirmed in {gain['rounds']} new rounds."
         )
         bits = {
@@ -235,10 +239,10 @@ def _conclusions(tuning: Tuning, document: Mapping[str, Any]) -> list[str]:
             False: "It changes the rounding of logits, so texts may differ at near-ties between two tokens.",
             None: "It may change the rounding of logits.",
         }
-        lines.append(f"{bits[recommended['same_bits']]} Batch sizes are compared again under these settings.")
+        lines.append(f"{bits[recommendation['same_bits']]} Batch sizes are compared again under these settings.")
         lines.append(
             "Saved: other commands use it for this model; ngramspec tune --reset deletes it."
-            if recommended["applied"]
+            if recommendation["applied"]
             else "Not saved: --apply saves it for this model and machine."
         )
     elif tuning.winners:
@@ -246,7 +250,7 @@ def _conclusions(tuning: Tuning, document: Mapping[str, Any]) -> list[str]:
             f"{' and '.join(tuning.winners.values())} looked faster at first, but not when measured again. None of the"
             " settings tried is faster than your current ones."
         )
-    elif compared:
+    elif comparisons:
         lines.append(
             f"None of the settings tried is faster than your current ones: none saves {LEAST_GAIN:.0%} beyond noise"
             " without making something else slower."
@@ -254,9 +258,9 @@ def _conclusions(tuning: Tuning, document: Mapping[str, Any]) -> list[str]:
     else:
         lines.append("No settings could be compared.")
     for name in document["trades"]:
-        each = compared[name]["each"]
+        each = comparisons[name]["each"]
         faster, slower = (
-            ", ".join(f"{measure} ({each[measure]:.2f})" for measure in compared[name][which])
+            ", ".join(f"{measure} ({each[measure]:.2f})" for measure in comparisons[name][which])
             for which in ("faster", "slower")
         )
         lines.append(f"Trade-off, not recommended: {name} makes {faster} faster and {slower} slower.")

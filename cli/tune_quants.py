@@ -36,7 +36,7 @@ from ngramspec.models.gguf import read_header
 from ngramspec.models.shape import SHAPES, Shape, is_shape, parse_shape, shape_of
 from ngramspec.sampling.option import options
 
-from .console import leave, note, signals_deferred, usage_error
+from .console import defer_signals, note, reraise, usage_error
 from .options import find
 from .output import Output
 from .view import figures_table, print_report, run_timed, warn_if_busy
@@ -70,11 +70,11 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         timing = QuantTiming(
             models.seconds, models.files, models.outputs, shape.layers, models.layers, PROMPT, deadline
         )
-        ended = run_timed(_steps(models, timing), time_limit)
+        outcome = run_timed(_steps(models, timing), time_limit)
     costs = timing.costs()
-    if not costs and isinstance(ended.error, NGramSpecError):
-        leave(ended)
-    if costs and ended.error is None:
+    if not costs and isinstance(outcome.error, NGramSpecError):
+        reraise(outcome)
+    if costs and outcome.error is None:
         keep_costs(measurement_path(shape, load.gpu_layers), costs)
     conclusions = [recommend(costs)] if costs else []
     steepness = next((cost.steepness for cost in costs if cost.name == own), 0.0)
@@ -92,7 +92,7 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         "model": label,
         "shape": asdict(shape),
         "settings": asdict(settings) | {"gpu_layers": load.gpu_layers, "depth": depth, "seconds": time_limit},
-        "complete": ended.error is None,
+        "complete": outcome.error is None,
         "timed_layers": models.layers,
         "rounds": timing.rounds,
         "spread": timing.spread,
@@ -100,7 +100,7 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         "conclusions": conclusions,
     }
     output.write(lambda: print_report([*heading, *_table(timing, costs), *conclusions]), lambda: document)
-    leave(ended)
+    reraise(outcome)
 
 
 def quant_note(target: Target, gpu_layers: int, steepness: float) -> str | None:
@@ -148,7 +148,7 @@ def _steps(models: SyntheticModels, timing: QuantTiming) -> Iterator[str]:
     """Do all work, and yield the name of each step."""
     preparing = models.prepare()
     while True:
-        with signals_deferred():
+        with defer_signals():
             name = next(preparing, None)
         if name is None:
             break

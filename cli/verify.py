@@ -24,11 +24,11 @@ from ngramspec.loading.load import open_drafter
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.sampling.option import between, option, within
 
-from .console import fail, leave, note, printable, signals_deferred, usage_error
+from .console import defer_signals, fail, note, printable, reraise, usage_error
 from .info import exact_mode, load_settings, model_lines, provenance
 from .options import PROMPTS, Model, find, flags_in_errors, open_target
 from .output import Output, json_option
-from .view import listed, print_report, run_timed, skipped_lines
+from .view import format_skipped, limit_lines, print_report, run_timed
 
 MODELS = ("draft_model", "gpu_layers_draft", "device_draft", "threads_draft", "mtp", "drafter")
 
@@ -58,65 +58,66 @@ def verify(
     # A memory that one run fills would change the next run.
     with flags_in_errors():
         load = replace(load, no_memory=True)
-    selected = load_prompts(prompts)
+    selection = load_prompts(prompts)
     output = Output(as_json)
     files = find(model, load)
     target = open_target(files, load, head=load.mtp)
     # Prompts of any length are allowed because they are cut to fit.
-    cases, skipped = prepare(target, selected, predict, None)
+    cases, skipped_prompts = prepare(target, selection, predict, None)
     try:
         strict = target.exact == "on" or target.exactness.same
-        with signals_deferred():
+        with defer_signals():
             drafter, _, _ = open_drafter(target, files, load, on_note=note, learn=False)
-        found = SelfCheck(
+        selfcheck = SelfCheck(
             target, cases, drafter=drafter or DEFAULT, max_tokens=predict, seconds=time_limit, seed=seed, exact=strict
         )
-    except ValueError as wrong:
-        usage_error(f"-n/--predict: {wrong}")
-    if strict and found.exact_sizes is None and target.can_rollback:
+    except ValueError as error:
+        usage_error(f"-n/--predict: {error}")
+    if strict and selfcheck.exact_sizes is None and target.can_rollback:
         note("comparing the logits of batch sizes; this happens once per model and machine")
     note(f"checking for up to {time_limit:g} seconds")
-    ended = run_timed(found.run(), found.seconds)
-    checks = report(found)
+    outcome = run_timed(selfcheck.run(), selfcheck.seconds)
+    checks = report(selfcheck)
     inputs = {"selection": {"prompts": str(prompts) if prompts else None}, "load": asdict(load)}
     output.write(
-        lambda: _show(found, checks, _heading(target, found), skipped),
-        lambda: inputs | _document(target, found, checks, skipped),
+        lambda: _show(selfcheck, checks, _heading(target, selfcheck), skipped_prompts),
+        lambda: inputs | _document(target, selfcheck, checks, skipped_prompts),
     )
-    failed = [f"{check.name} ({check.reason})" for check in checks if check.status == "failed"]
-    if failed and ended.error is None:
-        fail(f"check failed: {'; '.join(failed)}")
-    leave(ended)
+    failures = [f"{check.name} ({check.reason})" for check in checks if check.status == "failed"]
+    if failures and outcome.error is None:
+        fail(f"check failed: {'; '.join(failures)}")
+    reraise(outcome)
 
 
-def _heading(target: Target, found: SelfCheck) -> list[str]:
-    drafts = (
-        f"drafter {found.drafter}, drafts always verified; up to {found.max_tokens} tokens per text, seed {found.seed}"
-    )
-    mode = exact_mode(found.exact_sizes) if found.exact else "default mode"
-    return [*model_lines(target), f"{mode}; {drafts}"]
+def _heading(target: Target, selfcheck: SelfCheck) -> list[str]:
+    drafts = f"drafter {selfcheck.drafter}, drafts always verified"
+    limits = f"up to {selfcheck.max_tokens} tokens per text, seed {selfcheck.seed}"
+    mode = exact_mode(selfcheck.exact_sizes) if selfcheck.exact else "default mode"
+    return [*model_lines(target), f"{mode}; {drafts}; {limits}"]
 
 
-def _document(target: Target, found: SelfCheck, checks: Sequence[Check], skipped: Sequence[Skipped]) -> dict[str, Any]:
+def _document(
+    target: Target, selfcheck: SelfCheck, checks: Sequence[Check], skipped_prompts: Sequence[Skipped]
+) -> dict[str, Any]:
     """Return all results and the conditions that they depend on."""
     return {
         **provenance(target),
-        "complete": found.complete,
-        "verdict": verdict(checks, complete=found.complete),
+        "complete": selfcheck.complete,
+        "verdict": verdict(checks, complete=selfcheck.complete),
         "settings": {
-            "drafter": found.drafter,
-            "max_tokens": found.max_tokens,
-            "seconds": found.seconds,
-            "seed": found.seed,
-            "exact": found.exact,
-            "exact_sizes": found.exact_sizes,
+            "drafter": selfcheck.drafter,
+            "max_tokens": selfcheck.max_tokens,
+            "seconds": selfcheck.seconds,
+            "seed": selfcheck.seed,
+            "exact": selfcheck.exact,
+            "exact_sizes": selfcheck.exact_sizes,
             **load_settings(target),
         },
-        "probe": encode(found.probed),
+        "probe": encode(selfcheck.probed),
         "checks": [asdict(check) for check in checks],
-        "texts": [_finite(asdict(pair)) for pair in found.pairs],
-        "rollbacks": [_finite(asdict(test)) for test in found.rollbacks],
-        "skipped": skipped,
+        "texts": [_finite(asdict(pair)) for pair in selfcheck.pairs],
+        "rollbacks": [_finite(asdict(test)) for test in selfcheck.rollbacks],
+        "skipped": skipped_prompts,
     }
 
 
@@ -130,10 +131,18 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:
 _STYLES = {"passed": "green", "explained": "yellow", "failed": "bold red", "skipped": "dim"}
 
 
-def _show(found: SelfCheck, checks: Sequence[Check], heading: Sequence[str], skipped: Sequence[Skipped]) -> None:
+def _show(
+    selfcheck: SelfCheck, checks: Sequence[Check], heading: Sequence[str], skipped_prompts: Sequence[Skipped]
+) -> None:
     """Print the report to stdout."""
-    parts: list[RenderableType] = [*heading, "", _table(checks), *_differences(found), *skipped_lines(skipped)]
-    parts.append(verdict(checks, complete=found.complete))
+    parts: list[RenderableType] = [
+        *heading,
+        "",
+        _table(checks),
+        *_differences(selfcheck),
+        *format_skipped(skipped_prompts),
+    ]
+    parts.append(verdict(checks, complete=selfcheck.complete))
     print_report(parts)
 
 
@@ -145,20 +154,20 @@ def _table(checks: Sequence[Check]) -> Table:
     table.add_column("seconds", justify="right", no_wrap=True)
     for check in checks:
         lines = [printable(line) for line in (check.claim, check.covered, check.reason, check.missing) if line]
-        spent = f"{check.seconds:.1f}" if check.seconds else "-"
-        table.add_row(check.name, Text(check.status, _STYLES[check.status]), Text("\n".join(lines)), spent)
+        duration = f"{check.seconds:.1f}" if check.seconds else "-"
+        table.add_row(check.name, Text(check.status, _STYLES[check.status]), Text("\n".join(lines)), duration)
     return table
 
 
-def _differences(found: SelfCheck) -> list[str]:
-    pairs = [(pair, pair.difference) for pair in found.pairs if pair.difference is not None]
+def _differences(selfcheck: SelfCheck) -> list[str]:
+    pairs = [(pair, pair.difference) for pair in selfcheck.pairs if pair.difference is not None]
     lines = [
         f"{pair.category}/{pair.prompt}, {pair.setting}: after {difference.position} equal tokens, plain decoding has"
         f" {_token(difference.plain, difference.plain_text, difference.plain_logit)}, drafted"
         f" {_token(difference.drafted, difference.drafted_text, difference.drafted_logit)}; {_why(difference)}"
         for pair, difference in pairs
     ]
-    return listed(lines, "texts differ in total")
+    return limit_lines(lines, "texts differ in total")
 
 
 def _token(token: int | None, text: str, logit: float | None) -> str:

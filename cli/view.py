@@ -22,9 +22,9 @@ from ngramspec.instruments.prompts import Skipped
 from ngramspec.instruments.reports import report
 from ngramspec.machine import Tuned, flags
 
-from .console import Outcome, note, outcome, printable, progress_bar, write_stdout
+from .console import Outcome, capture_outcome, note, printable, progress_bar, write_stdout
 
-LISTED = 10
+MAX_LISTED = 10
 """Maximum number of differences, skipped prompts and broken lines shown.
 
 The rest are only counted; --json contains all of them.
@@ -74,7 +74,7 @@ def figures_table(data: report.Table) -> Table:
 def section_parts(sections: Iterable[report.Section]) -> Iterator[RenderableType]:
     """Yield the tables of a report with their headings and descriptions; only the HTML page has charts and texts."""
     for section in sections:
-        if tables := [figures_table(one) for one in section.figures if isinstance(one, report.Table)]:
+        if tables := [figures_table(figure) for figure in section.figures if isinstance(figure, report.Table)]:
             yield ""
             yield f"{section.heading}: {section.about}"
             yield from tables
@@ -93,41 +93,41 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 # ---------------------------------------------------------------------- bars
 
 
-def run_counted(done: Iterable[str], total: int, doing: str) -> Outcome:
+def run_counted(names: Iterable[str], total: int, label: str) -> Outcome:
     """Run pieces of work under a progress bar that shows the name of the last finished piece.
 
     An interruption ends the work and keeps its results so far. The bar is drawn only between pieces, because a thread
     that draws would disturb the timing.
 
     Args:
-        done: Iterator that does one piece per step and yields its name when the piece is finished.
+        names: Iterator that does one piece per step and yields its name when the piece is finished.
         total: Number of pieces.
-        doing: Text on the bar before the first piece is finished.
+        label: Text on the bar before the first piece is finished.
     """
-    with outcome() as ended, _bar(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task(doing, total=total)
+    with capture_outcome() as outcome, _bar(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task(label, total=total)
         bar.start()
-        for name in done:
+        for name in names:
             bar.update(task, advance=1, description=printable(name))
             bar.refresh()
-    return ended
+    return outcome
 
 
-def run_timed(begun: Iterable[str], seconds: float) -> Outcome:
+def run_timed(names: Iterable[str], seconds: float) -> Outcome:
     """Run pieces of work under a progress bar that fills with the time.
 
     Args:
-        begun: Iterator that yields the name of each piece before it starts.
+        names: Iterator that yields the name of each piece before it starts.
         seconds: Expected duration of the work.
     """
-    with outcome() as ended, _bar() as bar:
+    with capture_outcome() as outcome, _bar() as bar:
         task = bar.add_task("", total=seconds)
         bar.start()
         start = time.monotonic()
-        for name in begun:
+        for name in names:
             bar.update(task, completed=min(seconds, time.monotonic() - start), description=name)
             bar.refresh()
-    return ended
+    return outcome
 
 
 @contextmanager
@@ -155,23 +155,26 @@ def slow_core() -> str | None:
     return "warning: drafting is slow because its core is not compiled (see ngramspec info)" if uncompiled() else None
 
 
-def tuned_line(kept: Tuned | None, *, left_out: bool) -> str:
+def tuning_line(tuning: Tuned | None, *, left_out: bool) -> str:
     """Return the result of tuning and its use in one line."""
-    if kept is None:
+    if tuning is None:
         return "no; ngramspec tune finds the fastest settings"
-    if not kept.changes or kept.ratio is None:
-        return f"no faster settings found ({kept.date})"
-    what = f"{flags(kept.changes)}, {1 / kept.ratio:.2f} times as fast where it matters ({kept.date})"
-    if not kept.applied:
+    if not tuning.changes or tuning.ratio is None:
+        return f"no faster settings found ({tuning.date})"
+    what = f"{flags(tuning.changes)}, {1 / tuning.ratio:.2f} times as fast where it matters ({tuning.date})"
+    if not tuning.applied:
         return f"{what}; not used (ngramspec tune --apply saves it)"
     return f"{what}{'; ignored here' if left_out else ''}"
 
 
-def listed(lines: Sequence[str], rest: str) -> list[str]:
-    """Return the first `LISTED` of many lines and a line with their number, which ends with `rest`."""
-    return [*lines[:LISTED], f"{len(lines)} {rest}"] if len(lines) > LISTED else list(lines)
+def limit_lines(lines: Sequence[str], rest: str) -> list[str]:
+    """Return the first `MAX_LISTED` of many lines and a line with their number, which ends with `rest`."""
+    return [*lines[:MAX_LISTED], f"{len(lines)} {rest}"] if len(lines) > MAX_LISTED else list(lines)
 
 
-def skipped_lines(skipped: Sequence[Skipped]) -> list[str]:
+def format_skipped(prompts: Sequence[Skipped]) -> list[str]:
     """Return lines on the skipped prompts and the reasons."""
-    return listed([f"skipped {s['category']}/{s['id']}: {s['reason']}" for s in skipped], "prompts skipped in total")
+    return limit_lines(
+        [f"skipped {prompt['category']}/{prompt['id']}: {prompt['reason']}" for prompt in prompts],
+        "prompts skipped in total",
+    )

@@ -18,7 +18,7 @@ import llama_cpp
 import pytest
 from ngramspec_cli.options import find
 from ngramspec_cli.serve_options import ServeOptions
-from ngramspec_cli.serve_run import open_served
+from ngramspec_cli.serve_run import open_served_model
 from support.cli_runner import DEMO, environment, run
 from support.http import asking
 
@@ -156,7 +156,7 @@ def serve(opened: ExitStack, *, second: bool = False) -> Ask:
     """Return the server's application with an engine as `ngramspec serve` opens it."""
     small = str(DEMO) if second else None
     load = LoadSettings(ctx_size=N_CTX, threads=1, exact="on", draft_model=small, draft_max=16, no_memory=True)
-    model = open_served(load, ServeOptions(parallel=2, cache_ram=16), find(str(DEMO), load))
+    model = open_served_model(load, ServeOptions(parallel=2, cache_ram=16), find(str(DEMO), load))
     opened.callback(model.service.stop)
     server = Server(model=model)
 

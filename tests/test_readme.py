@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 from ngramspec_cli import chat_commands
-from ngramspec_cli.app import app, imported
+from ngramspec_cli.app import app, import_command
 from ngramspec_cli.llama_options import REASONS
 from test_layers import LAYERS
 
@@ -23,7 +23,7 @@ GUIDE = [page for page in (ROOT / "cli" / "guide").glob("*.md") if page.name != 
 PAGES = sorted(
     [ROOT / "README.md", *GUIDE, *(p for room in ("cli", "ngramspec") for p in (ROOT / room).rglob("README.md"))]
 )
-TOP = {name: imported(name) for name in typer.main.get_command(app).commands}
+TOP = {name: import_command(name) for name in typer.main.get_command(app).commands}
 # `memory` is a group, of which only the commands count.
 COMMANDS = {n: c for name, top in TOP.items() for n, c in getattr(top, "commands", {name: top}).items()}
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from ngramspec_cli import chat_commands
 from ngramspec_cli.app import COMMANDS
-from ngramspec_cli.options import grouped
+from ngramspec_cli.options import expand_groups
 from ngramspec_cli.sampling_options import SamplingOptions
 from typer.models import ArgumentInfo, OptionInfo
 
@@ -83,7 +83,7 @@ def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 def parameters(function: Callable[..., Any]) -> dict[str, tuple[Any, OptionInfo | ArgumentInfo, Any]]:
     """Return the type, typer's description and the default of each parameter of a command by name."""
     found = {}
-    for parameter in inspect.signature(grouped(function)).parameters.values():
+    for parameter in inspect.signature(expand_groups(function)).parameters.values():
         kind, info = get_args(parameter.annotation)
         default = None if parameter.default is inspect.Parameter.empty else parameter.default
         found[parameter.name] = kind, info, default
@@ -168,7 +168,7 @@ def reference() -> str:
         lines += table(list(own.values()))
         if name == "chat":
             lines += ["| command in the chat | action |", "|---|---|"]
-            lines += [f"| `{command}` | {escaped(does)} |" for command, does in chat_commands.described()]
+            lines += [f"| `{command}` | {escaped(does)} |" for command, does in chat_commands.describe_commands()]
         while lines[-1] == "":
             lines.pop()
     return "\n".join(lines) + "\n"

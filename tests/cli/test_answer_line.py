@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from ngramspec_cli.answer_line import AnswerReport, gain_of, speed_of
+from ngramspec_cli.answer_line import AnswerReport, format_gain, format_speed
 from support.mock_target import MockTarget
 
 from ngramspec.cost.curve import CostCurve
@@ -38,15 +38,15 @@ def counted(step: Step, passes: int = 16) -> Stats:
     return stats
 
 
-def test_speed_of_counts_tokens_and_needs_two() -> None:
-    assert speed_of(counted(GAINING)) == "33 tokens at 8.0 tokens/s"
-    assert speed_of(counted(GAINING, passes=0)) == "1 token"
-    assert speed_of(Stats()) == "0 tokens"
+def test_format_speed_counts_tokens_and_needs_two() -> None:
+    assert format_speed(counted(GAINING)) == "33 tokens at 8.0 tokens/s"
+    assert format_speed(counted(GAINING, passes=0)) == "1 token"
+    assert format_speed(Stats()) == "0 tokens"
 
 
-def test_gain_of_an_undisturbed_answer_is_a_factor_or_a_reason() -> None:
+def test_format_gain_an_undisturbed_answer_is_a_factor_or_a_reason() -> None:
     def gain(passes: int = 16, curve: CostCurve | None = CURVE, **changes: object) -> str | None:
-        return gain_of(counted(replace(GAINING, **changes), passes), curve)  # type: ignore[arg-type]
+        return format_gain(counted(replace(GAINING, **changes), passes), curve)  # type: ignore[arg-type]
 
     assert gain() == "about 1.60 times as fast as without drafts"
     assert gain(passes=15) is None
@@ -59,17 +59,17 @@ def test_gain_of_an_undisturbed_answer_is_a_factor_or_a_reason() -> None:
     assert gain(curve=None, **none) == "no drafts"
 
 
-def test_gain_of_a_disturbed_answer_is_unknown() -> None:
+def test_format_gain_a_disturbed_answer_is_unknown() -> None:
     governor = ThreadGovernor(2, 2, cores=2)
     slowed = counted(replace(GAINING, is_quiet=False))
-    assert gain_of(slowed) == "gain unknown: other programs were running"
+    assert format_gain(slowed) == "gain unknown: other programs were running"
     governor._load.cores = 1.26
-    assert gain_of(slowed, governor=governor) == "gain unknown: other programs use 1.3 cores"
+    assert format_gain(slowed, governor=governor) == "gain unknown: other programs use 1.3 cores"
     provisional = counted(replace(GAINING, expected_seconds=0.0))
-    assert gain_of(provisional) == "gain unknown: other programs were running"
+    assert format_gain(provisional) == "gain unknown: other programs were running"
     for expected, factor in ((0.25 / 1.3, "1.3"), (0.25 * 2.1, "0.5")):
         varied = counted(replace(GAINING, expected_seconds=expected))
-        assert gain_of(varied) == f"gain unknown: decoding took {factor}x the expected time"
+        assert format_gain(varied) == f"gain unknown: decoding took {factor}x the expected time"
         assert varied.estimated_gain is None
 
 

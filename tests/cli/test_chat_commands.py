@@ -12,9 +12,9 @@ import pytest
 from ngramspec_cli import chat_settings
 from ngramspec_cli.chat import ChatCompleter, _talk
 from ngramspec_cli.chat_commands import parse, run
-from ngramspec_cli.chat_input import Terminal, unquoted
-from ngramspec_cli.chat_session import Session, kept_path, last_kept
-from ngramspec_cli.chat_view import without_thoughts
+from ngramspec_cli.chat_input import Terminal, unquote
+from ngramspec_cli.chat_session import Session, conversation_path, load_last
+from ngramspec_cli.chat_view import remove_reasoning
 from ngramspec_cli.markdown_rows import code_blocks
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.completion import CompleteEvent
@@ -51,9 +51,9 @@ def heard(session: Session) -> int:
 def test_retry_asks_again_with_another_seed_and_edit_in_other_words(session: Session) -> None:
     session.ask("one")
     session.ask("two")
-    session.attached = ["waits"]
+    session.attachments = ["waits"]
     assert run(session, "retry", "")
-    assert (users(session), session.sampling.seed, session.attached) == (["one", "two"], 2, ["waits"])
+    assert (users(session), session.sampling.seed, session.attachments) == (["one", "two"], 2, ["waits"])
     turns = list(session.conversation.turns)
     assert not run(session, "edit", "far too long " * 300)
     assert (session.conversation.turns, session.sampling.seed) == (turns, 2)
@@ -72,7 +72,7 @@ def test_what_leaves_the_context_is_heard_by_the_memory(session: Session) -> Non
     run(session, "retry", "")
     second = heard(session)
     assert second > first
-    session.go_on_with(Conversation(turns=[Turn("a", "b")]))
+    session.switch_conversation(Conversation(turns=[Turn("a", "b")]))
     assert heard(session) > second
     third = heard(session)
     run(session, "undo", "")  # This session generated no answer.
@@ -92,16 +92,16 @@ def test_there_must_be_a_turn_and_for_some_a_terminal(session: Session, capsys: 
 
 
 def test_the_context_used_is_what_the_turns_take(session: Session) -> None:
-    empty = session.used
+    empty = session.n_tokens
     session.ask("one")
-    used = session.used
+    used = session.n_tokens
     assert used == len(session.target.tokens) > empty
     session.ask("two")
-    assert session.used > used
+    assert session.n_tokens > used
     run(session, "undo", "")
-    assert abs(session.used - used) < 12  # for the template's text after the answer
+    assert abs(session.n_tokens - used) < 12  # for the template's text after the answer
     run(session, "reset", "")
-    assert session.used == empty
+    assert session.n_tokens == empty
 
 
 def test_copy_hands_an_answer_or_its_code_to_the_terminal(
@@ -120,8 +120,8 @@ def test_copy_hands_an_answer_or_its_code_to_the_terminal(
 
 
 def test_thoughts_are_not_said_and_code_is_found_wherever_it_stands(session: Session) -> None:
-    assert without_thoughts(session.thoughts(), "<think>a</think>\n\nb") == "b"
-    assert without_thoughts(session.thoughts(), "a <think>b</think>") == "a <think>b</think>"
+    assert remove_reasoning(session.make_parser(), "<think>a</think>\n\nb") == "b"
+    assert remove_reasoning(session.make_parser(), "a <think>b</think>") == "a <think>b</think>"
     assert code_blocks("```\na\n```\n> ```\n> b\n> ```\n\n    c\n") == ["a\n", "b\n", "c\n"]
 
 
@@ -282,7 +282,7 @@ def test_drafts_threads_and_memory_can_be_set(own_session: Session, capsys: Capt
 
 
 def test_what_is_kept_is_the_conversation_as_it_is(session: Session) -> None:
-    kept = kept_path()
+    kept = conversation_path()
     session.ask("one")
     assert not kept.exists()
     assert run(session, "set", "keep on")
@@ -292,7 +292,7 @@ def test_what_is_kept_is_the_conversation_as_it_is(session: Session) -> None:
     run(session, "undo", "")
     run(session, "system", "Be brief.")
     assert [m["role"] for m in json.loads(kept.read_text())["messages"]] == ["system", "user", "assistant"]
-    assert last_kept()[0] == session.conversation
+    assert load_last()[0] == session.conversation
     run(session, "reset", "")
     assert not kept.exists()
     session.ask("three")
@@ -304,8 +304,8 @@ def test_what_is_kept_is_the_conversation_as_it_is(session: Session) -> None:
 
 
 def test_where_nothing_can_be_kept_a_line_says_so(session: Session, capsys: Captured) -> None:
-    kept_path().parent.parent.mkdir()
-    kept_path().parent.write_text("in the way")
+    conversation_path().parent.parent.mkdir()
+    conversation_path().parent.write_text("in the way")
     session.keep = True
     assert session.ask("one")
     assert "the conversation could not be saved" in capsys.readouterr().err
@@ -355,11 +355,11 @@ def test_a_message_is_changed_at_the_terminal(session: Session) -> None:
 
 
 def test_three_quotes_hold_a_message() -> None:
-    assert unquoted('"""\na\n\n"""') == "a\n"
-    assert unquoted('"""a"""  ') == "a"
-    assert unquoted('/system """a\nb"""') == "/system a\nb"
+    assert unquote('"""\na\n\n"""') == "a\n"
+    assert unquote('"""a"""  ') == "a"
+    assert unquote('/system """a\nb"""') == "/system a\nb"
     for text in ('"""a', 'a """b"""'):
-        assert unquoted(text) == text
+        assert unquote(text) == text
 
 
 def test_what_is_a_command() -> None:
@@ -396,17 +396,17 @@ def test_an_answer_is_drafted_from_a_file(session: Session, tmp_path: Path, caps
     file = tmp_path / "notes.md"
     file.write_text("It was a fine day.")
     assert run(session, "prediction", str(file))
-    assert (session.predicted, session.attached) == ("It was a fine day.", [])
+    assert (session.prediction, session.attachments) == ("It was a fine day.", [])
     assert session.ask("hello")
     drafter = session.decoder.drafter
     assert drafter is not None
     assert drafter.prediction == session.target.tokenize("It was a fine day.", add_bos=False)
-    assert session.predicted == ""  # It only applies to the next answer.
+    assert session.prediction == ""  # It only applies to the next answer.
     assert session.ask("hello again")
     assert not drafter.prediction
     assert run(session, "prediction", str(file))
     assert run(session, "prediction", "-")
-    assert session.predicted == ""
+    assert session.prediction == ""
     assert not run(session, "prediction", str(tmp_path / "none"))
     session.decoder.set_drafter(None, session.decoder.policy)
     assert not run(session, "prediction", str(file))

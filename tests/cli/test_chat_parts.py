@@ -19,7 +19,7 @@ import pytest
 from ngramspec_cli import chat
 from ngramspec_cli.chat_input import StopKey, clean
 from ngramspec_cli.chat_session import Session
-from ngramspec_cli.chat_view import AnswerView, marked, totals
+from ngramspec_cli.chat_view import AnswerView, format_step, totals
 from ngramspec_cli.console import printable
 from rich.console import Console
 
@@ -66,13 +66,13 @@ REFUSING = Step((1, 4), ("one ", "[bold]four"), drafted=(1, 2, 3), accepted=1, b
 
 def test_a_draft_is_shown_with_what_became_of_it() -> None:
     def spans(step: Step) -> list[tuple[str, str]]:
-        text = marked(step, PIECES.__getitem__)
+        text = format_step(step, PIECES.__getitem__)
         return [(text.plain[s.start : s.end], str(s.style)) for s in text.spans]
 
     assert spans(REFUSING) == [("one ", "green"), ("t�⏎␛", "strike red"), ("[bold]four", "bright_blue")]
     whole = Step((1, 4), ("one ", "[bold]four"), drafted=(1,), accepted=1, batch=2)
     assert spans(whole) == [("one ", "green")]
-    assert marked(whole, PIECES.__getitem__).plain == "one [bold]four"
+    assert format_step(whole, PIECES.__getitem__).plain == "one [bold]four"
     # Tokens after the end of the text were not rejected.
     assert spans(Step((1, 5), ("one ", ""), drafted=(1, 5, 4, 4), accepted=2, batch=5, stop="eog")) == [
         ("one ", "green")
@@ -230,7 +230,7 @@ def test_between_answers_a_piped_session_can_be_interrupted() -> None:
 def test_what_ends_the_program_at_once_leaves_the_terminal_its_echo() -> None:
     termios = pytest.importorskip("termios")
     # A background job starts with the signal ignored.
-    program = "signal.signal(signal.SIGQUIT, signal.SIG_DFL)\nwith no_echo(): signal.raise_signal(signal.SIGQUIT)"
+    program = "signal.signal(signal.SIGQUIT, signal.SIG_DFL)\nwith disable_echo(): signal.raise_signal(signal.SIGQUIT)"
     terminal, end = os.openpty()
     ended = subprocess.run(
         [sys.executable, "-P", "-c", f"from ngramspec_cli.chat_input import *\n{program}"], stdin=end, check=False

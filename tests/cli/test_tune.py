@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ngramspec_cli import serve_run
-from ngramspec_cli.view import tuned_line
+from ngramspec_cli.view import tuning_line
 from support.cli_runner import DEMO, environment, run
 from support.signals import signal_at
 
@@ -174,4 +174,4 @@ def test_info_says_what_is_kept(home: dict[str, str], tiny: Path) -> None:
         (Tuned({"threads": 3}, 0.5, "2026-11-22", applied=False), False, "not used (ngramspec tune --apply saves it)"),
         (FASTER, True, "; ignored here"),
     ):
-        assert line in tuned_line(what, left_out=left_out)
+        assert line in tuning_line(what, left_out=left_out)

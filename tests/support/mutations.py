@@ -451,10 +451,10 @@ def a_length_in_a_model_file_is_believed(skip: Any, self: Any, size: int) -> int
 
 @fault(
     "instruments/trace/test_trace.py::test_a_line_a_pass_with_marks_in_place_of_colours_and_the_numbers_behind_them",
-    "ngramspec_cli.trace:_marked",
+    "ngramspec_cli.trace:_mark_tokens",
 )
-def a_trace_shows_refused_tokens_as_not_reached(marked: Any, step: Any) -> Iterator[Any]:
-    for mark, *rest in marked(step):
+def a_trace_shows_refused_tokens_as_not_reached(mark_tokens: Any, step: Any) -> Iterator[Any]:
+    for mark, *rest in mark_tokens(step):
         yield "." if mark == "-" else mark, *rest
 
 
@@ -518,15 +518,15 @@ def any_api_key_is_accepted(_: Any, self: Any, headers: Any) -> bool:
     return bool(headers.get("authorization"))
 
 
-@fault("cli/test_bad_input.py::test_a_signal_in_the_generation_loses_nothing", "ngramspec_cli.console:outcome")
+@fault("cli/test_bad_input.py::test_a_signal_in_the_generation_loses_nothing", "ngramspec_cli.console:capture_outcome")
 @contextmanager
-def sigterm_loses_the_text(outcome: Any) -> Iterator[Any]:
+def sigterm_loses_the_text(capture_outcome: Any) -> Iterator[Any]:
     from ngramspec_cli.console import Terminated
 
     terminated: BaseException | None = None
-    with outcome() as ended:
+    with capture_outcome() as outcome:
         try:
-            yield ended
+            yield outcome
         except Terminated as error:
             terminated = error
     if terminated is not None:
