@@ -107,6 +107,7 @@ REASONS = {
     **dict.fromkeys(("-otd", "--override-tensor-draft", "-cmoed", "--cpu-moe-draft"), _TARGET_ONLY),
     **dict.fromkeys(("-ncmoed", "--n-cpu-moe-draft"), _TARGET_ONLY),
     **dict.fromkeys(("-ncffn", "--n-cpu-ffn"), "use --override-tensor"),
+    "--list-devices": "use ngramspec info --list-devices",
     "--no-host": "llama.cpp chooses the buffers for transfers to GPUs",
     **dict.fromkeys(("--tools", "--tools-runtime", "--agent", "-ag", "--ui-mcp-proxy", "--webui-mcp-proxy"), _NO_AGENT),
     **dict.fromkeys(("--mcp-servers-config", "--mcp-servers-json"), _NO_AGENT),

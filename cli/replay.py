@@ -23,7 +23,7 @@ from ngramspec.instruments.replay.transcripts import TranscriptReader, Transcrip
 from ngramspec.instruments.reports.report import drafted_texts
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.loading.settings import LoadSettings
+from ngramspec.loading.settings import PLACEMENT, LoadSettings
 from ngramspec.sampling.option import option, within
 from ngramspec.user_class import FORM
 
@@ -39,7 +39,7 @@ _CURVES = ", ".join(CURVES)
 
 NO_MODEL_NOTE = "no --vocab or --model given; using the tokenizer of"
 
-POLICY, MODEL = ("policy", "draft_max"), ("ctx_size", "gpu_layers", "rpc", "threads")
+POLICY, MODEL = ("policy", "draft_max"), ("ctx_size", *PLACEMENT, "rpc", "threads")
 """Names of the settings for the policy and for --model."""
 
 HELPS = {
@@ -102,7 +102,7 @@ def replay(
         usage_error("--include-text requires --html")
     plain = LoadSettings()
     if model is None and any(getattr(load, name) != getattr(plain, name) for name in MODEL):
-        usage_error("-c, -ngl, --rpc and -t require --model")
+        usage_error("-c, -ngl, --device and other options for loading a model require --model")
 
     def make_replay(cost_curve: CostCurve) -> Replay:
         # Each replay needs a new drafter without learned state.

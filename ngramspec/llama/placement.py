@@ -173,7 +173,7 @@ class Plan:
         """Set llama.cpp's parameters of a model; they point to the returned objects.
 
         Raises:
-            ModelError: A type of buffer does not exist, or there are too many overrides.
+            ModelError: A type of buffer does not exist.
         """
         params.n_gpu_layers = self.gpu_layers
         params.split_mode, params.main_gpu = SPLIT_MODES[self.asked.split_mode], self.asked.main_gpu
@@ -222,8 +222,6 @@ def _overrides(pairs: Sequence[tuple[str, str]]) -> Any:
                 f"--override-tensor {pattern}={name}: unknown buffer type {name}; available: {', '.join(types)}"
             )
     made = [_Override(pattern.encode(), types[name]) for pattern, name in pairs]
-    if len(made) >= (limit := int(llama.llama_max_tensor_buft_overrides())):
-        raise ModelError(f"--override-tensor allows fewer than {limit} patterns, got {len(made)}")
     return (_Override * (len(made) + 1))(*made, _Override())
 
 
@@ -281,7 +279,12 @@ def _layers(headers: Sequence[GGUFHeader]) -> Sequence[fitting.LayerSize]:
 def _can_fit(asked: Placement, gpus: Sequence[Device]) -> bool:
     """Return True if a fit can predict where llama.cpp places the weights."""
     is_split = len(gpus) > 1 and (bool(asked.tensor_split) or asked.split_mode == "row")
-    return bool(gpus) and not is_split and all(d.total for d in gpus) and all(b == _CPU for _, b in asked.overrides)
+    return (
+        bool(gpus)
+        and not is_split
+        and all(d.total and d.free for d in gpus)
+        and all(b == _CPU for _, b in asked.overrides)
+    )
 
 
 def _memory(gpus: Sequence[Device], asked: Placement) -> tuple[list[int], list[int]]:

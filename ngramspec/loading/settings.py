@@ -46,7 +46,10 @@ CONTEXT = Allowed(
 LAYERS = between(ALL, 9999)
 
 
-DEVICES = Allowed(lambda x: isinstance(x, str) and all(x.split(",")), "a list of device names, or 'none'")
+DEVICES = Allowed(
+    lambda x: isinstance(x, str) and all(x.split(",")) and len({*x.split(",")}) == x.count(",") + 1,
+    "a list of different device names, or 'none'",
+)
 
 
 def _is_split(text: Any) -> bool:
@@ -457,3 +460,6 @@ _NAMES = tuple(options(LoadSettings))
 
 LOADING, DRAFTING = _NAMES[: _NAMES.index("draft_model")], _NAMES[_NAMES.index("draft_model") :]
 """Names of the settings of the model, and of the settings of drafts."""
+
+PLACEMENT = _NAMES[_NAMES.index("gpu_layers") : _NAMES.index("no_op_offload") + 1]
+"""Names of the settings for the devices of the weights."""

@@ -202,6 +202,8 @@ def test_what_a_model_is_and_that_it_has_no_such_layer_is_told(env: dict[str, st
         told.extend((http.get("/props").json(), http.get("/v1/models").json()["data"][0]["meta"]))
 
     done = serve(env, client, "--mtp", "-np", "2").ok()
+    assert sum(told[0]["placement"]["layers"].values()) == 9
+    assert told[0]["placement"].keys() == {"gpus", "layers", "cpu_experts"}
     assert told[0]["model_ftype"] == told[1]["ftype"] == "Q8_0"
     assert told[1]["size"] > told[1]["n_params"] > 1_000_000
     assert "--mtp is not used: its file contains no NextN layer" in done.err.splitlines()

@@ -168,6 +168,7 @@ def test_layers_that_do_not_fit_stay_in_ram(set_devices: Callable[..., None], mo
     assert longer.gpu_layers < shorter.gpu_layers
     assert plan(reserved=4 * MIB).gpu_layers < shorter.gpu_layers
     assert plan(n_gpu_layers=ALL).gpu_layers == ALL
+    assert not plan(overrides=(("ffn", "CPU"),)).all_on_gpu
     assert plan(overrides=(("ffn", "CPU"),)).gpu_layers in (AUTO, *range(shorter.gpu_layers + 1, 10))
 
 
@@ -178,11 +179,12 @@ def test_small_changes_of_free_memory_change_nothing(monkeypatch: pytest.MonkeyP
 
 def test_experts_are_in_ram_before_layers(moe: Path, set_devices: Callable[..., None]) -> None:
     layers = len({name.split(".")[1] for name in read_header(moe).shapes if name.startswith("blk.")})
-    found = []
+    found, keys = [], set()
     for room in range(0, 4000, 40):
         set_devices(with_room(room * 1024))
         made = plan(moe)
         found.append((made.gpu_layers, made.cpu_experts))
+        keys.add((made.gpu_layers, made.key))
         if made.gpu_layers == AUTO and made.cpu_experts:
             note = (
                 f"to fit the memory of CUDA0, the experts of the first {made.cpu_experts} of {layers} layers are in RAM"
@@ -191,6 +193,7 @@ def test_experts_are_in_ram_before_layers(moe: Path, set_devices: Callable[..., 
             assert parameters(made)["overrides"] == [(expert_pattern(made.cpu_experts).encode(), 140)]
             assert not made.all_on_gpu
     kinds = dict.fromkeys(found)
+    assert len(keys) == len(kinds)
     assert (AUTO, 0) in kinds
     assert {(AUTO, experts) for experts in range(1, layers + 1)} <= kinds.keys()
     assert not any(0 < number <= layers and experts == 0 for number, experts in kinds)
@@ -201,6 +204,7 @@ def test_layers_are_split_over_gpus(set_devices: Callable[..., None]) -> None:
     made = plan()
     first, second, rest = parameters(made)["tensor_split"]
     assert (first > 0, second > 0, rest) == (True, True, 0)
+    assert made.arguments["placement"].tensor_split == (first, second)
     assert first + second == (9 if made.gpu_layers == AUTO else made.gpu_layers)
 
 
@@ -217,8 +221,9 @@ def test_placements_that_cannot_be_predicted_are_not_fitted(
 ) -> None:
     set_devices(with_room(0), with_room(0, OTHER))
     assert plan(**asked).gpu_layers == AUTO
-    set_devices(replace(CARD, free=0, total=0))
-    assert plan().gpu_layers == AUTO
+    for total in (0, CARD.total):  # the driver does not report the memory
+        set_devices(replace(CARD, free=0, total=total))
+        assert plan().gpu_layers == AUTO
 
 
 def test_a_copy_has_the_same_placement_in_less_memory(moe: Path, set_devices: Callable[..., None]) -> None:
@@ -268,6 +273,7 @@ NO_GPU = "has no effect: the model uses no GPU"
         ((), AUTO, {"tensor_split": (1.0,), "main_gpu": 1}, [f"--main-gpu {NO_GPU}", f"--tensor-split {NO_GPU}"]),
         ((), AUTO, {"op_offload": False, "split_mode": "row"}, [f"--split-mode {NO_GPU}", f"--no-op-offload {NO_GPU}"]),
         ((), AUTO, {"overrides": (("ffn", "CPU"),)}, [f"--override-tensor {NO_GPU}"]),
+        ((), AUTO, {"cpu_experts": 3}, [f"--n-cpu-moe {NO_GPU}"]),
         ((), AUTO, {"devices": ()}, []),
         ((CARD,), 0, {"op_offload": False, "main_gpu": 1}, [f"--main-gpu {NO_GPU}"]),
         ((CARD,), AUTO, {"op_offload": False, "split_mode": "row"}, []),

@@ -27,7 +27,7 @@ LOCAL = {
     "llama_get_logits", "llama_get_embeddings", "llama_get_embeddings_ith", "llama_get_embeddings_seq",
     "llama_memory_seq_add", "llama_memory_seq_keep", "llama_set_adapters_lora", "llama_n_ctx", "llama_numa_init",
     "llama_max_parallel_sequences", "llama_perf_context_print", "llama_perf_context_reset", "llama_pooling_type",
-    "llama_set_embeddings", "llama_token", "llama_sampler", "llama_max_devices", "llama_max_tensor_buft_overrides",
+    "llama_set_embeddings", "llama_token", "llama_sampler", "llama_max_devices",
 }  # fmt: skip
 """Functions that only use data of this process, in addition to `LOCAL_FAMILIES`."""
 

@@ -84,7 +84,7 @@ def test_prefill_requests_only_the_logits_after_the_last_token(
 def test_prompts_are_read_in_large_chunks_without_flash_attention_only_on_gpus(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card = devices.Device("CUDA0", "RTX 3090", True, 2**30, 2**34, backend="CUDA")
+    card = devices.Device("CUDA0", "RTX 3090", True, 2**33, 2**34, backend="CUDA")
     sizes = []
     for found in ([], [card]):
         monkeypatch.setattr(devices, "devices", lambda found=found: found)

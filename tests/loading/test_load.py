@@ -14,6 +14,7 @@ from support.tiny_models import write_model
 
 import ngramspec
 from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.llama.placement import DRAFT_MARGIN, MARGIN
 from ngramspec.loading import load
 from ngramspec.loading.load import tuned_file
 from ngramspec.loading.settings import LoadSettings, LoadSettingsError
@@ -78,6 +79,23 @@ def test_what_cannot_be_opened_leaves_nothing_open(tmp_path: Path, monkeypatch: 
     with pytest.raises(NGramSpecError, match="memory 'work' has no files"):
         ngramspec.load(DEMO, memory="work", **SMALL)
     assert [one.closed for one in opened] == [True, True, True]
+
+
+def test_a_draft_model_has_memory_on_the_gpu_of_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    target = load.Target
+
+    def noting(*args: Any, **more: Any) -> Any:
+        asked.append((more["placement"].reserved, more["placement"].margin))
+        return target(*args, **more)
+
+    monkeypatch.setattr(load, "Target", noting)
+    for settings, reserves in (({}, True), ({"gpu_layers": 0}, False), ({"device_draft": "none"}, False)):
+        with ngramspec.load(DEMO, draft_model=str(DEMO), **settings, **SMALL):
+            (reserved, margin), (its_own, smaller) = asked
+        assert reserved == (DRAFT_MARGIN + DEMO.stat().st_size * 5 // 4 if reserves else 0)
+        assert (its_own, smaller, margin) == (0, DRAFT_MARGIN, MARGIN)
+        asked.clear()
 
 
 def test_load_offline_does_not_use_the_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
