@@ -70,11 +70,12 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         timing = QuantTiming(
             models.seconds, models.files, models.outputs, shape.layers, models.layers, PROMPT, deadline
         )
-        outcome = run_timed(_steps(models, timing), time_limit)
+        with warn_if_busy() as disturbance:
+            outcome = run_timed(_steps(models, timing), time_limit)
     costs = timing.costs()
     if not costs and isinstance(outcome.error, NGramSpecError):
         reraise(outcome)
-    if costs and outcome.error is None:
+    if costs and outcome.error is None and not disturbance.is_large:
         keep_costs(measurement_path(shape, load.gpu_layers), costs)
     conclusions = [recommend(costs)] if costs else []
     steepness = next((cost.steepness for cost in costs if cost.name == own), 0.0)
@@ -94,6 +95,7 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         "settings": asdict(settings) | {"gpu_layers": load.gpu_layers, "depth": depth, "seconds": time_limit},
         "complete": outcome.error is None,
         "timed_layers": models.layers,
+        "disturbed": disturbance.is_large,
         "rounds": timing.rounds,
         "spread": timing.spread,
         "quantisations": {cost.name: _figures(cost) for cost in costs},
@@ -153,8 +155,7 @@ def _steps(models: SyntheticModels, timing: QuantTiming) -> Iterator[str]:
         if name is None:
             break
         yield name
-    with warn_if_busy():
-        yield from timing.run()
+    yield from timing.run()
 
 
 def _own(path: Path) -> str | None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -130,16 +131,28 @@ def run_timed(names: Iterable[str], seconds: float) -> Outcome:
     return outcome
 
 
+@dataclass(slots=True)
+class Disturbance:
+    """Disturbance of measurements by other programs."""
+
+    is_large: bool = False  # whether they used more than `BUSY` of the cores
+
+
 @contextmanager
-def warn_if_busy() -> Iterator[None]:
-    """Warn if other programs used the cores during the block, because other settings may be fastest without them."""
+def warn_if_busy() -> Iterator[Disturbance]:
+    """Warn if other programs used the cores during the block, because other settings may be fastest without them.
+
+    The yielded `Disturbance` is updated after the block.
+    """
     before, began = read_cpu_seconds(), time.monotonic()
-    yield
+    found = Disturbance()
+    yield found
     after, cores = read_cpu_seconds(), logical_cores()
     share = (after.system - before.system - (after.process - before.process)) / max(
         0.001, cores * (time.monotonic() - began)
     )
     if share > BUSY:
+        found.is_large = True
         note(f"warning: other programs used {share:.0%} of this machine's cores; measure again without them")
 
 

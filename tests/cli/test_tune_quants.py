@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from ngramspec_cli import tune_quants
+from ngramspec_cli import tune_quants, view
 from support.cli_runner import DEMO, environment, run
 from support.signals import signal_at
 from support.tiny_gguf import changed_demo
@@ -31,10 +32,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return own
 
 
-def test_it_compares_all_quantisations_of_a_shape(home: dict[str, str], tmp_path: Path) -> None:
+def test_it_compares_all_quantisations_of_a_shape(
+    home: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "BUSY", math.inf)  # the machine may be busy
     done = run(home, *QUANTS, TINY, "--json", tmp_path / "found.json").ok()
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["complete"], found["shape"]["ff"], found["timed_layers"]) == (True, 96, 2)
+    assert not found["disturbed"]
     assert found["quantisations"].keys() == set(QUANTISATIONS)
     for name, one in found["quantisations"].items():
         line = next(line for line in done.out.splitlines() if line.startswith(f"{name} "))
@@ -44,6 +49,17 @@ def test_it_compares_all_quantisations_of_a_shape(home: dict[str, str], tmp_path
         assert one["tokens_per_second_with_drafts"] >= 0.95 * one["tokens_per_second"]
     assert found["conclusions"] == [line for line in done.out.splitlines() if line.startswith("Recommended: ")]
     assert measurement_path(parse_shape(TINY), 0).exists()
+
+
+def test_a_disturbed_measurement_is_shown_but_not_stored(home: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "BUSY", -1.0)
+    monkeypatch.setattr(quants, "typical_gain", lambda _curve: 1.5)
+    monkeypatch.setattr(SyntheticModels, "prepare", prepare)
+    monkeypatch.setattr(SyntheticModels, "seconds", lambda _models, _name, size: 0.001 * size)
+    done = run(home, *QUANTS, TINY, "--json", "-")
+    assert done.json["disturbed"]
+    assert "measure again without them" in done.err
+    assert not measurement_path(parse_shape(TINY), 0).exists()
 
 
 def costs(path: Path) -> None:
