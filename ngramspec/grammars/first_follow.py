@@ -59,47 +59,10 @@ class FirstFollow:
         return False
 
     def find_follow(self, items: Mapping[str, Item]) -> None:
-        """Set the characters that may come after each lexeme."""
-        users: dict[str, set[str]] = defaultdict(set)
-        for name, item in items.items():
-            for leaf in leaves(item):
-                if isinstance(leaf, Reference):
-                    users[leaf.name].add(name)
-        firsts: dict[str, int] = dict.fromkeys(items, 0)
-        starts: dict[int, int] = {}
-
-        def first_of(item: Item) -> int:
-            match item:
-                case Lexeme():
-                    if id(item) not in starts:
-                        starts[id(item)] = self.first(item.node)
-                    return starts[id(item)]
-                case Reference(name):
-                    return firsts[name]
-                case Sequence(parts):
-                    mask = 0
-                    for part in parts:
-                        mask |= first_of(part)
-                        if not self.is_nullable(part):
-                            break
-                    return mask
-                case Choice(options):
-                    mask = 0
-                    for option in options:
-                        mask |= first_of(option)
-                    return mask
-                case Repetition(part):
-                    return first_of(part)
-            return 0
-
-        waiting = list(items)
-        while waiting:
-            name = waiting.pop()
-            if (mask := first_of(items[name])) != firsts[name]:
-                firsts[name] = mask
-                waiting += users[name]
+        """Set the characters that may follow each lexeme, from the items of the rules by name."""
+        firsts = self._find_firsts(items)
         follows: dict[str, int] = dict.fromkeys(items, 0)
-        changed_rules = set[str]()
+        changed_rules = {*items}
 
         def spread(item: Item, follow: int) -> None:
             match item:
@@ -111,17 +74,52 @@ class FirstFollow:
                 case Sequence(parts):
                     for part in reversed(parts):
                         spread(part, follow)
-                        follow = first_of(part) | (follow if self.is_nullable(part) else 0)
+                        follow = self._first_of_item(part, firsts) | (follow if self.is_nullable(part) else 0)
                 case Choice(options):
                     for option in options:
                         spread(option, follow)
                 case Repetition(part, _, maximum):
-                    spread(part, follow | (first_of(part) if maximum is None or maximum > 1 else 0))
+                    can_repeat = maximum is None or maximum > 1
+                    spread(part, follow | (self._first_of_item(part, firsts) if can_repeat else 0))
 
-        changed_rules |= items.keys()
         while changed_rules:
             name = changed_rules.pop()
             spread(items[name], follows[name])
+
+    def _find_firsts(self, items: Mapping[str, Item]) -> dict[str, int]:
+        """Return the characters that each rule may begin with."""
+        users: dict[str, set[str]] = defaultdict(set)
+        for name, item in items.items():
+            for leaf in leaves(item):
+                if isinstance(leaf, Reference):
+                    users[leaf.name].add(name)
+        firsts: dict[str, int] = dict.fromkeys(items, 0)
+        waiting = list(items)
+        while waiting:
+            name = waiting.pop()
+            if (mask := self._first_of_item(items[name], firsts)) != firsts[name]:
+                firsts[name] = mask
+                waiting += users[name]
+        return firsts
+
+    def _first_of_item(self, item: Item, firsts: Mapping[str, int]) -> int:
+        mask = 0
+        match item:
+            case Lexeme():
+                mask = self.first(item.node)
+            case Reference(name):
+                mask = firsts[name]
+            case Sequence(parts):
+                for part in parts:
+                    mask |= self._first_of_item(part, firsts)
+                    if not self.is_nullable(part):
+                        break
+            case Choice(options):
+                for option in options:
+                    mask |= self._first_of_item(option, firsts)
+            case Repetition(part):
+                mask = self._first_of_item(part, firsts)
+        return mask
 
     def first(self, node: Node) -> int:
         """Return the characters that a part without recursion may begin with."""

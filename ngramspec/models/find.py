@@ -139,8 +139,8 @@ def list_models(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path
     model except the first.
     """
     own = _smollm_file()
-    installed = [(SMOLLM, own)] if own else []
-    for name, path in chain(installed, list_cached(env), list_ollama(env), list_lm_studio()):
+    own_models = [(SMOLLM, own)] if own else []
+    for name, path in chain(own_models, list_cached(env), list_ollama(env), list_lm_studio()):
         split = SPLIT_NAME.match(path.name)
         if not split or int(split["part"]) == 1:
             yield name, path

@@ -76,13 +76,16 @@ class Fields:
         return ApiError(500, f"{self.path}type: {problem}", param=f"{self.path}type", is_final=True)
 
     def boolean(self, name: str, default: bool = False) -> bool:
+        """Return true or false."""
         value = self._read(name, bool)
         return default if value is None else value
 
     def string(self, name: str) -> str | None:
+        """Return a string; `None` if the field is missing."""
         return self._read(name, str)
 
     def require_string(self, name: str) -> str:
+        """Return a string, which may be empty."""
         self.require(name)
         return self.string(name) or ""
 
@@ -94,12 +97,14 @@ class Fields:
         return value
 
     def choice(self, name: str, choices: Sequence[str], default: str) -> str:
+        """Return one of several strings."""
         value = self.data.get(name)
         if value is not None and value not in choices:
             raise self.value_error(name, f"one of {', '.join(choices)}")
         return default if value is None else str(value)
 
     def require_choice(self, name: str, choices: Sequence[str]) -> str:
+        """Return one of several strings."""
         self.require_string(name)
         return self.choice(name, choices, "")
 
@@ -160,14 +165,17 @@ class Fields:
         return [value] if isinstance(value, str) else [read(part) for part in self.objects(name)]
 
     def object(self, name: str) -> Fields | None:
+        """Return an object; `None` if the field is missing."""
         value = self._read(name, dict)
         return None if value is None else Fields(value, f"{self.path}{name}.")
 
     def require_object(self, name: str) -> Fields:
+        """Return an object."""
         self.require(name)
         return self.object(name) or Fields({})
 
     def list(self, name: str) -> list[Any]:
+        """Return a list; an empty one if the field is missing."""
         return self._read(name, list) or []
 
     def objects(self, name: str) -> Iterator[Fields]:

@@ -20,6 +20,7 @@ class Transcript:
         self._names: dict[str, str] = {}
 
     def add_system(self, text: str) -> None:
+        """Add a text with the role system; see the class for its place."""
         if not text:
             return
         if all(message["role"] == "system" for message in self.messages):
@@ -56,6 +57,7 @@ class Transcript:
 
 
 def join_lines(before: str, text: str) -> str:
+    """Return two texts with a line end between them, if both are not empty."""
     return before + "\n" + text if before and text else before + text
 
 

@@ -55,7 +55,7 @@ class ToolTemplate:
         adapted_messages = [{field: m[field] for field in _FIELDS if m.get(field) is not None} for m in messages]
         has_calls = bool(tools) or any(m["role"] == "tool" or m.get("tool_calls") for m in adapted_messages)
         if not (
-            features.typed
+            features.parts
             and features.system
             and ((features.arguments and features.results and features.tools) or not has_calls)
         ):
@@ -69,7 +69,7 @@ class ToolTemplate:
             adapted_messages = _merge_system_message(adapted_messages)
         for form in self._forms:
             adapted_messages = form(adapted_messages)
-        return adapted_messages if features.strings or not features.typed else split_contents(
+        return adapted_messages if features.strings or not features.parts else split_contents(
             adapted_messages
         ), template_tools
 

@@ -26,7 +26,7 @@ class TemplateFeatures(NamedTuple):
     results: bool = False  # whether the template renders results of calls
     short_ids: bool = False  # whether ids of calls must have nine characters
     strings: bool = True  # whether contents may be strings
-    typed: bool = False  # whether contents may be lists of parts
+    parts: bool = False  # whether contents may be lists of parts
 
 
 def find_features(render: Render, is_known: bool) -> TemplateFeatures:
@@ -43,7 +43,7 @@ def find_features(render: Render, is_known: bool) -> TemplateFeatures:
     tools = "qlistq" in render_turns([_USER], tools=[tool])
     tool_variables: dict[str, Any] = {"tools": [tool]} if tools else {}
     system = "qsystemq" in render_turns([{"role": "system", "content": "qsystemq"}, _USER])
-    features = TemplateFeatures(tools and is_known, system, strings=accepts_strings, typed=accepts_parts)
+    features = TemplateFeatures(tools and is_known, system, strings=accepts_strings, parts=accepts_parts)
     if not is_known:  # calls of unknown families could not be parsed
         return features
     for id_ in ("call_qidqidq", "call12345"):
