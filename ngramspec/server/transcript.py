@@ -57,7 +57,7 @@ class Transcript:
 
 
 def join_lines(before: str, text: str) -> str:
-    """Return two texts with a line end between them, if both are not empty."""
+    """Join two texts; between two that are not empty comes a newline."""
     return before + "\n" + text if before and text else before + text
 
 
