@@ -8,7 +8,7 @@ from setuptools import Extension, setup
 MODULES = (
     "ngramspec.cost.curve",
     "ngramspec.drafting.draft",
-    "ngramspec.drafting.chances",
+    "ngramspec.drafting.acceptance_estimator",
     "ngramspec.drafting.predictor",
     "ngramspec.drafting.token_index",
     "ngramspec.drafting.mixture.history",

@@ -22,12 +22,12 @@ from ngramspec.instruments.prompts import Case, Prompt, load_prompts, prepare
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import LoadedModel, open_target, tuned_file
 from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
-from ngramspec.machine import recalled
+from ngramspec.machine import load_tuned
 from ngramspec.memory.memory import DEFAULT
 from ngramspec.models.find import ModelSource
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import Policy
-from ngramspec.sampling.option import option, within
+from ngramspec.sampling.option import allow_range, option
 from ngramspec.sampling.settings import Sampling
 from ngramspec.user_class import FORM, is_user_class
 
@@ -52,7 +52,7 @@ def _make_untrained(loaded_model: LoadedModel, policy: str) -> tuple[Drafter | N
     """Return a new drafter like the one that was opened, and a new policy; both without learned state."""
     drafter = loaded_model.decoder.drafter
     if isinstance(drafter, ModelDrafter | HybridDrafter):
-        drafter = drafter.anew()
+        drafter = drafter.fresh_copy()
     elif drafter is not None:
         drafter = make_drafter(drafter.name, memory=loaded_model.memory, n_vocab=loaded_model.target.n_vocab)
     return drafter, make_policy(policy, loaded_model.settings.draft_max)
@@ -75,8 +75,8 @@ def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[
 def _open(source: ModelSource, load: LoadSettings, sampling: Sampling) -> LoadedModel:
     loaded_model = open_resolved(source, load, learn=False)
     check_sampling(loaded_model.target, sampling)
-    if loaded_model.memory is not None and loaded_model.memory.stored:
-        note(f"also drafting from a memory of {loaded_model.memory.stored} tokens; --no-memory disables it")
+    if loaded_model.memory is not None and loaded_model.memory.n_stored_tokens:
+        note(f"also drafting from a memory of {loaded_model.memory.n_stored_tokens} tokens; --no-memory disables it")
     return loaded_model
 
 
@@ -92,12 +92,14 @@ def bench(
     ),
     prompts: Path | None = PROMPTS,
     category: list[str] | None = option(None, help="Run only this category; repeatable."),
-    limit: int | None = option(None, help="Maximum number of prompts per category; default: all.", allowed=within(1)),
+    limit: int | None = option(
+        None, help="Maximum number of prompts per category; default: all.", allowed=allow_range(1)
+    ),
     repeat: int | None = option(
-        None, help="Number of runs with and without drafts per prompt; default: 3.", allowed=within(1)
+        None, help="Number of runs with and without drafts per prompt; default: 3.", allowed=allow_range(1)
     ),
     predict: int = option(
-        128, "-n", "--predict", "--n-predict", help="Maximum number of tokens per run.", allowed=within(2)
+        128, "-n", "--predict", "--n-predict", help="Maximum number of tokens per run.", allowed=allow_range(2)
     ),
     alpha: bool = option(False, help="Also measure alpha of n-gram counts by order, in two ways, untimed."),
     against: str | None = option(
@@ -143,7 +145,7 @@ def bench(
     selection = _select(load_prompts(prompts), category or [], limit)
     output = Output(as_json, post)
     source = find(model, load)
-    tuning = tuning_line(recalled(tuned_file(source.path, load)), left_out=load.ignore_tuned)
+    tuning = tuning_line(load_tuned(tuned_file(source.path, load)), left_out=load.ignore_tuned)
     loaded_model = _open(source, load, sampling_settings)
     load, target, memory, decoder = (
         loaded_model.settings,
@@ -187,7 +189,7 @@ def bench(
     inputs = {
         "selection": {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit},
         "load": asdict(load),
-        "memory": {"name": load.memory or DEFAULT, "tokens": memory.stored} if memory else None,
+        "memory": {"name": load.memory or DEFAULT, "tokens": memory.n_stored_tokens} if memory else None,
         "alpha": None if orders is None else [entry.to_json() for entry in orders],
         "calibration": benchmark.reliability.to_json() if decoder.drafter else None,
     }
@@ -243,7 +245,7 @@ def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[s
         *model_lines(target),
         f"{how}; drafter {drafter}, {policies}; up to {benchmark.max_tokens} tokens per run",
     ]
-    if decoder.exactness.same:
+    if decoder.exactness.bit_identical:
         lines.append(exact_mode(decoder.exactness.sizes))
     if decoder.drafter and (slow := slow_core()) is not None:
         lines.append(slow)

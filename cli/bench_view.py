@@ -54,7 +54,7 @@ def _differences(benchmark: Benchmark) -> list[str]:
             line += f", where the logits of both tokens are {d['margin']:.3g} apart"
         lines.append(line)
     lines = limit_lines(lines, f"{'outputs' if several else 'prompts'} differ in total")
-    if differences and benchmark.drafted.exactness.same:
+    if differences and benchmark.drafted.exactness.bit_identical:
         lines.append("exact mode should rule this out; please report it as a bug")
     elif differences and probe:
         largest = probe.max_difference

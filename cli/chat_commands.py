@@ -241,13 +241,18 @@ def _memory(session: Session, _argument: str) -> None:
     memory = session.memory
     if memory is None:
         note("drafts come only from this conversation")
-    elif not memory.stored:
+    elif not memory.n_stored_tokens:
         note(
             "drafts come from this conversation and earlier ones of this session; ngramspec memory add adds your files"
         )
     else:
-        note(f"drafts come from this conversation and {memory.stored} tokens of your memory (ngramspec memory list)")
-    answers = "are saved for later drafts" if memory is not None and memory.keeps else "are not saved for later drafts"
+        tokens = memory.n_stored_tokens
+        note(f"drafts come from this conversation and {tokens} tokens of your memory (ngramspec memory list)")
+    answers = (
+        "are saved for later drafts"
+        if memory is not None and memory.saves_answers
+        else "are not saved for later drafts"
+    )
     conversation = f"is saved in {conversation_path()}" if session.keep else "is not saved"
     note(f"answers {answers}; the conversation {conversation}")
 
@@ -282,7 +287,7 @@ def _stats(session: Session, _argument: str) -> None:
         "context": f"{len(target.tokens)} of {target.n_ctx} tokens used",
         "sampling": how,
         "drafting": drafts,
-        "exact": "on" if decoder.exactness.same else "off",
+        "exact": "on" if decoder.exactness.bit_identical else "off",
         "answers": str(session.answers),
     }
     stderr.print(*totals(session.totals, facts))

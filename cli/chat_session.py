@@ -212,7 +212,7 @@ class Session:
         """Pass the answers from index `start` on to the memory, because they leave the context."""
         if self.memory is not None:
             for answer in self._pending_answers[start:]:
-                self.memory.hear(answer)
+                self.memory.add_text(answer)
         del self._pending_answers[start:]
 
     # ------------------------------------------------------------------ answers

@@ -155,7 +155,7 @@ def _set_schema(session: Session, value: str | None) -> None:
 
 def _rule(field: str, known: Option) -> Setting:
     assert known.allowed is not None
-    holds, words = known.allowed.holds, known.allowed.words
+    holds, words = known.allowed.accepts, known.allowed.description
 
     def change(session: Session, value: str | None) -> None:
         number = getattr(NO_RULES, field) if value is None else _parse(known, int, value)

@@ -18,7 +18,7 @@ from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import is_model_argument
-from ngramspec.sampling.option import between, option, within
+from ngramspec.sampling.option import allow_int_range, allow_range, option
 from ngramspec.sampling.text_rules import TextRules
 from ngramspec.steps import Stats, Step
 
@@ -72,14 +72,14 @@ def complete(
         None,
         metavar="N",
         help="With --json: log-probabilities of each token and the N most likely ones.",
-        allowed=within(0),
+        allowed=allow_range(0),
     ),
     trace: Path | None = TRACE,
     beams: int | None = option(
         None,
         metavar="W",
         help="Beam search with W beams.",
-        allowed=between(1, SEQUENCES - 1),
+        allowed=allow_int_range(1, SEQUENCES - 1),
     ),
 ) -> None:
     """Continue a text: cat app.py | ngramspec complete model.gguf -n 200 > rest.py
@@ -175,7 +175,7 @@ def complete(
                 "stop_reason": ending,
                 "seed": sampling_settings.seed,
                 "lossy": acceptance.lossy,
-                "exact": decoder.exactness.same,
+                "exact": decoder.exactness.bit_identical,
             }
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
     keep(loaded_model.memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])

@@ -40,7 +40,7 @@ def check_beams(
         )
     if not sampling.greedy:
         usage_error("--beams cannot be combined with --temp: it searches for the most likely text")
-    if sampling.moves_logits:
+    if sampling.changes_logits:
         usage_error("--beams cannot be combined with penalties, logit biases, grammars or infill")
     if acceptance != Acceptance():
         usage_error("--beams cannot be combined with --acceptance, --lenience or --typical-acceptance")

@@ -18,15 +18,15 @@ from rich.table import Table
 import ngramspec
 from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
-from ngramspec.drafting import uncompiled
-from ngramspec.exactness.decision import ANSWER, DEPTHS, ExactAuto
+from ngramspec.drafting import find_uncompiled_modules
+from ngramspec.exactness.decision import ANSWER, DEPTHS, ExactnessSelector
 from ngramspec.llama.bindings import init_backend
 from ngramspec.llama.devices import build, devices
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import tuned_file
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.machine import recalled
+from ngramspec.machine import load_tuned
 from ngramspec.sampling.option import option
 
 from .console import guard_stdout, note
@@ -52,10 +52,10 @@ def info(
         print_report(_device_lines())
         return
     source = find(model, load)
-    tuning = recalled(tuned_file(source.path, load))
+    tuning = load_tuned(tuned_file(source.path, load))
     target = open_target(source, load)
     calibration = Calibration.load(target)
-    auto = ExactAuto(target) if target.exact == "auto" and target.exact_rollback else None
+    auto = ExactnessSelector(target) if target.exact == "auto" and target.exact_rollback else None
     if remeasure:
         calibration.forget()
         if auto is not None:
@@ -159,7 +159,7 @@ def _threads(target: Target) -> str:
 
 def _core() -> str:
     """How the core of drafting runs, and what makes it faster."""
-    if not uncompiled():
+    if not find_uncompiled_modules():
         return "compiled core"
     return (
         "core in plain Python, about 40 times slower than compiled: install a C compiler, then reinstall ngramspec"
@@ -185,11 +185,11 @@ def _show(console: Console, facts: dict[str, str]) -> None:
     console.print(facts_table(facts))
 
 
-def _choice(auto: ExactAuto) -> str:
+def _choice(auto: ExactnessSelector) -> str:
     """Describe the choice of --exact auto."""
-    same = auto.exactness.same
+    same = auto.exactness.bit_identical
     line = "--exact auto: " + ("bit-identical output with and without drafts" if same else "the fastest settings")
-    prices = [price for way in ("exact", "padded") if (price := auto.known.relative_time(way)) is not None]
+    prices = [price for way in ("exact", "padded") if (price := auto.measurements.relative_time(way)) is not None]
     if not prices:
         return line
     cost = f"{min(prices):.2f} times as long with drafts, for {ANSWER} tokens after {DEPTHS[-1]}"
@@ -243,7 +243,7 @@ def origin(target: Target, name: str) -> str:
     version, _, features = build().partition(";")
     enabled = " ".join(dict.fromkeys(re.findall(r"(\w+) = [1-9]", features)))
     build_text = f"{version} ({enabled})" if enabled else version
-    own = f"ngramspec {ngramspec.__version__}" + (", its core not compiled" if uncompiled() else "")
+    own = f"ngramspec {ngramspec.__version__}" + (", its core not compiled" if find_uncompiled_modules() else "")
     return f"{name} ({target.description}); {machine.name()}; {_backend(target)}; {build_text}; {own}"
 
 
@@ -262,7 +262,7 @@ def provenance(target: Target) -> dict[str, Any]:
         "devices": [asdict(device) for device in target.devices],
         "placement": target.plan.summary(target.layers),
         "build": build(),
-        "drafting_core": "plain Python" if uncompiled() else "compiled",
+        "drafting_core": "plain Python" if find_uncompiled_modules() else "compiled",
         "model": {
             "path": str(target.path),
             "name": target.name,

@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ngramspec.cpu.cores import usable_cores
-from ngramspec.drafting.mixture import learnt
+from ngramspec.drafting.mixture import weight_files
 from ngramspec.instruments.memory_statistics import Statistics, bytes_per_token, report, statistics
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.files import SECRET
-from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files, watch_folders
+from ngramspec.memory.indexing import AddResult, add_files, list_skipped, remove_files, watch_folders
 from ngramspec.memory.memory import (
     DEFAULT,
     memory_folder,
@@ -196,7 +196,7 @@ def clear(memory: Name = DEFAULT) -> None:
         store.clear()
     note(f"deleted memory {memory!r}" if stores else f"memory {memory!r} is already empty")
     if memory == DEFAULT:
-        for file in (files := learnt.files()):
+        for file in (files := weight_files.files()):
             file.unlink(missing_ok=True)
         if files:
             note("deleted the draft statistics")
@@ -221,12 +221,12 @@ def stats(
         with _report_errors(errors):
             data["save_answers"] = saves_answers()
             lines.append(f"saving answers: {'on' if data['save_answers'] else 'off'} ({settings_path()})")
-        files = learnt.files()
+        files = weight_files.files()
         size = sum(file.stat().st_size for file in files)
         statistics_text = (
             f"{pluralize(len(files), 'vocabulary', 'vocabularies')}, {size / 2**10:.0f} KiB" if files else "nothing"
         )
-        lines.append(f"draft statistics: {statistics_text} ({learnt.folder()})")
+        lines.append(f"draft statistics: {statistics_text} ({weight_files.folder()})")
         names = memory_names()
         lines.append(f"memories: {', '.join(names) or 'none'}")
         data |= {"draft_statistics": {"vocabularies": len(files), "size_bytes": size}, "memories": names}
@@ -303,7 +303,7 @@ def _vocabulary(model: str | None) -> Vocabulary:
     return open_vocabulary(file, model, "no --model given; using the tokenizer of")
 
 
-def _format_changes(changes: Added) -> str:
-    counts = ((changes.changed, "replaced"), (changes.gone, "removed"), (changes.unchanged, "unchanged"))
+def _format_changes(changes: AddResult) -> str:
+    counts = ((changes.changed, "replaced"), (changes.removed, "removed"), (changes.unchanged, "unchanged"))
     parts = [f"{pluralize(changes.new, 'file')} added"] + [f"{n:,} {what}" for n, what in counts if n]
     return f"{', '.join(parts)}; {pluralize(changes.tokens, 'token')} read{list_skipped(changes.skipped)}"

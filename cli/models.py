@@ -29,7 +29,7 @@ def models() -> None:
     with drafts. The closer it is to 1, the more drafts pay; at 4, they never do.
     """
     # These imports take too long for completion, which uses this module too.
-    from ngramspec.cost.calibration import kept_steepness
+    from ngramspec.cost.calibration import load_batch_cost_ratio
     from ngramspec.llama.devices import quantisation
     from ngramspec.llama.weights import model_key
 
@@ -49,7 +49,7 @@ def models() -> None:
             continue
         kind, architecture = metadata.get("general.file_type"), str(metadata.get("general.architecture", ""))
         quant = quantisation(kind) if isinstance(kind, int) else None
-        steepness = kept_steepness(model_key(path))
+        steepness = load_batch_cost_ratio(model_key(path))
         ratio = "" if steepness is None else f"{steepness:.2f}"
         table.add_row(name, f"{size / 2**20:,.0f} MiB", quant or "?", architecture, ratio)
     with guard_stdout():

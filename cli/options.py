@@ -26,7 +26,7 @@ from ngramspec.machine import Flash
 from ngramspec.memory import Memory, MemoryFileError
 from ngramspec.models.check import check_complete
 from ngramspec.models.find import ModelSource, resolve
-from ngramspec.sampling.option import KEY, named, option, options
+from ngramspec.sampling.option import KEY, option, options, resolve_flags
 
 from .console import defer_signals, download_bar, note, usage_error
 from .models import complete_model
@@ -124,7 +124,7 @@ def keep(memory: Memory | None, tokens: Sequence[int]) -> None:
     if memory is None:
         return
     try:
-        memory.keep(tokens)
+        memory.save_answer(tokens)
     except MemoryFileError as error:
         note(f"warning: this answer is not saved for later sessions: {error}")
 
@@ -205,10 +205,10 @@ def flags_in_errors() -> Iterator[None]:
 def _parameter(name: str, hint: Any, field: Field[Any], override: str | Field[Any] | None = None) -> inspect.Parameter:
     """Return the parameter for typer of a field that `option` made; `override` replaces the field or its help."""
     field = override if isinstance(override, Field) else field
-    spec = named(name, field.metadata[KEY])
+    spec = resolve_flags(name, field.metadata[KEY])
     # A default that is None or parsed from text means nothing to the user; the help text describes it instead.
     show_default = spec.parse is None and field.default is not None
-    minimum, maximum = (None, None) if spec.allowed is None else (spec.allowed.least, spec.allowed.most)
+    minimum, maximum = (None, None) if spec.allowed is None else (spec.allowed.minimum, spec.allowed.maximum)
     option_info = typer.Option(
         *spec.flags,
         help=override if isinstance(override, str) else spec.help,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ngramspec.sampling.option import option, within
+from ngramspec.sampling.option import allow_range, option
 from ngramspec.tool_calls.families import reasoning_tags
 
 from .console import note
@@ -31,7 +31,7 @@ class ReasoningOptions:
         UNLIMITED,
         metavar="N",
         help="Maximum number of tokens in each block of reasoning; 0: end it at once; -1: no limit.",
-        allowed=within(UNLIMITED),
+        allowed=allow_range(UNLIMITED),
     )
     reasoning_budget_message: str = option(
         "", metavar="TEXT", help="Text to insert when the reasoning budget is used up; default: none."

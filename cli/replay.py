@@ -14,7 +14,7 @@ import typer
 import ngramspec
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import CURVES, SWITCH, find_curves, frozen
+from ngramspec.cost.fixed_curves import CURVES, SWITCH, find_curves, freeze
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.replay.comparison import MEASURED, CurveComparison, replay_report
@@ -24,7 +24,7 @@ from ngramspec.instruments.reports.report import drafted_texts
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.settings import PLACEMENT, LoadSettings
-from ngramspec.sampling.option import option, within
+from ngramspec.sampling.option import allow_range, option
 from ngramspec.user_class import FORM
 
 from .console import fail, note, prefill_bar, reraise, usage_error
@@ -73,7 +73,9 @@ def replay(
         help="Tokenizer to use; the file needs no weights. Default: that of --model or the default model.",
     ),
     limit: int | None = option(
-        None, help="Maximum number of conversations per category, chosen at random; default: all.", allowed=within(1)
+        None,
+        help="Maximum number of conversations per category, chosen at random; default: all.",
+        allowed=allow_range(1),
     ),
     no_oracle: bool = option(False, help="Omit the copy-oracle."),
     strict: bool = option(False, help="Fail on broken entries instead of skipping them."),
@@ -230,6 +232,6 @@ def _measure_curve(target: Target) -> CostCurve:
     front = np.random.default_rng(0).integers(0, target.n_vocab, min(FRONT, target.n_ctx // 2))
     target.prefill(front.tolist())
     calibration = Calibration.load(target)
-    curve = frozen(calibration.ensure_curve(target))
+    curve = freeze(calibration.ensure_curve(target))
     calibration.save()
     return curve

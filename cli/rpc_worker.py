@@ -9,7 +9,7 @@ import threading
 from ngramspec.cpu.cores import usable_cores
 from ngramspec.llama import rpc
 from ngramspec.llama.target import THREADS
-from ngramspec.sampling.option import between, option
+from ngramspec.sampling.option import allow_int_range, option
 from ngramspec.storage import cache_folder
 
 from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, note, print_error
@@ -17,7 +17,7 @@ from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, note, print_er
 
 def rpc_worker(
     host: str = option("127.0.0.1", help="IPv4 address of this machine to listen on, in a trusted network."),
-    port: int = option(50052, help="Port.", allowed=between(1, 65535)),
+    port: int = option(50052, help="Port.", allowed=allow_int_range(1, 65535)),
     threads: int | None = option(
         None, "-t", "--threads", help="Number of CPU threads; default: the number of physical cores.", allowed=THREADS
     ),

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from ngramspec.llama.target import MICRO_BATCH
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.machine import LEAST_MICRO
-from ngramspec.sampling.option import option, options, within
+from ngramspec.machine import MIN_UBATCH
+from ngramspec.sampling.option import allow_range, option, options
 from ngramspec.sampling.settings import Sampling
 
 from .console import fail, note, usage_error
@@ -46,7 +46,9 @@ _SAMPLING = (
     tuple(options(Sampling)),
     {
         "temperature": setting("temperature", CHAT_TEMPERATURE),
-        "seed": option(-1, "-s", "--seed", help="Random seed; -1: a random one for each request.", allowed=within(-1)),
+        "seed": option(
+            -1, "-s", "--seed", help="Random seed; -1: a random one for each request.", allowed=allow_range(-1)
+        ),
     },
 )
 
@@ -89,7 +91,7 @@ def serve(
         usage_error(f"two models were given: {model} and -m {model_file}; remove one")
     no_effect.report()
     if serving.batch_size is not None and serving.batch_size < (load.ubatch_size or MICRO_BATCH):
-        load = replace(load, ubatch_size=max(serving.batch_size, LEAST_MICRO))
+        load = replace(load, ubatch_size=max(serving.batch_size, MIN_UBATCH))
     if load.ctx_size and serving.parallel > 1:
         per_request = max(16, load.ctx_size // serving.parallel)
         each = f"-c {load.ctx_size} is the context size of each of {serving.parallel} requests"

@@ -13,7 +13,7 @@ from ngramspec.chat_template.variables import check_variables
 from ngramspec.llama.builtin_template import builtin_names
 from ngramspec.llama.embedder import Pooling
 from ngramspec.llama.passes import MAX_EVALUATE
-from ngramspec.sampling.option import between, option, within
+from ngramspec.sampling.option import allow_int_range, allow_range, option
 
 from .console import fail, read_text, usage_error
 from .options import check_predict
@@ -41,7 +41,7 @@ class ServeOptions:
         metavar="ADDRESS,...",
         help="Addresses to listen on; 0.0.0.0: all IPv4 addresses of this machine.",
     )
-    port: int = option(8080, help="Port to listen on; 0: any free port.", allowed=between(0, 65535))
+    port: int = option(8080, help="Port to listen on; 0: any free port.", allowed=allow_int_range(0, 65535))
     api_key: str | None = option(
         None, help="API key that requests must send, visible in the process list; default: $NGRAMSPEC_API_KEY."
     )
@@ -68,7 +68,7 @@ class ServeOptions:
         "-np",
         "--parallel",
         help="Maximum number of requests at once; others wait.",
-        allowed=between(1, MAX_EVALUATE),
+        allowed=allow_int_range(1, MAX_EVALUATE),
     )
     cache_ram: int | None = option(
         None,
@@ -76,7 +76,7 @@ class ServeOptions:
         "--cache-ram",
         metavar="MIB",
         help="Prompt cache in MiB, for conversations evicted from their slot; default: a quarter of free RAM.",
-        allowed=within(0),
+        allowed=allow_range(0),
     )
     slot_save_path: Path | None = option(
         None,
@@ -104,7 +104,7 @@ class ServeOptions:
         "-b",
         "--batch-size",
         help="Maximum number of prompt tokens per decode call; limits --ubatch-size.",
-        allowed=within(1),
+        allowed=allow_range(1),
     )
     verbose: bool = option(False, "-v", "--verbose", help="Add the prompt and all settings to responses, as __verbose.")
     metrics: bool = option(False, help="Enable /metrics for Prometheus.")
@@ -125,7 +125,7 @@ class ServeOptions:
     embd_normalize: int | None = option(
         None,
         help="Normalization of embeddings: -1: none, 0: 16-bit integers, 2: length 1, p: p-norm 1; default: 2.",
-        allowed=within(-1),
+        allowed=allow_range(-1),
     )
 
     def __post_init__(self) -> None:

@@ -22,8 +22,8 @@ from ngramspec.llama.trial_context import STRETCH
 from ngramspec.loading import load as loading
 from ngramspec.loading.load import tuned_file
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.machine import DRAFTS, SINGLE, Settings, Tuned, flags, keep, recalled
-from ngramspec.sampling.option import between, option, within
+from ngramspec.machine import DRAFTS, SINGLE, Settings, Tuned, flags, load_tuned, save_tuned
+from ngramspec.sampling.option import allow_int_range, allow_range, option
 
 from .console import defer_signals, note, reraise, usage_error
 from .info import model_lines, provenance
@@ -47,12 +47,12 @@ def tune(
         False, help="Compare quantisations of MODEL, or of a shape, instead of settings; weights are random."
     ),
     time_limit: float = option(
-        60.0, help="Approximate measuring time in seconds, after loading the model.", allowed=within(5, 86400)
+        60.0, help="Approximate measuring time in seconds, after loading the model.", allowed=allow_range(5, 86400)
     ),
     context_depth: int | None = option(
         None,
         help=f"Number of tokens in the long context; default: {DEPTH}, or {QUANTS_DEPTH} with --quants.",
-        allowed=between(STRETCH, 2**20),
+        allowed=allow_int_range(STRETCH, 2**20),
     ),
     apply: bool = option(False, help="Save the recommended settings; other commands then use them for this model."),
     reset: bool = option(False, help="Delete the saved settings without measuring."),
@@ -120,13 +120,13 @@ def tune(
         with warn_if_busy():
             outcome = run_timed((name or "current settings" for name in tuning.run()), tuning.seconds)
         same_bits = _test_same_bits(bench, tuning)
-    before = recalled(file)
+    before = load_tuned(file)
     # Without --apply, keep settings that are in use.
     if tuning.complete and (apply or before is None or not before.applied):
         today = datetime.now(UTC).date().isoformat()
         changes = tuning.found.changes(tuning.present) if tuning.found else {}
         ratio = tuning.gain.ratio if tuning.gain and changes else None
-        keep(file, Tuned(changes, ratio, today, applied=apply and bool(changes)))
+        save_tuned(file, Tuned(changes, ratio, today, applied=apply and bool(changes)))
     quantisation = _quantisation(target, tuning, load)
     document = {"load": asdict(load), **_document(target, tuning, deep, same_bits, applied=apply)}
     document["advice"] = [*tuning.advised, *quantisation]
@@ -183,7 +183,7 @@ def _document(target: Target, tuning: Tuning, depth: int, same_bits: bool | None
         "complete": tuning.complete,
         "settings": limits,
         "present": asdict(tuning.present),
-        "present_seconds": {m.named(depth): tuning.times[m] for m in measures},
+        "present_seconds": {m.label(depth): tuning.times[m] for m in measures},
         "compared": {name: _comparison(c, depth) for name, c in tuning.compared.items()},
         "together": _comparison(gain, depth) if gain else None,
         "recommended": recommendation,
@@ -195,9 +195,9 @@ def _document(target: Target, tuning: Tuning, depth: int, same_bits: bool | None
 def _comparison(comparison: Comparison, depth: int) -> dict[str, Any]:
     return {
         **{name: getattr(comparison, name) for name in ("rounds", "ratio", "spread", "chance")},
-        "each": {m.named(depth): ratio for m, ratio in comparison.each.items()},
-        "faster": [m.named(depth) for m in comparison.faster],
-        "slower": [m.named(depth) for m in comparison.slower],
+        "each": {m.label(depth): ratio for m, ratio in comparison.each.items()},
+        "faster": [m.label(depth) for m in comparison.faster],
+        "slower": [m.label(depth) for m in comparison.slower],
     }
 
 

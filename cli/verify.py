@@ -22,7 +22,7 @@ from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import open_drafter
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.sampling.option import between, option, within
+from ngramspec.sampling.option import allow_int_range, allow_range, option
 
 from .console import defer_signals, fail, note, printable, reraise, usage_error
 from .info import exact_mode, load_settings, model_lines, provenance
@@ -37,9 +37,11 @@ def verify(
     load: Annotated[LoadSettings, (*LOADING, *MODELS)],
     model: Model = None,
     prompts: Path | None = PROMPTS,
-    predict: int = option(64, "-n", "--predict", help="Maximum number of tokens per text.", allowed=within(2)),
-    time_limit: float = option(50.0, help="Time for the checks in seconds, after loading.", allowed=within(1, 86400)),
-    seed: int = option(0, "-s", "--seed", help="Random seed.", allowed=between(0, 2**32 - 1)),
+    predict: int = option(64, "-n", "--predict", help="Maximum number of tokens per text.", allowed=allow_range(2)),
+    time_limit: float = option(
+        50.0, help="Time for the checks in seconds, after loading.", allowed=allow_range(1, 86400)
+    ),
+    seed: int = option(0, "-s", "--seed", help="Random seed.", allowed=allow_int_range(0, 2**32 - 1)),
     as_json: str | None = json_option("all results"),
 ) -> None:
     """Check that drafting does not change the output of a model on this machine.
@@ -65,7 +67,7 @@ def verify(
     # Prompts of any length are allowed because they are cut to fit.
     cases, skipped_prompts = prepare(target, selection, predict, None)
     try:
-        strict = target.exact == "on" or target.exactness.same
+        strict = target.exact == "on" or target.exactness.bit_identical
         with defer_signals():
             drafter, _, _ = open_drafter(target, files, load, on_note=note, learn=False)
         selfcheck = SelfCheck(

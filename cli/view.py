@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ngramspec.cpu.cores import logical_cores, read_cpu_seconds
-from ngramspec.drafting import uncompiled
+from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.instruments.prompts import Skipped
 from ngramspec.instruments.reports import report
 from ngramspec.machine import Tuned, flags
@@ -165,7 +165,11 @@ def _bar(*more: ProgressColumn) -> AbstractContextManager[Progress]:
 
 def slow_core() -> str | None:
     """Return a warning if drafts come from uncompiled Python code, which slows down all measurements, or `None`."""
-    return "warning: drafting is slow because its core is not compiled (see ngramspec info)" if uncompiled() else None
+    return (
+        "warning: drafting is slow because its core is not compiled (see ngramspec info)"
+        if find_uncompiled_modules()
+        else None
+    )
 
 
 def tuning_line(tuning: Tuned | None, *, left_out: bool) -> str:

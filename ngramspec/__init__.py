@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ngramspec.decoding.decoder import SpeculativeDecoder as SpeculativeDecoder
     from ngramspec.drafting.draft import Draft as Draft
     from ngramspec.drafting.draft import Drafter as Drafter
-    from ngramspec.drafting.draft_model.asked_model import DraftModel as DraftModel
+    from ngramspec.drafting.draft_model.draft_model import DraftModel as DraftModel
     from ngramspec.drafting.draft_model.hybrid import HybridDrafter as HybridDrafter
     from ngramspec.drafting.draft_model.model import ModelDrafter as ModelDrafter
     from ngramspec.drafting.predictor import NGramPredictor as NGramPredictor
@@ -49,7 +49,7 @@ else:
         "LlamaDraftModel": "dropin.llama",
         "LoadSettings": "loading.settings",
         "LoadedModel": "loading.load",
-        "DraftModel": "drafting.draft_model.asked_model",
+        "DraftModel": "drafting.draft_model.draft_model",
         "HybridDrafter": "drafting.draft_model.hybrid",
         "ModelDrafter": "drafting.draft_model.model",
         "NGramPredictor": "drafting.predictor",

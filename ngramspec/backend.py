@@ -35,7 +35,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.cpu.thread_governor import UNGOVERNED, Conditions
+from ngramspec.cpu.thread_governor import FIXED_CONDITIONS, Conditions
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer
@@ -163,7 +163,7 @@ class ModelBase(EvaluatesAtOnce):
     exact_rollback: bool = True
     owed: int = 0
     fingerprint: str = ""
-    conditions: Conditions = UNGOVERNED
+    conditions: Conditions = FIXED_CONDITIONS
 
     def checkpoint(self) -> None:
         pass

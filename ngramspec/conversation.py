@@ -37,13 +37,15 @@ class Conversation:
 
     def messages(self, first: int = 0) -> list[Message]:
         """Return the system message and the turns from `first` on, in the format of chat templates."""
-        found = [] if self.system is None else [{"role": "system", "content": self.system}]
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in self.turns[first:]:
-            found.append({"role": "user", "content": turn.user})
-            found.append({"role": "assistant", "content": turn.assistant})
-        return found
+            messages.append({"role": "user", "content": turn.user})
+            messages.append({"role": "assistant", "content": turn.assistant})
+        return messages
 
-    def prompt(self, question: str, encode: Callable[[list[Message]], list[int]], most: int) -> tuple[list[int], int]:
+    def prompt(
+        self, question: str, encode: Callable[[list[Message]], list[int]], max_tokens: int
+    ) -> tuple[list[int], int]:
         """Return the token ids of the prompt for the next question, and the index of the oldest turn in it.
 
         If the prompt is too long, leave out as few of the oldest turns as possible, but never the system message or the
@@ -52,24 +54,24 @@ class Conversation:
         Args:
             question: New user message.
             encode: Function that converts messages to token ids; a prompt with fewer turns must not be longer.
-            most: Maximum number of tokens of the prompt.
+            max_tokens: Maximum number of tokens of the prompt.
 
         Raises:
             PromptError: The question does not fit even without turns.
         """
 
-        def encoded(first: int) -> list[int]:
+        def encode_from(first: int) -> list[int]:
             return encode([*self.messages(first), {"role": "user", "content": question}])
 
-        first, tokens = self.first, encoded(self.first)
-        if len(tokens) > most:
+        first, tokens = self.first, encode_from(self.first)
+        if len(tokens) > max_tokens:
             turns = range(len(self.turns))
-            first = bisect_left(turns, True, lo=first, key=lambda i: len(encoded(i)) <= most)
-            tokens = encoded(first)
-        if len(tokens) > most:
+            first = bisect_left(turns, True, lo=first, key=lambda i: len(encode_from(i)) <= max_tokens)
+            tokens = encode_from(first)
+        if len(tokens) > max_tokens:
             what = "the message and the system message make" if self.system else "the message makes"
             raise PromptError(
-                f"{what} a prompt of {len(tokens)} tokens, but the context has room for {most} and an answer;"
+                f"{what} a prompt of {len(tokens)} tokens, but the context has room for {max_tokens} and an answer;"
                 " shorten it or raise -c/--ctx-size"
             )
         return tokens, first
@@ -142,11 +144,13 @@ def load(path: Path) -> tuple[Conversation, str]:
         raise NGramSpecError(f'{path} is not a saved conversation: it has no list "messages"')
     pairs = [_message(path, i, message) for i, message in enumerate(data["messages"], 1)]
     system = pairs.pop(0)[1] if pairs and pairs[0][0] == "system" else None
-    skipped = system is not None
+    has_system = system is not None
     for i, (role, _) in enumerate(pairs):
-        expected = ("user", "assistant")[i % 2]
-        if role != expected:
-            raise NGramSpecError(f"{path}: message {i + 1 + skipped} must have the role {expected!r}, got {role!r}")
+        expected_role = ("user", "assistant")[i % 2]
+        if role != expected_role:
+            raise NGramSpecError(
+                f"{path}: message {i + 1 + has_system} must have the role {expected_role!r}, got {role!r}"
+            )
     if len(pairs) % 2:
         raise NGramSpecError(f"{path}: the last message has no answer")
     turns = [Turn(pairs[i][1], pairs[i + 1][1]) for i in range(0, len(pairs), 2)]
@@ -158,7 +162,7 @@ def _message(path: Path, number: int, message: object) -> tuple[str, str]:
     """Return the role and the content of a message in a file."""
     if isinstance(message, dict):
         role, content = message.get("role"), message.get("content")
-        # JSON can contain half a surrogate pair, which cannot be encoded as UTF-8.
+        # JSON can contain half a surrogate pair, which cannot be encode_from as UTF-8.
         if isinstance(role, str) and isinstance(content, str) and not _SURROGATE.search(content):
             return role, content
     raise NGramSpecError(f'{path}: message {number} requires "role" and "content" strings')

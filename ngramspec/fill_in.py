@@ -38,10 +38,10 @@ class Limits(NamedTuple):
 
     before: int | None = None  # limit of the prefix, without the `prompt`
     after: int | None = None  # limit of the suffix, from which the tokens of the `prompt` are subtracted
-    others: int | None = None  # limit of all other files together, with their names and marks
+    other_files: int | None = None  # limit of all other files together, with their names and marks
 
     @classmethod
-    def within(cls, n_ctx: int, *, near: int, n_predict: int) -> Self:
+    def for_context(cls, n_ctx: int, *, near: int, n_predict: int) -> Self:
         """Return llama-server's limits: three quarters of `near` are prefix, one is suffix; other files fill the rest.
 
         Args:
@@ -50,10 +50,10 @@ class Limits(NamedTuple):
             n_predict: Maximum number of tokens of the answer. The limits leave room for twice as many tokens, and for
                 at least an eighth of `near`.
         """
-        left = max(2 * n_predict, near // 8)
-        near = min(near, max(n_ctx - left, n_ctx // 2))
+        reserve = max(2 * n_predict, near // 8)
+        near = min(near, max(n_ctx - reserve, n_ctx // 2))
         quarter = near // 4
-        return cls(3 * quarter, max(0, quarter - 2), max(0, n_ctx - near - left))
+        return cls(3 * quarter, max(0, quarter - 2), max(0, n_ctx - near - reserve))
 
 
 def fill_in(
@@ -62,7 +62,7 @@ def fill_in(
     after: str,
     *,
     prompt: str = "",
-    others: Sequence[tuple[str, str]] = (),
+    other_files: Sequence[tuple[str, str]] = (),
     limits: Limits | None = None,
     suffix_first: bool = False,
 ) -> list[int]:
@@ -73,7 +73,7 @@ def fill_in(
         before: Text of the prefix.
         after: Text of the suffix.
         prompt: Beginning of the middle, or other text right before it; it is never cut.
-        others: Names and texts of other files, or of parts of them, the most important last.
+        other_files: Names and texts of other files, or of parts of them, the most important last.
         limits: Maximum number of tokens of each part; `None` means no limits.
         suffix_first: Put the suffix before the prefix, as Codestral requires.
 
@@ -96,18 +96,18 @@ def fill_in(
     around: list[int] = []
     if marks.project is not None:
         around += [marks.project, *tokens(f"{_PROJECT}\n")]
-    for name, text in others:
+    for name, text in other_files:
         heading = tokens(_SNIPPET) if marks.file is None else [marks.file, *tokens(f"{name}\n")]
         around += [*heading, *tokens(text)]
     if marks.file is not None:
         around += [marks.file, *tokens(f"{_FILE}\n")]
 
-    begun = tokens(prompt)
-    start = [marks.prefix, *_last(tokens(before), limits.before), *begun]
-    end = [marks.suffix, *tokens(after)[: None if limits.after is None else max(0, limits.after - len(begun))]]
+    prompt_tokens = tokens(prompt)
+    start = [marks.prefix, *_last(tokens(before), limits.before), *prompt_tokens]
+    end = [marks.suffix, *tokens(after)[: None if limits.after is None else max(0, limits.after - len(prompt_tokens))]]
     bos = tokenizer.tokenize("")[:1]
     near = [*end, *start] if suffix_first else [*start, *end]
-    return [*bos, *_last(around, limits.others), *near, marks.middle]
+    return [*bos, *_last(around, limits.other_files), *near, marks.middle]
 
 
 def _last(tokens: list[int], count: int | None) -> list[int]:

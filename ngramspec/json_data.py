@@ -23,8 +23,8 @@ Data = TypeVar("Data", bound="DataclassInstance")
 def encode(value: Any) -> Any:
     """Return the JSON value of a dataclass, a mapping, a sequence, text, a number, a truth value or None."""
     if is_dataclass(value):
-        named = ((f, getattr(value, f.name)) for f in fields(value))
-        return {f.name: encode(part) for f, part in named if part != _default(f)}
+        pairs = ((f, getattr(value, f.name)) for f in fields(value))
+        return {f.name: encode(part) for f, part in pairs if part != _default(f)}
     if isinstance(value, Mapping):
         return {str(name): encode(part) for name, part in value.items()}
     if isinstance(value, tuple | list):
@@ -41,11 +41,11 @@ def decode(kind: type[Data], data: Any) -> Data:
         ValueError: A field is missing, or has another type than its annotation; the message is one line.
     """
     try:
-        found: Data = _adapter(kind).validate_python(encode(data))
+        value: Data = _adapter(kind).validate_python(encode(data))
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))) from error
-    return found
+    return value
 
 
 @cache

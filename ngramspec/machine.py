@@ -19,7 +19,7 @@ import psutil
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.json_data import decode
-from ngramspec.storage import cache_folder, recall, write_whole
+from ngramspec.storage import cache_folder, read_cache, write_whole
 
 
 @cache
@@ -39,9 +39,9 @@ def name() -> str:
 
 Flash = Literal["auto", "on", "off"]
 
-MOST_THREADS = 512
+MAX_THREADS = 512
 
-LEAST_MICRO, MOST_MICRO = 64, 4096  # range of the tokens in a micro-batch of a prompt
+MIN_UBATCH, MAX_UBATCH = 64, 4096  # range of the tokens in a micro-batch of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class Settings:
         If one number of threads differs, both are returned, because `threads` sets the default of `threads_batch`.
         """
         own = asdict(self)
-        found = {name: value for name, value in own.items() if value != getattr(base, name)}
-        if found.keys() & {"threads", "threads_batch"}:
-            found = {"threads": self.threads, "threads_batch": self.threads_batch} | found
-        return found
+        changes = {name: value for name, value in own.items() if value != getattr(base, name)}
+        if changes.keys() & {"threads", "threads_batch"}:
+            changes = {"threads": self.threads, "threads_batch": self.threads_batch} | changes
+        return changes
 
 
 _FLAGS = {"threads": "-t", "threads_batch": "-tb", "flash_attn": "-fa", "micro_batch": "-ub"}
@@ -84,38 +84,38 @@ def flags(changes: Mapping[str, Any]) -> str:
 
 # --------------------------------------------------------------------------- measures
 
-LEAST_READ = 64  # minimum size of a pass that counts as prefill, which computes logits only after its last token
+MIN_PREFILL = 64  # minimum size of a pass that counts as prefill, which computes logits only after its last token
 
 
 class Measure(NamedTuple):
     """A pass whose time is measured."""
 
-    size: int  # tokens of the pass; from LEAST_READ on the pass is a prefill, and its time is divided by its tokens
+    size: int  # tokens of the pass; from MIN_PREFILL on the pass is a prefill, and its time is divided by its tokens
     deep: bool = False  # whether the pass follows a long context instead of a nearly empty one
 
     @property
-    def reads(self) -> bool:
-        return self.size >= LEAST_READ
+    def is_prefill(self) -> bool:
+        return self.size >= MIN_PREFILL
 
-    def named(self, depth: int) -> str:
+    def label(self, depth: int) -> str:
         """Return the name of the measure in a report.
 
         Args:
             depth: Number of tokens of the long context.
         """
-        name = f"prefill {self.size}" if self.reads else f"T({self.size})"
+        name = f"prefill {self.size}" if self.is_prefill else f"T({self.size})"
         return f"{name} at {depth}" if self.deep else name
 
 
-SINGLE, DRAFTS, READING, LONG_READING = Measure(1), (Measure(4), Measure(8)), Measure(LEAST_READ), Measure(1024)
-DEEP = (Measure(1, deep=True), Measure(4, deep=True), Measure(LEAST_READ, deep=True))
+SINGLE, DRAFTS, READING, LONG_READING = Measure(1), (Measure(4), Measure(8)), Measure(MIN_PREFILL), Measure(1024)
+DEEP = (Measure(1, deep=True), Measure(4, deep=True), Measure(MIN_PREFILL, deep=True))
 
 
 # --------------------------------------------------------------------------- kept settings
 
-_THREADS = range(1, MOST_THREADS + 1)
-_FOUND: Mapping[str, Sequence[Any]] = {
-    **{"threads": _THREADS, "threads_batch": _THREADS, "micro_batch": range(LEAST_MICRO, MOST_MICRO + 1)},
+_THREADS = range(1, MAX_THREADS + 1)
+_TUNABLE: Mapping[str, Sequence[Any]] = {
+    **{"threads": _THREADS, "threads_batch": _THREADS, "micro_batch": range(MIN_UBATCH, MAX_UBATCH + 1)},
     **{"mmap": (False,), "repack": (False,), "flash_attn": ("on", "off")},
 }
 """The values that a tuning can find; a stored file with other values is ignored."""
@@ -131,29 +131,31 @@ class Tuned:
     applied: bool  # whether the changes are applied when the model is loaded
 
 
-def path_of(key: str) -> Path:
+def tuning_path(key: str) -> Path:
     """Return the path in the cache folder for a model, build and machine, which `key` identifies."""
     return cache_folder("tuned") / f"{key}.json"
 
 
-def recalled(path: Path) -> Tuned | None:
+def load_tuned(path: Path) -> Tuned | None:
     """Return the stored result; `None` if nothing is stored, or the file is invalid."""
     with suppress(ValueError, KeyError):
-        kept = decode(Tuned, json.loads(recall(path) or ""))
-        if all(type(value) is type(_FOUND[name][0]) and value in _FOUND[name] for name, value in kept.changes.items()):
-            return replace(kept, date=kept.date[:10])
+        tuned = decode(Tuned, json.loads(read_cache(path) or ""))
+        if all(
+            type(value) is type(_TUNABLE[name][0]) and value in _TUNABLE[name] for name, value in tuned.changes.items()
+        ):
+            return replace(tuned, date=tuned.date[:10])
     return None
 
 
-def keep(path: Path, kept: Tuned) -> None:
+def save_tuned(path: Path, tuned: Tuned) -> None:
     """Write the result to a file.
 
     Raises:
-        NGramSpecError: The file cannot be written. If `kept.applied` is false, the error is ignored.
+        NGramSpecError: The file cannot be written. If `tuned.applied` is false, the error is ignored.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(kept)))
+        write_whole(path, json.dumps(asdict(tuned)))
     except OSError as error:
-        if kept.applied:
+        if tuned.applied:
             raise NGramSpecError(f"cannot save the settings in {path}: {error.strerror or error}") from error

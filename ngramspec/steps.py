@@ -11,7 +11,7 @@ from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.sampling.distribution import Logprobs
 
 SHORT = 16  # minimum number of passes for an estimate of the gain; with fewer it would be noise
-SLOWED = 0.05  # share of passes slowed down by other programs above which the gain is not estimated
+MAX_SLOWED_SHARE = 0.05  # share of passes slowed down by other programs above which the gain is not estimated
 FASTER, SLOWER = 0.5, 1.25  # range of measured / expected time of passes in which the gain is estimated
 
 StopReason = Literal["eog", "stop", "length", "context"]
@@ -31,7 +31,7 @@ class Step:
     correct_guesses: int = 0  # number of correct tokens in the drafter's proposal, sent or not
     batch: int = 0  # tokens in the pass, including padding, branches and tokens that were evaluated again
     seconds: float = 0.0  # time of the target pass (of the whole prefill at the first step)
-    # Part of `seconds` that an interruption by the system added; see `CostCurve.undisturbed`.
+    # Part of `seconds` that an interruption by the system added; see `CostCurve.without_interruption`.
     interruption_seconds: float = 0.0
     draft_seconds: float = 0.0  # time of drafting and of preparing a rollback
     plain_seconds: float = 0.0  # present time of a pass without a draft; 0 if it was not measured
@@ -57,7 +57,7 @@ class Step:
         return "".join(self.pieces)
 
     @property
-    def refused(self) -> tuple[int, ...]:
+    def draft_remainder(self) -> tuple[int, ...]:
         """Draft tokens that were not emitted."""
         return self.drafted[self.accepted :]
 
@@ -107,10 +107,10 @@ class Stats:
             for counts in (self.drafted_at, self.tested_at, self.accepted_at):
                 counts.append(0)
         # If the text ended inside the draft, the positions after its end were not tested.
-        reached = done.accepted if done.accepted == len(done.tokens) else done.accepted + 1
+        n_reached = done.accepted if done.accepted == len(done.tokens) else done.accepted + 1
         for i in range(k):
             self.drafted_at[i] += 1
-            self.tested_at[i] += i < reached
+            self.tested_at[i] += i < n_reached
             self.accepted_at[i] += i < done.accepted
 
     def merge(self, other: Stats) -> None:
@@ -142,7 +142,7 @@ class Stats:
     @property
     def is_slowed(self) -> bool:
         """True if other programs slowed down too many passes to ignore it."""
-        return self.slowed > SLOWED * self.passes
+        return self.slowed > MAX_SLOWED_SHARE * self.passes
 
     @property
     def disturbance(self) -> Disturbance | None:

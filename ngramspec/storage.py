@@ -35,7 +35,7 @@ def state_folder() -> Path:
 
 
 @contextmanager
-def replacing(path: Path, prefix: str = ".ngramspec-") -> Iterator[BinaryIO]:
+def atomic_write(path: Path, prefix: str = ".ngramspec-") -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` after the block; on an error `path` is unchanged.
 
     Only the user may read the file. A crash may leave a file PREFIX*.tmp next to it.
@@ -61,40 +61,40 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: The folder does not exist or the file cannot be written.
     """
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode("utf-8"))
 
 
-def keep(path: Path, text: str) -> None:
+def write_cache(path: Path, text: str) -> None:
     """Write a text to a cache; ignore the error if the folder cannot be created or written."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
 
 
-def keep_json(path: Path, data: Any) -> None:
-    """Write data to a cache as JSON, with the same handling of errors as in `keep`."""
-    keep(path, json.dumps(data))
+def write_cache_json(path: Path, data: Any) -> None:
+    """Write data to a cache as JSON, with the same handling of errors as in `write_cache`."""
+    write_cache(path, json.dumps(data))
 
 
-def recall(path: Path) -> str | None:
+def read_cache(path: Path) -> str | None:
     """Return a cached text; `None` if it does not exist or cannot be read."""
     with suppress(OSError, ValueError):
         return utf8(path.read_bytes())
     return None
 
 
-def utf8(raw: bytes, *, marked: bool = False) -> str:
+def utf8(raw: bytes, *, strip_bom: bool = False) -> str:
     """Decode bytes as UTF-8 without changing line breaks.
 
     Args:
         raw: Bytes to decode.
-        marked: Remove a byte order mark at the start.
+        strip_bom: Remove a byte order mark at the start.
 
     Raises:
         UnicodeError: The bytes are not UTF-8; the message contains the place: "not UTF-8 text (byte 5 is 0xff)".
     """
     try:
-        return raw.decode("utf-8-sig" if marked else "utf-8")
+        return raw.decode("utf-8-sig" if strip_bom else "utf-8")
     except UnicodeDecodeError as error:
         raise UnicodeError(f"not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x})") from error

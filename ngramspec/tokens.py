@@ -29,7 +29,7 @@ class Tokenizer(Protocol):
         """Return True if the token ends a generation (end of text, of turn, of message)."""
 
 
-_known_ends: WeakKeyDictionary[Tokenizer, tuple[int, ...]] = WeakKeyDictionary()
+_ending_tokens_cache: WeakKeyDictionary[Tokenizer, tuple[int, ...]] = WeakKeyDictionary()
 
 
 def ending_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -37,11 +37,11 @@ def ending_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
 
     The result is cached, because the search reads the whole vocabulary (100,000 tokens) and every request needs it.
     """
-    known = _known_ends.get(tokenizer)
-    if known is None:
-        known = tuple(token for token in range(tokenizer.n_vocab) if tokenizer.is_eog(token))
-        _known_ends[tokenizer] = known
-    return known
+    tokens = _ending_tokens_cache.get(tokenizer)
+    if tokens is None:
+        tokens = tuple(token for token in range(tokenizer.n_vocab) if tokenizer.is_eog(token))
+        _ending_tokens_cache[tokenizer] = tokens
+    return tokens
 
 
 V = TypeVar("V")
@@ -69,7 +69,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next(i for i in range(n) if a[i] != b[i])
 
 
-def begun(text: str, marks: Collection[str], start: int = 0) -> int:
+def partial_match_start(text: str, marks: Collection[str], start: int = 0) -> int:
     """Return the index at which the longest incomplete mark at the end of a text begins, or len(text).
 
     Args:
@@ -84,7 +84,7 @@ def begun(text: str, marks: Collection[str], start: int = 0) -> int:
     return len(text)
 
 
-Likely = Sequence[tuple[int, float]]  # (token id, natural logarithm of its probability), best first
+TopLogprobs = Sequence[tuple[int, float]]  # (token id, natural logarithm of its probability), best first
 
 
 class Node:
@@ -97,7 +97,7 @@ class Node:
         self.token = token  # id of the token; -1 for the root, which represents the prompt
         self.length = length  # number of tokens from the start of the prompt up to this one
         self.children: dict[int, Node] = {}  # nodes after this one, by token
-        self.likely: Likely | None = None  # most likely next tokens; `None` until the logits were read
+        self.likely: TopLogprobs | None = None  # most likely next tokens; `None` until the logits were read
         self.notes: Any = None  # data of a drafter
         self.holder = 0  # sequence of the KV cache that contains the node, if any does
         self.mark = 0  # number of the last `keep` call that kept the node

@@ -51,7 +51,7 @@ def load_class(name: str, base: Callable[..., Base]) -> type[Base]:
     module = _load_module(path)
     value = getattr(module, class_name, None)
     if not isinstance(value, type):
-        own = [one.__name__ for one in vars(module).values() if _is_defined_in(module, one, kind)]
+        own = [item.__name__ for item in vars(module).values() if _is_defined_in(module, item, kind)]
         raise UserCodeError(f"{path} has no class {class_name!r}; its classes for this option: {', '.join(own) or '-'}")
     if not issubclass(value, kind):
         raise UserCodeError(f"{name} must be derived from ngramspec.{kind.__name__}")
@@ -85,11 +85,11 @@ def user_code(name: str) -> Iterator[None]:
 
 def _load_module(path: Path) -> ModuleType:
     try:
-        changed = path.stat().st_mtime_ns
+        modified_at = path.stat().st_mtime_ns
     except OSError as error:
         raise UserCodeError(f"cannot read {path}: {error.strerror}") from error
     path = path.resolve()
-    if path in _modules and _modules[path][0] == changed:
+    if path in _modules and _modules[path][0] == modified_at:
         return _modules[path][1]
     # Unique, so that a file called `json.py` does not replace the module of that name.
     name = f"ngramspec_user_{len(_modules)}_{path.stem}"
@@ -102,7 +102,7 @@ def _load_module(path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UserCodeError(_describe(str(path), str(path), error)) from error
-    _modules[path] = changed, module
+    _modules[path] = modified_at, module
     return module
 
 

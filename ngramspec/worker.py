@@ -59,22 +59,22 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0  # id of the process that started the child
         self._closed = False
-        self._known: OrderedDict[bytes, bytes] = OrderedDict()
+        self._results: OrderedDict[bytes, bytes] = OrderedDict()
 
-    def call(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    def call(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
         """Return the result of a function of a module.
 
         Raises:
             Exception: The function raised it. If the function exceeded a limit, it is the `error` of this worker, and
                 if the worker was closed, it is the `closed_error`.
         """
-        request = pickle.dumps((function, arguments, named), pickle.HIGHEST_PROTOCOL)
+        request = pickle.dumps((function, arguments, keywords), pickle.HIGHEST_PROTOCOL)
         if not self._lock.acquire(timeout=PATIENCE):
             raise self._error(f"{self._subject} waited {PATIENCE:g} s for those of other requests; try again")
         try:
-            answer = self._known.get(request) or self._ask(request)
+            answer = self._results.get(request) or self._ask(request)
             if self._cache:
-                self._keep(request, answer)
+                self._store_result(request, answer)
         finally:
             self._lock.release()
         result, error = pickle.loads(answer)
@@ -87,7 +87,7 @@ class Worker:
     def start(self) -> None:
         """Start the child, so that the first call need not wait for it."""
         with self._lock:
-            self._running()
+            self._ensure_running()
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -104,9 +104,9 @@ class Worker:
             process.kill()
             process.wait()
 
-    def _running(self) -> subprocess.Popen[bytes] | None:
-        forked = self._owner != os.getpid()  # a copy of this process must not use its child
-        if self._process is None or forked or self._process.poll() is not None:
+    def _ensure_running(self) -> subprocess.Popen[bytes] | None:
+        is_forked = self._owner != os.getpid()  # a copy of this process must not use its child
+        if self._process is None or is_forked or self._process.poll() is not None:
             self._process, self._owner = _start(self._memory), os.getpid()
         return self._process
 
@@ -116,7 +116,7 @@ class Worker:
 
     def _ask(self, request: bytes) -> bytes:
         self._check_open()
-        process = self._running()
+        process = self._ensure_running()
         if process is None:
             return _answer(request)
         if self._closed:
@@ -142,11 +142,11 @@ class Worker:
         limit = f"more than {_limit():g} s" if late else "too much memory"
         raise self._error(f"{self._subject} takes {limit} to {self._action}")
 
-    def _keep(self, request: bytes, answer: bytes) -> None:
-        self._known[request] = answer
-        self._known.move_to_end(request)
-        while sum(len(key) + len(value) for key, value in self._known.items()) > self._cache:
-            self._known.popitem(last=False)
+    def _store_result(self, request: bytes, answer: bytes) -> None:
+        self._results[request] = answer
+        self._results.move_to_end(request)
+        while sum(len(key) + len(value) for key, value in self._results.items()) > self._cache:
+            self._results.popitem(last=False)
 
 
 # --------------------------------------------------------------------------- the child

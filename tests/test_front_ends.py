@@ -26,7 +26,7 @@ import ngramspec
 from ngramspec.cost import measure
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
 from ngramspec.loading.settings import LoadSettings
@@ -75,7 +75,7 @@ Plain = Callable[[str, dict[str, Any]], str]
 
 def known_costs(known: Calibration, *_: Any, **__: Any) -> CostCurve:
     """Set a given cost curve without measurements."""
-    known.curve = given_curve({1: 1000.0, 64: 1200.0})
+    known.curve = make_fixed_curve({1: 1000.0, 64: 1200.0})
     return known.curve
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from ngramspec.storage import (
+    atomic_write,
     cache_folder,
     config_folder,
     data_folder,
-    keep,
-    keep_json,
-    recall,
-    replacing,
+    read_cache,
     state_folder,
     utf8,
+    write_cache,
+    write_cache_json,
     write_whole,
 )
 from ngramspec.tokens import common_prefix
@@ -42,7 +42,7 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
         assert path.read_bytes() == text.encode()
         assert list(tmp_path.iterdir()) == [path]
     # Until the end of the block, the old file stays, next to a new one that other users cannot read.
-    with replacing(path, prefix="half-") as file:
+    with atomic_write(path, prefix="half-") as file:
         file.write(b"after")
         assert path.read_bytes() == text.encode()
         (beside,) = tmp_path.glob("half-*.tmp")
@@ -55,7 +55,7 @@ def test_or_not_at_all(tmp_path: Path) -> None:
     write_whole(path, "before")
 
     def interrupted() -> None:
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             file.write(b"half of wh")
             file.flush()
             raise KeyboardInterrupt
@@ -72,22 +72,22 @@ def test_a_folder_is_made_for_what_can_be_found_out_again_alone(tmp_path: Path) 
     path = tmp_path / "new" / "folder" / "verdict"
     with pytest.raises(FileNotFoundError):
         write_whole(path, "works")
-    assert recall(path) is None
-    keep(path, "works")
-    assert recall(path) == "works"
-    keep_json(path, {"works": [True]})
-    assert json.loads(recall(path) or "") == {"works": [True]}
+    assert read_cache(path) is None
+    write_cache(path, "works")
+    assert read_cache(path) == "works"
+    write_cache_json(path, {"works": [True]})
+    assert json.loads(read_cache(path) or "") == {"works": [True]}
     # A failure to store is ignored.
-    keep(path / "verdict", "works")
-    assert recall(path / "verdict") is None
+    write_cache(path / "verdict", "works")
+    assert read_cache(path / "verdict") is None
     path.write_bytes(b"\xff")
-    assert recall(path) is None
+    assert read_cache(path) is None
 
 
 def test_text_is_taken_as_it_stands_or_complained_of() -> None:
     assert utf8(b"a\r\n\0\xc3\xbc") == "a\r\n\0ü"
     assert utf8(b"\xef\xbb\xbfa") == "\ufeffa"
-    assert utf8(b"\xef\xbb\xbfa", marked=True) == utf8(b"a", marked=True) == "a"
+    assert utf8(b"\xef\xbb\xbfa", strip_bom=True) == utf8(b"a", strip_bom=True) == "a"
     with pytest.raises(UnicodeError, match=r"^not UTF-8 text \(byte 2 is 0xff\)$"):
         utf8(b"ab\xff")
 

@@ -95,8 +95,8 @@ def test_the_gain_is_plain_time_over_time_taken() -> None:
 def test_a_step_knows_its_text_and_what_was_refused() -> None:
     s = Step((1, 2), ("a", "b"), drafted=(1, 5, 6), accepted=1, batch=4)
     assert s.text == "ab"
-    assert s.refused == (5, 6)
-    assert step(3, 3).refused == ()
+    assert s.draft_remainder == (5, 6)
+    assert step(3, 3).draft_remainder == ()
 
 
 PIECES = {1: b"one ", 2: b"t\xc3", 3: b"three", 4: b"four"}

@@ -205,7 +205,7 @@ def test_a_user_drafter_receives_copies_that_it_cannot_write_to(write: Write) ->
         write(
             "wants_logits = True\n"
             "    def begin(self, prompt): prompt.clear()\n"
-            "    def observe_logits(self, tokens, rows, accepted=0): rows[:] = 0"
+            "    def observe_logits(self, tokens, rows, n_accepted=0): rows[:] = 0"
         )
     )
     prompt, rows = list(PROMPT), np.ones((2, 3), np.float32)
@@ -313,11 +313,11 @@ def test_engine_constructs_a_user_drafter_for_each_sequence(write: Write) -> Non
     model = MockShared(3, peak=6.0)
     curve = CostCurve({1: 1e-3, 64: 2e-3})
     drafter = make_drafter(name, n_vocab=16)
-    assert drafter.beside() is not drafter
+    assert drafter.clone_for_sequence() is not drafter
     engine = Engine(
         model,
         model.sequences[0],
-        calibration=Calibration.given(curve),
+        calibration=Calibration.from_curve(curve),
         drafter=drafter,
         clock=model.clock.perf_counter,
     )

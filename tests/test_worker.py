@@ -67,13 +67,13 @@ def test_call_after_an_interrupt_returns_its_own_result(worker: Worker) -> None:
 
 def test_close_ends_a_call_that_is_about_to_start_a_child(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     worker.call(os.getpid)
-    start = worker._running
+    start = worker._ensure_running
 
     def close_and_start() -> object:
         worker.close()
         return start()
 
-    monkeypatch.setattr(worker, "_running", close_and_start)
+    monkeypatch.setattr(worker, "_ensure_running", close_and_start)
     with worker.session(), pytest.raises(ShutdownError, match="shutting down"):
         worker.call(os.getppid)
 

@@ -31,7 +31,7 @@ import numpy as np
 
 import ngramspec
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import CURVES, given_curve
+from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
 from ngramspec.decoding.drafts import DraftedText, Drafts, Pass
 from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.drafting.mixture import guesser
@@ -111,7 +111,7 @@ def measure(stream: list[int], size: int, repeat: int) -> str:
         for _ in range(repeat):
             drafter = MixtureDrafter()
             drafter.begin(prompt)
-            took += passes(drafter, truth, given_curve(CURVES[name][0]))
+            took += passes(drafter, truth, make_fixed_curve(CURVES[name][0]))
         figures.append(f"{sum(took) / len(took):9.1f} {sorted(took)[len(took) * 99 // 100]:6.0f} {max(took):7.0f}")
     tracemalloc.start()
     drafter = MixtureDrafter()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ngramspec.cost.given import CURVES, LARGEST, parse_curve
+from ngramspec.cost.fixed_curves import CURVES, LARGEST, parse_curve
 from ngramspec.decoding.drafts import DraftedText, Drafts, Pass, Plan
 from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.drafting import DEFAULT, make_drafter

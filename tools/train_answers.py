@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.mixture import learnt
+from ngramspec.drafting.mixture import weight_files
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.instruments.prompts import load_prompts
 from ngramspec.llama.target import Target
@@ -28,8 +28,8 @@ def main() -> None:
     parser.add_argument("-t", type=int, default=None)
     parser.add_argument("--draft-max", type=int, default=20)
     options = parser.parse_args()
-    path = learnt.ANSWERS
-    learnt.ANSWERS = Path(os.devnull)
+    path = weight_files.ANSWERS
+    weight_files.ANSWERS = Path(os.devnull)
     target = Target(options.model, n_ctx=options.c, threads=options.t)
     drafter = MixtureDrafter()
     decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", draft_max=options.draft_max, exact="off")
@@ -38,7 +38,7 @@ def main() -> None:
         ids = target.tokenize(prompt.text) if prompt.text else target.chat_prompt(prompt.messages or ())
         if len(ids) + options.n + 64 <= options.c:
             tokens += sum(len(step.tokens) for step in decoder.generate(ids, max_tokens=options.n))
-    learnt.keep(path, drafter.guesser.answers.correction.shared())
+    weight_files.save(path, drafter.guesser.answers.correction.global_weights())
     path.chmod(0o644)  # the file belongs to the package and must be readable for all users
     print(f"{path}: {path.stat().st_size} bytes, from {tokens} tokens")
 

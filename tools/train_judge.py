@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.cost.given import CURVES, given_curve
-from ngramspec.drafting.mixture import learnt
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
+from ngramspec.drafting.mixture import weight_files
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.instruments.replay.replay import Recording, Replay
 from ngramspec.instruments.replay.transcripts import TranscriptReader, Transcripts
 from ngramspec.llama.vocabulary import Vocabulary
@@ -43,20 +43,20 @@ def recordings(vocabulary: Vocabulary, folder: Path) -> list[Recording]:
 
 
 def train(conversations: Sequence[Recording]) -> Mapping[str, NDArray[np.float64]]:
-    """Return the state learned from the conversations in the format that `learnt.keep` writes."""
-    learnt.START = Path(os.devnull)
-    curves = [given_curve(CURVES[name][0]) for name in BY]
-    known = _copied(MixtureDrafter().guesser.shared())
+    """Return the state learned from the conversations in the format that `weight_files.save` writes."""
+    weight_files.START = Path(os.devnull)
+    curves = [make_fixed_curve(CURVES[name][0]) for name in BY]
+    known = _copied(MixtureDrafter().guesser.global_weights())
     half = len(conversations) // 2
     total = {name: np.zeros_like(array) for name, array in known.items()}
-    memory = Recall()
+    memory = TextIndexSet()
     for number, conversation in enumerate(conversations):
         # The shared state must suit a drafter without state about tokens, like the first one of a user.
         drafter = MixtureDrafter(memory if number % 2 else None)
-        learnt.take_up(drafter.guesser.shared(), known)
+        weight_files.load_into(drafter.guesser.global_weights(), known)
         Replay(drafter, curve=curves[number % len(curves)]).run(conversation)
-        memory.hear(conversation.response)
-        known = _copied(drafter.guesser.shared())
+        memory.add_text(conversation.response)
+        known = _copied(drafter.guesser.global_weights())
         if number >= half:
             for name, array in known.items():
                 total[name] += array
@@ -74,11 +74,11 @@ def main() -> None:
     parser.add_argument("--vocab", type=Path, required=True)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
-    path = learnt.START
+    path = weight_files.START
     conversations = recordings(Vocabulary(options.vocab), options.folder)
     if not conversations:
         parser.error(f"no conversations in {options.folder}")
-    learnt.keep(path, train(conversations))
+    weight_files.save(path, train(conversations))
     path.chmod(0o644)  # the file belongs to the package and must be readable for all users
     print(f"{path}: {path.stat().st_size} bytes, from {len(conversations)} conversations")
 

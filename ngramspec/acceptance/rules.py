@@ -80,10 +80,10 @@ class Rule:
         token = self.sampler.draw(row, position)
         return token, token == guess
 
-    def observe(self, token: int, accepted: bool | None, p: float, **why: float) -> None:
+    def observe(self, token: int, is_accepted: bool | None, p: float, **why: float) -> None:
         """Report a decision to `watch`, which must be set."""
         assert self.watch is not None
-        self.watch(TokenDecision(token, accepted, p, why))
+        self.watch(TokenDecision(token, is_accepted, p, why))
 
 
 class Greedy(Rule):
@@ -117,12 +117,12 @@ class Coupled(Rule):
         if self.watch is None:
             token = self.sampler.draw(row, position)
         else:
-            laws: list[Distribution] = []
-            token = self.sampler.draw(row, position, laws)
+            distributions: list[Distribution] = []
+            token = self.sampler.draw(row, position, distributions)
             if guess is not None:
-                self.observe(guess, token == guess, laws[0].probability(guess))
+                self.observe(guess, token == guess, distributions[0].probability(guess))
             if token != guess:
-                self.observe(token, None, laws[-1].probability(token))
+                self.observe(token, None, distributions[-1].probability(token))
         return token, token == guess
 
 

@@ -72,21 +72,21 @@ class Acceptance:
         """
         if self.method == "greedy" and not sampling.greedy:
             raise ValueError(f"acceptance 'greedy' requires temperature 0, got {sampling.temperature}")
-        if sampling.selects and (self.method == "rejection" or self.lossy):
+        if sampling.samples_internally and (self.method == "rejection" or self.lossy):
             raise ValueError(
                 f"mirostat cannot be combined with {self.lossy or 'rejection sampling'}: it samples by itself"
             )
         if sampling.greedy and self.typical:
             raise ValueError("typical acceptance requires a temperature above 0")
-        if sampling.greedy and self.lossy and (sampling.moves_logits or restriction):
-            others = restriction or "penalties, logit biases or a grammar"
-            raise ValueError(f"lenience at temperature 0 cannot be combined with {others}")
+        if sampling.greedy and self.lossy and (sampling.changes_logits or restriction):
+            obstacles = restriction or "penalties, logit biases or a grammar"
+            raise ValueError(f"lenience at temperature 0 cannot be combined with {obstacles}")
         if sampling.greedy:
             # With all mass on one token all methods emit the same tokens, and greedy does it without noise.
             return "greedy"
         if self.typical:
             return "typical"
-        if sampling.selects or self.method == "match":
+        if sampling.samples_internally or self.method == "match":
             return "match"
         return "rejection" if self.method == "rejection" or self.lossy else "coupled"
 
@@ -143,20 +143,20 @@ class RuleVerifier:
                 what was accepted before, which plain decoding would have emitted.
             ValueError: The rows are too few, or rejection sampling lacks the distributions of the draft.
         """
-        drafted, q, sampler = draft.tokens, draft.q, self.sampler
+        guesses, q, sampler = draft.tokens, draft.q, self.sampler
         if self.fixed_length:
-            check_q(drafted, q)
+            check_q(guesses, q)
         tokens: list[int] = []
         is_accepted = True
         try:
-            if self._is_plain_greedy and sampler.bare:
-                is_accepted = append_most_likely(np.ascontiguousarray(rows, np.float32), drafted, tokens)
+            if self._is_plain_greedy and sampler.is_argmax:
+                is_accepted = append_most_likely(np.ascontiguousarray(rows, np.float32), guesses, tokens)
             else:
                 accept = sampler.accept if sampler.needs_tokens else None
                 for offset, row in enumerate(rows):
-                    guess = drafted[offset] if offset < len(drafted) else None
-                    law = q[offset] if offset < len(q) else {}
-                    token, is_accepted = self._decide(row, guess, position + offset, law)
+                    guess = guesses[offset] if offset < len(guesses) else None
+                    drawn_from = q[offset] if offset < len(q) else {}
+                    token, is_accepted = self._decide(row, guess, position + offset, drawn_from)
                     if accept is not None:
                         accept(token)
                     tokens.append(token)
@@ -164,10 +164,10 @@ class RuleVerifier:
                         break
         except (BadLogits, GrammarError) as error:
             # All earlier rows have accepted their draft tokens.
-            placed = type(error)(f"at position {position + len(tokens)} of the text: {error}")
+            located_error = type(error)(f"at position {position + len(tokens)} of the text: {error}")
             if not tokens:
-                raise placed from error
-            return Verdict(tuple(tokens), len(tokens), placed)
-        if is_accepted and (not tokens or len(tokens) != len(drafted)):
-            raise ValueError(f"a draft of {len(drafted)} tokens came with {len(tokens)} rows of logits")
+                raise located_error from error
+            return Verdict(tuple(tokens), len(tokens), located_error)
+        if is_accepted and (not tokens or len(tokens) != len(guesses)):
+            raise ValueError(f"a draft of {len(guesses)} tokens came with {len(tokens)} rows of logits")
         return Verdict(tuple(tokens), len(tokens) - (not is_accepted))

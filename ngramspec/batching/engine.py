@@ -27,7 +27,7 @@ from ngramspec.batching.writer import Writer
 from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.mixture.drafter import Recall
+from ngramspec.drafting.mixture.drafter import TextIndexSet
 from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.request import Request
@@ -74,7 +74,7 @@ class Engine:
         exactness: ExactnessMode | None = None,
         drafter: Drafter | None = None,
         draft_max: int = 63,
-        memory: Recall | None = None,
+        memory: TextIndexSet | None = None,
         cache_room: int = 0,
         crashed: Callable[[BaseException], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -93,7 +93,9 @@ class Engine:
         )
         self._drafter, self._kept = drafter, clock()
         self._drafts = {
-            sequence.number: Drafts(None if drafter is None else drafter.beside() if sequence.number else drafter)
+            sequence.number: Drafts(
+                None if drafter is None else drafter.clone_for_sequence() if sequence.number else drafter
+            )
             for sequence in model.sequences
         }
         ends = model.sequences[0], model.sequences[-1]
@@ -307,7 +309,7 @@ class Engine:
                     self._vocabulary,
                     n_ctx=self.n_ctx,
                     n_vocab=model.sequences[0].n_vocab,
-                    counts_calls=self._drafter is not None and self._exactness.bound > 0,
+                    counts_calls=self._drafter is not None and self._exactness.max_logit_shift > 0,
                 )
             except (NGramSpecError, ValueError) as error:
                 active.finish(error)
@@ -418,7 +420,7 @@ class Engine:
             self._drafter.save_state()
             self._kept = self._clock()
         if self._memory is not None:
-            self._memory.hear([token for token in active.answer if not self._vocabulary.is_eog(token)])
+            self._memory.add_text([token for token in active.answer if not self._vocabulary.is_eog(token)])
 
     def _recover(self, error: Exception) -> None:
         """End all running requests after an unexpected error, and clear the sequences for the next request."""

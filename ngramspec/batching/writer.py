@@ -156,13 +156,13 @@ def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> t
     tokens = np.random.default_rng(0).integers(0, sequence.n_vocab, min(DEPTH, sequence.n_ctx // 2))
     sequence.prefill([int(token) for token in tokens])
     known.ensure_curve(sequence, TOKENS, SHARED_ORDER)
-    exactness = ExactnessMode(bound=UNMEASURED)
+    exactness = ExactnessMode(max_logit_shift=UNMEASURED)
     if exact and sequence.can_rollback and sequence.exact_rollback:
         whole = known.ensure_exact(sequence, together=True)
         sizes = tuple(size for size in whole if size <= sequence.max_batch) or (1,)
-        exactness = ExactnessMode(sizes, aligned=not known.ensure_reading(sequence), same=True)
+        exactness = ExactnessMode(sizes, aligned=not known.ensure_chunk_invariance(sequence), bit_identical=True)
     elif exact:
-        exactness = ExactnessMode((1,), aligned=True, same=True)
+        exactness = ExactnessMode((1,), aligned=True, bit_identical=True)
     sequence.clear()
     if hasattr(model, "feeds_head"):
         model.feeds_head = True

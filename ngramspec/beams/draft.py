@@ -26,9 +26,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.chances import FadingRate
+from ngramspec.drafting.acceptance_estimator import DecayingRate
 from ngramspec.drafting.draft import MarginalCost
-from ngramspec.tokens import Likely, Node
+from ngramspec.tokens import Node, TopLogprobs
 
 ORDERS = 3  # maximum number of context tokens of a row
 LONGEST = 8  # maximum number of context tokens of a copy
@@ -52,8 +52,8 @@ class BeamDrafter:
         self._prompt_end = tuple(prompt[-LONGEST:])
         # Number of occurrences of each token after a context, the most recent token last.
         self._copies: defaultdict[Context, dict[int, int]] = defaultdict(dict)
-        self._rows: dict[Context, Likely] = {}
-        self._trust: defaultdict[tuple[int, int], FadingRate] = defaultdict(lambda: FadingRate(1.0, 2.0, fade=FADE))
+        self._rows: dict[Context, TopLogprobs] = {}
+        self._trust: defaultdict[tuple[int, int], DecayingRate] = defaultdict(lambda: DecayingRate(1.0, 2.0, fade=FADE))
         self.commit(prompt)
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -64,7 +64,7 @@ class BeamDrafter:
                 counts[token] = counts.pop(token, 0) + 1
             self._end = (*self._end, token)[-LONGEST:]
 
-    def observe_row(self, node: Node, likely: Likely) -> None:
+    def observe_row(self, node: Node, likely: TopLogprobs) -> None:
         """Learn the target's most likely tokens after a node."""
         tail = self._tail(node)[-ORDERS:]
         for start in range(len(tail)):
@@ -73,7 +73,7 @@ class BeamDrafter:
             copy, trust = node.notes
             trust.add(sum(math.exp(logprob) for token, logprob in likely if token == copy))
 
-    def guess(self, node: Node) -> tuple[Likely, int]:
+    def guess(self, node: Node) -> tuple[TopLogprobs, int]:
         """Return likely tokens after a node and the length of their context, at most LONGEST; 0 means no guess."""
         tail = self._tail(node)
         contexts = [tail[start:] for start in range(len(tail))]
@@ -102,7 +102,7 @@ class BeamDrafter:
         return (*self._prompt_end, *reversed(tail))[-LONGEST:]
 
 
-def _insert_copy(copy: int, trust: float, alternatives: Likely) -> Likely:
+def _insert_copy(copy: int, trust: float, alternatives: TopLogprobs) -> TopLogprobs:
     """Return guesses in which the copy has the probability `trust`, and the other tokens share the rest."""
     copy_probability = sum(math.exp(logprob) for token, logprob in alternatives if token == copy)
     likely = [(copy, math.log(trust))]
@@ -132,7 +132,7 @@ PER_GUESS, WEIGHT = 0.84, 4.0
 enough."""
 
 
-Layer = tuple[list[Node], list[Node], FadingRate]
+Layer = tuple[list[Node], list[Node], DecayingRate]
 """One round of a draft: the nodes that it chooses, those of them without known rows, and the rate of such rounds that
 contained all nodes that the search chose."""
 
@@ -159,7 +159,7 @@ class BeamPlan:
         self._drafter, self._curve, self._is_eog = drafter, curve, is_eog
         self._width, self._farthest = width, farthest
         self._partial_share = PARTIAL_SHARE * (1.0 - 1.0 / width)
-        self._coverages: dict[tuple[int, int], FadingRate] = {}  # by shortest context and number of guesses
+        self._coverages: dict[tuple[int, int], DecayingRate] = {}  # by shortest context and number of guesses
         self._layers: list[Layer] = []
         self._scale = 1.0  # factor of the curve's seconds
         self._per_token = 0.0  # seconds of work outside the pass, per token of the pass
@@ -218,14 +218,14 @@ class BeamPlan:
                 break
         return layers
 
-    def _coverage(self, contexts: Sequence[int]) -> FadingRate:
+    def _coverage(self, contexts: Sequence[int]) -> DecayingRate:
         """Return the rate of rounds with guesses of these context lengths that contained all chosen nodes."""
         if not contexts:  # a round without guesses is certain
-            return FadingRate(1.0, 1.0, fade=1.0)
+            return DecayingRate(1.0, 1.0, fade=1.0)
         key = min(contexts), min(len(contexts), MANY)
         if key not in self._coverages:
             first = COVERAGE[key[0]] * PER_GUESS ** (key[1] - 1)
-            self._coverages[key] = FadingRate(WEIGHT * first, WEIGHT, fade=FADE)
+            self._coverages[key] = DecayingRate(WEIGHT * first, WEIGHT, fade=FADE)
         return self._coverages[key]
 
     def _count_best_layers(self, size: int) -> int:

@@ -29,7 +29,7 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.errors import ModelError, PromptError
 from ngramspec.sampling.distribution import logprobs, top_token
 from ngramspec.steps import Stats, StopReason
-from ngramspec.tokens import Likely, Node, common_ancestor
+from ngramspec.tokens import Node, TopLogprobs, common_ancestor
 
 if TYPE_CHECKING:
     from ngramspec.llama.cache_tree import CacheTree
@@ -228,7 +228,7 @@ class BeamSearch:
 
     # ------------------------------------------------------------------ rows
 
-    def _read(self, node: Node) -> Likely | None:
+    def _read(self, node: Node) -> TopLogprobs | None:
         """Return the target's most likely tokens after a node; `None` if it was not evaluated."""
         if node.likely is None:
             row = self._rows.get(node)
@@ -246,7 +246,7 @@ class BeamSearch:
             if self._read(node) is not None:
                 nodes += node.children.values()
 
-    def _find_top_tokens(self, row: Logits) -> Likely:
+    def _find_top_tokens(self, row: Logits) -> TopLogprobs:
         """Return the tokens that a round may choose after a row, best first; `beams` of them are enough."""
         suppressed_tokens = self.target.suppressed
         best = logprobs(row, 0, self.beams + len(suppressed_tokens)).top

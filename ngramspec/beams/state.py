@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ngramspec.backend import Vocabulary
 from ngramspec.decoding.stream import TextStream
 from ngramspec.steps import StopReason
-from ngramspec.tokens import Likely, Node
+from ngramspec.tokens import Node, TopLogprobs
 
 
 class Hypothesis(NamedTuple):
@@ -52,7 +52,7 @@ class BeamState:
         self._finished: list[tuple[Beam, StopReason]] = []
         self.rounds = 0
 
-    def extensions(self, read: Callable[[Node], Likely | None]) -> list[Extension] | None:
+    def extensions(self, read: Callable[[Node], TopLogprobs | None]) -> list[Extension] | None:
         """Return the best `beams` results of a round, the best one first; `None` if the round needs a missing row.
 
         Args:

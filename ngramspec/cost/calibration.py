@@ -1,8 +1,8 @@
 """`Calibration`: the measurements of a target on this machine.
 
 They are stored in one small JSON file per model, build, machine and settings. The batch sizes of exact mode must not
-change from one run to the next. The name of the file begins with the name of the model file, so that `kept_steepness`
-finds it.
+change from one run to the next. The name of the file begins with the name of the model file, so that
+`load_batch_cost_ratio` finds it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ngramspec.cost import measure
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import MEASURE_ORDER, ProbeReport, RestoreCost
 from ngramspec.json_data import decode, encode
-from ngramspec.storage import cache_folder, keep_json, recall
+from ngramspec.storage import cache_folder, read_cache, write_cache_json
 
 VERSION = 3  # version of curves in files, 3 since they contain the threads; a curve of another version is not used
 
@@ -34,7 +34,7 @@ class Calibration:
     curve: CostCurve | None = None  # seconds per pass by batch size
     probe: ProbeReport | None = None  # kernel classes of batch sizes
     exact_sizes: tuple[int, ...] | None = None  # kernel class that exact mode uses
-    reads_alike: bool | None = None  # result of `measure.reads_alike`
+    is_chunk_invariant: bool | None = None  # result of `measure.prefill_is_chunk_invariant`
     uses: int = 0  # number of new processes that measured one size of the curve again
     restore: RestoreCost | None = None  # cost of a rollback that recomputes tokens; never stored on disk
     # True if other programs ran while the curve was measured; it is then measured again on an idle machine.
@@ -47,12 +47,12 @@ class Calibration:
         """Load the measurements of `target`; they are empty without a fingerprint or a readable file."""
         if not target.fingerprint:
             return cls()
-        known = cls((folder or cache_folder("calibration")) / f"{target.fingerprint}.json")
-        known._read()
-        return known
+        calibration = cls((folder or cache_folder("calibration")) / f"{target.fingerprint}.json")
+        calibration._read()
+        return calibration
 
     @classmethod
-    def given(cls, curve: CostCurve) -> Calibration:
+    def from_curve(cls, curve: CostCurve) -> Calibration:
         """Return a calibration with a known curve, which is neither measured again nor stored on disk."""
         return cls(curve=curve, _fresh=True, _is_given=True)
 
@@ -61,12 +61,12 @@ class Calibration:
         if self.path is None:
             return
         try:
-            data = json.loads(recall(self.path) or "")
+            data = json.loads(read_cache(self.path) or "")
             curve = CostCurve.from_json(data["curve"]) if data["curve"] and data.get("version") == VERSION else None
             probe = decode(ProbeReport, data["probe"]) if data["probe"] else None
             exact_sizes = tuple(data["exact_sizes"]) if data["exact_sizes"] else None
             uses = int(data["uses"])
-            reads_alike = data.get("reads_alike")
+            is_chunk_invariant = data.get("reads_alike")
             is_provisional = bool(data.get("provisional"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return
@@ -77,11 +77,11 @@ class Calibration:
         self.uses = max(self.uses, uses)
         if probe is not None and exact_sizes and exact_sizes in (*probe.classes, choose_from_one(probe)):
             self.probe, self.exact_sizes = probe, exact_sizes
-        if isinstance(reads_alike, bool):
-            self.reads_alike = reads_alike
+        if isinstance(is_chunk_invariant, bool):
+            self.is_chunk_invariant = is_chunk_invariant
 
     def save(self) -> None:
-        """Store the measurements; see `storage.keep`."""
+        """Store the measurements; see `storage.write_cache`."""
         if self.path is None:
             return
         # Another process may have chosen the sizes of exact mode in the meantime.
@@ -91,15 +91,15 @@ class Calibration:
             "curve": self.curve.to_json() if self.curve else None,
             "probe": encode(self.probe),
             "exact_sizes": self.exact_sizes,
-            "reads_alike": self.reads_alike,
+            "reads_alike": self.is_chunk_invariant,
             "uses": self.uses,
             "provisional": self.is_provisional,
         }
-        keep_json(self.path, data)
+        write_cache_json(self.path, data)
 
     def forget(self) -> None:
         """Delete the measurements, including the file; exact mode may then choose another class of sizes."""
-        self.curve = self.probe = self.exact_sizes = self.reads_alike = None
+        self.curve = self.probe = self.exact_sizes = self.is_chunk_invariant = None
         self.uses = 0
         if self.path is not None:
             with suppress(OSError):
@@ -145,14 +145,14 @@ class Calibration:
 
     def _retime(self, target: Model, curve: CostCurve, tokens: int, sizes: Sequence[int]) -> None:
         """Time one size again; if one token is far faster than before, only the level, so that `is_refuted` is True."""
-        sizes = measure.telling(curve, sizes, target.max_batch)
+        sizes = measure.sizes_to_time(curve, sizes, target.max_batch)
         size = sizes[self.uses % len(sizes)]
-        most = max(0.5, 0.05 * tokens * curve.level)
-        if curve.level > most or len(target.tokens) + size > target.n_ctx:
+        max_seconds = max(0.5, 0.05 * tokens * curve.level)
+        if curve.level > max_seconds or len(target.tokens) + size > target.n_ctx:
             return
         curve.level = min(curve.level, measure.time_pass(target, 1))
         repeats = 3 if curve.level < 0.05 else 1
-        if curve.is_refuted or repeats * (curve.level + curve.seconds(size)) > most:
+        if curve.is_refuted or repeats * (curve.level + curve.seconds(size)) > max_seconds:
             return
         single = min(measure.time_pass(target, 1) for _ in range(repeats))
         curve.retime(size, single, min(measure.time_pass(target, size) for _ in range(repeats)))
@@ -177,31 +177,31 @@ class Calibration:
             self.save()
         return self.exact_sizes
 
-    def ensure_reading(self, target: Model) -> bool:
-        """Return the result of `measure.reads_alike`; if it is missing, measure it, which clears the cache."""
-        if self.reads_alike is None:
+    def ensure_chunk_invariance(self, target: Model) -> bool:
+        """Return the result of `measure.prefill_is_chunk_invariant`; measuring it clears the cache."""
+        if self.is_chunk_invariant is None:
             self._read()
-        if self.reads_alike is None:
-            self.reads_alike = measure.reads_alike(target, self.ensure_exact(target))
+        if self.is_chunk_invariant is None:
+            self.is_chunk_invariant = measure.prefill_is_chunk_invariant(target, self.ensure_exact(target))
             self.save()
-        return self.reads_alike
+        return self.is_chunk_invariant
 
 
-def kept_steepness(model: str, folder: Path | None = None) -> float | None:
+def load_batch_cost_ratio(model: str, folder: Path | None = None) -> float | None:
     """Return the last stored T(4) / T(1) of a model on this machine; `None` if no curve is stored.
 
     Args:
         model: Beginning of the model's fingerprints, and so of the names of its files.
         folder: Folder of the files; `None` means the user's cache folder.
     """
-    found: list[tuple[float, float]] = []
+    ratios: list[tuple[float, float]] = []
     for path in (folder or cache_folder("calibration")).glob(f"{model}*.json"):
-        kept = Calibration(path)
-        kept._read()
-        if kept.curve is not None:
+        calibration = Calibration(path)
+        calibration._read()
+        if calibration.curve is not None:
             with suppress(OSError):
-                found.append((path.stat().st_mtime, kept.curve.ratio(4)))
-    return max(found)[1] if found else None
+                ratios.append((path.stat().st_mtime, calibration.curve.ratio(4)))
+    return max(ratios)[1] if ratios else None
 
 
 def choose_from_one(report: ProbeReport) -> tuple[int, ...]:

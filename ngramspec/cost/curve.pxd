@@ -25,14 +25,14 @@ cdef class CostCurve:
     )
     cdef _extend(self, Py_ssize_t size)
     @cython.locals(
-        n=cython.Py_ssize_t, fitting=cython.Py_ssize_t, cheapest=cython.Py_ssize_t, most=cython.Py_ssize_t,
-        cost=cython.double, least=cython.double
+        n=cython.Py_ssize_t, fitting=cython.Py_ssize_t, best_size=cython.Py_ssize_t, largest=cython.Py_ssize_t,
+        cost=cython.double, best_cost=cython.double
     )
-    cpdef padded(self, sizes)
+    cpdef optimal_batches(self, sizes)
     cpdef slopes(self, sizes)
-    cpdef double switching(self, Py_ssize_t size, Py_ssize_t plain) except? -1
+    cpdef double switch_cost(self, Py_ssize_t size, Py_ssize_t plain) except? -1
     @cython.locals(before=cython.double)
-    cpdef double undisturbed(self, Py_ssize_t size, double seconds) except? -1
+    cpdef double without_interruption(self, Py_ssize_t size, double seconds) except? -1
     @cython.locals(scale=cython.double, known=cython.double, weight=cython.double)
     cpdef restart(self)
     cpdef observe(self, Py_ssize_t size, double seconds, bint is_quiet=*)

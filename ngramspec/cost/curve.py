@@ -24,7 +24,7 @@ slope rises with the context if the tokens of a batch do not share attention."""
 
 WORST = 1.5  # maximum cost of a batch over that of its tokens one by one; a higher measurement was disturbed
 
-LEAST = 0.8
+MIN_RATIO = 0.8
 """Minimum T(n) / T(1). A batch does more work than a pass over one token; if it seems to cost less than this, the
 one-token pass was disturbed. If the curve accepted such a ratio, all later one-token passes would be padded to that
 size, and no real one would correct the curve."""
@@ -113,24 +113,24 @@ class CostCurve:
 
     def _extend(self, size: cython.Py_ssize_t) -> None:
         """Fill the table of ratios up to `size`."""
-        known, table = self._ratios, self._table
-        sizes = sorted(known)
+        ratios, table = self._ratios, self._table
+        sizes = sorted(ratios)
         for n in range(len(table), size + 1):
             i = bisect_right(sizes, n)
             below = sizes[i - 1]
-            low = known[below]
+            low = ratios[below]
             if below == n:
                 table.append(low)
             elif i < len(sizes):
                 above = sizes[i]
                 share = (n - below) / (above - below)
-                table.append(low + (known[above] - low) * share)
+                table.append(low + (ratios[above] - low) * share)
             else:
                 # One point does not determine a slope, so a batch is assumed to cost as much as its tokens one by one.
                 slope = max(0.0, (low - 1.0) / (below - 1)) if below > 1 else 1.0
                 table.append(low + slope * (n - below))
 
-    def padded(self, sizes: Sequence[int]) -> Sequence[tuple[int, float]]:
+    def optimal_batches(self, sizes: Sequence[int]) -> Sequence[tuple[int, float]]:
         """Return a table whose entry n is (size, T(size) / T(1)) of the cheapest batch for n tokens.
 
         A batch is padded beyond the next allowed size only to a measured size, and only if the saving exceeds noise.
@@ -138,20 +138,20 @@ class CostCurve:
         Args:
             sizes: Allowed batch sizes, ascending.
         """
-        known = self._plans.get(sizes)
-        if known is not None:
-            return known
-        fitting = cheapest = 0
-        cost = least = math.inf
-        most = sizes[-1]
-        allowed = set(sizes)
-        plan = [(0, 0.0)] * (most + 1)
-        for n in range(most, 0, -1):
-            if n in allowed:
+        table = self._plans.get(sizes)
+        if table is not None:
+            return table
+        fitting = best_size = 0
+        cost = best_cost = math.inf
+        largest = sizes[-1]
+        size_set = set(sizes)
+        plan = [(0, 0.0)] * (largest + 1)
+        for n in range(largest, 0, -1):
+            if n in size_set:
                 fitting, cost = n, self.ratio(n)
-                if n in self._ratios and cost <= least:
-                    cheapest, least = n, cost
-            plan[n] = (cheapest, least) if least < PADDING_GAIN * cost else (fitting, cost)
+                if n in self._ratios and cost <= best_cost:
+                    best_size, best_cost = n, cost
+            plan[n] = (best_size, best_cost) if best_cost < PADDING_GAIN * cost else (fitting, cost)
         self._plans[sizes] = plan
         return plan
 
@@ -163,10 +163,10 @@ class CostCurve:
         """
         slopes = self._slopes.get(sizes)
         if slopes is None:
-            slopes = self._slopes[sizes] = _slopes([cost for _, cost in self.padded(sizes)[1:]])
+            slopes = self._slopes[sizes] = _slopes([cost for _, cost in self.optimal_batches(sizes)[1:]])
         return slopes
 
-    def switching(self, size: cython.Py_ssize_t, plain: cython.Py_ssize_t) -> float:
+    def switch_cost(self, size: cython.Py_ssize_t, plain: cython.Py_ssize_t) -> float:
         """Return the cost that a batch of `size` now adds to T(size) by a change of size, in units of T(1).
 
         Each change of size is charged. A pass that leaves the size `plain` is charged for the change back too, which is
@@ -176,7 +176,7 @@ class CostCurve:
             return 0.0
         return self.switch * (2 if self.last == plain else 1) / self.level
 
-    def undisturbed(self, size: cython.Py_ssize_t, seconds: cython.double) -> float:
+    def without_interruption(self, size: cython.Py_ssize_t, seconds: cython.double) -> float:
         """Return the estimated seconds of a pass without interruptions, at most `seconds`; call it before `observe`.
 
         A pass that takes far longer than expected was interrupted, or the curve is wrong. If the previous pass of its
@@ -184,12 +184,12 @@ class CostCurve:
         """
         if not self.measured:
             return seconds
-        expected: cython.double = self.seconds(size) + (0.0 if size == self.last else self.switch)
+        normal: cython.double = self.seconds(size) + (0.0 if size == self.last else self.switch)
         if size > 1:
-            before, self._excess_more = self._excess_more, seconds / expected
+            before, self._excess_more = self._excess_more, seconds / normal
         else:
-            before, self._excess_single = self._excess_single, seconds / expected
-        return min(seconds, max(SPIKE, before) * expected)
+            before, self._excess_single = self._excess_single, seconds / normal
+        return min(seconds, max(SPIKE, before) * normal)
 
     def observe(self, size: cython.Py_ssize_t, seconds: cython.double, is_quiet: bool = True) -> None:
         """Learn from a real pass over `size` tokens, if the curve was measured.
@@ -236,9 +236,9 @@ class CostCurve:
         seconds = max(seconds - switch, 0.1 * seconds)
         self.level += REFRESH / 8 * (seconds / ratio - self.level)
         beyond = size > max(self._ratios)
-        known = self._ratios.get(size, ratio)
+        old_ratio = self._ratios.get(size, ratio)
         weight = (BEYOND if beyond else REFRESH) * (1.0 if is_quiet else NOISY)
-        self._ratios[size] = min(known + weight * (seconds / self.level - known), self.worst * size)
+        self._ratios[size] = min(old_ratio + weight * (seconds / self.level - old_ratio), self.worst * size)
         self._unseen += 1
         if beyond or self._unseen >= REBUILD_EVERY:
             self._rebuild()
@@ -266,14 +266,14 @@ class CostCurve:
 
         A cached ratio that is too low is corrected by `observe` as soon as it is used. A ratio that is too high is not
         corrected there, because no pass of that size is then made. So a new measurement may only lower the ratio. An
-        impossible measurement (see `LEAST`) is ignored.
+        impossible measurement (see `MIN_RATIO`) is ignored.
 
         Args:
             size: Tokens of the measured pass.
             single: Seconds of a pass over one token.
             seconds: Seconds of a pass over `size` tokens.
         """
-        if seconds < LEAST * single:
+        if seconds < MIN_RATIO * single:
             return
         self.level = self.measured_level = single
         if size > 1:
@@ -287,8 +287,8 @@ class CostCurve:
 
     @property
     def plausible(self) -> bool:
-        """True if the curve is possible: no batch costs much less than a single token (see `LEAST`)."""
-        return min(self._ratios.values()) >= LEAST
+        """True if the curve is possible: no batch costs much less than a single token (see `MIN_RATIO`)."""
+        return min(self._ratios.values()) >= MIN_RATIO
 
     def to_json(self) -> dict[str, Any]:
         """Return the curve as JSON data; keys of the seconds are batch sizes as strings."""
@@ -319,16 +319,16 @@ def _slopes(costs: list[float]) -> array[float]:
     k: cython.Py_ssize_t
     best: cython.double
     slope: cython.double
-    here: cython.double
+    cost: cython.double
     slopes = array("d", [math.inf]) * (len(costs) + 1)
     hull: list[int] = []
     for k in range(len(costs) - 1, -1, -1):
-        here = costs[k]
+        cost = costs[k]
         best = math.inf
         if hull:
-            best = (costs[hull[-1]] - here) / (hull[-1] - k)
+            best = (costs[hull[-1]] - cost) / (hull[-1] - k)
         while len(hull) > 1:
-            slope = (costs[hull[-2]] - here) / (hull[-2] - k)
+            slope = (costs[hull[-2]] - cost) / (hull[-2] - k)
             if best < slope:
                 break
             best = slope

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.random import default_rng
 
 from ngramspec.backend import Logits, Model
-from ngramspec.cost.curve import LEAST, CostCurve
+from ngramspec.cost.curve import MIN_RATIO, CostCurve
 
 MEASURE_ORDER = (1, 2, 4, 3, 8, 5, 6, 16, 12, 9)
 """Measured batch sizes, the most informative first, because the time budget may end before the list. They are small
@@ -65,18 +65,18 @@ def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) ->
     Args:
         target: Model whose context has room for at least one token.
         tokens: Number of tokens to be generated.
-        sizes: Batch sizes, the most informative first; `telling` adds those of long drafts.
+        sizes: Batch sizes, the most informative first; `sizes_to_time` adds those of long drafts.
 
     Raises:
         ValueError: The context has no room for a token.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     single = time_pass(target, 1)
     # The first pass of a process includes allocations. On a slow model these do not matter, nor do changes of size.
     fast = single < BUDGET / 10
     best = {1: time_pass(target, 1) if fast else single}
-    run, tried = RUN if fast else 1, fast
-    deadline = began + min(max(BUDGET, 0.05 * tokens * best[1]), LONGEST)
+    run, has_run = RUN if fast else 1, fast
+    deadline = start + min(max(BUDGET, 0.05 * tokens * best[1]), LONGEST)
     switch = 0.0
     # Each round covers all sizes, so that a disturbance of some milliseconds does not affect all passes of one size.
     for number in range(ROUNDS):
@@ -84,17 +84,17 @@ def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) ->
             rounds = int(CHANGE_SHARE * BUDGET / (3 * (best[1] + best[CHANGE])))
             if rounds >= FEWEST_ROUNDS:
                 switch = time_change(target, min(CHANGE_ROUNDS, rounds))
-        for size in telling(CostCurve(best), sizes, target.max_batch) if number else sizes:
-            left = deadline - time.perf_counter()
-            expected = best.get(size, CostCurve(best).seconds(size))
-            passes = 2 if not tried and size > 1 and 2 * expected <= left else run
-            if passes * expected > left or len(target.tokens) + size > target.n_ctx:
+        for size in sizes_to_time(CostCurve(best), sizes, target.max_batch) if number else sizes:
+            remaining = deadline - time.perf_counter()
+            duration = best.get(size, CostCurve(best).seconds(size))
+            passes = 2 if not has_run and size > 1 and 2 * duration <= remaining else run
+            if passes * duration > remaining or len(target.tokens) + size > target.n_ctx:
                 continue
             times = [time_pass(target, size) for _ in range(passes)]
-            if not tried and passes > 1:
-                tried, run = True, 2 if times[1] <= FIRST * times[0] else 1
+            if not has_run and passes > 1:
+                has_run, run = True, 2 if times[1] <= FIRST * times[0] else 1
             best[size] = min(best.get(size, math.inf), *times)
-    best[1] = min(best[1], min(best.values()) / LEAST)
+    best[1] = min(best[1], min(best.values()) / MIN_RATIO)
     threads = target.conditions.threads, target.conditions.threads_batch
     return CostCurve(best, switch, threads=threads)
 
@@ -108,17 +108,17 @@ def time_change(target: Model, rounds: int) -> float:
     differences = []
     for _ in range(rounds):
         for size in (1, CHANGE):
-            changed, _, same = (time_pass(target, size) for _ in range(3))
-            differences.append(changed - same)
+            after_change, _, after_same = (time_pass(target, size) for _ in range(3))
+            differences.append(after_change - after_same)
     is_certain = statistics.quantiles(differences, n=4)[0] > 0
     return statistics.median(differences) if is_certain else 0.0
 
 
-def telling(curve: CostCurve, sizes: Sequence[int], most: int) -> Sequence[int]:
-    """Return `sizes`, and if 16 tokens are cheap (see `CHEAP`) also the sizes of long drafts up to `most` tokens."""
+def sizes_to_time(curve: CostCurve, sizes: Sequence[int], max_tokens: int) -> Sequence[int]:
+    """Return `sizes`, and if 16 tokens are cheap (see `CHEAP`) also the sizes of long drafts, up to `max_tokens`."""
     if 16 not in sizes or curve.ratio(16) > CHEAP * 16:
         return sizes
-    return (*sizes, *(n for n in LONG_ORDER if n not in sizes and n <= most))
+    return (*sizes, *(n for n in LONG_ORDER if n not in sizes and n <= max_tokens))
 
 
 class RestoreCost(NamedTuple):
@@ -132,13 +132,13 @@ class RestoreCost(NamedTuple):
 def time_restore(target: Model) -> RestoreCost:
     """Time a checkpoint of the cache, and a rollback to it."""
     start = len(target.tokens)
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     target.checkpoint()
-    saved = time.perf_counter()
+    checkpoint_time = time.perf_counter()
     target.evaluate([0])
-    evaluated = time.perf_counter()
+    evaluation_time = time.perf_counter()
     target.rollback(start)
-    return RestoreCost(saved - began, time.perf_counter() - evaluated)
+    return RestoreCost(checkpoint_time - start_time, time.perf_counter() - evaluation_time)
 
 
 def time_pass(target: Model, size: int) -> float:
@@ -149,9 +149,9 @@ def time_pass(target: Model, size: int) -> float:
     tokens = [int(t) for t in default_rng(size).integers(0, target.n_vocab, size)]
     start = len(target.tokens)
     target.checkpoint()
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     target.evaluate(tokens)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start_time
     target.rollback(start)
     return seconds
 
@@ -187,7 +187,7 @@ READ = 300
 PIECES = 50  # size of these pieces, between the sizes of passes and of chunks
 
 
-def reads_alike(target: Model, sizes: Sequence[int]) -> bool:
+def prefill_is_chunk_invariant(target: Model, sizes: Sequence[int]) -> bool:
     """Return True if a text gives the same bits when it is read in chunks, in pieces, or in passes.
 
     If so, exact mode may reuse a cached prompt to its last token. The function leaves the cache empty.
@@ -195,7 +195,7 @@ def reads_alike(target: Model, sizes: Sequence[int]) -> bool:
     rng = default_rng(1)
     tail = max(sizes)
     text = [int(t) for t in rng.integers(0, target.n_vocab, min(READ, target.n_ctx - tail) + tail)]
-    found = set()
+    results = set()
     for pieces in (None, (PIECES,), tuple(sizes)):
         target.clear()
         done = len(text) - tail if pieces is None else 1
@@ -205,9 +205,9 @@ def reads_alike(target: Model, sizes: Sequence[int]) -> bool:
                 break
             done = min(done + size, len(text) - tail)
             target.evaluate(text[len(target.tokens) : done])
-        found.add(target.evaluate(text[-tail:]).tobytes())
+        results.add(target.evaluate(text[-tail:]).tobytes())
     target.clear()
-    return len(found) == 1
+    return len(results) == 1
 
 
 def probe(target: Model, depths: Sequence[int] = (SHORT, LONG), sizes: Sequence[int] = SIZES) -> ProbeReport:
@@ -218,12 +218,12 @@ def probe(target: Model, depths: Sequence[int] = (SHORT, LONG), sizes: Sequence[
     """
     tail_length = max(-(-POSITIONS // size) * size for size in sizes)
     room = max(1, target.n_ctx - tail_length)
-    chosen = tuple(sorted({min(d, room) for d in depths}))
+    lengths = tuple(sorted({min(d, room) for d in depths}))
     rng = default_rng(0)
-    text = [int(t) for t in rng.integers(0, target.n_vocab, chosen[-1] + tail_length)]
+    text = [int(t) for t in rng.integers(0, target.n_vocab, lengths[-1] + tail_length)]
     digests: dict[int, list[bytes]] = {size: [] for size in sizes}
     largest = 0.0
-    for depth in chosen:
+    for depth in lengths:
         target.clear()
         target.prefill(text[:depth])
         target.checkpoint()
@@ -242,4 +242,4 @@ def probe(target: Model, depths: Sequence[int] = (SHORT, LONG), sizes: Sequence[
     groups: dict[tuple[bytes, ...], list[int]] = {}
     for size in sizes:
         groups.setdefault(tuple(digests[size]), []).append(size)
-    return ProbeReport(chosen, tuple(tuple(group) for group in groups.values()), largest)
+    return ProbeReport(lengths, tuple(tuple(group) for group in groups.values()), largest)

@@ -24,7 +24,7 @@ LITTLE = 0.5
 """An Arm core with less than this share of the largest core's capacity is an efficiency core."""
 
 
-def allowed_cpus() -> set[int]:
+def available_cpus() -> set[int]:
     """Return the numbers of the logical CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
@@ -33,12 +33,12 @@ def allowed_cpus() -> set[int]:
 
 def logical_cores() -> int:
     """Return the number of threads that this process may run at once, including hyper-threads."""
-    return len(allowed_cpus())
+    return len(available_cpus())
 
 
 def physical_cores() -> int:
     """Return the number of physical cores that this process may run on."""
-    return len(_siblings(allowed_cpus())) or _physical_count()
+    return len(_siblings(available_cpus())) or _physical_count()
 
 
 def usable_cores() -> int:
@@ -47,7 +47,7 @@ def usable_cores() -> int:
     Threads of a decode call wait for the slowest one, so efficiency cores would slow the others down. Hyper-threads
     of one core count once, because they share the units that multiply matrices.
     """
-    cpus = allowed_cpus()
+    cpus = available_cpus()
     fast = cpus & _performance_cpus(cpus)
     cores = len(_siblings(fast or cpus)) or min(_performance_count() or _physical_count(), _physical_count())
     quota = cpu_quota()
@@ -143,11 +143,11 @@ class CpuSeconds(NamedTuple):
 
 def read_cpu_seconds() -> CpuSeconds:
     """Return the CPU time used so far on the CPUs that this process may use."""
-    cpus, total, nice = allowed_cpus(), 0.0, 0.0
+    cpus, total, nice = available_cpus(), 0.0, 0.0
     for number, times in enumerate(psutil.cpu_times(percpu=True)):
         if number in cpus:
-            others = (getattr(times, name, 0.0) for name in ("irq", "softirq", "steal"))
-            total += times.user + times.system + sum(others)
+            irq_times = (getattr(times, name, 0.0) for name in ("irq", "softirq", "steal"))
+            total += times.user + times.system + sum(irq_times)
             nice += getattr(times, "nice", 0.0)
     own = time.process_time()
     if hasattr(os, "getpriority") and os.getpriority(os.PRIO_PROCESS, 0) > 0:
@@ -234,12 +234,12 @@ class CpuLoad:
         now = self.clock()
         if now < self.due:
             return False
-        passed = now - self._at
+        seconds = now - self._at
         current = self._read()
         used = (current.system - self._before.system) - (current.process - self._before.process)
-        weight = 1.0 if self._is_guess else 1.0 - math.exp(-passed / self.MEMORY)
-        self.cores += weight * (max(0.0, used / passed) - self.cores)
-        self.low_cores += weight * ((current.low - self._before.low) / passed - self.low_cores)
+        weight = 1.0 if self._is_guess else 1.0 - math.exp(-seconds / self.MEMORY)
+        self.cores += weight * (max(0.0, used / seconds) - self.cores)
+        self.low_cores += weight * ((current.low - self._before.low) / seconds - self.low_cores)
         self._is_guess = False
         if now - max(self.call_ended, self._at) > self.PAUSE and (running := self._running()) is not None:
             # Programs that ran in the pause may have ended, and others may have started at its end.
@@ -250,6 +250,6 @@ class CpuLoad:
 
 
 @cache
-def shared_load() -> CpuLoad:
+def process_load() -> CpuLoad:
     """Return the load that all models of this process share."""
     return CpuLoad()

@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ngramspec.cpu.cores import CpuLoad, logical_cores, shared_load
+from ngramspec.cpu.cores import CpuLoad, logical_cores, process_load
 
 PROMPT = 64  # minimum tokens of a call that reads a prompt; smaller ones verify drafts
 
@@ -50,7 +50,7 @@ class Conditions(NamedTuple):
     is_quiet: bool = True  # whether the machine is otherwise idle
 
 
-UNGOVERNED = Conditions()  # of a context whose number of threads does not change
+FIXED_CONDITIONS = Conditions()  # of a context whose number of threads does not change
 
 
 class ThreadState(NamedTuple):
@@ -67,7 +67,7 @@ class ThreadState(NamedTuple):
 class _Choice:
     """The number of threads for one kind of call."""
 
-    most: int  # number of threads on an idle machine
+    maximum: int  # number of threads on an idle machine
     adapts: bool  # whether the number may change
     number: int = 0  # number of threads of the next call
     home: int = 0  # number of threads outside trials
@@ -78,14 +78,14 @@ class _Choice:
     usual: float = 0.0  # usual time of these calls
     upwards: bool = True  # direction of the next trial
     pause: float = FIRST_TRIAL  # time of calls between trials
-    spent: float = 0.0  # time of all calls
-    next_trial: float = 0.0  # value of `spent` at which the next trial starts
+    total_seconds: float = 0.0  # time of all calls
+    next_trial: float = 0.0  # value of `total_seconds` at which the next trial starts
 
     def restart(self, number: int) -> None:
         """Use this number, and forget the times of calls."""
         self.number = self.home = number
         self.slowness.clear()
-        self.upwards, self.pause, self.next_trial = True, FIRST_TRIAL, self.spent + FIRST_TRIAL
+        self.upwards, self.pause, self.next_trial = True, FIRST_TRIAL, self.total_seconds + FIRST_TRIAL
         self.start_episode()
 
     def start_episode(self) -> None:
@@ -109,7 +109,7 @@ class _Choice:
         """Return the number to try next; the present one if there is no other."""
         step = max(1, self.home // 4)
         for _ in range(2):
-            number = min(self.most, self.home + step) if self.upwards else max(1, self.home - step)
+            number = min(self.maximum, self.home + step) if self.upwards else max(1, self.home - step)
             self.upwards = not self.upwards
             if number != self.home:
                 break
@@ -138,7 +138,7 @@ class ThreadGovernor:
     ) -> None:
         self.threads = threads  # threads for one token on an idle machine
         self._period = 0  # see `Conditions`
-        self._load = load or shared_load()
+        self._load = load or process_load()
         self._cores = self._free = cores or logical_cores()
         self._is_unseen = False  # whether calls are slow although no other program appears to run
         self._usual: dict[int, float] = {}  # seconds of an undisturbed call by its size
@@ -175,7 +175,7 @@ class ThreadGovernor:
             usual += DRIFT * (seconds - usual)
         self._usual[size] = usual
         choice.calls += 1
-        choice.spent += seconds
+        choice.total_seconds += seconds
         choice.seconds += seconds
         choice.usual += usual
         # Few calls end an episode, so the whole condition is rarely evaluated.
@@ -241,7 +241,7 @@ class ThreadGovernor:
     def _restart(self) -> None:
         self._period += 1
         for choice in self._choices:
-            choice.restart(min(choice.most, self._free) if choice.adapts else choice.most)
+            choice.restart(min(choice.maximum, self._free) if choice.adapts else choice.maximum)
 
     def _end_episode(self, choice: _Choice) -> None:
         """Record the slowness of a number, use the fastest known one, and try another if a trial is due."""
@@ -249,27 +249,27 @@ class ThreadGovernor:
         before = choice.slowness.get(choice.number)
         choice.slowness[choice.number] = slowness if before is None else (before + slowness) / 2
         if choice.on_trial:
-            lost = choice.seconds - choice.slowness[choice.home] * choice.usual
+            loss = choice.seconds - choice.slowness[choice.home] * choice.usual
             choice.pause = FIRST_TRIAL if self._is_unseen else min(LAST_TRIAL, 2 * choice.pause)
-            choice.next_trial = choice.spent + max(choice.pause, lost / TRIAL_SHARE)
+            choice.next_trial = choice.total_seconds + max(choice.pause, loss / TRIAL_SHARE)
         best = min(choice.slowness, key=choice.slowness.__getitem__)
         if choice.slowness[best] <= BETTER * choice.slowness[choice.home]:
             choice.home, choice.pause = best, FIRST_TRIAL
             self._period += 1
         if self._load.is_quiet and choice is self._choices[0]:
             self._judge_unseen(choice)
-        is_due = not self.is_quiet and choice.spent >= choice.next_trial
+        is_due = not self.is_quiet and choice.total_seconds >= choice.next_trial
         choice.number = choice.neighbour() if is_due else choice.home
         choice.start_episode()
 
     def _judge_unseen(self, choice: _Choice) -> None:
         """Decide whether something slows calls down although the machine appears to be idle."""
         is_slow = choice.slowness[choice.home] >= UNSEEN
-        if is_slow and len(choice.slowness) > 1 and choice.home == choice.most:
+        if is_slow and len(choice.slowness) > 1 and choice.home == choice.maximum:
             # Fewer threads are no faster, so this is the usual time now: the context is longer, for example.
             self._usual.clear()
             is_slow = False
-        if is_slow != self._is_unseen and (is_slow or choice.home == choice.most):
+        if is_slow != self._is_unseen and (is_slow or choice.home == choice.maximum):
             self._is_unseen = is_slow
             self._period += 1
             if not is_slow:

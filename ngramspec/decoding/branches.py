@@ -3,7 +3,7 @@
 
 A branch is another continuation that is likely, such as ` lazy` after `the quick` if the draft is `the quick brown
 fox`. If the target rejects ` brown` and emits ` lazy`, the row of the branch already shows which token the target emits
-after it. The next draft begins with that token (`MixtureDrafter.known`), which is nearly certain.
+after it. The next draft begins with that token (`MixtureDrafter.known_prefix`), which is nearly certain.
 
 This gains 1.5 to 2.5 % if a drafted token is nearly free, as on some GPUs, and nothing otherwise. A
 `SpeculativeDecoder` uses this loop only if its target can evaluate branches (`Target.ask`) and a drafted token costs at
@@ -26,7 +26,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.drafts import DraftedText, Pass, Plan
 from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.decoding.text import Text
-from ngramspec.drafting.chances import FadingRate
+from ngramspec.drafting.acceptance_estimator import DecayingRate
 from ngramspec.drafting.draft import Drafter, MarginalCost
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import CHEAP, HOPELESS, MixtureDrafter
@@ -67,7 +67,7 @@ class BranchingLoop(DecodingLoop):
         super().__init__(policy, clock)
         # How often the target says the same in the next pass: nearly always, except for rounding and for tokens that
         # were drawn again.
-        self._trust = FadingRate(50.0, 50.5, fade=0.99)
+        self._trust = DecayingRate(50.0, 50.5, fade=0.99)
         self._finder: BranchFinder | None = None
         self._branches: Sequence[SideBranch] = ()  # of the pass planned last
         self._rows: Iterable[Row] = ()  # their logits
@@ -103,14 +103,15 @@ class BranchingLoop(DecodingLoop):
     def commit(self, current: Pass) -> None:
         (text,) = current.texts
         drafter = text.drafts.drafter
-        known = drafter.known if isinstance(drafter, MixtureDrafter) else ()
+        known = drafter.known_prefix if isinstance(drafter, MixtureDrafter) else ()
         super().commit(current)
         (step,) = current.steps
         if not isinstance(drafter, MixtureDrafter) or step is None:
             return
         self.judge(known, step.tokens)
         if self._branches and step.stop is None:
-            drafter.known, drafter.trust = self._answers(cast(Text, text), len(step.tokens)), self._trust.value
+            drafter.known_prefix = self._answers(cast(Text, text), len(step.tokens))
+            drafter.prefix_probability = self._trust.value
 
     def judge(self, answers: Sequence[int], tokens: Sequence[int]) -> None:
         """Learn how often answers of the target come true; `tokens` came after them."""
@@ -146,7 +147,7 @@ class BranchingLoop(DecodingLoop):
         if not isinstance(verifier, RuleVerifier):
             return None
         sampling = verifier.sampler.sampling
-        if sampling.selects or sampling.xtc_probability > 0:
+        if sampling.samples_internally or sampling.xtc_probability > 0:
             return None  # these samplers draw random numbers, and another draw would change the text
         try:
             p = verifier.sampler.distribution(row)
@@ -178,7 +179,7 @@ def choose_branches(
         curve: Cost of a pass by batch size.
         sizes: Batch sizes that may be used, ascending.
     """
-    costs, now = curve.padded(sizes), curve.ratio(size)
+    costs, now = curve.optimal_batches(sizes), curve.ratio(size)
     plain, plain_cost = costs[1]
     most = max(now, plain_cost + price.loss_budget)
     share = ANSWER_TOKENS * max(0.0, 1.0 - price.rate * price.slopes[length])
@@ -188,7 +189,7 @@ def choose_branches(
         wider, cost = (size, now) if 1 + length + k <= size else costs[1 + length + k]
         if cost > most:
             continue
-        change = curve.switching(wider, plain) - curve.switching(size, plain)
+        change = curve.switch_cost(wider, plain) - curve.switch_cost(size, plain)
         value = expected - price.rate * (cost - now + change)
         if value > best_value:
             best, best_size, best_value = k, wider, value
@@ -245,8 +246,8 @@ class BranchFinder:
         start: cython.int = guesser.pending
         if sent == start and sent < POSITIONS - 1:
             self._offer[start] = 0.0
-            if guesser.look(start) < 0:
-                guesser.counts.found[start] = 0
+            if guesser.score_position(start) < 0:
+                guesser.counts.n_candidates[start] = 0
             start += 1
         for node in range(min(sent + 1, start)):
             self._fork[node] = node
@@ -255,7 +256,7 @@ class BranchFinder:
             if node < guesser.pending:
                 self._rate(node, chances[node], guesser.guesses[node] if node < sent else -1)
                 reach *= chances[node]
-            elif guesser.counts.found[node] > 0:
+            elif guesser.counts.n_candidates[node] > 0:
                 self._rate(node, guesser.correction.p[node], -1)
         # A token that is known a pass ahead takes a row there.
         share: cython.double = max(0.0, 1.0 - price.rate * price.slopes[sent])
@@ -297,7 +298,7 @@ class BranchFinder:
         self._offer[node] = 0.0
         for i in range(depth):
             t[guesser.history.size + i] = guesser.guesses[i] if i < fork else path[i - fork]
-        if guesser.look_aside(node, depth, fork) >= 0:
+        if guesser.score_branch_position(node, depth, fork) >= 0:
             self._rate(node, guesser.correction.p[node], -1)
 
     def _rate(self, node: cython.int, chance: cython.double, taken: cython.int) -> None:
@@ -312,17 +313,17 @@ class BranchFinder:
         cell: cython.int = node * CANDIDATES
         first: cython.int = -1
         others: cython.double = 0.0
-        for c in range(guesser.counts.found[node]):
+        for c in range(guesser.counts.n_candidates[node]):
             if taken < 0:
                 if first < 0 or guesser.mixer.p[cell + c] > guesser.mixer.p[cell + first]:
                     first = c
             elif guesser.counts.tokens[cell + c] == taken:
                 first = c
-        for c in range(guesser.counts.found[node]):
+        for c in range(guesser.counts.n_candidates[node]):
             if c != first:
                 others += guesser.mixer.p[cell + c]
         scale: cython.double = (1.0 - chance) / others if others > 1.0 - chance else 1.0
-        for c in range(guesser.counts.found[node]):
+        for c in range(guesser.counts.n_candidates[node]):
             if c != first:
                 self._left[cell + c] = scale * guesser.mixer.p[cell + c]
             else:
@@ -333,7 +334,7 @@ class BranchFinder:
     def _next(self, node: cython.int) -> None:
         """Find the most likely candidate after a node that has no row."""
         chance: cython.double = 0.0
-        for c in range(self._guesser.counts.found[node]):
+        for c in range(self._guesser.counts.n_candidates[node]):
             if self._left[node * CANDIDATES + c] > chance:
                 chance = self._left[node * CANDIDATES + c]
                 self._offered[node] = c

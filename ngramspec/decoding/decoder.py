@@ -94,7 +94,9 @@ class SpeculativeDecoder:
         # The mode of requests; with "on", it is set before the first request.
         self.exactness = decision if decision is not None and exact == "auto" else ExactnessMode()
         if calibration is None:
-            calibration = Calibration.load(target, calibration_folder) if curve is None else Calibration.given(curve)
+            calibration = (
+                Calibration.load(target, calibration_folder) if curve is None else Calibration.from_curve(curve)
+            )
         self.calibration = calibration
         self._generations = 0
 
@@ -148,7 +150,7 @@ class SpeculativeDecoder:
             n_ctx=self.target.n_ctx,
             n_vocab=self.target.n_vocab,
             # If nothing is drafted, or all sizes agree, rounding decides nothing.
-            counts_calls=self.exactness.bound > 0 and self.drafter is not None,
+            counts_calls=self.exactness.max_logit_shift > 0 and self.drafter is not None,
         )
         return self._run(text, progress)
 
@@ -161,7 +163,7 @@ class SpeculativeDecoder:
             sizes = None
             if self.target.can_rollback and self.target.exact_rollback:
                 sizes = self.calibration.ensure_exact(self.target)
-            self.exactness = ExactnessMode(sizes, aligned=True, same=True)
+            self.exactness = ExactnessMode(sizes, aligned=True, bit_identical=True)
         return self.exactness
 
     def read(self, prompt: Sequence[int], progress: Progress | None = None) -> Logits:
@@ -218,7 +220,7 @@ class SpeculativeDecoder:
 
     def _prepare_loop(self, exactness: ExactnessMode, text: Text) -> None:
         """Prepare the loop for the passes after the prefill."""
-        curve = self.calibration.curve if exactness.same else None
+        curve = self.calibration.curve if exactness.bit_identical else None
         if self.drafter is not None:
             curve = self.calibration.ensure_curve(self.target, text.left)
             self.drafts.first(text.last)

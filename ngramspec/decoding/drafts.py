@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ngramspec.backend import Logits, Model
-from ngramspec.drafting.chances import ChanceEstimator
+from ngramspec.drafting.acceptance_estimator import AcceptanceEstimator
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies.policy import Policy, smallest
@@ -51,7 +51,7 @@ class Drafts:
         self.drafter = drafter
         self.proposal: Draft | None = None
         self._watcher = policy if policy is not None and policy.wants_logits else None
-        self._estimator = ChanceEstimator()
+        self._estimator = AcceptanceEstimator()
         self._is_estimated = False  # whether the proposal has estimates from `_estimator`
         self._guide: GrammarGuide | None = None
         self._ends: Mapping[int, bool] | None = None
@@ -118,7 +118,7 @@ class Drafts:
     def complete(self, draft: Draft, limit: int) -> Draft:
         """Take a draft of the drafter as the proposal. Return it with estimates, as the grammar allows it."""
         if draft.tokens and not draft.acceptance_probs:
-            draft = self._estimator.estimated(draft, limit, fixed_length=self.fixed_length)
+            draft = self._estimator.add_estimates(draft, limit, fixed_length=self.fixed_length)
             self._is_estimated = True
         self.proposal = draft
         return draft if self._guide is None else self._guide.shape(draft, limit, fixed_length=self.fixed_length)
@@ -175,7 +175,7 @@ class Drafts:
         assert drafter is not None
         reading = 0.0 if self.proposal is None else drafter.prefill_seconds
         if self._is_estimated:
-            self._estimator.settle(step.tokens)
+            self._estimator.record_outcome(step.tokens)
             self._is_estimated = False
         if self._guide is not None:
             self._guide.learn(len(step.drafted), step.accepted, step.tokens)

@@ -158,7 +158,7 @@ class DecodingLoop:
         if not current.rows:
             self.wait(current)
         exactness, is_alone = self.exactness, len(current.texts) == 1
-        bound = 0.0 if is_alone and current.size in exactness.agreeing else exactness.bound
+        bound = 0.0 if is_alone and current.size in exactness.agreeing else exactness.max_logit_shift
         for text, plan, rows in zip(current.texts, current.plans, current.rows, strict=True):
             assert isinstance(text, Text)
             if text.is_released:
@@ -227,12 +227,12 @@ class DecodingLoop:
     @staticmethod
     def _undisturbed(curve: CostCurve, size: int, seconds: float, is_quiet: bool) -> float:
         """Return the seconds of a pass that the draft is charged for: without what other programs added."""
-        undisturbed = curve.undisturbed(size, seconds)
+        undisturbed = curve.without_interruption(size, seconds)
         return undisturbed if is_quiet else min(undisturbed, curve.seconds(size))
 
     def _use(self, curve: CostCurve | None) -> None:
         self.curve, sizes = curve, self.sizes
-        self._plain = no_draft(curve.padded(sizes)[1][0] if curve else smallest(1, sizes))
+        self._plain = no_draft(curve.optimal_batches(sizes)[1][0] if curve else smallest(1, sizes))
 
     def _follow(self, conditions: Conditions) -> bool:
         """Use the curve for these conditions. Return True if they are as they were at the last pass."""

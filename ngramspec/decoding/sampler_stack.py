@@ -9,9 +9,9 @@ from ngramspec.acceptance.verifier import Acceptance, RuleVerifier, Verifier
 from ngramspec.backend import Logits, Vocabulary
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.request import GREEDY, Request
-from ngramspec.sampling.distribution import Logprobs, logprobs, sampled_logprobs
+from ngramspec.sampling.distribution import Logprobs, distribution_logprobs, logprobs
 from ngramspec.sampling.recording_sampler import RecordingSampler
-from ngramspec.sampling.sampler import BudgetSampler, CloseCalls, Forbidding, Sampler
+from ngramspec.sampling.sampler import BudgetSampler, CloseCalls, Sampler, TokenBanSampler
 from ngramspec.tokens import ending_tokens
 
 
@@ -51,7 +51,7 @@ class SamplerStack:
         sampler: Sampler = vocabulary.sampler(request.sampling)
         if rules.min_tokens or rules.bad_words:
             too_early = {*ending_tokens(vocabulary), *rules.stop_token_ids} if rules.min_tokens else ()
-            sampler = Forbidding(sampler, rules, [token for token in too_early if 0 <= token < n_vocab])
+            sampler = TokenBanSampler(sampler, rules, [token for token in too_early if 0 <= token < n_vocab])
         if rules.reasoning is not None:
             sampler = self.budget = BudgetSampler(sampler, rules.reasoning)
         how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
@@ -70,5 +70,5 @@ class SamplerStack:
         """Return the log-probabilities of emitted tokens, and of the `top` most likely ones at their positions."""
         if self._recorder is not None:
             pairs = zip(self._recorder.pop_distributions(), tokens, strict=False)
-            return tuple(sampled_logprobs(p, token, top) for p, token in pairs)
+            return tuple(distribution_logprobs(p, token, top) for p, token in pairs)
         return tuple(logprobs(row, token, top) for row, token in zip(rows, tokens, strict=False))

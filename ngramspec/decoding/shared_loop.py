@@ -14,7 +14,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.drafts import DraftedText, Pass, Plan, no_draft
 from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
-from ngramspec.drafting.draft_model.passes import Drafting, StepwiseDrafter, draft_together
+from ngramspec.drafting.draft_model.passes import Drafting, StepwiseDrafter, draft_batch
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
 from ngramspec.steps import Step
@@ -140,7 +140,7 @@ class SharedLoop(DecodingLoop):
     def _plan_together(self, texts: Sequence[DraftedText], group: SharedSequences) -> Sequence[Plan]:
         """Return what the next pass evaluates of each text."""
         n = len(texts)
-        policy, curve, sizes = self._cost_policy.shared(n), self.curve, self.sizes
+        policy, curve, sizes = self._cost_policy.for_n_sequences(n), self.curve, self.sizes
         assert curve is not None
         most = 0 if group.drafts_alone else min(policy.limit(), sizes[-1] - n)
         limits = [min(most, text.left - 1) for text in texts]
@@ -150,7 +150,7 @@ class SharedLoop(DecodingLoop):
             return [_ONE_TOKEN] * n
         price = policy.price(curve, sizes)
         proposals = _propose(texts, limits, price)
-        chosen = policy.plan_together(proposals, curve, sizes, group.batches)
+        chosen = policy.plan_batch(proposals, curve, sizes, group.batches)
         return [
             text.drafts.plan(proposal.head(length), size, (size,))
             for text, proposal, (length, size) in zip(texts, proposals, chosen, strict=True)
@@ -189,7 +189,7 @@ class SharedLoop(DecodingLoop):
         # The time of one batch is the time of the pass; that of several cannot be divided.
         whole = batches[0] + current.owed if len(batches) == 1 else 0
         undisturbed = self._undisturbed(curve, whole, current.seconds, is_quiet) if whole else current.seconds
-        self._cost_policy.shared(n).record(
+        self._cost_policy.for_n_sequences(n).record(
             Step(
                 tuple(token for step in steps for token in step.tokens),
                 drafted=tuple(token for step in steps for token in step.drafted),
@@ -213,7 +213,7 @@ def _propose(texts: Sequence[DraftedText], limits: Sequence[int], price: Margina
     asked = list(zip(texts, limits, strict=True))
     drafter = texts[0].drafts.drafter
     if drafter is not None and drafter.drafts_stepwise:
-        return draft_together([_propose_stepwise(text, limit, price) for text, limit in asked], price)
+        return draft_batch([_propose_stepwise(text, limit, price) for text, limit in asked], price)
     for text, limit in asked:
         if limit < 1:
             text.drafts.proposal = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from encodings import utf_8
 
-from ngramspec.tokens import begun
+from ngramspec.tokens import partial_match_start
 
 
 class TextStream:
@@ -68,7 +68,7 @@ class TextStream:
         if not self._stop or self._early > 0:
             self._early -= 1
             return text
-        open_at = begun(text, self._stop)
+        open_at = partial_match_start(text, self._stop)
         stop_at = self._find(text)
         # An unfinished stop string that begins before a finished one still wins if it completes: "abcd" over "bc" after
         # "abc". So the finished one counts only when nothing that began earlier is still open.

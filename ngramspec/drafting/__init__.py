@@ -13,7 +13,7 @@ from pathlib import Path
 from ngramspec.drafting.baselines.suffix import SuffixDrafter
 from ngramspec.drafting.baselines.target_logits import LookaheadDrafter, NasdDrafter, RecycleDrafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.drafting.user_drafter import UserDrafter
 from ngramspec.user_class import FORM, is_user_class, load_class
@@ -34,14 +34,14 @@ DEFAULT = "mixture"
 
 
 def make_drafter(
-    name: str, *, memory: Recall | bool | None = None, kept: Path | None = None, n_vocab: int | None = None
+    name: str, *, memory: TextIndexSet | bool | None = None, state_path: Path | None = None, n_vocab: int | None = None
 ) -> Drafter:
     """Create a drafter by name.
 
     Args:
         name: Name in `DRAFTERS`, or the user's class as FILE.py:Class, whose file is run.
         memory: Texts to draft from in addition to the context; True means the answers since the drafter was created.
-        kept: File for the statistics of `MixtureDrafter`; other drafters ignore it.
+        state_path: File for the statistics of `MixtureDrafter`; other drafters ignore it.
         n_vocab: Number of tokens in the vocabulary; the user's class may propose only these.
 
     Raises:
@@ -57,7 +57,7 @@ def make_drafter(
         return UserDrafter(name, n_vocab) if is_user_class(name) else DRAFTERS[name]()
     if name == "memory" and not memory:
         raise ValueError("the drafter 'memory' requires a memory")
-    return DRAFTERS[name](memory=memory, kept=kept if name == DEFAULT else None)
+    return DRAFTERS[name](memory=memory, state_path=state_path if name == DEFAULT else None)
 
 
 def supports_prediction(name: str) -> bool:
@@ -66,7 +66,7 @@ def supports_prediction(name: str) -> bool:
 
 
 @cache
-def uncompiled() -> tuple[str, ...]:
+def find_uncompiled_modules() -> tuple[str, ...]:
     """Return the names of the core's modules that run as plain Python; empty if all were compiled at install.
 
     Plain Python finds the same drafts, but takes about 40 times as long.

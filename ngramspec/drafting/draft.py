@@ -159,14 +159,14 @@ class Drafter(ABC):
             Number of tokens of the last proposal that were right, verified or not.
         """
 
-    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], n_accepted: int = 0) -> None:
         """Learn from the logits that the target computed, including rejected positions; called before `accept`.
 
         Args:
             tokens: The evaluated tokens: the token before the draft, then the draft.
             rows: Logits of shape (len(tokens), n_vocab); row i was computed after tokens[i]. Valid only during the
                 call, read-only, and unchecked: nan and inf may occur.
-            accepted: Number of accepted draft tokens; row `accepted` decided the last emitted token.
+            n_accepted: Number of accepted draft tokens; row `n_accepted` decided the last emitted token.
         """
         return
 
@@ -174,7 +174,7 @@ class Drafter(ABC):
         """Set the sampling of the next request; called before `begin`."""
         return
 
-    def beside(self) -> Self:
+    def clone_for_sequence(self) -> Self:
         """Return a drafter for another sequence at the same time; by default a new instance."""
         return type(self)()
 

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.drafting.chances import FadingRate
+from ngramspec.drafting.acceptance_estimator import DecayingRate
 from ngramspec.drafting.draft import Draft
 from ngramspec.errors import GrammarError
 from ngramspec.sampling.sampler import GrammarState
@@ -46,15 +46,15 @@ class _Layout:
                 self.habits[self.mark] = self.space
                 self.mark, self.space = character, b""
 
-    def guess(self, allowed: Collection[bytes]) -> bytes | None:
+    def guess(self, characters: Collection[bytes]) -> bytes | None:
         """Return the next character by the white space so far, or `None` if it does not determine one.
 
         Args:
-            allowed: Characters that the grammar allows.
+            characters: Characters that the grammar allows.
         """
-        marks = [character for character in allowed if character not in _SPACE]
+        marks = [character for character in characters if character not in _SPACE]
         habit = self.habits.get(self.mark)
-        if habit is None or len(marks) == len(allowed):
+        if habit is None or len(marks) == len(characters):
             return None
         if self.space == habit:
             return marks[0] if len(marks) == 1 else None
@@ -68,10 +68,10 @@ class GrammarGuide:
     grammar: GrammarState  # state at the end of the text, which the sampler advances
     # Acceptance rates of forced tokens. The last token has a separate rate, because the model may use a longer token
     # there, which extends into the following text.
-    _inner: FadingRate = field(default_factory=lambda: FadingRate(3.6, 4.0, fade=1.0))
-    _final: FadingRate = field(default_factory=lambda: FadingRate(2.0, 4.0, fade=1.0))
+    _inner: DecayingRate = field(default_factory=lambda: DecayingRate(3.6, 4.0, fade=1.0))
+    _final: DecayingRate = field(default_factory=lambda: DecayingRate(2.0, 4.0, fade=1.0))
     _layout: _Layout = field(default_factory=_Layout)
-    _forced: range = range(0)
+    _forced_positions: range = range(0)
 
     def shape(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
         """Return a draft of at most `limit` tokens that follows the grammar.
@@ -85,91 +85,93 @@ class GrammarGuide:
             fixed_length: See `Drafter.propose`.
         """
         legal = 0 if fixed_length else self.grammar.count_allowed(draft.tokens)
-        self._forced = range(0)
-        forced = self._forced_tokens(draft.tokens[:legal])[: limit - legal] if legal < limit else []
-        if not forced:
+        self._forced_positions = range(0)
+        forced_tokens = self._find_forced_tokens(draft.tokens[:legal])[: limit - legal] if legal < limit else []
+        if not forced_tokens:
             return draft if fixed_length else draft.head(legal)
-        self._forced = range(legal, legal + len(forced))
-        kept = draft.head(legal) if legal else Draft()
-        guesses = [self._inner.value] * (len(forced) - 1) + [self._final.value]
-        fill = (0,) * len(forced)
+        self._forced_positions = range(legal, legal + len(forced_tokens))
+        start = draft.head(legal) if legal else Draft()
+        guesses = [self._inner.value] * (len(forced_tokens) - 1) + [self._final.value]
+        fill = (0,) * len(forced_tokens)
         return Draft(
-            (*kept.tokens, *forced),
-            (*kept.q, *({token: 1.0} for token in forced)) if kept.q or not legal else (),
-            (*kept.match_lengths, *fill) if kept.match_lengths or not legal else (),
-            (*kept.context_counts, *fill) if kept.context_counts or not legal else (),
-            (*kept.acceptance_probs, *guesses) if kept.acceptance_probs or not legal else (),
-            f"{kept.source}+grammar" if legal else "grammar",
-            repeats=kept.repeats,
+            (*start.tokens, *forced_tokens),
+            (*start.q, *({token: 1.0} for token in forced_tokens)) if start.q or not legal else (),
+            (*start.match_lengths, *fill) if start.match_lengths or not legal else (),
+            (*start.context_counts, *fill) if start.context_counts or not legal else (),
+            (*start.acceptance_probs, *guesses) if start.acceptance_probs or not legal else (),
+            f"{start.source}+grammar" if legal else "grammar",
+            repeats=start.repeats,
         )
 
     def legal(self, draft: Draft) -> int:
         """Return the number of draft tokens that the grammar allows."""
         return self.grammar.count_allowed(draft.tokens)
 
-    def learn(self, sent: int, accepted: int, tokens: Sequence[int]) -> None:
+    def learn(self, n_sent: int, n_accepted: int, tokens: Sequence[int]) -> None:
         """Learn from a decode call.
 
         Args:
-            sent: Number of verified tokens of the last draft that `shape` returned.
-            accepted: Number of accepted tokens.
+            n_sent: Number of verified tokens of the last draft that `shape` returned.
+            n_accepted: Number of accepted tokens.
             tokens: Emitted tokens.
         """
-        for i in self._forced:
-            if i < sent and i <= accepted:
-                (self._final if i == self._forced[-1] else self._inner).add(i < accepted)
+        for i in self._forced_positions:
+            if i < n_sent and i <= n_accepted:
+                (self._final if i == self._forced_positions[-1] else self._inner).add(i < n_accepted)
         for token in tokens:
             self._layout.read(self.grammar.vocabulary.piece(token))
 
-    def _forced_tokens(self, draft: Sequence[int]) -> Sequence[int]:
+    def _find_forced_tokens(self, draft: Sequence[int]) -> Sequence[int]:
         """Return the tokens of the text that must follow a draft, including likely white space."""
-        accepted = 0
+        n_accepted = 0
         try:
             text = b""
             ahead = self._layout.copy()
             for token in draft:
                 self.grammar.accept(token)
-                accepted += 1
+                n_accepted += 1
                 ahead.read(self.grammar.vocabulary.piece(token))
             while len(text) < _LONGEST:
-                piece = _whole(self.grammar.forced()) or self._habit(ahead)
+                piece = _without_partial_character(self.grammar.find_forced_text()) or self._habit(ahead)
                 tokens = _spell(self.grammar.vocabulary, piece) if piece else []
                 if not tokens:
                     break
                 for token in tokens:
                     self.grammar.accept(token)
-                    accepted += 1
+                    n_accepted += 1
                 text += piece
                 ahead.read(piece)
         except GrammarError:
             return []  # the limit of the grammar matters only if the target emits this text
         finally:
-            self.grammar.rollback(accepted)
+            self.grammar.rollback(n_accepted)
         return _spell(self.grammar.vocabulary, text) if text else []
 
     def _habit(self, ahead: _Layout) -> bytes:
         """Return the next character by earlier white space, if white space is allowed; empty if there is no guess."""
         vocabulary = self.grammar.vocabulary
         probes = _probes(vocabulary)
-        allowed = probes[self.grammar.allowed(probes)].tolist()
-        if any(map(vocabulary.is_eog, allowed)):
+        ids = probes[self.grammar.mask_allowed(probes)].tolist()
+        if any(map(vocabulary.is_eog, ids)):
             return b""
-        characters = {vocabulary.piece(token) for token in allowed}
+        characters = {vocabulary.piece(token) for token in ids}
         guess = ahead.guess(characters)
         return guess if guess in characters else b""
 
 
-_known_probes: WeakKeyDictionary[Tokenizer, NDArray[np.int32]] = WeakKeyDictionary()
+_probe_cache: WeakKeyDictionary[Tokenizer, NDArray[np.int32]] = WeakKeyDictionary()
 
 
 def _probes(vocabulary: Tokenizer) -> NDArray[np.int32]:
     """Return a token for every printable ASCII character, and all tokens that end a text."""
-    known = _known_probes.get(vocabulary)
-    if known is None:
-        spelled = (_spell(vocabulary, character) for character in _CHARACTERS)
-        known = np.array([*(tokens[0] for tokens in spelled if len(tokens) == 1), *ending_tokens(vocabulary)], np.int32)
-        _known_probes[vocabulary] = known
-    return known
+    probes = _probe_cache.get(vocabulary)
+    if probes is None:
+        spellings = (_spell(vocabulary, character) for character in _CHARACTERS)
+        probes = np.array(
+            [*(tokens[0] for tokens in spellings if len(tokens) == 1), *ending_tokens(vocabulary)], np.int32
+        )
+        _probe_cache[vocabulary] = probes
+    return probes
 
 
 def _spell(vocabulary: Tokenizer, text: str | bytes) -> list[int]:
@@ -184,7 +186,7 @@ def _spell(vocabulary: Tokenizer, text: str | bytes) -> list[int]:
     return []
 
 
-def _whole(text: bytes) -> bytes:
+def _without_partial_character(text: bytes) -> bytes:
     """Return the start of a text, at most `_LONGEST` bytes, without an incomplete character at its end."""
     start = text[:_LONGEST]
     try:

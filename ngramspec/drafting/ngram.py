@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ngramspec.drafting.chances import ChanceEstimator
+from ngramspec.drafting.acceptance_estimator import AcceptanceEstimator
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.predictor import NGramPredictor
 
@@ -17,7 +17,7 @@ class NGramDrafter(Drafter):
     def __init__(self, predictor: NGramPredictor | None = None) -> None:
         self.predictor = NGramPredictor() if predictor is None else predictor
         self._unread: list[int] = []
-        self._estimator = ChanceEstimator()
+        self._estimator = AcceptanceEstimator()
 
     def begin(self, prompt: Sequence[int]) -> None:
         self.predictor.reset()
@@ -38,13 +38,13 @@ class NGramDrafter(Drafter):
         self._unread.clear()
         estimator = self._estimator
         estimator.open(price)
-        draft = self.predictor.predict(limit, choose, estimator.go_on)
+        draft = self.predictor.predict(limit, choose, estimator.add_guess)
         estimator.close(draft.tokens)
         chances = estimator.acceptance_probs
         if fixed_length and draft.tokens:
-            chances = [estimator.blind(draft.match_lengths[0], draft.q[0], draft.context_counts[0])] * limit
+            chances = [estimator.estimate_undrawn(draft.match_lengths[0], draft.q[0], draft.context_counts[0])] * limit
         return Draft(draft.tokens, draft.q, draft.match_lengths, draft.context_counts, tuple(chances), self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._unread += tokens
-        return self._estimator.settle(tokens)
+        return self._estimator.record_outcome(tokens)

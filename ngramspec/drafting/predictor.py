@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from ngramspec.drafting.chances import pick
+from ngramspec.drafting.acceptance_estimator import pick
 from ngramspec.drafting.draft import Chooser, Draft
 
 MAX_PAIRS = 65_536  # maximum number of (context, next token) pairs in a `CountTable`
@@ -96,11 +96,11 @@ class CountTable(OrderedDict[int, Entry]):
             if not isinstance(entry, Continuations):
                 entry = self[key] = Continuations(entry)
             counts = entry.counts
-            known = len(counts)
+            n_before = len(counts)
             entry.add(token)
-            if len(counts) == known:
+            if len(counts) == n_before:
                 return
-            if known < MAX_CONTINUATIONS:
+            if n_before < MAX_CONTINUATIONS:
                 self.pairs += 1
             else:
                 entry.drop_stale()
@@ -127,10 +127,10 @@ def roll(keys: Sequence[int], token: int, orders: int) -> list[int]:
         orders: Maximum number of keys.
     """
     prime = FNV_PRIME
-    rolled = [((FNV_BASIS ^ token) * prime) & _MASK]
+    next_keys = [((FNV_BASIS ^ token) * prime) & _MASK]
     for key in keys[: orders - 1]:
-        rolled.append(((key ^ token) * prime) & _MASK)
-    return rolled
+        next_keys.append(((key ^ token) * prime) & _MASK)
+    return next_keys
 
 
 class NGramPredictor:
@@ -188,18 +188,18 @@ class NGramPredictor:
         for index in range(len(keys) - 1, -1, -1):
             entry = tables[index].get(keys[index])
             if entry is not None:
-                found = entry if isinstance(entry, Continuations) else Continuations(entry)
-                return index + 1, found
+                continuations = entry if isinstance(entry, Continuations) else Continuations(entry)
+                return index + 1, continuations
         return None
 
-    def suppose(self, token: int) -> None:
+    def count_candidate(self, token: int) -> None:
         """Count a token after each context that ends at the newest token, without appending it."""
         for table, key in zip(self._tables, self._keys, strict=False):  # there are fewer keys at the start of a text
             table.add(key, token)
 
     def update(self, token: int) -> None:
         """Append one token and count it after each context that ends before it."""
-        self.suppose(token)
+        self.count_candidate(token)
         self._keys = roll(self._keys, token, self.max_order - 1)
         self._history.append(token)
 
@@ -227,15 +227,15 @@ class NGramPredictor:
         self,
         limit: int | None = None,
         choose: Chooser | None = None,
-        go_on: Callable[[int, int, int], bool] | None = None,
+        should_continue: Callable[[int, int, int], bool] | None = None,
     ) -> Draft:
         """Draft the most frequent continuation of the longest known context, token by token.
 
         Args:
             limit: Maximum number of draft tokens; `None` means `draft_count`.
             choose: Function that picks a token from the counts of the context, instead of the most frequent one.
-            go_on: Function that is called after each token with the length of its context, its count and the total of
-                the context. It returns True to continue.
+            should_continue: Function that is called after each token with the length of its context, its count and the
+                total of the context. It returns True to continue.
 
         Returns:
             The draft, without `acceptance_probs`; shorter than `limit`, or empty, if no table contains the context.
@@ -249,18 +249,20 @@ class NGramPredictor:
             raise ValueError(f"limit must be 0 or more, not {limit}")
         orders = self.max_order - 1
         keys = self._keys
-        tokens, q, match, support = [], [], [], []
+        tokens, q, match, context_counts = [], [], [], []
         for offset in range(limit):
-            known = self._lookup(keys)
-            if known is None:
+            entry = self._lookup(keys)
+            if entry is None:
                 break
-            length, found = known
-            token = found.best if choose is None else pick(choose, offset, found.counts)
+            length, continuations = entry
+            token = continuations.best if choose is None else pick(choose, offset, continuations.counts)
             tokens.append(token)
-            q.append(found.probabilities())
+            q.append(continuations.probabilities())
             match.append(length)
-            support.append(found.total)
-            if go_on is not None and not go_on(length, found.counts[token], found.total):
+            context_counts.append(continuations.total)
+            if should_continue is not None and not should_continue(
+                length, continuations.counts[token], continuations.total
+            ):
                 break
             keys = roll(keys, token, orders)
-        return Draft(tuple(tokens), tuple(q), tuple(match), tuple(support), source="ngram")
+        return Draft(tuple(tokens), tuple(q), tuple(match), tuple(context_counts), source="ngram")

@@ -52,7 +52,7 @@ class TokenIndex:
         self.size = 0  # number of tokens in the text
 
     @classmethod
-    def over(cls, tokens: Ints, links: Ints, heads: Ints, size: int) -> TokenIndex:
+    def from_arrays(cls, tokens: Ints, links: Ints, heads: Ints, size: int) -> TokenIndex:
         """Return an index over existing arrays, such as those of a memory-mapped file.
 
         The arrays are writable buffers of format "i". They are used without a copy or a check, so they must be valid:
@@ -85,7 +85,7 @@ class TokenIndex:
             chains: Number of heads, a power of two.
         """
         size = len(tokens)
-        index = cls.over(tokens, array("i", bytes(4 * size)), array("i", [NOWHERE]) * chains, size)
+        index = cls.from_arrays(tokens, array("i", bytes(4 * size)), array("i", [NOWHERE]) * chains, size)
         index._enter_all()
         return index
 
@@ -121,11 +121,11 @@ class TokenIndex:
         """Double the capacity, and use as many chains as there are tokens now, rounded up to a power of two."""
         n = self.size
         room = max(n, SMALLEST)
-        self.tokens = _enlarged(self.tokens, room)
-        self.links = _enlarged(self.links, room)
+        self.tokens = _enlarge(self.tokens, room)
+        self.links = _enlarge(self.links, room)
         self.heads = array("i", [NOWHERE]) * (1 << (room - 1).bit_length())
         self._enter_all()
 
 
-def _enlarged(ints: Ints, room: int) -> array[int]:
+def _enlarge(ints: Ints, room: int) -> array[int]:
     return array("i", memoryview(ints).tobytes() + bytes(4 * room))

@@ -57,12 +57,12 @@ class UserDrafter(Drafter):
         if self._user.prediction is not None:
             self._user.prediction = tokens
 
-    def beside(self) -> UserDrafter:
+    def clone_for_sequence(self) -> UserDrafter:
         return UserDrafter(self.name, self._n_vocab)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._tokens, self._error = (), None
-        self._tell(self._user.begin, list(prompt))
+        self._call(self._user.begin, list(prompt))
 
     def propose(
         self,
@@ -94,27 +94,27 @@ class UserDrafter(Drafter):
             if choose is not None and not picks:
                 # A token that was not drawn has probability 1, because it does not depend on random numbers.
                 q = [{token: 1.0} for token in tokens]
-            known = _padded(draft.match_lengths, tokens), _padded(draft.context_counts, tokens)
+            lengths_and_counts = _clip_counts(draft.match_lengths, tokens), _clip_counts(draft.context_counts, tokens)
             chances = tuple(_probability(p) for p in draft.acceptance_probs[: len(tokens)])
         if fixed_length or len(chances) < len(tokens):
             chances = ()  # the caller then estimates them from earlier outcomes, without using the drawn tokens
         self._tokens = tokens
-        return Draft(tokens, tuple(q[:limit]), *known, chances, str(draft.source or self.name))
+        return Draft(tokens, tuple(q[:limit]), *lengths_and_counts, chances, str(draft.source or self.name))
 
     def accept(self, tokens: Sequence[int]) -> int:
-        proposed, self._tokens = self._tokens, ()
-        self._tell(self._user.accept, tuple(tokens))
-        return common_prefix(proposed, tokens)
+        guesses, self._tokens = self._tokens, ()
+        self._call(self._user.accept, tuple(tokens))
+        return common_prefix(guesses, tokens)
 
-    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], n_accepted: int = 0) -> None:
         rows = rows.view()
         rows.flags.writeable = False
-        self._tell(self._user.observe_logits, tuple(tokens), rows, accepted)
+        self._call(self._user.observe_logits, tuple(tokens), rows, n_accepted)
 
     def set_sampling(self, sampling: Sampling) -> None:
-        self._tell(self._user.set_sampling, sampling)
+        self._call(self._user.set_sampling, sampling)
 
-    def _tell(self, call: Callable[..., object], *arguments: Any) -> None:
+    def _call(self, call: Callable[..., object], *arguments: Any) -> None:
         """Call a method of the user's drafter; `propose` later raises its error."""
         if self._error is None:
             try:
@@ -133,17 +133,17 @@ class UserDrafter(Drafter):
 
     def _shares(self, weights: Mapping[int, float]) -> dict[int, float]:
         """Return positive weights as probabilities."""
-        known = {token: weight for token, weight in weights.items() if weight > 0 and self._is_known(token)}
-        total = sum(known.values())
+        valid = {token: weight for token, weight in weights.items() if weight > 0 and self._is_known(token)}
+        total = sum(valid.values())
         if not 0 < total < math.inf:
             raise ValueError("choose requires positive weights of tokens in the vocabulary")
-        return {token: weight / total for token, weight in known.items()}
+        return {token: weight / total for token, weight in valid.items()}
 
     def _is_known(self, token: int) -> bool:
         return token >= 0 and (self._n_vocab is None or token < self._n_vocab)
 
 
-def _padded(numbers: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
+def _clip_counts(numbers: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
     """Return a number of at least 0 for each token; empty if there are too few numbers."""
     return tuple(max(0, int(n)) for n in numbers[: len(tokens)]) if len(numbers) >= len(tokens) else ()
 

@@ -23,12 +23,12 @@ from ngramspec.decoding.drafts import DraftedText, Drafts, Pass
 from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.asked_model import DraftModel
+from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.grammar import GrammarGuide
-from ngramspec.drafting.mixture.learnt import file_of
+from ngramspec.drafting.mixture.weight_files import file_of
 from ngramspec.errors import GrammarError, TargetError
-from ngramspec.exactness.decision import Exact, ExactAuto
+from ngramspec.exactness.decision import Exact, ExactnessSelector
 from ngramspec.llama.llama_class import BorrowedSequence, LlamaCpp
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.policies import make_policy
@@ -44,7 +44,7 @@ def _find_sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
     sizes = range(1, sequence.max_batch + 1)
     if exact == "off" or not sequence.exact_rollback:
         return sizes if exact != "on" else (1,)
-    selector = ExactAuto(sequence, ways=("fast",))
+    selector = ExactnessSelector(sequence, modes=("fast",))
     selector.measure(math.inf if exact == "on" else None)
     exactness = selector.exactness
     agreeing = exactness.sizes or (exactness.agreeing if exact == "on" else sizes)
@@ -79,7 +79,11 @@ class SpeculativeEvaluator(DraftedText):
         self._sequence = sequence = BorrowedSequence(owner, adapts)
         self._vocabulary = Vocabulary.borrowed(owner.model_path, owner.model)
         state_path = file_of(self._vocabulary.vocabulary_hash) if persist_stats else None
-        drafter = make_drafter(DEFAULT, kept=state_path) if model is None else HybridDrafter(model, kept=state_path)
+        drafter = (
+            make_drafter(DEFAULT, state_path=state_path)
+            if model is None
+            else HybridDrafter(model, state_path=state_path)
+        )
         super().__init__(Drafts(drafter), sequence)
         self._drafter = drafter
         self._loop = DecodingLoop(make_policy("cost", None))

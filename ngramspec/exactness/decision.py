@@ -35,17 +35,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ngramspec.cpu.cores import CpuLoad, shared_load
+from ngramspec.cpu.cores import CpuLoad, process_load
 from ngramspec.errors import TargetError
 from ngramspec.json_data import decode, encode
-from ngramspec.machine import LEAST_READ
-from ngramspec.storage import cache_folder, keep_json, recall
+from ngramspec.machine import MIN_PREFILL
+from ngramspec.storage import cache_folder, read_cache, write_cache_json
 
 Exact = Literal["auto", "on", "off"]
 EXACT: tuple[Exact, ...] = ("auto", "on", "off")
 
-Way = Literal["fast", "padded", "exact"]
-WAYS: tuple[Way, ...] = ("fast", "padded", "exact")
+DecodingMode = Literal["fast", "padded", "exact"]
+DECODING_MODES: tuple[DecodingMode, ...] = ("fast", "padded", "exact")
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)  # batch sizes that are compared
 DEPTHS = (0, 1024)
@@ -75,12 +75,12 @@ class Identity:
     padded: tuple[int, ...]  # compared sizes from 2 on that agree with the largest size that drafts would use
 
     @property
-    def whole(self) -> bool:
+    def all_sizes_agree(self) -> bool:
         """True if single tokens agree with every size that drafts would use."""
         return set(self.agreeing) >= {n for n in SIZES if n <= MOST}
 
     @property
-    def pads(self) -> bool:
+    def padding_is_exact(self) -> bool:
         """True if all sizes from two on that drafts would use agree with each other."""
         return set(self.padded) >= {n for n in SIZES if 2 <= n <= MOST}
 
@@ -112,7 +112,7 @@ class Times(NamedTuple):
 
 
 @dataclass(slots=True)
-class Measured:
+class Measurements:
     """Measurements so far for one model, build, machine and settings."""
 
     # Identities at the first of `DEPTHS`, as far as they were measured, by setting ("fast" or "exact").
@@ -126,7 +126,7 @@ class Measured:
         if any(len(found) > len(DEPTHS) for found in self.identities.values()):
             raise ValueError(f"more sizes than were measured at the depths {DEPTHS}")
 
-    def join(self, other: Measured) -> None:
+    def join(self, other: Measurements) -> None:
         """Add the measurements of another instance; they replace those that both have."""
         mine = self.identities
         self.identities = {
@@ -141,26 +141,26 @@ class Measured:
         found = self.identities.get(setting, ())
         return found[0].merge(found[1]) if len(found) == len(DEPTHS) else None
 
-    def seconds(self, way: Way) -> float | None:
+    def seconds(self, mode: DecodingMode) -> float | None:
         """Return the expected seconds of a usual request; `None` if not measured."""
-        times = self.times.get(way)
+        times = self.times.get(mode)
         return None if times is None else NEW * times.reading + ANSWER * times.per_token
 
-    def relative_time(self, way: Way) -> float | None:
+    def relative_time(self, mode: DecodingMode) -> float | None:
         """Return the expected time of a usual request over its time with the fastest way; `None` if not measured."""
-        known = [seconds for other in WAYS if (seconds := self.seconds(other)) is not None]
-        mine = self.seconds(way)
-        return None if mine is None else mine / min(known)
+        times = [seconds for other_mode in DECODING_MODES if (seconds := self.seconds(other_mode)) is not None]
+        mine = self.seconds(mode)
+        return None if mine is None else mine / min(times)
 
-    def _affordable(self, way: Way) -> bool:
-        relative = self.relative_time(way)
+    def _affordable(self, mode: DecodingMode) -> bool:
+        relative = self.relative_time(mode)
         return relative is not None and relative <= TOLERANCE
 
-    def missing(self, ways: Sequence[Way]) -> str | None:
+    def missing(self, modes: Sequence[DecodingMode]) -> str | None:
         """Return the next measurement that the choice requires.
 
         Args:
-            ways: Ways that may be chosen.
+            modes: Ways that may be chosen.
 
         Returns:
             "times", or the setting ("fast" or "exact") whose batch sizes must be compared; `None` if the choice needs
@@ -169,22 +169,22 @@ class Measured:
         fast = self.identity("fast")
         if fast is None:
             return "fast"
-        pads, other = fast.pads and "padded" in ways, "exact" in ways
-        if fast.whole or not (pads or other):
+        pads, other = fast.padding_is_exact and "padded" in modes, "exact" in modes
+        if fast.all_sizes_agree or not (pads or other):
             return None
         if not self.times:
             return "times"
         decided = not (other and self._affordable("exact")) or (pads and self._affordable("padded"))
         return None if decided or self.identity("exact") is not None else "exact"
 
-    def choose(self, ways: Sequence[Way]) -> Way:
-        """Return the way to decode requests, one of `ways`; "fast" if no better way is known."""
+    def choose(self, modes: Sequence[DecodingMode]) -> DecodingMode:
+        """Return the way to decode requests, one of `modes`; "fast" if no better way is known."""
         fast, exact = self.identity("fast"), self.identity("exact")
-        if fast is None or fast.whole:
+        if fast is None or fast.all_sizes_agree:
             return "fast"
-        if fast.pads and "padded" in ways and self._affordable("padded"):
+        if fast.padding_is_exact and "padded" in modes and self._affordable("padded"):
             return "padded"
-        if exact is not None and exact.whole and "exact" in ways and self._affordable("exact"):
+        if exact is not None and exact.all_sizes_agree and "exact" in modes and self._affordable("exact"):
             return "exact"
         return "fast"
 
@@ -204,19 +204,20 @@ class ExactnessMode:
 
     sizes: tuple[int, ...] | None = None  # allowed batch sizes; `None` means all
     aligned: bool = False  # alignment of the prefill; see `Target.prefill`
-    same: bool = False  # True if the text is the same bit for bit with and without drafts
-    bound: float = 0.0  # maximum change of a logit by batch size; 0 if `same` is set or the bound is not needed
+    bit_identical: bool = False  # True if the text is the same bit for bit with and without drafts
+    # Maximum change of a logit by batch size; 0 if `bit_identical` is set or the maximum is not needed.
+    max_logit_shift: float = 0.0
     agreeing: tuple[int, ...] = (1,)  # batch sizes that agree with a decode call without a draft
 
 
-class ExactAuto:
+class ExactnessSelector:
     """The stored measurements of a model, and the choice that follows from them.
 
     Args:
         model: A `Target`, or an object with these members: `settings`, the names of the settings, "fast" first;
             `identity`, the key of all that measurements depend on ("" means that they are not stored); and
             `trial(setting)`, which opens a context for measuring, see `ngramspec.llama.trial_context.TrialContext`.
-        ways: Ways to decode that may be chosen, including "fast".
+        modes: Ways to decode that may be chosen, including "fast".
         text: Token ids on which rounding is measured if drafts may change the last bits; empty means that rounding is
             not measured.
         folder: Folder of the stored measurements; `None` means the user's cache folder.
@@ -226,43 +227,43 @@ class ExactAuto:
     def __init__(
         self,
         model: Any,
-        ways: Sequence[Way] = WAYS,
+        modes: Sequence[DecodingMode] = DECODING_MODES,
         text: Sequence[int] = (),
         folder: Path | None = None,
         load: CpuLoad | None = None,
     ) -> None:
-        self.known = Measured()
-        self._load = load or shared_load()
+        self.measurements = Measurements()
+        self._load = load or process_load()
         self._model, self._text = model, text
         self._path = (folder or cache_folder("calibration")) / f"{model.identity}-exact.json"
-        self._ways = tuple(way for way in ways if way != "exact" or way in model.settings)
+        self._modes = tuple(mode for mode in modes if mode != "exact" or mode in model.settings)
         self._read()
 
     @property
-    def way(self) -> Way:
+    def mode(self) -> DecodingMode:
         """The way to decode requests, by the measurements so far."""
-        return self.known.choose(self._ways)
+        return self.measurements.choose(self._modes)
 
     @property
-    def price(self) -> float | None:
+    def relative_time(self) -> float | None:
         """Relative time of bit-identical text: time of a usual request over its time with the fastest settings.
 
         `None` if that is unknown, or if the text is bit-identical already.
         """
-        if self.exactness.same:
+        if self.exactness.bit_identical:
             return None
-        prices = [self.known.relative_time(way) for way in self._ways if way != "fast"]
+        prices = [self.measurements.relative_time(mode) for mode in self._modes if mode != "fast"]
         return min((price for price in prices if price is not None), default=None)
 
     @property
     def exactness(self) -> ExactnessMode:
-        """The batch sizes and the guarantee for requests that follow from `way`."""
-        way = self.way
-        found = self.known.identity("exact" if way == "exact" else "fast")
-        if found is not None and (way == "padded" or found.whole):
-            return ExactnessMode(found.padded if way == "padded" else found.agreeing, same=True)
-        bound = UNMEASURED if self.known.rounding is None else self.known.rounding
-        return ExactnessMode(bound=bound, agreeing=(1,) if found is None else found.agreeing)
+        """The batch sizes and the guarantee for requests that follow from `mode`."""
+        mode = self.mode
+        found = self.measurements.identity("exact" if mode == "exact" else "fast")
+        if found is not None and (mode == "padded" or found.all_sizes_agree):
+            return ExactnessMode(found.padded if mode == "padded" else found.agreeing, bit_identical=True)
+        bound = UNMEASURED if self.measurements.rounding is None else self.measurements.rounding
+        return ExactnessMode(max_logit_shift=bound, agreeing=(1,) if found is None else found.agreeing)
 
     def measure(self, budget: float | None = None) -> None:
         """Run the measurements that are still missing, as far as the time allows.
@@ -275,12 +276,12 @@ class ExactAuto:
             while (missing := self._missing()) is not None and self._measure(missing, ends):
                 self._read()
                 if self._model.identity:
-                    keep_json(self._path, encode(self.known))
+                    write_cache_json(self._path, encode(self.measurements))
 
     def _missing(self) -> str | None:
         """Return the name of the next measurement; `None` if nothing is missing."""
-        wanted = self._text and self.known.rounding is None and not self.exactness.same
-        return self.known.missing(self._ways) or ("rounding" if wanted else None)
+        wanted = self._text and self.measurements.rounding is None and not self.exactness.bit_identical
+        return self.measurements.missing(self._modes) or ("rounding" if wanted else None)
 
     def _measure(self, what: str, ends: float) -> bool:
         """Run one measurement, at the next depth, if a first decode call shows that there is enough time.
@@ -288,7 +289,7 @@ class ExactAuto:
         Returns:
             True if the measurement was made.
         """
-        known = self.known
+        known = self.measurements
         if time.perf_counter() >= ends:
             return False
         settings = self._model.settings if what == "times" else ("exact" if what == "exact" else "fast",)
@@ -321,11 +322,11 @@ class ExactAuto:
         """Load the stored measurements; the first ones count, whichever process made them."""
         if self._model.identity:
             with suppress(OSError, ValueError):
-                self.known.join(decode(Measured, json.loads(recall(self._path) or "")))
+                self.measurements.join(decode(Measurements, json.loads(read_cache(self._path) or "")))
 
     def forget(self) -> None:
         """Delete the measurements, including the file; the next measurements may lead to another way."""
-        self.known = Measured()
+        self.measurements = Measurements()
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -347,9 +348,10 @@ def times(trials: Mapping[str, Any]) -> dict[str, Times]:
             # The first pass of a new size rebuilds the graph, so each size is timed twice in a row.
             note(name, size)
             note(name, size)
-        note(name, LEAST_READ)
+        note(name, MIN_PREFILL)
     found = {
-        name: Times(tuple(best[name, size] for size in PASSES), best[name, LEAST_READ] / LEAST_READ) for name in trials
+        name: Times(tuple(best[name, size] for size in PASSES), best[name, MIN_PREFILL] / MIN_PREFILL)
+        for name in trials
     }
     fast = found["fast"]
     found["padded"] = fast._replace(passes=(best["fast", 2], *fast.passes[1:]))

@@ -30,7 +30,7 @@ from ngramspec.errors import ModelError
 from ngramspec.llama import bindings
 from ngramspec.models.check import check_values, has_gguf_magic
 from ngramspec.models.gguf import GGUFHeader, read_header
-from ngramspec.storage import cache_folder, keep, recall
+from ngramspec.storage import cache_folder, read_cache, write_cache
 
 _FROM_OUTSIDE = (-2, -9, -15)  # signals from outside: SIGINT, SIGKILL (also for lack of RAM), SIGTERM
 _CPU_SECONDS = 60
@@ -63,13 +63,13 @@ def verdict(kind: str, about: bytes, command: list[str], patience: float, judge:
         The verdict; "" if the child could not be started or there is no verdict.
     """
     known = cache_folder(kind) / _digest(about)
-    checksum, _, cached = (recall(known) or "").partition(" ")
+    checksum, _, cached = (read_cache(known) or "").partition(" ")
     if cached and checksum == _digest(about + cached.encode()):
         return cached
     ended = run([sys.executable, "-P", "-m", *command], patience)
     found = judge(ended) if ended is not None else None
     if found:
-        keep(known, f"{_digest(about + found.encode())} {found}")
+        write_cache(known, f"{_digest(about + found.encode())} {found}")
     return found or ""
 
 

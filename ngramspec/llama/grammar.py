@@ -72,7 +72,7 @@ class Grammar:
         known = next((i for i, token in enumerate(tokens) if not 0 <= token < vocabulary.n_vocab), len(tokens))
         return self._matcher.validate_tokens(list(tokens[:known]))
 
-    def allowed(self, ids: NDArray[np.integer]) -> Bools:
+    def mask_allowed(self, ids: NDArray[np.integer]) -> Bools:
         """Return which of these tokens, shape (n,), may come next; see `mask` for errors."""
         found: Bools = self.mask()[ids]
         return found
@@ -120,7 +120,7 @@ class Grammar:
             if not self._matcher.rollback(count):
                 self._restore()
 
-    def forced(self) -> bytes:
+    def find_forced_text(self) -> bytes:
         """Return the text that must come next, as far as there is only one, without control tokens."""
         if self._ended or self._matcher.is_stopped():
             return b""

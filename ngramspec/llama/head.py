@@ -23,7 +23,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.backend import EvaluatesAtOnce, Logits, Progress
-from ngramspec.cpu.thread_governor import UNGOVERNED, Conditions, ThreadGovernor
+from ngramspec.cpu.thread_governor import FIXED_CONDITIONS, Conditions, ThreadGovernor
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
 from ngramspec.llama.hidden_states import HiddenStates, States, rows_at
@@ -339,7 +339,7 @@ class Heads:
     @property
     def conditions(self) -> Conditions:
         """Conditions that the time of a pass currently depends on."""
-        return UNGOVERNED if self._governor is None else self._governor.conditions
+        return FIXED_CONDITIONS if self._governor is None else self._governor.conditions
 
     def check(self) -> None:
         if not self._ctx:

@@ -81,10 +81,10 @@ class SamplerChain:
         active = self._active(vocab)
         self._reach = self._find_reach(active)
         self._chain = self._build(active)
-        self._greedy, self._selects, self._seed = sampling.greedy, sampling.selects, sampling.seed
+        self._greedy, self._selects, self._seed = sampling.greedy, sampling.samples_internally, sampling.seed
         is_empty = not biases and llama.llama_sampler_chain_n(self._chain) == 0
         self.needs_tokens = grammar is not None or self._window > 0
-        self.bare = self._greedy and grammar is None and is_empty
+        self.is_argmax = self._greedy and grammar is None and is_empty
         self._is_top_k = self._reach is not None and not biases and not self._window
         # llama.cpp has a view of the candidates; a sampler that drops the first ones moves the view's pointer.
         self._candidates = Candidates(n_vocab)
@@ -136,7 +136,7 @@ class SamplerChain:
 
     def _find_reach(self, active: Iterable[str]) -> int | None:
         """Return how many top logits can affect the draw, except tokens with a penalty or bias; `None` means all."""
-        if self.sampling.selects or len(self._biased) > _MANY_BIASES:
+        if self.sampling.samples_internally or len(self._biased) > _MANY_BIASES:
             return None
         for name in active:
             if name == "top_k":
@@ -151,7 +151,7 @@ class SamplerChain:
         params.no_perf = True
         chain = llama.llama_sampler_chain_init(params)
         samplers = []
-        if s.selects:
+        if s.samples_internally:
             law = _seed_32(s.seed), s.mirostat_tau, s.mirostat_eta
             samplers.append(llama.llama_sampler_init_temp(s.temperature))
             if s.mirostat == 1:
@@ -188,17 +188,17 @@ class SamplerChain:
 
     # ------------------------------------------------------------------ one position
 
-    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
-        if self.bare:
+    def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
+        if self.is_argmax:
             token = top_token(logits)
-            if laws is not None:
-                laws.append(point_mass(token))
+            if distributions is not None:
+                distributions.append(point_mass(token))
             return token
         grammar = None
         while True:
             first, count = self._filter(logits, grammar)
-            if laws is not None:
-                laws.append(self._law(first, count))
+            if distributions is not None:
+                distributions.append(self._law(first, count))
             if self._greedy or self._selects:
                 token = self._choose(first, count)
             else:
@@ -209,10 +209,10 @@ class SamplerChain:
             grammar = self.grammar
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
-        if self.bare:
+        if self.is_argmax:
             return point_mass(top_token(logits))
         law = self._law(*self._filter(logits, None))
-        legal = self.grammar.allowed(law.ids) if self.grammar is not None else np.True_
+        legal = self.grammar.mask_allowed(law.ids) if self.grammar is not None else np.True_
         if legal.all():
             return law
         # With probability `missing` the first draw is a forbidden token, and another is drawn under the grammar.
@@ -281,7 +281,7 @@ class SamplerChain:
         """Add the biases to the candidates, and keep those that the grammar allows."""
         candidates = self._candidates.data[:count]
         if grammar is not None:
-            allowed = grammar.allowed(candidates["id"]) & (candidates["logit"] > -np.inf)
+            allowed = grammar.mask_allowed(candidates["id"]) & (candidates["logit"] > -np.inf)
             if not allowed.any() and count >= logits.size:
                 raise GrammarError("dead end in the grammar: it allows none of the model's tokens here")
             kept = candidates[allowed]

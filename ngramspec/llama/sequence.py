@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from ngramspec.backend import Logits, Progress
-from ngramspec.cpu.thread_governor import UNGOVERNED, Conditions
+from ngramspec.cpu.thread_governor import FIXED_CONDITIONS, Conditions
 from ngramspec.errors import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, UsedAtOnceError
@@ -162,7 +162,7 @@ class CacheSequence:
     @property
     def conditions(self) -> Conditions:
         governor = self._governor
-        return UNGOVERNED if governor is None else governor.conditions
+        return FIXED_CONDITIONS if governor is None else governor.conditions
 
     def checkpoint(self) -> None:
         self.settle()

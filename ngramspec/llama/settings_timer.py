@@ -50,7 +50,7 @@ class SettingsTimer:
         """
         trial = self._context(settings, deep=measure.deep)
         first = trial.seconds(measure.size)
-        if measure.reads:
+        if measure.is_prefill:
             return first / measure.size
         return first if first > SLOW else min(trial.seconds(measure.size) for _ in range(REPEATS))
 

@@ -37,10 +37,18 @@ from typing import Any, Literal
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import Logits
-from ngramspec.cpu.cores import shared_load, usable_cores
+from ngramspec.cpu.cores import process_load, usable_cores
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import ModelError
-from ngramspec.exactness.decision import EXACT, UNMEASURED, WAYS, Exact, ExactAuto, ExactnessMode, Way
+from ngramspec.exactness.decision import (
+    DECODING_MODES,
+    EXACT,
+    UNMEASURED,
+    DecodingMode,
+    Exact,
+    ExactnessMode,
+    ExactnessSelector,
+)
 from ngramspec.llama import bindings, devices
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import Branch, CacheTree, ask
@@ -54,8 +62,8 @@ from ngramspec.llama.placement import Placement
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial_context import ROOM, TrialContext
 from ngramspec.llama.weights import Lora, Weights, open_context, set_adapters
-from ngramspec.machine import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Settings
-from ngramspec.sampling.option import between, one_of
+from ngramspec.machine import MAX_THREADS, MAX_UBATCH, MIN_UBATCH, Settings
+from ngramspec.sampling.option import allow_choices, allow_int_range
 from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import Node
 
@@ -89,13 +97,13 @@ OWN_STATES = ("deepseek4",)
 ABORTS = ("minimax-01",)
 """Architectures on which llama.cpp aborts the process if a batch contains sequences with separate caches."""
 
-assert LEAST_MICRO >= MAX_EVALUATE  # a pass with the longest draft fits in one micro-batch
+assert MIN_UBATCH >= MAX_EVALUATE  # a pass with the longest draft fits in one micro-batch
 
 _FLASH = {"auto": -1, "on": 1, "off": 0}
 
-TEXTS, THREADS = between(1, MAX_EVALUATE), between(1, MOST_THREADS)
-MICRO_BATCHES, DRAFT_LENGTHS = between(LEAST_MICRO, MOST_MICRO), between(1, MAX_EVALUATE - 1)
-FLASH, TYPES, EXACTNESS = one_of(*_FLASH), one_of(*CACHE_TYPES), one_of(*EXACT)
+TEXTS, THREADS = allow_int_range(1, MAX_EVALUATE), allow_int_range(1, MAX_THREADS)
+MICRO_BATCHES, DRAFT_LENGTHS = allow_int_range(MIN_UBATCH, MAX_UBATCH), allow_int_range(1, MAX_EVALUATE - 1)
+FLASH, TYPES, EXACTNESS = allow_choices(*_FLASH), allow_choices(*CACHE_TYPES), allow_choices(*EXACT)
 """Values allowed for the arguments of a `Target` and for the settings that are passed to it."""
 
 
@@ -183,7 +191,7 @@ class Target(Weights, CacheSequence):
         lora: Sequence[Lora] = (),
     ) -> None:
         self.texts, self._texts = texts, 1 if texts is None else texts
-        cells = between(1, MAX_CELLS // max(1, self._texts) - MAX_EVALUATE)
+        cells = allow_int_range(1, MAX_CELLS // max(1, self._texts) - MAX_EVALUATE)
         for name, value, allowed in (
             ("texts", texts, TEXTS),
             ("n_ctx", n_ctx, cells),
@@ -197,13 +205,13 @@ class Target(Weights, CacheSequence):
             ("cache_type_v", cache_type_v, TYPES),
             ("exact", exact, EXACTNESS),
         ):
-            if value is not None and not allowed.holds(value):
-                raise ValueError(f"{name} must be {allowed.words}, got {value!r}")
+            if value is not None and not allowed.accepts(value):
+                raise ValueError(f"{name} must be {allowed.description}, got {value!r}")
         if (n_seq or 1) > 1 and (texts is not None or head):
             raise ValueError("n_seq above 1 cannot be combined with texts above 1 or a head")
         adapts = threads is None or tuned_threads, (threads is None and threads_batch is None) or tuned_threads
         threads = threads or usable_cores()
-        shared_load()  # start the first sample here, so that it covers the time of loading
+        process_load()  # start the first sample here, so that it covers the time of loading
         types = (cache_type_k, cache_type_v)
         asked = Settings(threads, threads_batch or threads, flash_attn, micro_batch, mmap, repack, types)
         demand = Demand(
@@ -282,19 +290,19 @@ class Target(Weights, CacheSequence):
     def _aborts(self) -> bool:
         return self._texts > 1 and self.architecture in ABORTS
 
-    def _decide(self, ways: Sequence[Way] = WAYS) -> Way:
+    def _decide(self, ways: Sequence[DecodingMode] = DECODING_MODES) -> DecodingMode:
         """Choose how requests are decoded with `exact="auto"`."""
-        way: Way = "fast"
+        way: DecodingMode = "fast"
         if self.texts is not None and (self.on_gpu or self._aborts):
             pass
         # Here rollback is not exact (see `CacheSequence.exact_rollback`): a rejected draft may change last bits under
         # all settings.
         elif self._recurrent and (self.window or not self._snapshots(1, "fast")):
-            self.exactness = ExactnessMode(bound=UNMEASURED)
+            self.exactness = ExactnessMode(max_logit_shift=UNMEASURED)
         else:
-            auto = ExactAuto(self, ways, self.tokenize(SAMPLE) if self.texts is None else ())
+            auto = ExactnessSelector(self, ways, self.tokenize(SAMPLE) if self.texts is None else ())
             auto.measure()
-            self.exactness, way, self.exact_price = auto.exactness, auto.way, auto.price
+            self.exactness, way, self.exact_price = auto.exactness, auto.mode, auto.relative_time
         if self.texts is not None:
             self.exact = "on" if way == "exact" else "off"
         return way
@@ -371,7 +379,7 @@ class Target(Weights, CacheSequence):
             self.notes.append(f"low memory: drafts are limited to {snapshots} tokens")
         self.setting = setting
         # Flash attention on a CPU splits the context over the threads, so their number changes last bits.
-        is_exact = self.exact == "on" or self.exactness.same
+        is_exact = self.exact == "on" or self.exactness.bit_identical
         adapts = (False, False) if is_exact and self.flash_attn != "off" and not self.on_gpu else self._adapts
         self.governor = ThreadGovernor(self.present.threads, self.present.threads_batch, adapts=adapts)
         self.n_batch = self.max_tokens = int(params.n_batch)

@@ -29,7 +29,7 @@ from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.weights import Adapter, open_context
-from ngramspec.machine import LEAST_READ
+from ngramspec.machine import MIN_PREFILL
 
 STRETCH, OF_STRETCH = 128, 4
 """Length of a stretch of a long context, and the number of real tokens in it; kernels use no shorter stretches."""
@@ -41,8 +41,8 @@ REAL, COMPARED = 13, 8
 context differently.
 """
 
-READ = 9 * LEAST_READ + SIZES[-1]  # number of tokens evaluated to measure rounding: more than 512 cells
-ROOM = DEPTHS[1] + 2 * LEAST_READ + SIZES[-1]  # size of a context that fits all of these tokens
+READ = 9 * MIN_PREFILL + SIZES[-1]  # number of tokens evaluated to measure rounding: more than 512 cells
+ROOM = DEPTHS[1] + 2 * MIN_PREFILL + SIZES[-1]  # size of a context that fits all of these tokens
 
 
 class TrialContext:
@@ -93,10 +93,10 @@ class TrialContext:
         self.keep()
 
     def seconds(self, size: int) -> float:
-        """Return the seconds of one pass over `size` tokens, or of prefilling LEAST_READ and more; roll them back."""
+        """Return the seconds of one pass over `size` tokens, or of prefilling MIN_PREFILL and more; roll them back."""
         tokens = random_tokens(self.n_vocab, size, size)
         began = time.perf_counter()
-        if size < LEAST_READ:
+        if size < MIN_PREFILL:
             # With two rows, the pass computes the logits of all tokens, as a pass with a draft does.
             self.evaluate(tokens, min(2, size))
         else:
@@ -132,7 +132,7 @@ class TrialContext:
         """
         text = [*text] * -(-READ // len(text))
         self.start(0)
-        self.read(text[: READ - SIZES[-1]], LEAST_READ)
+        self.read(text[: READ - SIZES[-1]], MIN_PREFILL)
         self.keep()
         found = self._by_size(text[READ - SIZES[-1] : READ])
         return max(float(np.abs(rows - found[1][: len(rows)]).max()) for rows in found.values())

@@ -49,8 +49,8 @@ def _field(option: Option, kind: Any) -> tuple[Any, Any]:
     def check(value: Any) -> Any:
         if value is not None:
             read = option.read(value)
-            if option.allowed is not None and not option.allowed.holds(read) and (option is not _SEED or value != -1):
-                raise ValueError(f"must be {option.allowed.words}")
+            if option.allowed is not None and not option.allowed.accepts(read) and (option is not _SEED or value != -1):
+                raise ValueError(f"must be {option.allowed.description}")
         return value
 
     value_type = kind if option.parse is None else str
@@ -129,7 +129,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
     yield from _make_events(parser.finish(), calls)
     yield from _emit_calls(calls, response)
     if model.memory is not None:
-        model.memory.hear(tokens)
+        model.memory.add_text(tokens)
     drafts = {"drafted": stats.drafted, "accepted": stats.accepted} if stats.drafted else None
     response.set_resolved_model(target.path.name)
     response.set_usage(input=len(chat.tokens), output=stats.generated, details=drafts)
@@ -139,7 +139,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
         "tokens_per_second": stats.tokens_per_second,
         "tokens_per_pass": stats.tokens_per_pass,
         "estimated_gain": stats.estimated_gain,
-        "exact": model.decoder.exactness.same,
+        "exact": model.decoder.exactness.bit_identical,
         "close_calls": stats.close_calls,
         "tuned": dict(model.tuned),
         "notes": list(target.notes),

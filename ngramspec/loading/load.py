@@ -19,9 +19,9 @@ from typing import Any, Self, cast
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.asked_model import DraftModel
+from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
-from ngramspec.drafting.mixture.learnt import file_of
+from ngramspec.drafting.mixture.weight_files import file_of
 from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.llama.placement import DRAFT_MARGIN
 from ngramspec.llama.rpc import PATIENCE, connect, workers
@@ -29,7 +29,7 @@ from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary, common_tokens
 from ngramspec.llama.weights import tuning_key
 from ngramspec.loading.settings import ALONE, NO_DEVICE, LoadSettings, LoadSettingsError
-from ngramspec.machine import flags, path_of, recalled
+from ngramspec.machine import flags, load_tuned, tuning_path
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder, saves_answers
@@ -189,7 +189,7 @@ def _draft_bytes(found: ModelSource, settings: LoadSettings) -> int:
 def tuned_file(path: Path, settings: LoadSettings) -> Path:
     """Return the path at which `ngramspec tune` saves the fastest settings for a model with these settings."""
     types = (settings.cache_type_k, settings.cache_type_v)
-    return path_of(tuning_key(path, settings.gpu_layers, types, settings.placement))
+    return tuning_path(tuning_key(path, settings.gpu_layers, types, settings.placement))
 
 
 _TUNED = {
@@ -203,7 +203,7 @@ def tuned(path: Path, settings: LoadSettings, on_note: Tell) -> tuple[LoadSettin
     """Return the settings with the saved ones of `tune --apply` for all that have their default, and the changes."""
     if settings.ignore_tuned:
         return settings, {}
-    kept, plain = recalled(tuned_file(path, settings)), LoadSettings()
+    kept, plain = load_tuned(tuned_file(path, settings)), LoadSettings()
     said = {name for name, field in _TUNED.items() if getattr(settings, field) != getattr(plain, field)}
     if "threads" in said:
         said.add("threads_batch")
@@ -243,7 +243,7 @@ def open_drafter(
     if target.heads is not None:
         # The cast is valid because a draft model is only evaluated and rolled back, never copied.
         shared = cast(SharedModel, target.heads) if target.texts is not None else None
-        asked = DraftModel(target.heads.sequences[0], n_vocab=target.n_vocab, shared=shared)
+        asked = DraftModel(target.heads.sequences[0], n_vocab=target.n_vocab, shared_model=shared)
     elif found.draft is not None:
         own, known = settings.for_draft_model(target.n_ctx, settings.threads), target.notes
         small = open_target(
@@ -260,7 +260,7 @@ def open_drafter(
             raise
     if asked is None:
         name = DEFAULT if settings.drafter == ALONE else settings.drafter
-        return make_drafter(name, memory=memory, kept=kept, n_vocab=target.n_vocab), memory, None
+        return make_drafter(name, memory=memory, state_path=kept, n_vocab=target.n_vocab), memory, None
     return asked if settings.drafter == ALONE else HybridDrafter(asked, memory, kept), memory, small
 
 
@@ -277,7 +277,7 @@ def as_drafter(target: Vocabulary, model: Target) -> DraftModel:
         raise ModelError(
             f"{model.path} cannot be used as a draft model: its state cannot be rolled back; use another one"
         )
-    return DraftModel(model, n_vocab=known, shared=model if model.texts is not None else None)
+    return DraftModel(model, n_vocab=known, shared_model=model if model.texts is not None else None)
 
 
 def open_memory(name: str | None, target: Vocabulary, *, on_note: Tell, keep: bool) -> Memory:
@@ -309,4 +309,4 @@ def open_memory(name: str | None, target: Vocabulary, *, on_note: Tell, keep: bo
         if name is not None:
             raise NGramSpecError(f"{missing} ({advice})")
         on_note(f"{missing}, only for other tokenizers ({advice})")
-    return Memory(contents, store=store, keeps=keep)
+    return Memory(contents, store=store, saves_answers=keep)

@@ -27,7 +27,7 @@ from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import FixedPolicy, Policy
-from ngramspec.sampling.option import FINITE, Allowed, between, one_of, option, options, within
+from ngramspec.sampling.option import FINITE, Allowed, allow_choices, allow_int_range, allow_range, option, options
 from ngramspec.user_class import FORM, is_user_class, load_class
 
 ALONE = "model"
@@ -43,7 +43,7 @@ CONTEXT = Allowed(
     0,
     2**24,
 )
-LAYERS = between(ALL, 9999)
+LAYERS = allow_int_range(ALL, 9999)
 
 
 DEVICES = Allowed(
@@ -83,7 +83,7 @@ def _adapters(words: str) -> Allowed:
 
     def holds(value: Any) -> bool:
         try:
-            return all(str(name) and FINITE.holds(scale) for name, scale in value)
+            return all(str(name) and FINITE.accepts(scale) for name, scale in value)
         except (TypeError, ValueError):  # the items are not pairs
             return False
 
@@ -159,10 +159,10 @@ class LoadSettings:
         "-sm",
         "--split-mode",
         help="Parts of the model that several GPUs share; none: use one GPU.",
-        allowed=one_of(*SPLIT_MODES),
+        allowed=allow_choices(*SPLIT_MODES),
     )
     main_gpu: int = option(
-        0, "-mg", "--main-gpu", help="Index of the GPU for --split-mode none.", allowed=between(0, 255)
+        0, "-mg", "--main-gpu", help="Index of the GPU for --split-mode none.", allowed=allow_int_range(0, 255)
     )
     tensor_split: str | None = option(
         None,
@@ -177,7 +177,7 @@ class LoadSettings:
         "-ncmoe",
         "--n-cpu-moe",
         help="Number of first layers whose experts stay in RAM; default: as many as needed to fit.",
-        allowed=between(0, 9999),
+        allowed=allow_int_range(0, 9999),
     )
     cpu_moe: bool = option(False, "-cmoe", "--cpu-moe", help="Keep the experts of all layers in RAM.")
     override_tensor: tuple[tuple[str, str], ...] = option(
@@ -199,7 +199,7 @@ class LoadSettings:
     rpc_timeout: float | None = option(
         None,
         help=f"Seconds without a response after which a machine counts as lost; default: {PATIENCE:g}.",
-        allowed=within(1),
+        allowed=allow_range(1),
     )
     threads: int | None = option(
         None,
@@ -316,8 +316,8 @@ class LoadSettings:
     def __post_init__(self) -> None:
         for name, known in options(self).items():
             value = getattr(self, name)
-            if value is not None and known.allowed is not None and not known.allowed.holds(value):
-                raise LoadSettingsError(f"{{{name}}} must be {known.allowed.words}, got {value!r}")
+            if value is not None and known.allowed is not None and not known.allowed.accepts(value):
+                raise LoadSettingsError(f"{{{name}}} must be {known.allowed.description}, got {value!r}")
         for wrong in self._contradictions():
             raise LoadSettingsError(wrong)
 

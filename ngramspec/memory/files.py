@@ -19,7 +19,7 @@ MAX_BYTES = 8 << 20
 
 BINARY, NOT_UTF8, UNREADABLE, SPECIAL = "binary", "not UTF-8", "unreadable", "not a regular file"
 HUGE = f"larger than {MAX_BYTES >> 20} MiB"
-IGNORED, LINK, SECRET = "in .gitignore", "symbolic link", "looks like a secret"
+IN_GITIGNORE, LINK, SECRET = "in .gitignore", "symbolic link", "looks like a secret"
 
 VERSION_CONTROL = frozenset({".git", ".hg", ".svn"})
 
@@ -57,13 +57,13 @@ def find_files(path: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
         OSError: `path` does not exist or cannot be read.
     """
     files: dict[Path, Times] = {}
-    skipped: dict[Path, str] = {}
+    reasons: dict[Path, str] = {}
     if path.is_dir():
         os.scandir(path).close()
-        _walk(path, _rules_above(path), files, skipped)
+        _walk(path, _rules_above(path), files, reasons)
     else:
-        _take(path, path.stat(), files, skipped)
-    return files, skipped
+        _add_file(path, path.stat(), files, reasons)
+    return files, reasons
 
 
 def read_text(path: Path) -> str | None:
@@ -74,10 +74,10 @@ def read_text(path: Path) -> str | None:
         UnicodeError: The file is not UTF-8.
     """
     raw = path.read_bytes()
-    return None if b"\0" in raw else utf8(raw, marked=True)
+    return None if b"\0" in raw else utf8(raw, strip_bom=True)
 
 
-def _walk(folder: Path, rules: _Rules, files: dict[Path, Times], skipped: dict[Path, str]) -> None:
+def _walk(folder: Path, rules: _Rules, files: dict[Path, Times], reasons: dict[Path, str]) -> None:
     # An explicit stack is used, because trees may be deeper than Python's stack.
     stack = [(folder, rules)]
     while stack:
@@ -85,12 +85,12 @@ def _walk(folder: Path, rules: _Rules, files: dict[Path, Times], skipped: dict[P
         rules = (*rules, *_rules_in(folder))
         try:
             with os.scandir(folder) as entries:
-                ordered = sorted(entries, key=lambda e: e.name)
+                sorted_entries = sorted(entries, key=lambda e: e.name)
         except OSError:
-            skipped[folder] = UNREADABLE
+            reasons[folder] = UNREADABLE
             continue
         inner = []
-        for entry in ordered:
+        for entry in sorted_entries:
             path = Path(entry.path)
             try:
                 folder_too = entry.is_dir(follow_symlinks=False)
@@ -98,21 +98,21 @@ def _walk(folder: Path, rules: _Rules, files: dict[Path, Times], skipped: dict[P
                     continue
                 reason = LINK if entry.is_symlink() else _reason(path, rules, folder=folder_too)
                 if reason:
-                    skipped[path] = reason
+                    reasons[path] = reason
                 elif folder_too:
                     inner.append((path, rules))
                 else:
-                    _take(path, entry.stat(follow_symlinks=False), files, skipped)
+                    _add_file(path, entry.stat(follow_symlinks=False), files, reasons)
             except OSError:
-                skipped[path] = UNREADABLE
+                reasons[path] = UNREADABLE
         stack += reversed(inner)
 
 
-def _take(path: Path, stat: os.stat_result, files: dict[Path, Times], skipped: dict[Path, str]) -> None:
+def _add_file(path: Path, stat: os.stat_result, files: dict[Path, Times], reasons: dict[Path, str]) -> None:
     if not os.path.isfile(path):
-        skipped[path] = SPECIAL
+        reasons[path] = SPECIAL
     elif stat.st_size > MAX_BYTES:
-        skipped[path] = HUGE
+        reasons[path] = HUGE
     elif stat.st_size:
         files[path] = stat.st_size, stat.st_mtime_ns
 
@@ -152,9 +152,9 @@ def _is_pattern(line: str) -> bool:
 def _reason(path: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], *, folder: bool) -> str | None:
     """Return the reason to skip `path`, by the innermost rule that matches and by its name; `None` to include it."""
     for base, spec in reversed(rules):
-        said = spec.check_file(path.relative_to(base).as_posix() + "/" * folder).include
-        if said:
-            return IGNORED
-        if said is not None:
+        is_ignored = spec.check_file(path.relative_to(base).as_posix() + "/" * folder).include
+        if is_ignored:
+            return IN_GITIGNORE
+        if is_ignored is not None:
             break
     return SECRET if _SECRETS.match_file("/".join(path.parts[-2:]) + "/" * folder) else None

@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 
 from ngramspec.backend import Progress
-from ngramspec.memory.files import BINARY, IGNORED, NOT_UTF8, UNREADABLE, VERSION_CONTROL, Times, find_files, read_text
+from ngramspec.memory.files import (
+    BINARY,
+    IN_GITIGNORE,
+    NOT_UTF8,
+    UNREADABLE,
+    VERSION_CONTROL,
+    Times,
+    find_files,
+    read_text,
+)
 from ngramspec.memory.store import Document, MemoryFileError, Store, total
 from ngramspec.tokens import Tokenizer
 
@@ -25,14 +34,14 @@ PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class AddResult:
     """Result of adding files."""
 
     # These are the numbers of files by their change relative to the memory.
     new: int
     changed: int
     unchanged: int
-    gone: int
+    removed: int
     tokens: int  # number of tokens in the new and the changed files
     skipped: Mapping[str, int]  # number of skipped files by reason
 
@@ -45,7 +54,7 @@ def add_files(
     threads: int = 1,
     progress: Progress | None = None,
     may_be_empty: bool = False,
-) -> Added:
+) -> AddResult:
     """Add files and folders to a memory.
 
     A file whose size and time of modification have not changed is not read again, and a changed file is replaced. A
@@ -64,9 +73,9 @@ def add_files(
         MemoryFileError: A path does not exist or contains no text (unless it `may_be_empty`), or the store cannot be
             used or written.
     """
-    known = {d.name: (d.size, d.mtime) for d in store.documents() if d.kind == "file"}
+    stored_times = {d.name: (d.size, d.mtime) for d in store.documents() if d.kind == "file"}
     roots = [path.resolve() for path in paths]
-    found: dict[str, Times] = {}
+    all_times: dict[str, Times] = {}
     left_out: dict[str, str] = {}
     for root in roots:
         try:
@@ -75,33 +84,33 @@ def add_files(
             raise MemoryFileError(f"{root}: no such file or folder") from None
         except OSError as error:
             raise MemoryFileError(f"cannot read {root}: {error.strerror or error}") from error
-        found.update((str(path), times) for path, times in files.items())
+        all_times.update((str(path), times) for path, times in files.items())
         left_out.update((str(path), why) for path, why in passed_over.items())
     # One root may be a file that is skipped in another root.
-    skipped = {name: why for name, why in left_out.items() if name not in found}
-    fresh = {name: times for name, times in found.items() if known.get(name) != times}
+    reasons_by_name = {name: why for name, why in left_out.items() if name not in all_times}
+    fresh = {name: times for name, times in all_times.items() if stored_times.get(name) != times}
     texts: dict[str, Document] = {}
-    for name, text in _tokenized(fresh, tokenizer, threads, progress):
+    for name, text in _tokenize_files(fresh, tokenizer, threads, progress):
         if isinstance(text, str):
-            skipped[name] = text
+            reasons_by_name[name] = text
         else:
             texts[name] = text
     for root in roots:
-        if not may_be_empty and not any(_below(name, root) for name in found.keys() - skipped.keys()):
-            reasons = Counter(why for name, why in skipped.items() if _below(name, root))
+        if not may_be_empty and not any(_below(name, root) for name in all_times.keys() - reasons_by_name.keys()):
+            reasons = Counter(why for name, why in reasons_by_name.items() if _below(name, root))
             raise MemoryFileError(f"{root}: no text files to add{list_skipped(reasons)}")
-    dropped = {name for name in known if _is_gone(name, found, skipped, roots)}
-    if texts or dropped:
+    removals = {name for name in stored_times if _is_gone(name, all_times, reasons_by_name, roots)}
+    if texts or removals:
         # The newest files come last, because chains begin there.
-        store.update(lambda before: [*_without(before, {*texts, *dropped}), *texts.values()])
-    changed = sum(name in known for name in texts)
-    return Added(
-        new=len(texts) - changed,
-        changed=changed,
-        unchanged=len(found) - len(fresh),
-        gone=len(dropped),
+        store.update(lambda before: [*_without(before, {*texts, *removals}), *texts.values()])
+    n_changed = sum(name in stored_times for name in texts)
+    return AddResult(
+        new=len(texts) - n_changed,
+        changed=n_changed,
+        unchanged=len(all_times) - len(fresh),
+        removed=len(removals),
         tokens=total(texts.values()),
-        skipped=Counter(skipped.values()),
+        skipped=Counter(reasons_by_name.values()),
     )
 
 
@@ -116,10 +125,10 @@ def remove_files(store: Store, path: Path) -> int:
     """
     root = Path(os.path.abspath(path))
     names = {d.name for d in store.documents() if d.kind == "file"}
-    gone = {name for name in names if _below(name, root) or _below(name, path.resolve())}
-    if gone:
-        store.update(lambda before: _without(before, gone))
-    return len(gone)
+    removals = {name for name in names if _below(name, root) or _below(name, path.resolve())}
+    if removals:
+        store.update(lambda before: _without(before, removals))
+    return len(removals)
 
 
 def _below(name: str, root: Path) -> bool:
@@ -127,28 +136,28 @@ def _below(name: str, root: Path) -> bool:
 
 
 def _without(documents: Sequence[Document], files: set[str]) -> list[Document]:
-    return [one for one in documents if one.kind != "file" or one.name not in files]
+    return [document for document in documents if document.kind != "file" or document.name not in files]
 
 
-def _is_gone(name: str, found: Mapping[str, Times], skipped: Mapping[str, str], roots: Sequence[Path]) -> bool:
+def _is_gone(name: str, times: Mapping[str, Times], reasons: Mapping[str, str], roots: Sequence[Path]) -> bool:
     """Return True if a stored file below the roots is no longer text, is not allowed in a memory, or does not exist.
 
     A stored file that .gitignore names was added by its own name, so it stays.
     """
-    if name in skipped:
-        return skipped[name] not in (UNREADABLE, IGNORED)
-    if name in found or not any(_below(name, root) for root in roots):
+    if name in reasons:
+        return reasons[name] not in (UNREADABLE, IN_GITIGNORE)
+    if name in times or not any(_below(name, root) for root in roots):
         return False
-    unreadable = any(skipped.get(str(folder)) == UNREADABLE for folder in Path(name).parents)
+    unreadable = any(reasons.get(str(folder)) == UNREADABLE for folder in Path(name).parents)
     return not unreadable and not os.path.isfile(name)
 
 
-def list_skipped(skipped: Mapping[str, int]) -> str:
+def list_skipped(counts: Mapping[str, int]) -> str:
     """Return the skipped files by reason, for a message in brackets; "" without any."""
-    return f" (skipped: {', '.join(f'{n} {why}' for why, n in sorted(skipped.items()))})" if skipped else ""
+    return f" (skipped: {', '.join(f'{n} {why}' for why, n in sorted(counts.items()))})" if counts else ""
 
 
-def _tokenized(
+def _tokenize_files(
     files: Mapping[str, Times], tokenizer: Tokenizer, threads: int, progress: Progress | None
 ) -> Iterator[tuple[str, Document | str]]:
     """Yield the name of each file with its document, or with the reason why it was skipped."""
@@ -218,7 +227,7 @@ def watch_folders(
     *,
     threads: int = 1,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Added]:
+) -> Iterator[AddResult]:
     """Update a memory whenever files below some folders change; this never ends by itself.
 
     Args:
@@ -239,7 +248,7 @@ def watch_folders(
     from watchfiles import watch  # part of an extra, so it may not be installed
 
     roots = [folder.resolve() for folder in folders]
-    began = [_identity(root) for root in roots]
+    identities = [_identity(root) for root in roots]
     # The first report finds changes made before the watcher started, even if nothing changed since.
     first = True
     try:
@@ -251,15 +260,15 @@ def watch_folders(
             rust_timeout=LOOK_MS,
             yield_on_timeout=True,
         ):
-            for root, identity in zip(roots, began, strict=True):
+            for root, identity in zip(roots, identities, strict=True):
                 if _identity(root) != identity:
                     raise MemoryFileError(f"{root} was replaced by another folder; start watching again")
             if first or events:
                 first = False
                 start = time.monotonic()
-                added = add_files(store, tokenizer, roots, threads=threads, may_be_empty=True)
-                if added.new or added.changed or added.gone:
-                    yield added
+                result = add_files(store, tokenizer, roots, threads=threads, may_be_empty=True)
+                if result.new or result.changed or result.removed:
+                    yield result
                 sleep((time.monotonic() - start) * (1 / SHARE - 1))
     except (OSError, RuntimeError) as error:
         names = ", ".join(map(str, roots))
@@ -273,9 +282,9 @@ def _of_the_user(_: Any, name: str) -> bool:
 def _identity(root: Path) -> tuple[int, int]:
     """Return the identity of a folder, which differs for another folder with the same name."""
     try:
-        found = root.stat()
+        stat = root.stat()
     except FileNotFoundError:
         raise MemoryFileError(
             f"{root} was deleted; its files stay in the memory (ngramspec memory remove deletes them)"
         ) from None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino

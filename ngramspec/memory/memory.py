@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ngramspec.drafting.mixture.drafter import Recall
+from ngramspec.drafting.mixture.drafter import TextIndexSet
 from ngramspec.drafting.token_index import SEAM, TokenIndex
 from ngramspec.errors import NGramSpecError
 from ngramspec.memory.store import NOTHING, Contents, MemoryFileError, Store
 from ngramspec.storage import config_folder, data_folder, utf8, write_whole
 
 
-class Memory(Recall):
+class Memory(TextIndexSet):
     """Texts of earlier sessions, of the user's files, and of this process.
 
     `indexes` contains the store's index, an index of the answers that were remembered later, and those of the texts
@@ -29,17 +29,19 @@ class Memory(Recall):
     Args:
         contents: Contents of the store.
         store: Store of the memory; `None` means that there is no store.
-        keeps: Whether answers are saved in the store.
+        saves_answers: Whether answers are saved in the store.
     """
 
-    def __init__(self, contents: Contents = NOTHING, *, store: Store | None = None, keeps: bool = False) -> None:
-        self._store, self._keeps, self._contents = store, keeps, contents
+    def __init__(
+        self, contents: Contents = NOTHING, *, store: Store | None = None, saves_answers: bool = False
+    ) -> None:
+        self._store, self._saves_answers, self._contents = store, saves_answers, contents
         super().__init__(_indexes(contents))
 
     @property
-    def stored(self) -> int:
+    def n_stored_tokens(self) -> int:
         """Number of tokens from the store, including seams."""
-        return sum(index.size for index in self.indexes[: -len(self._heard)])
+        return sum(index.size for index in self.indexes[: -len(self._session_indexes)])
 
     def refresh(self) -> None:
         """Load the store again if it was rewritten; do nothing if its file cannot be used."""
@@ -47,34 +49,34 @@ class Memory(Recall):
             if self._store is None or self._store.generation() == self._contents.generation:
                 return
             self._contents = self._store.read()
-            if self._keeps:
+            if self._saves_answers:
                 # The file now contains the texts added in this process.
-                self._heard = [TokenIndex()]
-            self.indexes[:] = [*_indexes(self._contents), *self._heard]
+                self._session_indexes = [TokenIndex()]
+            self.indexes[:] = [*_indexes(self._contents), *self._session_indexes]
 
     @property
-    def keeps(self) -> bool:
+    def saves_answers(self) -> bool:
         """True if answers are saved for later sessions."""
-        return self._keeps and self._store is not None
+        return self._saves_answers and self._store is not None
 
-    def keep(self, tokens: Sequence[int]) -> None:
-        """Save an answer for later sessions if `keeps` is set.
+    def save_answer(self, tokens: Sequence[int]) -> None:
+        """Save an answer for later sessions if `saves_answers` is set.
 
         Raises:
             MemoryFileError: The store cannot be written; it is unchanged.
         """
-        if tokens and self._keeps and self._store is not None:
+        if tokens and self._saves_answers and self._store is not None:
             self._store.append(tokens)
 
 
 def _indexes(contents: Contents) -> list[TokenIndex]:
     """Return the index of the store and that of its latest answers, without empty ones."""
-    found = [contents.index] if contents.index is not None else []
+    indexes = [contents.index] if contents.index is not None else []
     latest = TokenIndex()
     for answer in contents.answers:
         latest.extend(answer.tokens.tolist())
         latest.append(SEAM)
-    return [index for index in (*found, latest) if index.size]
+    return [index for index in (*indexes, latest) if index.size]
 
 
 # --------------------------------------------------------------------------- names
@@ -101,10 +103,10 @@ def memory_folder(name: str = DEFAULT) -> Path:
 def memory_names() -> list[str]:
     """Return the names of the memories that are not empty."""
     try:
-        found = sorted(data_folder("memory").iterdir())
+        paths = sorted(data_folder("memory").iterdir())
     except OSError:
         return []
-    return [path.name for path in found if _NAME.fullmatch(path.name) and Store.all_in(path)]
+    return [path.name for path in paths if _NAME.fullmatch(path.name) and Store.all_in(path)]
 
 
 # --------------------------------------------------------------------------- settings

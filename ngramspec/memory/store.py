@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from ngramspec.drafting.token_index import ORDER, SEAM, TokenIndex
 from ngramspec.errors import NGramSpecError
-from ngramspec.storage import replacing
+from ngramspec.storage import atomic_write
 
 VERSION = 1
 MAX_TOKENS = 2**31 - 1
@@ -45,7 +45,7 @@ TURN = 0.2  # seconds of one wait, after which Ctrl-C has an effect
 LONG_JOURNAL = 1 << 17
 """Number of tokens above which answers move to the index file; indexing them takes each process a few milliseconds."""
 
-MOST_ANSWERS = 1 << 24
+MAX_ANSWER_TOKENS = 1 << 24
 """Maximum number of tokens of remembered answers, about 200 MB with their index; the oldest answers are dropped."""
 
 _NAME = re.compile(r"[0-9a-f]{32}\.memory")
@@ -116,24 +116,24 @@ class Store:
 
     def read(self) -> Contents:
         """Read the current contents."""
-        with self._reading() as db:
+        with self._read_transaction() as db:
             if db is None:
                 return NOTHING
-            model, generation, indexed = db.execute("SELECT model, generation, indexed FROM memory").fetchone()
+            model, generation, last_indexed = db.execute("SELECT model, generation, indexed FROM memory").fetchone()
             index = _load_index(self._index_path, generation)
             if index is None:
-                documents = [one for one in _documents(db) if one.id <= indexed]
+                documents = [document for document in _documents(db) if document.id <= last_indexed]
                 index = _write_index(self._index_path, generation, documents)
-            return Contents(generation, model, index, _documents(db, after=indexed))
+            return Contents(generation, model, index, _documents(db, after=last_indexed))
 
     def documents(self) -> list[Document]:
         """Return all documents; the last added ones come last."""
-        with self._reading() as db:
+        with self._read_transaction() as db:
             return [] if db is None else _documents(db)
 
     def generation(self) -> str:
         """Return the current `Contents.generation`."""
-        with self._reading() as db:
+        with self._read_transaction() as db:
             return "" if db is None else str(db.execute("SELECT generation FROM memory").fetchone()[0])
 
     def size(self) -> int:
@@ -146,34 +146,34 @@ class Store:
         Args:
             change: Returns the documents to store, given the present ones: some of these, and new ones.
         """
-        with self._writing() as db:
-            _change(db, change)
+        with self._write_transaction() as db:
+            _replace_documents(db, change)
         self.read()  # builds the index
-        for path in self._left_behind():
+        for path in self._find_incomplete_files():
             with suppress(OSError):
                 path.unlink()
 
     def append(self, tokens: Sequence[int]) -> None:
         """Remember an answer."""
         now = datetime.now().isoformat(sep=" ", timespec="seconds")
-        with self._writing() as db:
+        with self._write_transaction() as db:
             _insert(db, [Document("answer", now, np.array(tokens, np.int32))])
-            indexed = db.execute("SELECT indexed FROM memory").fetchone()[0]
-            long = total(_documents(db, after=indexed)) > LONG_JOURNAL
+            last_indexed = db.execute("SELECT indexed FROM memory").fetchone()[0]
+            long = total(_documents(db, after=last_indexed)) > LONG_JOURNAL
             if long:
-                _change(db, _newest)
+                _replace_documents(db, _drop_oldest_answers)
         if long:
             self.read()
 
     def clear(self) -> None:
         """Delete the files, also damaged ones."""
-        for path in (self.path, Path(f"{self.path}-journal"), self._index_path, *self._left_behind()):
+        for path in (self.path, Path(f"{self.path}-journal"), self._index_path, *self._find_incomplete_files()):
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise MemoryFileError(f"cannot delete {path}: {error.strerror or error}") from error
 
-    def _left_behind(self) -> list[Path]:
+    def _find_incomplete_files(self) -> list[Path]:
         """Return incomplete index files of processes that died, because they contain the user's text.
 
         A file that another process is writing may be among them; it is built again.
@@ -181,58 +181,58 @@ class Store:
         return list(self.path.parent.glob(f"{_prefix(self._index_path)}*.tmp"))
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection | None]:
+    def _read_transaction(self) -> Iterator[sqlite3.Connection | None]:
         """Open a transaction for reading; `None` if there is no memory, for example because its first writer died."""
-        with self._refusing("read"):
+        with self._convert_errors("read"):
             if not self.path.exists():
                 yield None
                 return
-            with self._connected() as db:
-                _patiently(db, "BEGIN")
-                if made := _made(db):
+            with self._connect() as db:
+                _execute_with_retries(db, "BEGIN")
+                if has_tables := _has_tables(db):
                     self._check(db)
-                yield db if made else None
-                _patiently(db, "COMMIT")
+                yield db if has_tables else None
+                _execute_with_retries(db, "COMMIT")
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _write_transaction(self) -> Iterator[sqlite3.Connection]:
         """Open a transaction for writing, which has no effect if the block raises; create the memory if necessary."""
-        with self._refusing("write"):
+        with self._convert_errors("write"):
             # Other users must not read the user's own texts.
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.path.touch(mode=0o600)
-            with self._connected() as db:
+            with self._connect() as db:
                 # Removed documents must not stay in the file, and readers must not wait until all is ready to be
                 # written.
                 db.execute("PRAGMA secure_delete = ON")
                 db.execute("PRAGMA cache_spill = OFF")
-                if not _made(db):
-                    _patiently(db, "PRAGMA auto_vacuum = FULL")
-                _patiently(db, "BEGIN IMMEDIATE")
-                if not _made(db):
+                if not _has_tables(db):
+                    _execute_with_retries(db, "PRAGMA auto_vacuum = FULL")
+                _execute_with_retries(db, "BEGIN IMMEDIATE")
+                if not _has_tables(db):
                     for table in _TABLES:
                         db.execute(table)
                     row = VERSION, self.vocabulary, self.model, uuid4().hex
                     db.execute("INSERT INTO memory VALUES (?, ?, ?, ?, 0)", row)
                 self._check(db)
                 yield db
-                _patiently(db, "COMMIT")
+                _execute_with_retries(db, "COMMIT")
 
-    def _connected(self) -> AbstractContextManager[sqlite3.Connection]:
+    def _connect(self) -> AbstractContextManager[sqlite3.Connection]:
         # The mode is not read-only, because SQLite first rolls back what a writer that died left incomplete. `as_uri`
         # would name the host of a shared folder on Windows, which SQLite does not accept.
         uri = f"file:{quote(os.fsencode(self.path.absolute()))}?mode=rw"
         return closing(sqlite3.connect(uri, uri=True, timeout=TURN, isolation_level=None))
 
     @contextmanager
-    def _refusing(self, what: Literal["read", "write"]) -> Iterator[None]:
+    def _convert_errors(self, what: Literal["read", "write"]) -> Iterator[None]:
         """Convert errors of the block to MemoryFileError."""
         path = self.path
-        kept = "; the memory is unchanged" if what == "write" else ""
+        suffix = "; the memory is unchanged" if what == "write" else ""
         try:
             yield
         except OSError as error:
-            raise MemoryFileError(f"cannot {what} {path}: {error.strerror or error}{kept}") from error
+            raise MemoryFileError(f"cannot {what} {path}: {error.strerror or error}{suffix}") from error
         except (sqlite3.Error, zlib.error, UnicodeError) as error:
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
             if code == sqlite3.SQLITE_BUSY:
@@ -243,7 +243,7 @@ class Store:
                 raise MemoryFileError(
                     f"{path} is damaged; delete it (ngramspec memory clear) and add your files again"
                 ) from error
-            raise MemoryFileError(f"cannot {what} {path}: {error}{kept}") from error
+            raise MemoryFileError(f"cannot {what} {path}: {error}{suffix}") from error
 
     def _check(self, db: sqlite3.Connection) -> None:
         version, vocabulary = db.execute("SELECT version, vocabulary FROM memory").fetchone() or (VERSION, b"")
@@ -255,12 +255,12 @@ class Store:
             raise MemoryFileError(f"{self.path} was created with another tokenizer")
 
 
-def _made(db: sqlite3.Connection) -> bool:
+def _has_tables(db: sqlite3.Connection) -> bool:
     """Return True if the database has tables."""
-    return _patiently(db, "SELECT name FROM sqlite_master").fetchone() is not None
+    return _execute_with_retries(db, "SELECT name FROM sqlite_master").fetchone() is not None
 
 
-def _patiently(db: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
+def _execute_with_retries(db: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
     """Execute a statement that may wait for other processes, in short waits, because Ctrl-C has no effect in SQLite."""
     end = time.monotonic() + PATIENCE
     while True:
@@ -285,29 +285,29 @@ def _insert(db: sqlite3.Connection, documents: Iterable[Document]) -> None:
     db.executemany("INSERT INTO documents (kind, name, size, mtime, tokens) VALUES (?, ?, ?, ?, ?)", rows)
 
 
-def _change(db: sqlite3.Connection, change: Callable[[list[Document]], Sequence[Document]]) -> None:
+def _replace_documents(db: sqlite3.Connection, change: Callable[[list[Document]], Sequence[Document]]) -> None:
     before = _documents(db)
     after = change(before)
     if (size := total(after) + len(after)) > MAX_TOKENS:
         raise MemoryFileError(f"{size:,} tokens exceed the maximum size of a memory ({MAX_TOKENS:,})")
-    gone = {one.id for one in before} - {one.id for one in after}
-    db.executemany("DELETE FROM documents WHERE id = ?", [(id,) for id in gone])
-    _insert(db, [one for one in after if not one.id])
+    removed_ids = {document.id for document in before} - {document.id for document in after}
+    db.executemany("DELETE FROM documents WHERE id = ?", [(id,) for id in removed_ids])
+    _insert(db, [document for document in after if not document.id])
     db.execute(
         "UPDATE memory SET generation = ?, indexed = (SELECT coalesce(max(id), 0) FROM documents)", (uuid4().hex,)
     )
 
 
-def _newest(documents: Sequence[Document]) -> list[Document]:
-    """Return the documents in their order, without the oldest answers beyond MOST_ANSWERS; files are never dropped."""
-    kept, left = [], MOST_ANSWERS
+def _drop_oldest_answers(documents: Sequence[Document]) -> list[Document]:
+    """Return the documents in order, without the oldest answers beyond MAX_ANSWER_TOKENS; files are never dropped."""
+    result, room = [], MAX_ANSWER_TOKENS
     for document in reversed(documents):
         if document.kind == "answer":
-            left -= len(document.tokens)
-            if left < 0:
+            room -= len(document.tokens)
+            if room < 0:
                 continue
-        kept.append(document)
-    return kept[::-1]
+        result.append(document)
+    return result[::-1]
 
 
 # --------------------------------------------------------------------------- the index file
@@ -322,12 +322,14 @@ _BLOCK = 4096
 def _write_index(path: Path, generation: str, documents: Sequence[Document]) -> TokenIndex:
     """Index documents, and save the index for other processes if the file can be written."""
     seam = np.full(1, SEAM, np.int32)
-    tokens = np.concatenate([np.zeros(0, np.int32), *(part for one in documents for part in (one.tokens, seam))])
+    tokens = np.concatenate(
+        [np.zeros(0, np.int32), *(part for document in documents for part in (document.tokens, seam))]
+    )
     index = TokenIndex.build(tokens.data, _chains_for(len(tokens)))
     numbers = np.concatenate([tokens, np.asarray(index.links), np.asarray(index.heads)])
     header = {"generation": generation, "size": len(tokens), "checksum": _checksum(generation, len(tokens), numbers)}
     # Windows does not replace a file that another process has mapped.
-    with suppress(OSError), replacing(path, _prefix(path)) as file:
+    with suppress(OSError), atomic_write(path, _prefix(path)) as file:
         file.write(json.dumps(header).encode().ljust(_BLOCK))
         file.write(numbers.data)
     return index
@@ -341,12 +343,12 @@ def _prefix(path: Path) -> str:
 def _load_index(path: Path, generation: str) -> TokenIndex | None:
     """Return the index in a file; `None` if it is incomplete or belongs to another generation."""
     with suppress(OSError, ValueError, KeyError, TypeError), path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        header, numbers = json.loads(mapped[:_BLOCK]), np.frombuffer(mapped, np.int32, offset=_BLOCK)
+        buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        header, numbers = json.loads(buffer[:_BLOCK]), np.frombuffer(buffer, np.int32, offset=_BLOCK)
         size = header["size"]
         if header["generation"] == generation and header["checksum"] == _checksum(generation, size, numbers):
             tokens, links, heads = np.split(numbers, [size, 2 * size])
-            return TokenIndex.over(tokens.data, links.data, heads.data, size)
+            return TokenIndex.from_arrays(tokens.data, links.data, heads.data, size)
     return None
 
 
@@ -357,5 +359,5 @@ def _chains_for(size: int) -> int:
 
 def _checksum(generation: str, size: int, numbers: Ints) -> str:
     sums = np.add.reduceat(numbers.view(np.uint64), np.arange(0, len(numbers) // 2, _BLOCK // 8))
-    meant = f"{VERSION} {ORDER} {sys.byteorder} {generation} {size}".encode()
-    return hashlib.blake2b(meant + sums.tobytes(), digest_size=16).hexdigest()
+    header = f"{VERSION} {ORDER} {sys.byteorder} {generation} {size}".encode()
+    return hashlib.blake2b(header + sums.tobytes(), digest_size=16).hexdigest()

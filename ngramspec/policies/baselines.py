@@ -13,7 +13,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.policies.policy import FixedPolicy, verify_up_to
-from ngramspec.sampling.distribution import normalised_entropy
+from ngramspec.sampling.distribution import entropy_ratio
 from ngramspec.steps import Step
 
 
@@ -68,7 +68,7 @@ class EntropyPolicy(FixedPolicy):
 
     def observe_logits(self, row: NDArray[np.float32]) -> None:
         self._n_vocab = row.size
-        self._learn(normalised_entropy(row))
+        self._learn(entropy_ratio(row))
 
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
@@ -134,13 +134,13 @@ class ThresholdPolicy(FixedPolicy):
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
-        most, reach = self._draft_max, 1.0
-        for k, p in enumerate(draft.acceptance_probs[:most]):
+        length, reach = self._draft_max, 1.0
+        for k, p in enumerate(draft.acceptance_probs[:length]):
             reach *= p
             if reach < self.threshold:
-                most = k
+                length = k
                 break
-        return verify_up_to(most, draft, sizes)
+        return verify_up_to(length, draft, sizes)
 
     def record(self, done: Step) -> None:
         if len(done.tokens) <= len(done.drafted):

@@ -98,7 +98,7 @@ class CostPolicy(Policy):
         for policy in self._shared.values():
             policy.begin()
 
-    def shared(self, texts: int) -> CostPolicy:
+    def for_n_sequences(self, texts: int) -> CostPolicy:
         """Return the policy for `texts` sequences; its separate loss budget compares with plain decoding of so many."""
         if texts == self._texts:
             return self
@@ -107,15 +107,15 @@ class CostPolicy(Policy):
         return self._shared[texts]
 
     def limit(self) -> int:
-        return self._draft_max if not self._plain_due and self._budget.can_ask() else 0
+        return self._draft_max if not self._plain_due and self._budget.can_draft() else 0
 
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
         if curve is None:
             return None
-        costs = curve.padded(sizes)
+        costs = curve.optimal_batches(sizes)
         plain, level = costs[self._texts][1], curve.level
         # Each sequence has a separate drafter, and the time of all drafters may be lost, so they divide the stake.
-        stake = self.STAKE * max(0.0, self._budget.left(plain, level)) / self._texts
+        stake = self.STAKE * max(0.0, self._budget.remaining(plain, level)) / self._texts
         rate, slopes = self._rate(curve, sizes), curve.slopes(sizes)[self._texts - 1 :]
         return MarginalCost(
             rate, slopes, level, stake, lambda: [cost - plain for _, cost in costs[self._texts :]], self._texts
@@ -123,7 +123,7 @@ class CostPolicy(Policy):
 
     def _rate(self, curve: CostCurve, sizes: Sequence[int]) -> float:
         """Return the recent throughput in tokens per T(1), at least that of plain decoding."""
-        return max(self._texts / curve.padded(sizes)[self._texts][1], self._recent * curve.level)
+        return max(self._texts / curve.optimal_batches(sizes)[self._texts][1], self._recent * curve.level)
 
     @property
     def _recent(self) -> float:
@@ -143,13 +143,13 @@ class CostPolicy(Policy):
         cost: cython.double
         value: cython.double
         self._measured = curve.measured
-        costs = curve.padded(sizes)
+        costs = curve.optimal_batches(sizes)
         plain, plain_cost = costs[1]
         if not draft.tokens and (restore is not None or not curve.switch):
             return 0, plain
         if draft.repeats:
             self._budget.forget_inherited_loss()
-        left = self._budget.left(plain_cost, curve.level)
+        left = self._budget.remaining(plain_cost, curve.level)
         if left < 0:
             return 0, plain
         stake = self.STAKE * left
@@ -190,7 +190,7 @@ class CostPolicy(Policy):
         most = min(len(draft.acceptance_probs), len(costs) - 2)
         return min((costs[n][1] for n in range(2, most + 2) if costs[n][1] <= self.SURE * n), default=0.0)
 
-    def plan_together(
+    def plan_batch(
         self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
     ) -> list[tuple[int, int]]:
         """Return the plan of each sequence, (draft tokens, batch size), if all share a decode call."""
@@ -203,7 +203,7 @@ class CostPolicy(Policy):
         plain_cost = sum([curve.ratio(size) for size in batches([1] * n)])
         if any(draft.repeats for draft in drafts):
             self._budget.forget_inherited_loss()
-        left = self._budget.left(plain_cost, curve.level)
+        left = self._budget.remaining(plain_cost, curve.level)
         best = [(0, 1)] * n
         if left < 0:
             return best
@@ -220,16 +220,16 @@ class CostPolicy(Policy):
             if cost > max(plain_cost + self.STAKE * left, least):
                 continue
             expected = n + sum(sum(of[:length]) for of, length in zip(reaches, lengths, strict=True))
-            value = expected - rate * (cost + curve.switching(parts[0], n))
+            value = expected - rate * (cost + curve.switch_cost(parts[0], n))
             if value > best_value:
                 best, best_value = list(zip(lengths, shape, strict=True)), value
         return best
 
     def record(self, done: Step) -> None:
-        drafting = self._recurring.passed() or bool(done.drafted)
+        drafting = self._recurring.record_pass() or bool(done.drafted)
         self._tokens = self._tokens * self.DECAY + len(done.tokens)
         self._seconds = self._seconds * self.DECAY + (done.seconds - done.interruption_seconds + done.draft_seconds)
-        self._budget.book(done, drafting)
+        self._budget.record(done, drafting)
         self._since_plain = 0 if self._last_was_plain and not drafting else self._since_plain + 1
         self._last_was_plain = not drafting
         if not drafting:

@@ -4,9 +4,9 @@ cdef class DraftValue:
     cdef public double[::1] tokens
     cdef double[::1] _p
     cdef double[::1] _cost
-    cdef double[::1] _behind
+    cdef double[::1] _later
     @cython.locals(
-        i=cython.Py_ssize_t, k=cython.Py_ssize_t, reach=cython.double, expected=cython.double, value=cython.double,
+        i=cython.Py_ssize_t, k=cython.Py_ssize_t, reach=cython.double, n_expected=cython.double, value=cython.double,
         best=cython.double
     )
-    cpdef int read(self, chances, costs, double rate, double dearest)
+    cpdef int read(self, chances, costs, double rate, double max_cost)

@@ -33,26 +33,26 @@ from collections.abc import Sequence
 
 import cython
 
-MOST = cython.declare(cython.int, 64)  # maximum number of tokens in a chain; later ones are ignored
+MAX_TOKENS = cython.declare(cython.int, 64)  # maximum number of tokens in a chain; later ones are ignored
 
 
 class DraftValue:
     """Values of all lengths of a draft, for one draft at a time."""
 
     def __init__(self) -> None:
-        # float64 of shape (MOST + 1,): entry k is the expected number of tokens of a decode call with k draft tokens.
-        # It includes the value of the later calls that continue the chain, in tokens.
-        self.tokens = array("d", bytes(8 * (MOST + 1)))
-        self._p = array("d", bytes(8 * (MOST + 1)))
-        self._cost = array("d", bytes(8 * (MOST + 1)))
-        self._behind = array("d", bytes(8 * (MOST + 2)))
+        # float64 of shape (MAX_TOKENS + 1,): entry k is the expected number of tokens of a decode call with k draft
+        # tokens. It includes the value of the later calls that continue the chain, in tokens.
+        self.tokens = array("d", bytes(8 * (MAX_TOKENS + 1)))
+        self._p = array("d", bytes(8 * (MAX_TOKENS + 1)))
+        self._cost = array("d", bytes(8 * (MAX_TOKENS + 1)))
+        self._later = array("d", bytes(8 * (MAX_TOKENS + 2)))
 
     def read(
         self,
         chances: Sequence[float],
         costs: Sequence[tuple[int, float]],
         rate: cython.double,
-        dearest: cython.double,
+        max_cost: cython.double,
     ) -> cython.int:
         """Compute `tokens` for each length of a draft, up to the length that is returned; no batch fits longer ones.
 
@@ -60,23 +60,23 @@ class DraftValue:
         second is (size, time) of the cheapest batch for n tokens. The third is the number of tokens that a unit of this
         time is worth. The last one is the maximum time of a later decode call with a draft.
         """
-        n: cython.Py_ssize_t = min(len(chances), len(costs) - 2, MOST)
-        p, cost, tokens, behind = self._p, self._cost, self.tokens, self._behind
+        n: cython.Py_ssize_t = min(len(chances), len(costs) - 2, MAX_TOKENS)
+        p, cost, tokens, later = self._p, self._cost, self.tokens, self._later
         for k in range(n + 1):
             _, cost[k] = costs[1 + k]
             p[k] = chances[k] if k < n else 0.0
-        behind[n] = behind[n + 1] = 0.0
+        later[n] = later[n + 1] = 0.0
         for i in range(max(0, n - 1), -1, -1):
-            reach = expected = 1.0
+            reach = n_expected = 1.0
             best = -math.inf
             for k in range(n - i + 1):
                 if k > 0:
                     reach *= p[i + k - 1]
-                    expected += reach
-                value = expected + reach * p[i + k] * behind[i + k + 1]
+                    n_expected += reach
+                value = n_expected + reach * p[i + k] * later[i + k + 1]
                 if i == 0:
                     tokens[k] = value
-                elif k == 0 or cost[k] <= dearest:
+                elif k == 0 or cost[k] <= max_cost:
                     best = max(best, value - rate * cost[k])
-            behind[i] = best
+            later[i] = best
         return n

@@ -14,7 +14,7 @@ class LossBudget:
       values fade. The budget is the saved time, plus `ALLOWANCE` of the time spent, plus `CREDIT` plain passes.
     - A new text inherits at most `START` plain passes of budget from earlier texts, and at most `DEBT` plain passes of
       loss. It inherits no loss if it repeats an earlier answer.
-    - The time of drafts without verification has a limit: `OVERHEAD` of the time, plus `ASKING_CREDIT` plain passes,
+    - The time of drafts without verification has a limit: `OVERHEAD` of the time, plus `DRAFTING_CREDIT` plain passes,
       plus the time that drafts saved. So the drafter is called as long as drafting as a whole pays.
     - Drafting time beyond `CHEAP` plain passes, as with a draft model, is booked as a loss. When the budget is used up,
       such a drafter is not called.
@@ -26,22 +26,22 @@ class LossBudget:
     DEBT = 2.0
     OVERHEAD = 0.004
     FADE = 0.995
-    ASKING_CREDIT = 0.25
+    DRAFTING_CREDIT = 0.25
     RESERVE = 2.0  # maximum saved time that later drafts without verification may use, in plain passes
     CHEAP = 0.05
 
     def __init__(self, texts: int = 1) -> None:
         self._texts = texts
-        self._saved = self._spent = self._asked = 0.0
+        self._saved = self._spent = self._unverified = 0.0
         self._plain_seconds = 0.0
         self._inherited = 0.0  # remaining loss inherited from earlier texts, as a negative number
-        self._dear = self._drafting = False
+        self._is_expensive = self._drafting = False
 
     def begin(self) -> None:
         """Start a text."""
         allowance = self.ALLOWANCE * self._spent
-        least, most = -self.DEBT * self._plain_seconds, self.START * self._plain_seconds
-        self._saved = min(max(self._saved, least - allowance), most - allowance)
+        lower, upper = -self.DEBT * self._plain_seconds, self.START * self._plain_seconds
+        self._saved = min(max(self._saved, lower - allowance), upper - allowance)
         self._inherited = min(0.0, self._saved + allowance)
 
     def forget_inherited_loss(self) -> None:
@@ -49,40 +49,40 @@ class LossBudget:
         self._saved -= self._inherited
         self._inherited = 0.0
 
-    def left(self, plain: float, level: float) -> float:
+    def remaining(self, plain: float, level: float) -> float:
         """Return the remaining budget, in units of `level` seconds; a plain pass takes `plain` units."""
         return (self._saved + self.ALLOWANCE * self._spent + self.CREDIT * (plain * level)) / level
 
-    def can_ask(self) -> bool:
+    def can_draft(self) -> bool:
         """Return True if the budget allows calling the drafter now."""
-        if self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds:
+        if self._unverified > self.OVERHEAD * self._spent + self.DRAFTING_CREDIT * self._plain_seconds:
             return False
-        return not self._dear or self.left(self._plain_seconds, 1.0) >= 0
+        return not self._is_expensive or self.remaining(self._plain_seconds, 1.0) >= 0
 
-    def book(self, done: Step, drafting: bool) -> None:
+    def record(self, done: Step, drafting: bool) -> None:
         """Book a pass.
 
         Args:
             done: Record of the pass.
             drafting: True if it has a draft, or keeps a batch size that drafts will use; see `RecurringSizes`.
         """
-        passed = done.seconds - done.interruption_seconds
-        seconds = passed + done.draft_seconds
+        pass_seconds = done.seconds - done.interruption_seconds
+        seconds = pass_seconds + done.draft_seconds
         self._spent = self._spent * self.FADE + seconds
         self._saved *= self.FADE
         self._inherited *= self.FADE
-        self._asked *= self.FADE
+        self._unverified *= self.FADE
         self._plain_seconds = self._texts * done.plain_seconds
-        dear = max(0.0, done.draft_seconds - self.CHEAP * self._plain_seconds)
-        self._dear = dear > 0 or (self._dear and not done.draft_seconds)
+        expense = max(0.0, done.draft_seconds - self.CHEAP * self._plain_seconds)
+        self._is_expensive = expense > 0 or (self._is_expensive and not done.draft_seconds)
         if drafting:
-            saved = len(done.tokens) * done.plain_seconds - seconds
-            self._saved += saved
-            self._asked = max(-self.RESERVE * self._plain_seconds, self._asked - max(0.0, saved))
+            gain = len(done.tokens) * done.plain_seconds - seconds
+            self._saved += gain
+            self._unverified = max(-self.RESERVE * self._plain_seconds, self._unverified - max(0.0, gain))
         else:
             if self._drafting:
                 # The first pass of another size rebuilds its graph. The drafts before it cause this cost.
-                self._saved -= max(0.0, passed - self._plain_seconds)
-            self._saved -= dear
-            self._asked += done.draft_seconds - dear
+                self._saved -= max(0.0, pass_seconds - self._plain_seconds)
+            self._saved -= expense
+            self._unverified += done.draft_seconds - expense
         self._drafting = drafting

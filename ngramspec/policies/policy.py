@@ -93,9 +93,9 @@ def verify_up_to(limit: int, draft: Draft, sizes: Sequence[int]) -> tuple[int, i
     return length, smallest(1 + length, sizes)
 
 
-def smallest(needed: int, sizes: Sequence[int]) -> int:
-    """Return the smallest allowed batch size for `needed` tokens."""
+def smallest(n_tokens: int, sizes: Sequence[int]) -> int:
+    """Return the smallest allowed batch size for `n_tokens` tokens."""
     for size in sizes:
-        if size >= needed:
+        if size >= n_tokens:
             return size
-    raise ValueError(f"no allowed batch size holds {needed} tokens")
+    raise ValueError(f"no allowed batch size holds {n_tokens} tokens")

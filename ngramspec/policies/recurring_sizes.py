@@ -18,7 +18,7 @@ class Candidate(NamedTuple):
     """A possible pass."""
 
     length: int  # number of draft tokens
-    expected: float  # expected number of emitted tokens
+    n_expected: float  # expected number of emitted tokens
     size: int  # size of the batch
     cost: float  # time in units of T(1), without the change of size
 
@@ -42,17 +42,17 @@ class RecurringSizes:
     """
 
     RATE = 0.02
-    LEAST = RATE / 10
+    MIN_SHARE = RATE / 10
     FEW = 3
 
     def __init__(self) -> None:
         self._plain = 0  # size of a pass without a draft
         self._shares: dict[int, float] = {}  # credit of each size, as a part of the cost of a change
         self._overpaid = 0.0  # additional cost of the latest padded passes without drafts, in units of T(1)
-        self._chosen = self._stayed = False
+        self._has_choice = self._is_padded = False
 
     def choose(
-        self, candidates: Sequence[Candidate], curve: CostCurve, sizes: Sequence[int], rate: float, dearest: float
+        self, candidates: Sequence[Candidate], curve: CostCurve, sizes: Sequence[int], rate: float, max_cost: float
     ) -> Candidate:
         """Return the best of the candidates, which may be padded to a recurring size.
 
@@ -65,21 +65,21 @@ class RecurringSizes:
         self._shares.setdefault(plain, 1.0)
         credit = self._shares.get
         best: dict[int, tuple[float, Candidate]] = {}
-        for candidate in (*candidates, *self._padded(candidates, curve, sizes, dearest)):
+        for candidate in (*candidates, *self._pad_candidates(candidates, curve, sizes, max_cost)):
             size = candidate.size
-            value = candidate.expected / rate - candidate.cost + switch * credit(size, 0.0)
+            value = candidate.n_expected / rate - candidate.cost + switch * credit(size, 0.0)
             if size not in best or value > best[size][0]:
                 best[size] = value, candidate
         top = max(best.values())[0]
-        saved = {size: 1.0 - (top - value) / switch for size, (value, _) in best.items() if top - value < switch}
-        self._learn(saved)
-        _, chosen = max(best.values(), key=lambda found: found[0] - (0.0 if found[1].size == last else switch))
-        self._chosen, self._stayed = True, not chosen.length and chosen.size != plain
-        self._overpaid = self._overpaid + chosen.cost - candidates[0].cost if self._stayed else 0.0
-        return chosen
+        savings = {size: 1.0 - (top - value) / switch for size, (value, _) in best.items() if top - value < switch}
+        self._learn(savings)
+        _, choice = max(best.values(), key=lambda entry: entry[0] - (0.0 if entry[1].size == last else switch))
+        self._has_choice, self._is_padded = True, not choice.length and choice.size != plain
+        self._overpaid = self._overpaid + choice.cost - candidates[0].cost if self._is_padded else 0.0
+        return choice
 
-    def _padded(
-        self, candidates: Sequence[Candidate], curve: CostCurve, sizes: Sequence[int], dearest: float
+    def _pad_candidates(
+        self, candidates: Sequence[Candidate], curve: CostCurve, sizes: Sequence[int], max_cost: float
     ) -> Iterator[Candidate]:
         """Yield the longest draft that fits into a batch of the last size, and of each of the most recurring sizes."""
         rent = candidates[0].cost + curve.switch / curve.level - self._overpaid
@@ -88,28 +88,28 @@ class RecurringSizes:
                 continue
             cost = curve.ratio(size)
             longest = candidates[bisect_left(candidates, size, key=lambda candidate: candidate.length) - 1]
-            if cost <= (dearest if longest.length else rent) and (longest.length or size == curve.last):
+            if cost <= (max_cost if longest.length else rent) and (longest.length or size == curve.last):
                 yield longest._replace(size=size, cost=cost)
 
-    def passed(self) -> bool:
+    def record_pass(self) -> bool:
         """Record a pass; without a choice before, it counts as plain.
 
         Returns:
             True if the pass kept the last size without having a draft.
         """
-        if self._shares and not self._chosen:
+        if self._shares and not self._has_choice:
             self._learn({self._plain: 1.0})
             self._overpaid = 0.0
-        stayed, self._chosen, self._stayed = self._stayed, False, False
-        return stayed
+        is_padded, self._has_choice, self._is_padded = self._is_padded, False, False
+        return is_padded
 
-    def _learn(self, saved: Mapping[int, float]) -> None:
+    def _learn(self, savings: Mapping[int, float]) -> None:
         """Update the credits by the part of a change that each size would have saved; missing sizes saved nothing."""
         shares = self._shares
-        for size in {*shares, *saved}:
+        for size in {*shares, *savings}:
             share = shares.get(size, 0.0)
-            share += self.RATE * (saved.get(size, 0.0) - share)
-            if share > self.LEAST or size == self._plain:
+            share += self.RATE * (savings.get(size, 0.0) - share)
+            if share > self.MIN_SHARE or size == self._plain:
                 shares[size] = share
             else:
                 shares.pop(size, None)

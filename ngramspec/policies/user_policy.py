@@ -41,7 +41,7 @@ class UserPolicy(Policy):
     def limit(self) -> int:
         with user_code(self.name):
             limit = self._user.limit()
-            return max(0, self._whole(limit, f"limit must return an integer, not {limit!r}"))
+            return max(0, self._to_int(limit, f"limit must return an integer, not {limit!r}"))
 
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
         with user_code(self.name):
@@ -55,10 +55,10 @@ class UserPolicy(Policy):
     ) -> tuple[int, int]:
         wrong = "plan must return two integers (draft tokens, batch size), not "
         with user_code(self.name):
-            planned = self._user.plan(draft, curve, sizes, restore)
-            if not isinstance(planned, tuple) or len(planned) != 2:
-                raise UserCodeError(f"{self.name}: {wrong}{planned!r}")
-            length, size = (self._whole(number, f"{wrong}{planned!r}") for number in planned)
+            plan = self._user.plan(draft, curve, sizes, restore)
+            if not isinstance(plan, tuple) or len(plan) != 2:
+                raise UserCodeError(f"{self.name}: {wrong}{plan!r}")
+            length, size = (self._to_int(number, f"{wrong}{plan!r}") for number in plan)
         length = max(0, min(length, len(draft), sizes[-1] - 1))
         return length, smallest(min(max(1 + length, size), sizes[-1]), sizes)
 
@@ -74,7 +74,7 @@ class UserPolicy(Policy):
         with user_code(self.name):
             self._user.observe_logits(row)
 
-    def _whole(self, number: object, wrong: str) -> int:
+    def _to_int(self, number: object, wrong: str) -> int:
         try:
             return operator.index(number)  # type: ignore[arg-type]
         except TypeError:

@@ -60,8 +60,8 @@ def softmax(ids: NDArray[np.int32], logits: NDArray[np.float32]) -> Distribution
     total = float(weights.sum())
     probs, logp = weights / total, gap - math.log(total)
     if not probs.all():
-        some = np.flatnonzero(probs)
-        ids, probs, logp = ids[some], probs[some], logp[some]
+        positive = np.flatnonzero(probs)
+        ids, probs, logp = ids[positive], probs[positive], logp[positive]
     return Distribution(ids, probs, logp)
 
 
@@ -86,30 +86,30 @@ def largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
     """
     if count >= values.size:
         return np.arange(values.size)
-    some: NDArray[np.intp] | None = None
+    candidates: NDArray[np.intp] | None = None
     columns = values.size // _ROWS
     if columns > 4 * count:
         # The `count` largest column maxima of a table of the values are `count` of the values. So none of the `count`
         # largest values is below the smallest of these maxima. This needs one pass over the values, and few remain for
         # the partition.
-        filled = columns * _ROWS
-        table = values[:filled].reshape(_ROWS, columns)
+        n_full = columns * _ROWS
+        table = values[:n_full].reshape(_ROWS, columns)
         maxima = table.max(axis=0)
         floor = np.partition(maxima, columns - count)[columns - count]
         high = np.flatnonzero(~(maxima < floor))
         row, column = np.divmod(np.flatnonzero(~(table.take(high, axis=1) < floor)), high.size)
-        some = row * columns + high[column]
-        if filled < values.size:
-            some = np.concatenate((some, np.arange(filled, values.size)))
-        values = values[some]
+        candidates = row * columns + high[column]
+        if n_full < values.size:
+            candidates = np.concatenate((candidates, np.arange(n_full, values.size)))
+        values = values[candidates]
     edge = np.partition(values, values.size - count)[values.size - count]
     above = np.flatnonzero(~(values <= edge))
     ties = np.flatnonzero(values == edge)
-    kept = np.sort(np.concatenate((above, ties[: count - above.size])))
-    return kept if some is None else some[kept]
+    result = np.sort(np.concatenate((above, ties[: count - above.size])))
+    return result if candidates is None else candidates[result]
 
 
-def normalised_entropy(row: NDArray[np.float32]) -> float:
+def entropy_ratio(row: NDArray[np.float32]) -> float:
     """Return the entropy of the softmax of logits over ln(n_vocab): 0 to 1; about 0.15 ms for 150,000 tokens.
 
     Args:
@@ -150,7 +150,7 @@ def logprobs(row: NDArray[np.float32], token: int, count: int) -> Logprobs:
     return Logprobs(token, float(row[token]) - total, tuple((int(i), float(row[i]) - total) for i in ids))
 
 
-def sampled_logprobs(distribution: Distribution, token: int, count: int) -> Logprobs:
+def distribution_logprobs(distribution: Distribution, token: int, count: int) -> Logprobs:
     """Return logprobs of an emitted token and of up to `count` most likely ones, from a sampled distribution."""
     order = np.argsort(-distribution.logp, kind="stable")[:count]
     index = distribution.find(token)

@@ -1,6 +1,6 @@
 """Description of a setting in addition to its type and default (`Option`), from which the command line is made.
 
-top_k: int = option(40, help="Keep the k most likely tokens; 0: off.", allowed=whole(0))
+top_k: int = option(40, help="Keep the k most likely tokens; 0: off.", allowed=allow_integers(0))
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ KEY = "option"
 class Allowed(NamedTuple):
     """The values that a setting may have."""
 
-    holds: Callable[[Any], bool]  # predicate for allowed values
-    words: str  # description of the values, which follows "must be"
-    least: float | None = None  # minimum in the command line's help, if it shows one
-    most: float | None = None  # maximum in the command line's help, if it shows one
+    accepts: Callable[[Any], bool]  # predicate for allowed values
+    description: str  # description of the values, which follows "must be"
+    minimum: float | None = None  # minimum in the command line's help, if it shows one
+    maximum: float | None = None  # maximum in the command line's help, if it shows one
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +40,33 @@ class Option:
     repeatable: bool = False  # whether the flag may be given more than once
     is_hidden: bool = False  # whether the help omits the option
     sampler: str | None = None  # sampler that this setting turns on, without which it has no effect
-    moves: bool = False  # whether the setting can change which token is the most likely
-    draws: bool = False  # whether the setting chooses among tokens, and so contradicts temperature 0
+    changes_logits: bool = False  # whether the setting can change which token is the most likely
+    needs_sampling: bool = False  # whether the setting chooses among tokens, and so contradicts temperature 0
 
-    def read(self, given: Any) -> Any:
+    def read(self, value: Any) -> Any:
         """Return the value of a command line argument, or of one text in its place.
 
         Raises:
             ValueError: The text is invalid.
         """
         if self.parse is None:
-            return given
-        return self.parse([given] if self.repeatable and isinstance(given, str) else given)
+            return value
+        return self.parse([value] if self.repeatable and isinstance(value, str) else value)
 
 
-def option(default: T, *flags: str, help: str, **known: Any) -> T:
+def option(default: T, *flags: str, help: str, **details: Any) -> T:
     """Return a dataclass field with an `Option`; the return type is that of the value, as with `dataclasses.field`."""
-    return field(default=default, metadata={KEY: Option(flags, help, **known)})
+    return field(default=default, metadata={KEY: Option(flags, help, **details)})
 
 
 def options(settings: Any) -> dict[str, Option]:
     """Return the options of a dataclass, or of an instance of one, by the names of their fields."""
-    return {f.name: named(f.name, f.metadata[KEY]) for f in fields(settings) if KEY in f.metadata}
+    return {f.name: resolve_flags(f.name, f.metadata[KEY]) for f in fields(settings) if KEY in f.metadata}
 
 
-def named(name: str, known: Option) -> Option:
+def resolve_flags(name: str, setting: Option) -> Option:
     """Return the option of a field; without other flags, the name of the field is its flag."""
-    return known if known.flags else replace(known, flags=(f"--{name.replace('_', '-')}",))
+    return setting if setting.flags else replace(setting, flags=(f"--{name.replace('_', '-')}",))
 
 
 # --------------------------------------------------------------------------- ranges
@@ -75,23 +75,27 @@ def named(name: str, known: Option) -> Option:
 _LARGEST = float(np.finfo(np.float32).max)  # settings of llama.cpp are 32-bit floats
 
 
-def whole(least: int, most: int = 2**31 - 1, words: str | None = None) -> Allowed:
-    """Return the whole numbers from `least` to `most`."""
-    return Allowed(lambda x: isinstance(x, int) and least <= x <= most, words or f"a whole number of at least {least}")
+def allow_integers(minimum: int, maximum: int = 2**31 - 1, description: str | None = None) -> Allowed:
+    """Return the whole numbers from `minimum` to `maximum`."""
+    return Allowed(
+        lambda x: isinstance(x, int) and minimum <= x <= maximum, description or f"a whole number of at least {minimum}"
+    )
 
 
-def between(least: int, most: int) -> Allowed:
+def allow_int_range(minimum: int, maximum: int) -> Allowed:
     """Return the whole numbers in a range that the command line's help shows."""
-    return Allowed(lambda x: isinstance(x, int) and least <= x <= most, f"from {least} to {most}", least, most)
+    return Allowed(
+        lambda x: isinstance(x, int) and minimum <= x <= maximum, f"from {minimum} to {maximum}", minimum, maximum
+    )
 
 
-def within(least: float, most: float | None = None) -> Allowed:
+def allow_range(minimum: float, maximum: float | None = None) -> Allowed:
     """Return the numbers in a range that the command line's help shows."""
-    words = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
-    return Allowed(lambda x: least <= x and (most is None or x <= most), words, least, most)
+    description = f"at least {minimum:g}" if maximum is None else f"from {minimum:g} to {maximum:g}"
+    return Allowed(lambda x: minimum <= x and (maximum is None or x <= maximum), description, minimum, maximum)
 
 
-def one_of(*values: str) -> Allowed:
+def allow_choices(*values: str) -> Allowed:
     """Return the given values as the only allowed ones."""
     return Allowed(lambda x: x in values, f"one of: {', '.join(values)}")
 
@@ -103,5 +107,5 @@ BASE = Allowed(lambda x: 1 <= x <= _LARGEST, "finite and at least 1, in 32 bits"
 SHARE = Allowed(lambda x: 0 <= x <= 1, "between 0 and 1")
 RELATIVE = Allowed(lambda x: 0 <= x <= 1, "between 0 (off) and 1")
 MASS = Allowed(lambda x: 0 < x <= 1, "above 0 and at most 1 (1: off)")
-COUNT = whole(0, words="a whole number of at least 0 (0: off)")
-WINDOW = whole(-1, words="a whole number of at least -1 (0: off, -1: the whole context)")
+COUNT = allow_integers(0, description="a whole number of at least 0 (0: off)")
+WINDOW = allow_integers(-1, description="a whole number of at least -1 (0: off, -1: the whole context)")

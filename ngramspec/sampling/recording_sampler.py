@@ -30,8 +30,8 @@ class RecordingSampler(WrappedSampler):
         self._distributions.append(distribution)
         return distribution
 
-    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
-        laws = [] if laws is None else laws
-        token = self._sampler.draw(logits, position, laws)
-        self._distributions.append(laws[-1])
+    def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
+        distributions = [] if distributions is None else distributions
+        token = self._sampler.draw(logits, position, distributions)
+        self._distributions.append(distributions[-1])
         return token

@@ -257,8 +257,8 @@ class Candidates:
         return token
 
     def _draw_with_numpy(self, first: int, count: int, seed: int, position: int, attempt: int) -> int:
-        some = self.data[first : first + count]
-        return gumbel_pick(seed, position, softmax(some["id"], some["logit"]), attempt)
+        candidates = self.data[first : first + count]
+        return gumbel_pick(seed, position, softmax(candidates["id"], candidates["logit"]), attempt)
 
 
 class CoupledChoice:

@@ -1,6 +1,6 @@
 """Interfaces of a sampler and of its grammar, which `ngramspec.llama` implements, and samplers that wrap another one.
 
-`Forbidding` applies the minimum length and the forbidden words of `TextRules`, and `BudgetSampler` their budget of
+`TokenBanSampler` applies the minimum length and the forbidden words of `TextRules`, and `BudgetSampler` their budget of
 reasoning. `CloseCalls` counts the tokens that rounding could have decided, if drafts may change last bits.
 """
 
@@ -26,7 +26,7 @@ class GrammarState(Protocol):
     @property
     def vocabulary(self) -> Tokenizer: ...
 
-    def allowed(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
+    def mask_allowed(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Return which of these tokens, shape (n,), may come next."""
 
     def allows(self, token: int) -> bool:
@@ -41,7 +41,7 @@ class GrammarState(Protocol):
     def rollback(self, count: int) -> None:
         """Roll back the last `count` tokens."""
 
-    def forced(self) -> bytes:
+    def find_forced_text(self) -> bytes:
         """Return the text that must come next, as far as there is only one."""
 
 
@@ -51,7 +51,7 @@ class Sampler(Protocol):
     sampling: Sampling  # settings
 
     @property
-    def bare(self) -> bool:
+    def is_argmax(self) -> bool:
         """True if the sampler takes the most likely token of any row, whatever was accepted before."""
 
     @property
@@ -65,7 +65,7 @@ class Sampler(Protocol):
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a sequence after a prompt, which the penalties include, with the grammar at its start."""
 
-    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
+    def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
         """Return the next token: the most likely one in greedy decoding, otherwise the one that the seed draws.
 
         If the grammar forbids the token, another one is drawn from the tokens that it allows, as in llama.cpp.
@@ -73,7 +73,7 @@ class Sampler(Protocol):
         Args:
             logits: Logits of shape (n_vocab,).
             position: Index of the token in the sequence.
-            laws: List to which the distribution of each of the one or two draws is added.
+            distributions: List to which the distribution of each of the one or two draws is added.
 
         Raises:
             BadLogits: The logits contain nan or +inf, or all are -inf.
@@ -97,7 +97,7 @@ class WrappedSampler:
         self._sampler = sampler
 
     @property
-    def bare(self) -> bool:
+    def is_argmax(self) -> bool:
         return False
 
     @property
@@ -114,18 +114,18 @@ class WrappedSampler:
         return self._sampler.distribution(logits)
 
 
-class Forbidding(WrappedSampler):
+class TokenBanSampler(WrappedSampler):
     """A sampler that sets the logits of forbidden tokens to -inf.
 
     Args:
         sampler: Sampler that draws the tokens.
         rules: Rules of the text.
-        ends: All tokens that end the text.
+        stop_tokens: All tokens that end the text.
     """
 
-    def __init__(self, sampler: Sampler, rules: TextRules, ends: Sequence[int]) -> None:
+    def __init__(self, sampler: Sampler, rules: TextRules, stop_tokens: Sequence[int]) -> None:
         super().__init__(sampler)
-        self._ends, self._words = list(ends), rules.bad_words
+        self._stop_tokens, self._bad_words = list(stop_tokens), rules.bad_words
         self._early = rules.min_tokens
         self._longest = max(map(len, rules.bad_words), default=1) - 1
         self._last: tuple[int, ...] = ()
@@ -135,21 +135,21 @@ class Forbidding(WrappedSampler):
         self._last = (*self._last, token)[-self._longest :] if self._longest else ()
         super().accept(token)
 
-    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
-        return self._sampler.draw(self._left(logits), position, laws)
+    def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
+        return self._sampler.draw(self._ban_tokens(logits), position, distributions)
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
-        return self._sampler.distribution(self._left(logits))
+        return self._sampler.distribution(self._ban_tokens(logits))
 
-    def _left(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _ban_tokens(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits, in which forbidden tokens have -inf."""
-        forbidden = self._ends[:] if self._early > 0 else []
-        forbidden += [last for *before, last in self._words if self._last[-len(before) :] == tuple(before)]
+        forbidden = self._stop_tokens[:] if self._early > 0 else []
+        forbidden += [last for *before, last in self._bad_words if self._last[-len(before) :] == tuple(before)]
         if not forbidden:
             return logits
-        left = logits.copy()
-        left[forbidden] = -np.inf
-        return left
+        remaining = logits.copy()
+        remaining[forbidden] = -np.inf
+        return remaining
 
 
 class BudgetSampler(WrappedSampler):
@@ -175,11 +175,11 @@ class BudgetSampler(WrappedSampler):
         self._sampler.accept(token)
         self._counter.accept(token)
 
-    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
+    def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
         if not self.closing:
-            return self._sampler.draw(logits, position, laws)
-        if laws is not None:
-            laws.append(point_mass(self.closing[0]))
+            return self._sampler.draw(logits, position, distributions)
+        if distributions is not None:
+            distributions.append(point_mass(self.closing[0]))
         return self.closing[0]
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
@@ -205,11 +205,11 @@ class CloseCalls(WrappedSampler):
         self._bound = 0.0
         self._count = 0
         # These samplers draw separate random numbers, so a second draw would change the text.
-        self._unrepeatable = self.sampling.selects or self.sampling.xtc_probability > 0
+        self._unrepeatable = self.sampling.samples_internally or self.sampling.xtc_probability > 0
 
     @property
-    def bare(self) -> bool:
-        return self._bound == 0 and self._sampler.bare
+    def is_argmax(self) -> bool:
+        return self._bound == 0 and self._sampler.is_argmax
 
     def arm(self, bound: float) -> None:
         """Set the bound after a pass whose logits may differ; its cache entries may change all later logits too."""
@@ -220,8 +220,8 @@ class CloseCalls(WrappedSampler):
         count, self._count = self._count, 0
         return count
 
-    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
-        token = self._sampler.draw(logits, position, laws)
+    def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
+        token = self._sampler.draw(logits, position, distributions)
         if self._bound > 0 and self._is_close(logits, token, position):
             self._count += 1
         return token

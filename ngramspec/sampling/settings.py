@@ -25,9 +25,9 @@ from ngramspec.sampling.option import (
     WINDOW,
     Allowed,
     Option,
+    allow_integers,
     option,
     options,
-    whole,
 )
 
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
@@ -104,7 +104,7 @@ class Sampling:
         "-s",
         "--seed",
         help="Random seed; -1: a random one, shown afterwards.",
-        allowed=whole(0, 2**64 - 1, "a whole number from 0 to 2^64 - 1"),
+        allowed=allow_integers(0, 2**64 - 1, "a whole number from 0 to 2^64 - 1"),
     )
     typical_p: float = option(
         1.0,
@@ -113,7 +113,7 @@ class Sampling:
         help="Locally typical sampling: keep tokens with this total probability; 1: off.",
         allowed=MASS,
         sampler="typ_p",
-        draws=True,
+        needs_sampling=True,
     )
     top_n_sigma: float = option(
         -1.0,
@@ -124,7 +124,7 @@ class Sampling:
         sampler="top_n_sigma",
     )
     xtc_probability: float = option(
-        0.0, help="XTC: probability of applying it; 0: off.", allowed=SHARE, sampler="xtc", draws=True
+        0.0, help="XTC: probability of applying it; 0: off.", allowed=SHARE, sampler="xtc", needs_sampling=True
     )
     xtc_threshold: float = option(
         0.1, help="XTC: remove tokens above this probability, except the least likely one.", allowed=SHARE
@@ -143,7 +143,7 @@ class Sampling:
         help="Divide the logits of recent tokens, including the prompt's, by this; 1: off.",
         allowed=FACTOR,
         sampler="penalties",
-        moves=True,
+        changes_logits=True,
     )
     repeat_last_n: int = option(
         64, help="Number of recent tokens for the penalties; 0: none, -1: the whole context.", allowed=WINDOW
@@ -153,20 +153,24 @@ class Sampling:
         help="Subtract this from the logits of recent tokens; 0: off.",
         allowed=FINITE,
         sampler="penalties",
-        moves=True,
+        changes_logits=True,
     )
     frequency_penalty: float = option(
         0.0,
         help="Subtract this from logits once per recent occurrence; 0: off.",
         allowed=FINITE,
         sampler="penalties",
-        moves=True,
+        changes_logits=True,
     )
     dry_multiplier: float = option(
-        0.0, help="DRY: penalty for repeated sequences; 0: off.", allowed=NOT_NEGATIVE, sampler="dry", moves=True
+        0.0,
+        help="DRY: penalty for repeated sequences; 0: off.",
+        allowed=NOT_NEGATIVE,
+        sampler="dry",
+        changes_logits=True,
     )
     dry_base: float = option(1.75, help="DRY: base of the exponential growth with the length.", allowed=BASE)
-    dry_allowed_length: int = option(2, help="DRY: maximum length without a penalty.", allowed=whole(0))
+    dry_allowed_length: int = option(2, help="DRY: maximum length without a penalty.", allowed=allow_integers(0))
     dry_penalty_last_n: int = option(
         64, help="DRY: number of recent tokens to search; 0: none, -1: the whole context.", allowed=WINDOW
     )
@@ -181,7 +185,7 @@ class Sampling:
         0,
         help="Mirostat version (1 or 2), instead of other samplers; 0: off.",
         allowed=Allowed(lambda x: x in (0, 1, 2), "0 (off), 1 or 2"),
-        draws=True,
+        needs_sampling=True,
     )
     mirostat_tau: float = option(
         5.0, "--mirostat-ent", help="Mirostat: target entropy tau, in bits.", allowed=NOT_NEGATIVE
@@ -195,10 +199,13 @@ class Sampling:
         help="Add a bias to a token's logit, such as 15043+1 or 15043-inf; repeatable.",
         parse=parse_biases,
         repeatable=True,
-        moves=True,
+        changes_logits=True,
     )
     grammar: str | None = option(
-        None, metavar="GBNF", help="GBNF grammar that constrains the output; needs a rule named root.", moves=True
+        None,
+        metavar="GBNF",
+        help="GBNF grammar that constrains the output; needs a rule named root.",
+        changes_logits=True,
     )
     samplers: tuple[str, ...] = option(
         SAMPLERS,
@@ -208,10 +215,10 @@ class Sampling:
     )
 
     def __post_init__(self) -> None:
-        for name, known in options(self).items():
-            value, allowed = getattr(self, name), known.allowed
-            if allowed is not None and not allowed.holds(value):
-                raise ValueError(f"{name} must be {allowed.words}, got {value}")
+        for name, setting in options(self).items():
+            value, valid = getattr(self, name), setting.allowed
+            if valid is not None and not valid.accepts(value):
+                raise ValueError(f"{name} must be {valid.description}, got {value}")
         for token, bias in self.logit_bias:
             if not (bias == -math.inf or abs(bias) <= LARGEST_BIAS):
                 limits = f"from {-LARGEST_BIAS:g} to {LARGEST_BIAS:g}, or -inf"
@@ -235,7 +242,7 @@ class Sampling:
                 )
         if len(set(self.samplers)) < len(self.samplers):
             raise ValueError(f"samplers names one twice: {', '.join(self.samplers)}")
-        for name in self._changed(lambda known: known.sampler not in (None, *self.samplers)):
+        for name in self._find_changed(lambda setting: setting.sampler not in (None, *self.samplers)):
             raise ValueError(f"{name} has no effect: samplers does not include {options(self)[name].sampler}")
         if "infill" in self.samplers:
             self._check_infill()
@@ -255,19 +262,19 @@ class Sampling:
 
     def _check_together(self) -> None:
         if self.mirostat:
-            others = self._changed(lambda known: known.sampler is not None)
-            if others or self.samplers != SAMPLERS:
-                raise ValueError(f"mirostat replaces the other samplers; remove {(*others, 'samplers')[0]}")
+            names = self._find_changed(lambda setting: setting.sampler is not None)
+            if names or self.samplers != SAMPLERS:
+                raise ValueError(f"mirostat replaces the other samplers; remove {(*names, 'samplers')[0]}")
         if self.temperature == 0:
-            for name in self._changed(lambda known: known.draws):
+            for name in self._find_changed(lambda setting: setting.needs_sampling):
                 raise ValueError(
                     f"{name} cannot be combined with temperature 0, which always takes the most likely token"
                 )
 
-    def _changed(self, concerned: Callable[[Option], bool]) -> list[str]:
+    def _find_changed(self, is_relevant: Callable[[Option], bool]) -> list[str]:
         """Return the names of the settings of a kind that do not have their default."""
         defaults = {f.name: f.default for f in fields(self)}
-        return [n for n, known in options(self).items() if concerned(known) and getattr(self, n) != defaults[n]]
+        return [n for n, setting in options(self).items() if is_relevant(setting) and getattr(self, n) != defaults[n]]
 
     @property
     def greedy(self) -> bool:
@@ -275,11 +282,11 @@ class Sampling:
         return self.temperature == 0 and self.dynatemp_range == 0
 
     @property
-    def moves_logits(self) -> bool:
+    def changes_logits(self) -> bool:
         """True if penalties, biases, a grammar or infill can change which token is the most likely."""
-        return "infill" in self.samplers or bool(self._changed(lambda known: known.moves))
+        return "infill" in self.samplers or bool(self._find_changed(lambda setting: setting.changes_logits))
 
     @property
-    def selects(self) -> bool:
+    def samples_internally(self) -> bool:
         """True if a sampler draws the token itself, with separate random numbers."""
         return self.mirostat != 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ngramspec.sampling.option import option, within
+from ngramspec.sampling.option import allow_range, option
 from ngramspec.sampling.reasoning_budget import ReasoningBudget
 
 
@@ -24,7 +24,7 @@ class TextRules:
         0,
         metavar="N",
         help="Minimum number of tokens before the text may end; stop strings within them do not count; 0: off.",
-        allowed=within(0),
+        allowed=allow_range(0),
     )
     stop_token_ids: frozenset[int] = frozenset()  # tokens that end the text, in addition to those of the vocabulary
     bad_words: tuple[tuple[int, ...], ...] = ()  # forbidden sequences of token ids, of two or more tokens each

@@ -20,7 +20,7 @@ from ngramspec.server.fields import MAX_ITEMS
 from ngramspec.server.json_text import json_response
 from ngramspec.server.native_answer import native_answer
 from ngramspec.server.openai_chat import read_chat
-from ngramspec.server.openai_completions import fill_in_prompt, read_prompts, read_requests, is_prompt_list
+from ngramspec.server.openai_completions import fill_in_prompt, is_prompt_list, read_prompts, read_requests
 from ngramspec.server.reply import Reply, chunk, logprobs_content, respond
 from ngramspec.server.request_fields import read_max_tokens
 from ngramspec.server.sampling_fields import check_token, read_sampling
@@ -215,7 +215,7 @@ def _make_infill_prompt(call: Call) -> list[int]:
         for item in fields.objects("input_extra")
     ]
     prompt = fields.string("prompt") or ""
-    limits = Limits.within(model.n_ctx, near=NEAR, n_predict=read_max_tokens(fields) or 0)
+    limits = Limits.for_context(model.n_ctx, near=NEAR, n_predict=read_max_tokens(fields) or 0)
     return fill_in_prompt(model, before, after, prompt, extra_files, limits)
 
 

@@ -263,7 +263,7 @@ def fill_in_prompt(
     first = model.suffix_first
     try:
         return fill_in(
-            model.vocabulary, before, after, prompt=prompt, others=extra_files, limits=limits, suffix_first=first
+            model.vocabulary, before, after, prompt=prompt, other_files=extra_files, limits=limits, suffix_first=first
         )
     except ModelError as error:
         raise ApiError(400, str(error), type="not_supported_error") from error

@@ -47,8 +47,8 @@ def read_sampling(call: Call, schemas: bool = True) -> Sampling:
         if key in fields and name != "grammar":
             settings[name] = _read_setting(name, fields, key, call.model.vocabulary)
             values = _OPTIONS[name].allowed
-            if name != "seed" and values is not None and not values.holds(settings[name]):
-                raise fields.value_error(key, values.words)
+            if name != "seed" and values is not None and not values.accepts(settings[name]):
+                raise fields.value_error(key, values.description)
     if (grammar := read_grammar(fields, schemas)) is not None or "grammar" in fields:
         settings["grammar"] = grammar
     if bans := _read_bans(fields, call.model.vocabulary):
@@ -77,7 +77,7 @@ def _merge(defaults: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]
         if "temperature" not in result["samplers"]:
             result["temperature"] = 1.0
     if result["temperature"] == 0:
-        off |= {name for name, option in _OPTIONS.items() if option.draws and name not in settings}
+        off |= {name for name, option in _OPTIONS.items() if option.needs_sampling and name not in settings}
     return result | {name: _OFF[name] for name in off}
 
 

@@ -20,7 +20,7 @@ from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.json_text import json_response
 from ngramspec.shared_model import SequenceModel
-from ngramspec.storage import replacing
+from ngramspec.storage import atomic_write
 
 _HEAD = struct.Struct("<8s32sIQ")
 """Magic, fingerprint of the model and its settings, checksum of the rest, and number of tokens. The token ids follow,
@@ -64,7 +64,7 @@ async def _save(call: Call, number: int) -> dict[str, Any]:
         return len(tokens), _HEAD.pack(_MAGIC, _make_fingerprint(call, sequence), checksum, len(tokens)) + body
 
     def write() -> None:
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             file.write(content)
 
     count, content = await _run_on_slot(call, number, pack)

@@ -19,9 +19,9 @@ from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft_model.asked_model import DraftModel
+from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.errors import TargetError
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
@@ -55,7 +55,7 @@ class Drafted:
     ) -> None:
         clock = Clock(1e-7)
         self.target = MockShared(sequences, seconds=seconds, clock=clock, n_vocab=N, peak=6.0, **options)
-        drafter = MixtureDrafter(Recall())
+        drafter = MixtureDrafter(TextIndexSet())
         if cost is not None:
             self.cost = cost
             self.small = MockShared(
@@ -63,13 +63,13 @@ class Drafted:
             )
             for sequence in self.small.sequences:
                 self._slow_and_blurred(sequence, blur)
-            model = DraftModel(self.small.sequences[0], clock=clock.perf_counter, shared=self.small)
-            drafter = HybridDrafter(model, Recall())
+            model = DraftModel(self.small.sequences[0], clock=clock.perf_counter, shared_model=self.small)
+            drafter = HybridDrafter(model, TextIndexSet())
         curve = CostCurve({1: PASS, 64: seconds(64)})
         self.engine = Engine(
             self.target,
             self.target.sequences[0],
-            calibration=Calibration.given(curve),
+            calibration=Calibration.from_curve(curve),
             drafter=drafter,
             cache_room=1 << 24,
             clock=clock.perf_counter,

@@ -20,7 +20,7 @@ from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import ClosedError, Done, Event, Prefilled, Scored, Slot, Started
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.errors import PromptError, TargetError
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.request import Request
@@ -36,8 +36,8 @@ CHEAP = CostCurve({1: 1e-3, 64: 2e-3})
 
 @contextmanager
 def running(model: MockShared, **settings: Any) -> Iterator[Engine]:
-    settings.setdefault("calibration", Calibration.given(CostCurve.from_json(CHEAP.to_json())))
-    settings.setdefault("drafter", MixtureDrafter(Recall()))
+    settings.setdefault("calibration", Calibration.from_curve(CostCurve.from_json(CHEAP.to_json())))
+    settings.setdefault("drafter", MixtureDrafter(TextIndexSet()))
     settings.setdefault("clock", model.clock.perf_counter)
     engine = Engine(model, model.sequences[0], **settings)
     try:
@@ -257,7 +257,7 @@ def test_stopping_lets_texts_end_or_cancels_them_and_takes_no_more() -> None:
     for drain, tokens, reason in ((WAIT, 30, "length"), (0.0, 1 << 19, "cancelled")):
         gate = threading.Event()
         model = MockShared(1, n_ctx=1 << 20, fails=lambda _, gate=gate: not gate.wait(WAIT))  # type: ignore[misc]
-        engine = Engine(model, model.sequences[0], calibration=Calibration.given(CHEAP))
+        engine = Engine(model, model.sequences[0], calibration=Calibration.from_curve(CHEAP))
         ears = [ask(engine, prompt, tokens) for prompt in prompts(2)]
         threading.Timer(0.1, gate.set).start()
         engine.stop(drain=drain)
@@ -299,7 +299,7 @@ def test_sizes_of_one_class_are_kept_to() -> None:
     """Batches of 1 to 3 agree, so at most three texts share a pass, and drafts must not make it larger."""
     begin = threading.Event()
     model = MockShared(4, kernels=lambda size, _: size > 3, noise=1.0, peak=6.0, fails=lambda _: not begin.wait(WAIT))
-    with running(model, exactness=ExactnessMode((1, 2, 3), same=True)) as engine:
+    with running(model, exactness=ExactnessMode((1, 2, 3), bit_identical=True)) as engine:
         ears = [ask(engine, prompt, 50) for prompt in prompts(4)]
         begin.set()
         for ear in ears:
@@ -310,7 +310,7 @@ def test_sizes_of_one_class_are_kept_to() -> None:
 
 def test_a_class_that_needs_padding_is_kept_to_one_by_one() -> None:
     model = MockShared(2, peak=6.0)
-    with running(model, exactness=ExactnessMode((4, 8), same=True)) as engine:
+    with running(model, exactness=ExactnessMode((4, 8), bit_identical=True)) as engine:
         ears = [ask(engine, prompt, 50) for prompt in prompts(2)]
         for ear in ears:
             ear.wait()
@@ -334,7 +334,7 @@ def test_where_drafts_must_be_alone_texts_together_have_none(replays: bool) -> N
 
 
 def test_what_one_text_taught_another_drafts_from() -> None:
-    heard = Recall()
+    heard = TextIndexSet()
     model = MockShared(1, peak=3.0, n_vocab=64)
     with running(model, drafter=MixtureDrafter(heard), memory=heard) as engine:
         first = ask(engine, [1, 2, 3], 200).wait()
@@ -358,7 +358,7 @@ def test_what_drafts_learnt_is_written_at_the_end_and_in_between(
 ) -> None:
     path = tmp_path / "judge.npz"
     model = MockShared(2, peak=5.0)
-    with running(model, drafter=MixtureDrafter(Recall(), path)) as engine:
+    with running(model, drafter=MixtureDrafter(TextIndexSet(), path)) as engine:
         assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)
         assert not path.exists()
         monkeypatch.setattr("ngramspec.batching.engine.KEPT_SECONDS", 0.0)
@@ -407,7 +407,7 @@ def test_texts_keep_to_their_rules_and_drafts_change_nothing(temperature: float,
     words = tuple(pair for pair, _ in pairs.most_common(3))
     rules = TextRules(min_tokens=len(free) + 20, stop_token_ids=frozenset({5}), bad_words=words)
     texts = []
-    for drafter in (None, MixtureDrafter(Recall())):
+    for drafter in (None, MixtureDrafter(TextIndexSet())):
         with running(MockShared(1, peak=peak, eog=(3,)), drafter=drafter) as engine:
             ear = ask(engine, prompts(1)[0], 400, sampling=Sampling(temperature), rules=rules)
             ear.wait()

@@ -18,10 +18,10 @@ from ngramspec.batching.request import Done
 from ngramspec.batching.writer import warm_up
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import as_drafter
@@ -54,14 +54,14 @@ def test_texts_of_all_kinds_of_memory(models: dict[str, Path], name: str, exact:
         if exact == "on":
             known, exactness = warm_up(shared, exact=True)
         else:
-            known, exactness = Calibration.given(CostCurve({1: 1.0, 64: 2.0})), ExactnessMode(bound=1.0)
+            known, exactness = Calibration.from_curve(CostCurve({1: 1.0, 64: 2.0})), ExactnessMode(max_logit_shift=1.0)
             known.ensure_curve(shared.sequences[0])
         engine = Engine(
             shared,
             shared,
             calibration=known,
             exactness=exactness,
-            drafter=MixtureDrafter(Recall()),
+            drafter=MixtureDrafter(TextIndexSet()),
             cache_room=1 << 26,
         )
         ears = [Ear() for _ in prompts]
@@ -117,7 +117,7 @@ def test_a_draft_model_has_a_sequence_for_each_text(
             engine = Engine(
                 shared,
                 shared,
-                calibration=Calibration.given(given_curve({1: 1.0, 64: 1.2})),
+                calibration=Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 1.2})),
                 exactness=ExactnessMode(range(1, 33), aligned=True),
                 drafter=drafter,
                 draft_max=8,

@@ -18,8 +18,8 @@ from support.pools import as_on_a_gpu
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import given_curve
-from ngramspec.drafting.draft_model.asked_model import DraftModel
+from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.llama.head import Heads
@@ -63,11 +63,11 @@ class Timed:
         if (heads := self.target.heads) is not None and cost is not None:
             self._charge(heads, cost, slope, monkeypatch)
             shared = cast(SharedModel, heads)
-            drafter = HybridDrafter(DraftModel(heads.sequences[0], clock=clock.perf_counter, shared=shared))
+            drafter = HybridDrafter(DraftModel(heads.sequences[0], clock=clock.perf_counter, shared_model=shared))
         self.engine = Engine(
             self.target,
             self.target,
-            calibration=Calibration.given(given_curve({1: 1.0, 64: 1 + 63 * slope})),
+            calibration=Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 1 + 63 * slope})),
             exactness=ExactnessMode(range(1, 33)),
             drafter=drafter,
             draft_max=8,

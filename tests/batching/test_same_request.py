@@ -10,8 +10,8 @@ from support.mock_target import MockTarget
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import CURVES, given_curve
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
@@ -22,14 +22,14 @@ LENGTH, VOCABULARY = 96, 2048
 
 def asks(*requests: Request) -> list[tuple[int, int, int]]:
     """Return the numbers of draft tokens, accepted tokens and decode calls of each request, one after the other."""
-    curve, memory = given_curve(CURVES["cpu-1.5b-q4_0"][0]), Recall()
+    curve, memory = make_fixed_curve(CURVES["cpu-1.5b-q4_0"][0]), TextIndexSet()
     model = MockShared(1, n_vocab=VOCABULARY, seconds=curve.ratio)
     engine = Engine(
         model,
         model.sequences[0],
         drafter=MixtureDrafter(memory),
         memory=memory,
-        calibration=Calibration.given(curve),
+        calibration=Calibration.from_curve(curve),
         clock=model.clock.perf_counter,
     )
     counts = []

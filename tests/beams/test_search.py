@@ -17,7 +17,7 @@ from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import SEQUENCES, BeamSearch
 from ngramspec.beams.state import Hypothesis
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.errors import ModelError, PromptError
 from ngramspec.sampling.distribution import BadLogits, logprobs
 from ngramspec.sampling.settings import Sampling
@@ -169,9 +169,9 @@ def test_rows_of_one_search_do_not_reach_the_next() -> None:
 
 def timed(dearest: float, beams: int) -> BeamSearch:
     """Return a search with a known cost of passes: 20 ms, times the given factor over 64 tokens."""
-    curve, clock = given_curve({1: 1.0, 64: dearest}), Clock(1e-6)
+    curve, clock = make_fixed_curve({1: 1.0, 64: dearest}), Clock(1e-6)
     target = MockBranchingTarget(24, peak=6.0, seed=5, seconds=lambda n: 0.02 * curve.seconds(n), clock=clock)
-    known = Calibration.given(curve)
+    known = Calibration.from_curve(curve)
     return search(target, beams, True, max_tokens=120, calibration=known, clock=clock.perf_counter)
 
 
@@ -184,7 +184,7 @@ def test_the_dearer_a_token_the_shorter_the_draft(beams: int) -> None:
     assert passes[0] < passes[1] < passes[2] <= found[2].tokens
     assert found[3].drafted == 0
     for stats, dearest in zip(found, dear, strict=True):
-        plain = stats.tokens * 0.02 * given_curve({1: 1.0, 64: dearest}).seconds(beams)
+        plain = stats.tokens * 0.02 * make_fixed_curve({1: 1.0, 64: dearest}).seconds(beams)
         assert stats.seconds <= 1.001 * plain  # Reading the clock takes some time.
 
 

@@ -16,7 +16,7 @@ from support.tiny_models import LAYERS, write_model
 
 from ngramspec import drafting
 from ngramspec.cost.measure import SIZES
-from ngramspec.drafting import uncompiled
+from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.llama import devices
 from ngramspec.llama.devices import Device
 from ngramspec.llama.target import Target
@@ -181,7 +181,7 @@ def test_what_lies_beside_its_source_is_compiled() -> None:
         for path in folder.rglob("*.pxd")
         if not any(path.with_suffix(suffix).exists() for suffix in suffixes)
     }
-    assert set(uncompiled()) == plain
+    assert set(find_uncompiled_modules()) == plain
 
 
 def test_where_the_core_is_plain_python_info_says_what_to_do_and_speeds_say_so(
@@ -189,7 +189,7 @@ def test_where_the_core_is_plain_python_info_says_what_to_do_and_speeds_say_so(
 ) -> None:
     """`test_packaging.py` tests such a wheel."""
     for module in (info, view):
-        monkeypatch.setattr(module, "uncompiled", lambda: ("ngramspec.drafting.draft",))
+        monkeypatch.setattr(module, "find_uncompiled_modules", lambda: ("ngramspec.drafting.draft",))
     core = facts(run(env, *INFO, tiny).out)["drafting"]
     assert "core in plain Python" in core
     assert "install a C compiler" in core

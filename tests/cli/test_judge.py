@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.cli_runner import DEMO, run
 
-from ngramspec.drafting.mixture import learnt
-from ngramspec.drafting.mixture.learnt import read
+from ngramspec.drafting.mixture import weight_files
+from ngramspec.drafting.mixture.weight_files import read
 from ngramspec.llama.vocabulary import Vocabulary
 
 TEXT = b"def f(x):\n    return x + 1\n\n\ndef g(x):\n    return x + 1\n\n\ndef h(x):\n"
@@ -57,7 +57,7 @@ def test_whoever_shall_not_neither_reads_nor_writes(
     path.parent.mkdir(parents=True)
     path.write_bytes(b"mine")
     seen = list[Path]()
-    monkeypatch.setattr(learnt, "read", lambda file: seen.append(file) or read(file))
+    monkeypatch.setattr(weight_files, "read", lambda file: seen.append(file) or read(file))
     for arguments in (
         ("complete", DEMO, "-n", "8", *SHORT, "--no-memory"),
         ("complete", DEMO, "-n", "8", *SHORT, "--no-draft"),

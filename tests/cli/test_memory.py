@@ -281,14 +281,14 @@ def fill(home: dict[str, str], demo_vocabulary: Vocabulary) -> Fill:
 
 def test_the_default_memory_is_used_where_it_exists(opened: Open, fill: Fill, capsys: Captured) -> None:
     memory = opened()
-    assert memory.stored == 0
+    assert memory.n_stored_tokens == 0
     options.keep(memory, ANSWER)
     options.keep(None, ANSWER)
     assert memory_names() == []
     fill()
     fill("work").append([1, 1])
-    assert opened().stored == 5
-    assert opened("work").stored == 8
+    assert opened().n_stored_tokens == 5
+    assert opened("work").n_stored_tokens == 8
     assert capsys.readouterr() == ("", "")
 
 
@@ -298,15 +298,15 @@ def test_a_memory_that_is_missing_or_another_tokenizers(
     with pytest.raises(NGramSpecError, match="memory 'work' has no files for this model's tokenizer"):
         opened("work")
     Store(memory_folder(), bytes(16), "other").append([1, 2])
-    assert opened().stored == 0
+    assert opened().n_stored_tokens == 0
     assert "has no files for this model's tokenizer, only for other tokenizers" in capsys.readouterr().err
     # The renamed file is rejected too.
     (path,) = memory_folder().glob("*.memory")
     path.rename(path.with_name(f"{demo_vocabulary.vocabulary_hash.hex()}.memory"))
-    assert opened().stored == 0
+    assert opened().n_stored_tokens == 0
     assert "another tokenizer" in capsys.readouterr().err
     write_save_answers(True)
-    assert opened("work").stored == 0
+    assert opened("work").n_stored_tokens == 0
 
 
 def test_a_memory_that_is_damaged_or_cannot_be_written_ends_nothing(opened: Open, fill: Fill, capsys: Captured) -> None:
@@ -318,7 +318,7 @@ def test_a_memory_that_is_damaged_or_cannot_be_written_ends_nothing(opened: Open
     path = fill("work").path
     path.write_bytes(b"nonsense" * 1000)
     memory = opened("work")
-    assert memory.stored == 0
+    assert memory.n_stored_tokens == 0
     assert str(path) in told()
     # Nothing is written to it either.
     options.keep(memory, ANSWER)
@@ -362,7 +362,7 @@ def test_an_answer_is_drafted_from_memory_and_remembered(
         line = [command, *SPY, "-n", "6", "-s", "1", "-f", str(question)]
         run(home, *line).ok()
         assert given[-1]
-        assert given[-1].stored == 5
+        assert given[-1].n_stored_tokens == 5
         assert len(store.documents()) == 1
         assert "in 1 saved answer" in run(home, "memory", "list").out
         write_save_answers(True)

@@ -17,7 +17,7 @@ from support.signals import signal_at
 from ngramspec.llama.settings_timer import SettingsTimer
 from ngramspec.loading.load import tuned, tuned_file
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.machine import Measure, Settings, Tuned, keep, recalled
+from ngramspec.machine import Measure, Settings, Tuned, save_tuned, load_tuned
 
 TUNE = ["tune", "-t", "1", "--time-limit", "5", "--context-depth", "256"]
 PLAIN = ["-c", "512", "--exact", "off", "--no-draft"]
@@ -47,11 +47,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kept() -> Tuned | None:
-    return recalled(tuned_file(DEMO, LoadSettings()))
+    return load_tuned(tuned_file(DEMO, LoadSettings()))
 
 
 def apply(what: Tuned = FASTER, model: Path = DEMO) -> None:
-    keep(tuned_file(model, LoadSettings()), what)
+    save_tuned(tuned_file(model, LoadSettings()), what)
 
 
 @pytest.mark.usefixtures("_quick")

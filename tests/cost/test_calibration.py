@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.cost.calibration import EXACT_TOLERANCE, Calibration, choose_class, kept_steepness
+from ngramspec.cost.calibration import EXACT_TOLERANCE, Calibration, choose_class, load_batch_cost_ratio
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import SIZES, ProbeReport
 
@@ -127,7 +127,7 @@ def test_ensure_curve_after_disturbed_measurement_measures_all_sizes(
     for _ in range(100):
         calibration.curve.observe(1, 1e-3)
     assert calibration.needs_measuring
-    assert not Calibration.given(calibration.curve).needs_measuring
+    assert not Calibration.from_curve(calibration.curve).needs_measuring
 
 
 def test_ensure_curve_in_longer_context_keeps_ratios(clock: Clock, tmp_path: Path) -> None:
@@ -243,14 +243,14 @@ def test_a_curve_of_another_version_is_measured_anew_and_exact_sizes_stay(clock:
 
 
 def test_what_is_kept_of_a_model_tells_how_steep_it_is(tmp_path: Path) -> None:
-    assert kept_steepness("model", tmp_path / "none") is None
+    assert load_batch_cost_ratio("model", tmp_path / "none") is None
     for age, (name, ratio) in enumerate([("model-a", 1.5), ("model-b", 2.5), ("other-a", 3.5)]):
         path = tmp_path / f"{name}.json"
         Calibration(path, CostCurve({1: 0.01, 4: 0.01 * ratio})).save()
         os.utime(path, (1000 - age, 1000 - age))
     (tmp_path / "model-c-exact.json").write_text("{}")
-    assert kept_steepness("model", tmp_path) == pytest.approx(1.5), "the newest of its settings"
-    assert kept_steepness("third", tmp_path) is None
+    assert load_batch_cost_ratio("model", tmp_path) == pytest.approx(1.5), "the newest of its settings"
+    assert load_batch_cost_ratio("third", tmp_path) is None
 
 
 def test_exact_sizes_survive_whoever_saves_last(clock: Clock, tmp_path: Path) -> None:

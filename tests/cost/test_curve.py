@@ -47,12 +47,12 @@ def test_between_and_beyond_the_measured_sizes() -> None:
     for seconds in ({1: 1.0, 2: 0.97}, {1: 1.0, 16: 0.98}):  # Noise that decreases is not extrapolated.
         curve = CostCurve(seconds)
         assert curve.ratio(64) >= curve.ratio(max(seconds)) > 0.9
-        assert curve.padded(ALL)[1][0] <= 16
+        assert curve.optimal_batches(ALL)[1][0] <= 16
 
 
 @given(curve=curves, sizes=st.sets(st.integers(1, 64), min_size=1).map(lambda s: tuple(sorted(s))))
 def test_padding_is_never_dearer_than_fitting(curve: CostCurve, sizes: tuple[int, ...]) -> None:
-    plan = curve.padded(sizes)
+    plan = curve.optimal_batches(sizes)
     assert len(plan) == sizes[-1] + 1
     for n in range(1, sizes[-1] + 1):
         size, ratio = plan[n]
@@ -135,18 +135,20 @@ def test_no_pass_breaks_the_curve(curve: CostCurve, passes: list[tuple[int, floa
     assert curve.ratio(1) == 1.0
     for n in ALL:  # also beyond a last size that noise on a GPU makes cheaper than one token
         assert 0 < curve.ratio(n) < math.inf
-        assert curve.padded(ALL)[n][0] >= n
+        assert curve.optimal_batches(ALL)[n][0] >= n
 
 
 def test_one_slow_pass_was_interrupted_and_two_were_not() -> None:
     curve = CostCurve({1: 1.0, 4: 2.0}, switch=0.5)
-    assert curve.undisturbed(1, 9.0) == pytest.approx(1.1)
-    assert curve.undisturbed(4, 12.5) == pytest.approx(1.1 * 2.5), "of another kind than the slow one before it"
-    assert curve.undisturbed(4, 10.0) == 10.0
-    assert curve.undisturbed(4, 2.5) == 2.5
-    assert curve.undisturbed(4, 7.5) == pytest.approx(1.1 * 2.5)
-    assert curve.undisturbed(1, 8.0) == 8.0
-    assert curve.undisturbed(1, 0.5) == 0.5
+    assert curve.without_interruption(1, 9.0) == pytest.approx(1.1)
+    assert curve.without_interruption(4, 12.5) == pytest.approx(1.1 * 2.5), (
+        "of another kind than the slow one before it"
+    )
+    assert curve.without_interruption(4, 10.0) == 10.0
+    assert curve.without_interruption(4, 2.5) == 2.5
+    assert curve.without_interruption(4, 7.5) == pytest.approx(1.1 * 2.5)
+    assert curve.without_interruption(1, 8.0) == 8.0
+    assert curve.without_interruption(1, 0.5) == 0.5
 
 
 def test_a_fresh_measurement_lowers_what_was_disturbed() -> None:
@@ -264,7 +266,7 @@ def test_measuring_in_little_room(clock: Clock) -> None:
 )
 def test_slopes_are_the_least_that_more_tokens_cost(points: dict[int, float], sizes: tuple[int, ...]) -> None:
     curve = CostCurve({1: 1.0, **points})
-    costs = [cost for _, cost in curve.padded(sizes)[1:]]  # Entry k is for a draft of k tokens.
+    costs = [cost for _, cost in curve.optimal_batches(sizes)[1:]]  # Entry k is for a draft of k tokens.
     slopes = curve.slopes(sizes)
     assert len(slopes) == sizes[-1] + 1
     for k, cost in enumerate(costs[:-1]):
@@ -282,13 +284,13 @@ def test_slopes_follow_the_curve() -> None:
 
 def test_a_change_of_size_is_charged_there_and_back() -> None:
     curve = CostCurve({1: 1.0, 4: 2.0, 8: 3.0}, switch=0.25)
-    assert curve.switching(1, plain=1) == 0.0
-    assert curve.switching(4, plain=1) == pytest.approx(0.5)
+    assert curve.switch_cost(1, plain=1) == 0.0
+    assert curve.switch_cost(4, plain=1) == pytest.approx(0.5)
     curve.observe(4, 2.25)
     assert curve.ratio(4) == pytest.approx(2.0)  # The cost of a change is not part of a size's cost.
-    assert curve.switching(4, plain=1) == 0.0
-    assert curve.switching(8, plain=1) == pytest.approx(0.25)
-    assert curve.switching(1, plain=1) == 0.0  # It was paid on the way there.
+    assert curve.switch_cost(4, plain=1) == 0.0
+    assert curve.switch_cost(8, plain=1) == pytest.approx(0.25)
+    assert curve.switch_cost(1, plain=1) == 0.0  # It was paid on the way there.
 
 
 def changing(clock: Clock, switch: float, noise: Callable[[], float], **options: Any) -> CostCurve:

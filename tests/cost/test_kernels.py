@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.mock_target import MockTarget
 
-from ngramspec.cost.measure import SIZES, probe, reads_alike
+from ngramspec.cost.measure import SIZES, prefill_is_chunk_invariant, probe
 
 Kernels = Callable[[int, int], int]
 
@@ -78,9 +78,9 @@ def test_it_costs_little_and_does_not_mind_what_is_in_the_cache() -> None:
 
 
 def test_whether_a_text_may_be_read_in_any_pieces() -> None:
-    assert reads_alike(MockTarget(), (1, 2, 3))
+    assert prefill_is_chunk_invariant(MockTarget(), (1, 2, 3))
     # The mock's prefill has separate kernels.
-    assert not reads_alike(MockTarget(kernels=lambda n, depth: 0), (1, 2, 3))
+    assert not prefill_is_chunk_invariant(MockTarget(kernels=lambda n, depth: 0), (1, 2, 3))
     target = MockTarget(n_ctx=64)
-    assert reads_alike(target, (4,))
+    assert prefill_is_chunk_invariant(target, (4,))
     assert not target.tokens

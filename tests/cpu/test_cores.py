@@ -114,7 +114,7 @@ def test_cpu_time_of_low_priority_is_separate_unless_this_process_has_it_too(
     monkeypatch: pytest.MonkeyPatch, priority: int, expected: tuple[float, ...]
 ) -> None:
     times = SimpleNamespace(user=1.25, system=0.5, irq=0.25, nice=3.0)
-    monkeypatch.setattr(cores, "allowed_cpus", lambda: {1})
+    monkeypatch.setattr(cores, "available_cpus", lambda: {1})
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [SimpleNamespace(), times])
     monkeypatch.setattr(time, "process_time", lambda: 0.5)
     monkeypatch.setattr(os, "getpriority", lambda which, who: priority)

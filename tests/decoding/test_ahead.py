@@ -16,7 +16,7 @@ from support.mock_target import Clock, MockTarget, plain_generate
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Event
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.drafts import DraftedText, Drafts
 from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
@@ -130,7 +130,7 @@ class EarlyShared(MockShared):
 @grid(sequences=(1, 3), requests=(1, 2, 5), temperature=(0.0, 0.9))
 def test_texts_of_several_requests_are_the_same(sequences: int, requests: int, temperature: float) -> None:
     shared = EarlyShared(sequences, peak=5.0)
-    calibration = Calibration.given(given_curve({1: 1.0, 64: 2.0}))
+    calibration = Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 2.0}))
     engine = Engine(shared, shared.sequences[0], calibration=calibration, drafter=MixtureDrafter())
     try:
         prompts = [[(7 * i + j * (i + 2)) % 16 for j in range(20 + 5 * i)] for i in range(requests)]
@@ -152,7 +152,9 @@ def test_texts_of_several_requests_are_the_same(sequences: int, requests: int, t
 
 def test_engine_submits_the_next_pass_before_it_reports_the_last_one() -> None:
     shared = EarlyShared(2)
-    engine = Engine(shared, shared.sequences[0], calibration=Calibration.given(given_curve({1: 1.0, 64: 64.0})))
+    engine = Engine(
+        shared, shared.sequences[0], calibration=Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 64.0}))
+    )
     submitted: list[int] = []
     ear = Ear()
 

@@ -98,7 +98,7 @@ def test_answers_begin_the_next_draft_until_they_are_wrong(how: str) -> None:
     choose = None if how == "greedy" else (lambda _at, law: max(law, key=lambda token: law[token]))
     for turn in range(40):
         drafter.accept([3])
-        drafter.known, drafter.trust = (77, 78), loop._trust.value
+        drafter.known_prefix, drafter.prefix_probability = (77, 78), loop._trust.value
         draft = drafter.propose(6, choose, fixed_length=how == "blind", price=NOTHING)
         assert draft.tokens[:2] == (77, 78)
         assert len(draft.acceptance_probs) >= 2
@@ -106,14 +106,14 @@ def test_answers_begin_the_next_draft_until_they_are_wrong(how: str) -> None:
             assert draft.q[:2] == ({77: 1.0}, {78: 1.0})
         if turn == 0:
             assert min(draft.acceptance_probs[:2]) > 0.9
-        answers = drafter.known
+        answers = drafter.known_prefix
         assert drafter.accept([77, 5]) == 1
         loop.judge(answers, [77, 5])
         assert drafter.propose(6).tokens[:1] != (77,)
         drafter.accept([1, 2])
     # Half of the answers were correct.
     assert draft.acceptance_probs[0] == draft.acceptance_probs[1] < 0.85
-    drafter.known = (77,)
+    drafter.known_prefix = (77,)
     drafter.begin([1, 2])
     assert drafter.propose(6).tokens[:1] != (77,)
 

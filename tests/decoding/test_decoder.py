@@ -19,7 +19,7 @@ from support.decoder_loop import CLOCK, Oracle, cheap, drive, model
 from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, MarginalCost
 from ngramspec.errors import PromptError, TargetError
@@ -201,7 +201,7 @@ def test_a_second_generation_does_not_disturb_the_first(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_done_fails_at_the_call(reason: str, call: dict[str, Any]) -> None:
     mock = model(n_ctx=40)
-    decoder = SpeculativeDecoder(mock, curve=given_curve({1: 1.0}))
+    decoder = SpeculativeDecoder(mock, curve=make_fixed_curve({1: 1.0}))
     with pytest.raises(PromptError if "prompt" in call else ValueError, match=reason):
         decoder.generate(**{"prompt": [1], "max_tokens": 1, **call})
     assert mock.tokens == mock.batches == []
@@ -220,7 +220,7 @@ def test_what_cannot_be_done_fails_at_the_call(reason: str, call: dict[str, Any]
 )
 def test_a_decoder_that_cannot_be(reason: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=reason):
-        SpeculativeDecoder(model(), curve=given_curve({1: 1.0}), **wrong)
+        SpeculativeDecoder(model(), curve=make_fixed_curve({1: 1.0}), **wrong)
 
 
 @pytest.mark.parametrize("exact", ["off", "on"])

@@ -30,7 +30,7 @@ from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding.stream import TextStream
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.asked_model import DraftModel
+from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.memory import Memory
@@ -119,7 +119,7 @@ def made(name: str, small: Callable[[], MockTarget], known: Sequence[int] = ()) 
     if name not in REMEMBERING:
         return make_drafter(GARBAGE if name == USER else name, n_vocab=small().n_vocab)
     memory = Memory()
-    memory.hear(known)
+    memory.add_text(known)
     return make_drafter(name, memory=memory)
 
 

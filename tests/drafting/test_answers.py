@@ -9,9 +9,9 @@ import pytest
 from support.mock_target import MockTarget, rows_to
 
 from ngramspec.drafting.draft import MarginalCost
-from ngramspec.drafting.draft_model.asked_model import DraftModel
+from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
-from ngramspec.drafting.mixture.answers import Answers
+from ngramspec.drafting.mixture.answers import RejectedRowPredictions
 from ngramspec.drafting.mixture.drafter import CHEAP, ROWS, MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.history import History
@@ -27,15 +27,15 @@ def text(*tokens: int) -> History:
     return history
 
 
-def found(answers: Answers, history: History) -> tuple[int, int]:
-    answers.look(history, history.size)
-    return answers.aligned, answers.pooled
+def found(answers: RejectedRowPredictions, history: History) -> tuple[int, int]:
+    answers.find_predictions(history, history.size)
+    return answers.place_token, answers.pool_token
 
 
 def test_answers_are_found_in_their_place_and_behind_the_same_tokens() -> None:
-    answers, history = Answers(640), text(1, 2, 3, 40, 50)
+    answers, history = RejectedRowPredictions(640), text(1, 2, 3, 40, 50)
     history.size = 3  # 40 and 50 were refused.
-    answers.hear(history, 3, [60, 70])
+    answers.record(history, 3, [60, 70])
     assert found(answers, history) == (-1, -1)  # There is no answer on what follows 3.
     history.add(9)
     assert found(answers, history) == (60, -1)  # 9 is at the position of 40.
@@ -48,24 +48,24 @@ def test_answers_are_found_in_their_place_and_behind_the_same_tokens() -> None:
     assert found(answers, history) == (-1, 70)
     answers.begin()
     assert found(answers, history) == (-1, -1)
-    answers.hear(text(200, 201), 1, [99])
+    answers.record(text(200, 201), 1, [99])
     assert found(answers, history) == (-1, -1)
     history.size = 1
     for token in range(3000):  # so many that they reuse slots
         history.tokens[0] = token
-        answers.hear(history, 0, [99])
+        answers.record(history, 0, [99])
     for token in range(5000, 5100):
         history.tokens[0] = token
         assert found(answers, history)[1] == -1
 
 
 def test_the_longest_context_and_the_latest_answer_count() -> None:
-    answers, history = Answers(640), text(1, 2)
+    answers, history = RejectedRowPredictions(640), text(1, 2)
     for first, answer in ((5, 60), (6, 61), (6, 62)):
         history.size = 1
         history.add(first)
         history.tokens[2] = 40
-        answers.hear(history, 2, [answer])
+        answers.record(history, 2, [answer])
     for first, answer in ((5, 60), (7, 62)):
         history.size = 1
         history.add(first)
@@ -79,14 +79,14 @@ def test_answers_that_come_true_count_for_more() -> None:
     guesser.begin([1, 2, 3, 4, 5, 1])
     assert guesser.guess(2, 0.0, FREE) == 2
     assert guesser.chain()[0] == (2, 3)
-    guesser.hear([2, 3], 1, [77])
+    guesser.record_target_guesses([2, 3], 1, [77])
     assert guesser.accept([2, 9]) == 1
     chances = []
     for _ in range(12):
         guesser.guess(1, 0.0, FREE)
         chances.append(guesser.distribution(0)[77])
         guesser.accept([77])
-        guesser.hear([50], 0, [77])  # The answer after 50 is at the position of 77.
+        guesser.record_target_guesses([50], 0, [77])  # The answer after 50 is at the position of 77.
         guesser.accept([len(chances) + 100])
     assert chances[-1] > max(0.5, 1.5 * chances[0])
 
@@ -130,8 +130,8 @@ def test_reading_takes_a_small_part_of_a_pass(monkeypatch: pytest.MonkeyPatch) -
 
     def worth_reading(price: MarginalCost) -> int:
         drafter.propose(2, price=price)
-        assert drafter.wants_logits == (drafter._to_read > 0)
-        return drafter._to_read
+        assert drafter.wants_logits == (drafter._max_rows > 0)
+        return drafter._max_rows
 
     assert worth_reading(MarginalCost(1.0, [0.0] * 9, 0.02)) == ROWS  # not measured yet
     drafter.observe_logits([2, 3, 4], rows_to([9, 5, 7], 100))  # 50 us per row

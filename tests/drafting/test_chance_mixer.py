@@ -1,4 +1,4 @@
-"""Tests of the mixture's learning: `ChanceMixer` for its sources, `Correction` and `OutcomeMap` for biased estimates.
+"""Tests of the mixture's learning: `ChanceMixer`, and `Correction` and `ProbabilityCalibrator` for biased estimates.
 
 The guesses are synthetic and the seeds are fixed, so every number is the same in every run.
 """
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.drafting.chances import REACH, OutcomeMap
+from ngramspec.drafting.acceptance_estimator import REACH, ProbabilityCalibrator
 from ngramspec.drafting.mixture.chance_mixer import ChanceMixer, Correction
 
 SOURCES, EXPERTS, BIASES, STATES, ABSENT = 8, 4, 13, 128, -1
@@ -37,7 +37,7 @@ def mixer(cells: int = 4, sets: tuple[int, ...] = (3, 2, 2, 2, 2)) -> Any:
 
 def expect(o: Any, source: int, state: int, p: float) -> None:
     """Set the initial probability of a state."""
-    learnt = o.shared()
+    learnt = o.global_weights()
     learnt["rate"][source * STATES + state] = p
     learnt["odds"][source * STATES + state] = math.log(p / (1 - p))
 
@@ -167,7 +167,7 @@ def test_weights_chosen_by_a_token_are_told_from_the_others() -> None:
     o.estimate(0)
     o.learn(0, True)
     row = SOURCES + 1
-    held = (o.shared()["first_weights"], o.about_tokens()["weights"], o.shared()["last_weights"])
+    held = (o.global_weights()["first_weights"], o.token_weights()["weights"], o.global_weights()["last_weights"])
     assert [len(weights) for weights in held] == [5 * row, 4 * row, 2 * row]
     # The state and the constant moved, in the set that each expert's view selected.
     moved = [[at // row for at, weight in enumerate(weights) if weight != 0.25] for weights in held]
@@ -243,11 +243,11 @@ def test_curves_about_tokens_are_told_from_the_others() -> None:
     o.facts[FACTS - 1] = FREE_CURVES
     o.estimate(0, 0.5)
     o.learn(0, False)
-    for held, curves in ((o.shared(), FACTS - 1), (o.about_tokens(), 1)):
+    for held, curves in ((o.global_weights(), FACTS - 1), (o.token_weights(), 1)):
         assert held.keys() == {"height", "slope"}
         assert sum(height != 0 for height in held["height"]) == curves
         assert sum(slope != 1 for slope in held["slope"]) == curves
-    assert o.about_tokens()["height"][4] != 0  # the middle of its first curve
+    assert o.token_weights()["height"][4] != 0  # the middle of its first curve
 
 
 def test_what_is_corrected_stays_a_probability() -> None:
@@ -261,12 +261,12 @@ def test_what_is_corrected_stays_a_probability() -> None:
                 o.learn(0, right)
 
 
-# --------------------------------------------------------------------------- OutcomeMap
+# --------------------------------------------------------------------------- ProbabilityCalibrator
 
 
 @given(outcomes=st.lists(st.tuples(PROBABILITY, st.booleans()), max_size=60), p=PROBABILITY)
 def test_a_map_starts_as_the_identity_and_follows_each_outcome(outcomes: list[tuple[float, bool]], p: float) -> None:
-    secondary, end = OutcomeMap(), 1 / (1 + math.exp(-REACH))
+    secondary, end = ProbabilityCalibrator(), 1 / (1 + math.exp(-REACH))
     assert secondary.estimate(p) == pytest.approx(min(max(p, 1 - end), end), abs=0.01)
     for given_, right in outcomes:
         before = secondary.estimate(given_)
@@ -278,7 +278,7 @@ def test_a_map_starts_as_the_identity_and_follows_each_outcome(outcomes: list[tu
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
 def test_it_finds_what_a_distorted_judge_means(power: float) -> None:
     rng = random.Random(0)
-    secondary = OutcomeMap()
+    secondary = ProbabilityCalibrator()
     for _ in range(40_000):
         p = rng.uniform(0.02, 0.98)
         secondary.learn(p, rng.random() < p**power)

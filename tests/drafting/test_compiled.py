@@ -12,7 +12,7 @@ import pytest
 from support.uncompiled import plain_modules
 
 from ngramspec.decoding.branches import BranchFinder
-from ngramspec.drafting import chances, predictor, token_index
+from ngramspec.drafting import acceptance_estimator, predictor, token_index
 from ngramspec.drafting.draft import Chooser, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.tokens import common_prefix
@@ -108,13 +108,13 @@ def test_the_mixture_drafts_asks_and_learns_the_same(seed: int, length: int) -> 
                 known = text[at + len(truth) :][:2]
             pair.agree("accept", truth)
             for drafter in pair.drafters:
-                drafter.known, drafter.trust = known, 0.95
+                drafter.known_prefix, drafter.prefix_probability = known, 0.95
             at += len(truth)
         for index in pair.indexes:
             index.extend(text)
             index.append(token_index.SEAM)
     assert min(drafted, questions, heard) > 50
-    for learnt in ("shared", "about_tokens"):
+    for learnt in ("global_weights", "token_weights"):
         one, other = (getattr(drafter.guesser, learnt)() for drafter in pair.drafters)
         assert one.keys() == other.keys()
         for name, values in one.items():
@@ -148,8 +148,8 @@ def test_predictors_make_the_same_drafts(seed: int) -> None:
 
 def test_estimates_are_the_same() -> None:
     rng = random.Random(4)
-    pair = [chances.OutcomeMap(), PLAIN["chances"].OutcomeMap()]
-    estimators = [chances.ChanceEstimator(), PLAIN["chances"].ChanceEstimator()]
+    pair = [acceptance_estimator.ProbabilityCalibrator(), PLAIN["acceptance_estimator"].ProbabilityCalibrator()]
+    estimators = [acceptance_estimator.AcceptanceEstimator(), PLAIN["acceptance_estimator"].AcceptanceEstimator()]
     for each in estimators:
         each.begin()
     for _ in range(400):
@@ -162,7 +162,7 @@ def test_estimates_are_the_same() -> None:
         for each in estimators:
             each.open(None)
             for kind in kinds:
-                each.go_on(*kind)
+                each.add_guess(*kind)
             each.close([1] * 4)
         assert estimators[0].acceptance_probs == pytest.approx(estimators[1].acceptance_probs)
-        assert estimators[0].settle(emitted) == estimators[1].settle(emitted)
+        assert estimators[0].record_outcome(emitted) == estimators[1].record_outcome(emitted)

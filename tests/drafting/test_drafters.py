@@ -17,10 +17,10 @@ from support.mock_target import MockTarget
 
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
-from ngramspec.drafting.draft_model.asked_model import DraftModel
+from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 
 ALL = [*DRAFTERS, "model", "hybrid"]
 COPIERS = ["mixture", "ngram", "suffix", "nasd"]
@@ -34,8 +34,8 @@ PRICES = st.sampled_from([None, MarginalCost(1.2, [0.1] * 20)])
 def made(name: str) -> Drafter:
     if name == "memory":
         rng = random.Random(7)
-        memory = Recall()
-        memory.hear([rng.randrange(WORDS) for _ in range(200)])
+        memory = TextIndexSet()
+        memory.add_text([rng.randrange(WORDS) for _ in range(200)])
         return make_drafter("memory", memory=memory)
     if name == "model":
         return ModelDrafter(MockTarget(WORDS, peak=1.5))

@@ -37,7 +37,7 @@ def test_constants_that_stand_in_several_modules_agree() -> None:
     shared = {name for name in ours.keys() & mixer.keys() if name.isupper()}
     assert len(shared) >= 6
     assert {name: ours[name] for name in shared} == {name: mixer[name] for name in shared}
-    assert (ours["VIEWS"], ours["SIGHTED"]) == (mixer["EXPERTS"] + 1, counts["SOURCES"])
+    assert (ours["VIEWS"], ours["CONTEXT_SOURCES"]) == (mixer["EXPERTS"] + 1, counts["SOURCES"])
     users = {
         "CANDIDATES": ("guesser", "context_counts", "branches"),
         "POSITIONS": ("guesser", "branches"),
@@ -230,7 +230,7 @@ def test_a_law_is_one_whatever_is_taken(prompt: list[int], picks: list[int]) -> 
     g = begun(prompt, [remembered(prompt[::-1])])
     taken = []
     for at, pick in enumerate(picks):
-        best = g.look(at)
+        best = g.score_position(at)
         if best < 0:
             break
         law = g.distribution(at)
@@ -238,7 +238,7 @@ def test_a_law_is_one_whatever_is_taken(prompt: list[int], picks: list[int]) -> 
         assert sum(law.values()) == pytest.approx(1)
         assert min(law.values()) > 0
         assert max(law.values()) == list(law.values())[best]
-        g.take(at, pick % len(law))
+        g.take_candidate(at, pick % len(law))
         taken.append(list(law)[pick % len(law)])
     assert list(g.chain()[0]) == taken
     assert g.accept([*taken, 0]) == len(taken)
@@ -250,8 +250,8 @@ def test_a_chain_goes_on_behind_a_token_of_another() -> None:
     assert guess(g, 2)[0] == 3
     g.pending = 0
     for at, token in enumerate([3, 5]):  # In the text, 3 4 came at this position, and 6 7 8 after 5.
-        g.look(at)
-        g.put(at, token)
+        g.score_position(at)
+        g.set_guess(at, token)
     assert g.guess(6, 0.0, MarginalCost(0.0, FREE), 2) == 6
     tokens, _, chances = g.chain()
     assert tokens[:5] == (3, 5, 6, 7, 8)
@@ -259,8 +259,8 @@ def test_a_chain_goes_on_behind_a_token_of_another() -> None:
     assert g.accept([3, 5, 6, 40]) == 3
     assert g.text()[-4:] == [3, 5, 6, 40]
     g = begun([1, 2, 3])
-    assert g.look(0) < 0  # There is no guess at this position.
-    g.put(0, 50)
+    assert g.score_position(0) < 0  # There is no guess at this position.
+    g.set_guess(0, 50)
     assert g.accept([50, 51]) == 1
     assert g.text() == [1, 2, 3, 50, 51]
 
@@ -270,8 +270,8 @@ def test_a_token_put_that_is_the_guess_is_the_guess() -> None:
     alone, put = begun(text), begun(text)
     guess(alone, 6)
     for at, token in enumerate(alone.chain()[0]):
-        put.look(at)
-        put.put(at, token)
+        put.score_position(at)
+        put.set_guess(at, token)
     assert put.chain() == alone.chain()
 
 
@@ -341,7 +341,7 @@ def walk(pointers: Pointers, history: History, *tokens: int) -> None:
 
 def said(pointers: Pointers, history: History) -> list[int]:
     """Return the predictions of the places, strongest first."""
-    spoken = pointers.look(history, history.size, 0)
+    spoken = pointers.find_predictions(history, history.size, 0)
     tokens = [token for token in pointers.tokens if token >= 0]
     assert bool(tokens) == spoken
     return tokens
@@ -367,14 +367,14 @@ def test_places_that_are_kept_are_those_of_the_definition(seed: int) -> None:
 def test_along_a_chain_places_are_followed_while_the_places_agree_and_the_text_is_not_moved() -> None:
     pointers, history = walked(1, 2, 3, 4, 5, 6, 7, 1, 2, 3)
     for at, token in enumerate((4, 5, 6)):
-        assert pointers.look(history, history.size + at, at)
+        assert pointers.find_predictions(history, history.size + at, at)
         assert pointers.tokens[0] == token
         history.tokens[history.size + at] = token
-        pointers.take(token)
-    pointers.look(history, history.size + 3, 3)
+        pointers.advance(token)
+    pointers.find_predictions(history, history.size + 3, 3)
     history.tokens[history.size + 3] = 99
-    pointers.take(99)
-    assert not pointers.look(history, history.size + 4, 4)
+    pointers.advance(99)
+    assert not pointers.find_predictions(history, history.size + 4, 4)
     assert said(pointers, history)[0] == 4
     pointers.begin()
     assert not said(pointers, history)
@@ -382,7 +382,7 @@ def test_along_a_chain_places_are_followed_while_the_places_agree_and_the_text_i
 
 def test_candidates_are_judged_by_how_such_places_fared() -> None:
     pointers, history = walked(1, 2, 3, 4, 5, 6, 7, 1, 2, 3)
-    pointers.look(history, history.size, 0)
+    pointers.find_predictions(history, history.size, 0)
     assert pointers.estimate(0, 4, 0.4, 3) == pytest.approx(0.4)
     for _ in range(50):
         pointers.estimate(0, 4, 0.4, 3)
@@ -395,10 +395,10 @@ def test_candidates_are_judged_by_how_such_places_fared() -> None:
 
 def test_a_guesser_takes_them_as_candidates_and_the_start_that_is_shipped_knows_them() -> None:
     guesser = Guesser()
-    assert any(any(array) for name, array in guesser.shared().items() if name.startswith("pointers"))
+    assert any(any(array) for name, array in guesser.global_weights().items() if name.startswith("pointers"))
     guesser.begin([1, 2, 3, 4, 5, 6, 7, 8, 1, 2])
     guesser.accept([3, 4])
-    guesser.look(0)
+    guesser.score_position(0)
     guesser.accept([77])
     guesser.guess(1, 0.0, MarginalCost(1.0, FREE))
     assert 6 in guesser.distribution(0)

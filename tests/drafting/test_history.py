@@ -128,7 +128,7 @@ def test_near_is_the_nearest(seed: int, n_vocab: int, size: int) -> None:
     h = filled(tokens, guesses)
     for end in (size, size + 1, size + rng.randrange(GUESSES), size + GUESSES):
         for place in range(-1, size + 2):
-            assert (h.near(end, place), h.how) == nearest([*tokens, *guesses], size, end, place)
+            assert (h.near(end, place), h.match_kind) == nearest([*tokens, *guesses], size, end, place)
 
 
 def test_near_looks_at_the_latest_alone() -> None:
@@ -136,7 +136,7 @@ def test_near_looks_at_the_latest_alone() -> None:
     text = [*range(1, 14), *[0] * 30]
     for times, found in ((40, (13, 4)), (20, (4, 1))):
         h = filled([*text, *[3, 4, 0] * times, 3, 4])
-        assert (h.near(h.size, 13), h.how) == found
+        assert (h.near(h.size, 13), h.match_kind) == found
 
 
 # --------------------------------------------------------------------------- TokenIndex
@@ -153,7 +153,7 @@ def made(tokens: list[int]) -> Iterator[Any]:
         # A mapped file gives numpy arrays like these; the length is not a power of two.
         built = TokenIndex.build(array("i", tokens[:length]), 16)
         arrays = [np.array(list(a), np.int32).data for a in (built.tokens, built.links, built.heads)]
-        index = TokenIndex.over(*arrays, length)
+        index = TokenIndex.from_arrays(*arrays, length)
         index.extend(tokens[length:])
         yield index
 
@@ -185,6 +185,6 @@ def test_every_index_of_a_text_has_chains_of_all_occurrences_and_none_touches_a_
 def test_arrays_that_make_no_index() -> None:
     ints = array("i", [0] * 8)
     with pytest.raises(ValueError, match="9 of 8 tokens"):
-        TokenIndex.over(ints, ints, ints, 9)
+        TokenIndex.from_arrays(ints, ints, ints, 9)
     with pytest.raises(ValueError, match="power of two"):
-        TokenIndex.over(ints, ints, ints[:6], 8)
+        TokenIndex.from_arrays(ints, ints, ints[:6], 8)

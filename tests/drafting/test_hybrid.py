@@ -14,10 +14,10 @@ from support.mock_shared import MockShared
 from support.mock_target import Blurred, MockTarget, plain_generate
 
 from ngramspec.drafting.draft import MarginalCost
-from ngramspec.drafting.draft_model.asked_model import DraftModel
+from ngramspec.drafting.draft_model.agreement import CONSENSUS, MODEL, NGRAMS, AgreementModel
+from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
-from ngramspec.drafting.draft_model.second_opinion import BOTH, MODEL, NGRAMS, SecondOpinion
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
 
@@ -62,7 +62,7 @@ def test_a_dear_model_is_left_alone_and_a_cheap_one_where_n_grams_are_sure() -> 
 
 def test_model_is_not_called_for_repeated_request() -> None:
     model = draft_model(slow=0.02e-3)
-    mock, drafter = target(), HybridDrafter(DraftModel(model, clock=milliseconds), Recall())
+    mock, drafter = target(), HybridDrafter(DraftModel(model, clock=milliseconds), TextIndexSet())
     count(mock, drafter, [1, 2], 60)
     passes = model.passes
     stats = count(mock, drafter, [1, 2], 60)
@@ -167,13 +167,13 @@ def test_a_text_that_the_model_cannot_read_is_drafted_by_n_grams() -> None:
 
 def test_a_drafter_beside_works_in_the_next_sequence_and_knows_what_the_first_learnt() -> None:
     small = MockShared(3, n_vocab=N, peak=6.0, clock=CLOCK)
-    first = HybridDrafter(DraftModel(small.sequences[0], clock=milliseconds, shared=small))
-    drafters = [first, first.beside(), first.beside()]
+    first = HybridDrafter(DraftModel(small.sequences[0], clock=milliseconds, shared_model=small))
+    drafters = [first, first.clone_for_sequence(), first.clone_for_sequence()]
     assert [drafter.model.model for drafter in drafters] == small.sequences
     assert all(drafter.model._passes is first.model._passes for drafter in drafters)
     prompt = [1, 2, 3, 4] * 3
     drafts = set()
-    for drafter in (*drafters, first.anew(), first):
+    for drafter in (*drafters, first.fresh_copy(), first):
         drafter.begin(prompt)
         drafts.add(drafter.propose(6).tokens)
     assert len(drafts) == 1
@@ -184,7 +184,7 @@ def test_a_drafter_beside_works_in_the_next_sequence_and_knows_what_the_first_le
     drafters[1].begin(prompt)
     unlikely = drafters[1].propose(6).acceptance_probs[0]
     with pytest.raises(ValueError, match="no free sequence"):
-        first.beside()
+        first.clone_for_sequence()
     other = hybrid(MockTarget(N, peak=6.0, clock=CLOCK))
     other.begin(prompt)
     assert unlikely < other.propose(6).acceptance_probs[0]
@@ -194,51 +194,53 @@ def test_a_drafter_beside_works_in_the_next_sequence_and_knows_what_the_first_le
 
 
 def test_agreement_makes_sure_and_disagreement_does_not() -> None:
-    opinion = SecondOpinion()
-    assert opinion.chance(BOTH, 0.6, 0.6) > 0.6 > opinion.chance(MODEL, 0.6, 0.6)
-    assert opinion.chance(NGRAMS, 0.6, 0.6) < 0.6
-    assert opinion.chance(MODEL, 0.1, 0.9) > opinion.chance(NGRAMS, 0.1, 0.9)
-    assert opinion.chance(NGRAMS, 0.97, 0.3) > opinion.chance(MODEL, 0.97, 0.3)
-    assert all(0 < opinion.chance(case, p, m) < 1 for case in range(3) for p in (0, 1) for m in (0, 1))
+    opinion = AgreementModel()
+    assert opinion.estimate(CONSENSUS, 0.6, 0.6) > 0.6 > opinion.estimate(MODEL, 0.6, 0.6)
+    assert opinion.estimate(NGRAMS, 0.6, 0.6) < 0.6
+    assert opinion.estimate(MODEL, 0.1, 0.9) > opinion.estimate(NGRAMS, 0.1, 0.9)
+    assert opinion.estimate(NGRAMS, 0.97, 0.3) > opinion.estimate(MODEL, 0.97, 0.3)
+    assert all(0 < opinion.estimate(case, p, m) < 1 for case in range(3) for p in (0, 1) for m in (0, 1))
 
 
 def test_what_asking_gives_is_learnt_and_a_new_text_remembers_a_little() -> None:
     """A model that failed is expected to fail again, but is still tried in a new text."""
     for p in (0.0, 0.2, 0.6, 0.99):
         guess = 5 if p else -1
-        good, bad = SecondOpinion(), SecondOpinion()
+        good, bad = AgreementModel(), AgreementModel()
         for _ in range(300):
             good.learn((p, 0.9, guess, 7, 7), 7)
             bad.learn((p, 0.9, guess, 7, 7), 5)
         for opinion, sign in ((good, 1), (bad, -1)):
-            for prospects in (opinion.expected(p), opinion.expected()):
-                assert prospects.agrees.value < 0.1
-                share, right = max(prospects.others)
+            for prospects in (opinion.prospects(p), opinion.prospects()):
+                assert prospects.agreement.value < 0.1
+                share, right = max(prospects.disagreements)
                 assert share > 0.8
                 assert sign * (right - 0.5) > 0.3
-                assert sum(share for share, _ in prospects.others) == pytest.approx(1)
-        failed = max(bad.expected(p).others)[1]
+                assert sum(share for share, _ in prospects.disagreements) == pytest.approx(1)
+        failed = max(bad.prospects(p).disagreements)[1]
         bad.begin()
-        assert failed < max(bad.expected(p).others)[1] < max(SecondOpinion().expected(p).others)[1]
+        assert failed < max(bad.prospects(p).disagreements)[1] < max(AgreementModel().prospects(p).disagreements)[1]
 
 
 def test_who_agrees_is_surer() -> None:
-    opinion, other = SecondOpinion(), SecondOpinion()
+    opinion, other = AgreementModel(), AgreementModel()
     for i in range(300):
         opinion.learn((0.6, 0.9, 5, 5 if i % 2 else 7, 5), 5 if i % 2 else 6)
-    after = opinion.expected(0.6)
-    assert after.agrees.value == pytest.approx(0.5, abs=0.05)
-    assert after.surer.value > max(other.expected(0.6).surer.value, 0.95)
-    assert opinion.expected(0.2).others == other.expected(0.2).others, "another class of p learnt nothing"
+    after = opinion.prospects(0.6)
+    assert after.agreement.value == pytest.approx(0.5, abs=0.05)
+    assert after.consensus.value > max(other.prospects(0.6).consensus.value, 0.95)
+    assert opinion.prospects(0.2).disagreements == other.prospects(0.2).disagreements, (
+        "another class of p learnt nothing"
+    )
 
 
 def test_chances_become_what_came_true() -> None:
     """The model overestimates and the n-grams underestimate their chances."""
-    opinion = SecondOpinion()
+    opinion = AgreementModel()
     rng = random.Random(1)
     for _ in range(4000):
         same = rng.random() < 0.5
         token = 1 if rng.random() < (0.9 if same else 0.2) else 2 if rng.random() < 0.75 else 3
         opinion.learn((0.5, 0.9, 1 if same else 2, 1, 1), token)
-    for case, chance in ((BOTH, 0.9), (MODEL, 0.2), (NGRAMS, 0.6)):
-        assert opinion.chance(case, 0.5, 0.9) == pytest.approx(chance, abs=0.08)
+    for case, chance in ((CONSENSUS, 0.9), (MODEL, 0.2), (NGRAMS, 0.6)):
+        assert opinion.estimate(case, 0.5, 0.9) == pytest.approx(chance, abs=0.08)

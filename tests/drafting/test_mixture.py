@@ -13,8 +13,8 @@ from support.memories import a_text, new_store
 
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import MarginalCost
-from ngramspec.drafting.mixture import learnt
-from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter, Recall
+from ngramspec.drafting.mixture import weight_files
+from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter, TextIndexSet
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.memory import Memory
 
@@ -76,7 +76,7 @@ def test_what_a_request_repeats_is_remembered_once() -> None:
     drafter.begin([4, 5, 6, *NOVEL[20:23]])
     assert drafter.propose(5).tokens == tuple(NOVEL[23:28])
     with pytest.raises(ValueError, match="one sequence at a time"):
-        drafter.beside()
+        drafter.clone_for_sequence()
 
 
 def test_a_memory_is_looked_up_and_left_alone() -> None:
@@ -86,7 +86,7 @@ def test_a_memory_is_looked_up_and_left_alone() -> None:
     drafter.accept([1, 2])
     drafter.begin(NOVEL[20:23])
     assert drafter.propose(5).tokens == ()  # Its owner did not enable the memory.
-    memory.hear(NOVEL)
+    memory.add_text(NOVEL)
     assert drafter.propose(5).tokens == tuple(NOVEL[23:28])
     drafter.begin([])
     assert memory.indexes[-1].size == len(NOVEL) + 1
@@ -96,7 +96,7 @@ def test_what_others_added_to_a_memory_is_drafted_from_in_the_next_text(tmp_path
     text = random.Random(5).sample(range(200), 60)
     store = new_store(tmp_path)
     first = MixtureDrafter(Memory(store.read(), store=store))
-    for drafter in (first, first.beside()):
+    for drafter in (first, first.clone_for_sequence()):
         store.update(lambda _: [a_text("new", text)])
         drafter.begin(text[20:23])
         assert drafter.propose(5).tokens == tuple(text[23:28])
@@ -107,7 +107,7 @@ def test_what_others_added_to_a_memory_is_drafted_from_in_the_next_text(tmp_path
 
 def test_the_memory_drafter_knows_its_memory_alone() -> None:
     memory = Memory()
-    memory.hear(range(20))
+    memory.add_text(range(20))
     drafter = make_drafter("memory", memory=memory)
     drafter.begin([100, 101, 102, 103] * 5)
     drafter.accept([100, 101, 102])  # From here on, the drafter could follow a position of the request.
@@ -118,12 +118,12 @@ def test_the_memory_drafter_knows_its_memory_alone() -> None:
 
 
 def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ngramspec.drafting.mixture.drafter.MOST", 100)
-    memory = Recall()
+    monkeypatch.setattr("ngramspec.drafting.mixture.drafter.MAX_TOKENS", 100)
+    memory = TextIndexSet()
     drafter = MixtureDrafter(memory)
     drafter.begin([1, 2, 3])
     for number in range(50):
-        memory.hear([number, 1, 2, 3, 4, 5, 6, 7, 8])
+        memory.add_text([number, 1, 2, 3, 4, 5, 6, 7, 8])
         assert memory.indexes[-1].size <= 110
         assert drafter.propose(4).tokens == (4, 5, 6, 7)
 
@@ -141,7 +141,7 @@ def practised(drafter: Any, text: list[int] = TEXT) -> Any:
 
 
 def arrays(drafter: Any) -> dict[str, Any]:
-    return {name: np.array(array, np.float32) for name, array in drafter.guesser.about_tokens().items()}
+    return {name: np.array(array, np.float32) for name, array in drafter.guesser.token_weights().items()}
 
 
 def same(one: Any, other: Any) -> bool:
@@ -151,12 +151,12 @@ def same(one: Any, other: Any) -> bool:
 def test_every_text_starts_from_what_the_package_ships() -> None:
     drafter = MixtureDrafter()
     guesser = drafter.guesser
-    shipped = learnt.read(learnt.START)
+    shipped = weight_files.read(weight_files.START)
     for _ in range(2):
-        assert same({name: np.array(array, np.float32) for name, array in guesser.shared().items()}, shipped)
+        assert same({name: np.array(array, np.float32) for name, array in guesser.global_weights().items()}, shipped)
         practised(drafter)
         for name in ("rate", "first_weights", "last_weights", "blend", "bias", "correction_height"):
-            assert not np.array_equal(guesser.shared()[name], shipped[name]), name
+            assert not np.array_equal(guesser.global_weights()[name], shipped[name]), name
         drafter.begin([])
     # In a first request, a copy of 20 earlier tokens is already likely to continue.
     first = MixtureDrafter()
@@ -170,10 +170,10 @@ def test_every_text_starts_from_what_the_package_ships() -> None:
 
 def test_a_new_process_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     path = tmp_path / "made" / "judge.npz"
-    last = practised(MixtureDrafter(kept=path))
+    last = practised(MixtureDrafter(state_path=path))
     last.save_state()
     assert path.stat().st_mode & 0o077 == 0
-    following, stranger = MixtureDrafter(kept=path), MixtureDrafter()
+    following, stranger = MixtureDrafter(state_path=path), MixtureDrafter()
     assert same(arrays(following), arrays(last))
     for drafter in (following, stranger):
         drafter.begin(TEXT[:100])
@@ -186,7 +186,7 @@ def test_a_new_process_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", [30, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_a_damaged_file_counts_as_none_and_is_replaced(tmp_path: Path, step: int) -> None:
     path = tmp_path / "judge.npz"
-    learner = practised(MixtureDrafter(kept=path))
+    learner = practised(MixtureDrafter(state_path=path))
     learner.save_state()
     whole, fresh = path.read_bytes(), arrays(MixtureDrafter())
     rng = random.Random(1)
@@ -197,7 +197,7 @@ def test_a_damaged_file_counts_as_none_and_is_replaced(tmp_path: Path, step: int
     ignored = 0
     for raw in broken:
         path.write_bytes(raw)
-        found = arrays(MixtureDrafter(kept=path))
+        found = arrays(MixtureDrafter(state_path=path))
         assert same(found, fresh) or same(found, arrays(learner))  # The files may differ in dates.
         ignored += same(found, fresh)
     assert ignored > len(broken) // 2
@@ -207,12 +207,12 @@ def test_a_damaged_file_counts_as_none_and_is_replaced(tmp_path: Path, step: int
 
 def test_another_layout_counts_as_none(tmp_path: Path) -> None:
     path = tmp_path / "judge.npz"
-    held: dict[str, Any] = {"layout": np.int32(learnt.LAYOUT), **arrays(practised(MixtureDrafter()))}
+    held: dict[str, Any] = {"layout": np.int32(weight_files.LAYOUT), **arrays(practised(MixtureDrafter()))}
     np.savez(path, **held)
     fresh = arrays(MixtureDrafter())
-    assert not same(arrays(MixtureDrafter(kept=path)), fresh)
+    assert not same(arrays(MixtureDrafter(state_path=path)), fresh)
     changes: list[dict[str, Any]] = [
-        {"layout": np.int32(learnt.LAYOUT + 1)},
+        {"layout": np.int32(weight_files.LAYOUT + 1)},
         {"layout": None},
         {"layout": np.array(["x"])},
         {"bias": np.zeros(TOKENS - 1, np.float32)},
@@ -224,14 +224,14 @@ def test_another_layout_counts_as_none(tmp_path: Path) -> None:
     ]
     for change in changes:
         np.savez(path, **{name: array for name, array in (held | change).items() if array is not None})
-        assert same(arrays(MixtureDrafter(kept=path)), fresh), change
+        assert same(arrays(MixtureDrafter(state_path=path)), fresh), change
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "judge.npz"
-    learner = practised(MixtureDrafter(kept=path))
+    learner = practised(MixtureDrafter(state_path=path))
     learner.save_state()
     before = path.read_bytes()
 
@@ -239,9 +239,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_is_no_error(
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(learnt.np, "savez_compressed", full)
+    monkeypatch.setattr(weight_files.np, "savez_compressed", full)
     learner.save_state()
-    MixtureDrafter(kept=path / "no folder").save_state()
+    MixtureDrafter(state_path=path / "no folder").save_state()
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -254,13 +254,13 @@ def test_nothing_that_hashes_two_tokens_is_kept() -> None:
     for a in range(n):
         for b in range(n):
             guesser.begin([1000, a, b, 1000, a])
-            assert guesser.look(0) == 0
+            assert guesser.score_position(0) == 0
             facts = [fact for fact in list(guesser.mixer.facts)[: len(guesser.mixer.facts) // 640] if fact >= FREE]
             kept |= {fact for fact in facts if fact < FREE + TOKENS}
             beyond |= {fact for fact in facts if fact >= FREE + TOKENS}
     assert n < len(kept) < 8 * n
     assert len(beyond) > n * n / 2
-    about = Guesser().about_tokens()
+    about = Guesser().token_weights()
     assert {name: len(array) for name, array in about.items()} == {
         "weights": 1024 * 9,
         "bias": TOKENS,
@@ -272,15 +272,15 @@ def test_nothing_that_hashes_two_tokens_is_kept() -> None:
 
 def test_a_text_beside_another_starts_as_one_alone_and_leaves_the_other_what_it_has() -> None:
     one = MixtureDrafter()
-    other, stranger = one.beside(), MixtureDrafter()
+    other, stranger = one.clone_for_sequence(), MixtureDrafter()
     practised(one)
-    learnt_by_then = {name: np.array(array) for name, array in one.guesser.shared().items()}
+    learnt_by_then = {name: np.array(array) for name, array in one.guesser.global_weights().items()}
     for drafter in (other, stranger):
         drafter.begin(TEXT[:50])
-    assert same(dict(other.guesser.shared()), dict(stranger.guesser.shared()))
+    assert same(dict(other.guesser.global_weights()), dict(stranger.guesser.global_weights()))
     assert same(arrays(other), arrays(one))
     ours, theirs = other.propose(8), stranger.propose(8)
     assert ours.tokens == theirs.tokens
     assert all(p > q for p, q in zip(ours.acceptance_probs, theirs.acceptance_probs, strict=True))
     practised(other)
-    assert all(np.array_equal(array, learnt_by_then[name]) for name, array in one.guesser.shared().items())
+    assert all(np.array_equal(array, learnt_by_then[name]) for name, array in one.guesser.global_weights().items())

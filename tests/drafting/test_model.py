@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from support.mock_target import Blurred, Clock, MockTarget
 
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import MarginalCost
 from ngramspec.drafting.draft_model.model import PROBES, RARE, WIDEST, ModelDraft, ModelDrafter, model_guess
-from ngramspec.drafting.draft_model.passes import POSITIONS, PRIOR, ModelPasses, Payoff
-from ngramspec.sampling.distribution import normalised_entropy
+from ngramspec.drafting.draft_model.passes import POSITIONS, PRIOR, DraftModelGain, ModelPasses
+from ngramspec.sampling.distribution import entropy_ratio
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
 
@@ -48,7 +48,7 @@ def test_it_drafts_what_the_model_would_write_and_can_tell_the_entropy_of_the_fi
     assert isinstance(draft, ModelDraft)
     entropy = draft.entropy
     assert entropy is not None
-    assert entropy() == pytest.approx(normalised_entropy(model.row(PROMPT)[:39]))
+    assert entropy() == pytest.approx(entropy_ratio(model.row(PROMPT)[:39]))
 
 
 def test_a_guess_is_as_sure_as_the_model_at_first_and_is_then_what_came_of_such_guesses() -> None:
@@ -188,11 +188,11 @@ def test_what_is_rare_is_not_drawn_and_one_of_a_few_at_most() -> None:
 # --------------------------------------------------------------------------- gain of its guesses
 
 
-def payoff(token: float = 0.1) -> Payoff:
+def payoff(token: float = 0.1) -> DraftModelGain:
     """Return the payoff of a model that takes `token` seconds for a token."""
     passes = ModelPasses()
-    passes.took(1, token)
-    return Payoff(passes)
+    passes.record_time(1, token)
+    return DraftModelGain(passes)
 
 
 def test_rates_are_those_of_a_position_and_the_last_one_counts_for_all_behind_it() -> None:
@@ -234,8 +234,8 @@ def test_a_gain_is_that_of_the_best_length(seconds: float) -> None:
 def test_a_draft_goes_on_while_a_guess_pays(
     price: MarginalCost | None, length: int, least: float, token: float
 ) -> None:
-    assert payoff(token).goes_on(least * 1.001, length, price) == (least < 1)
-    assert not payoff(token).goes_on(least * 0.999, length, price)
+    assert payoff(token).should_continue(least * 1.001, length, price) == (least < 1)
+    assert not payoff(token).should_continue(least * 0.999, length, price)
 
 
 # --------------------------------------------------------------------------- its cost
@@ -269,7 +269,7 @@ def run_timed(
     model = Blurred(60, blur=blur, peak=6.0, seconds=lambda n: token * (1 + each * (n - 1)), clock=clock)
     target = MockTarget(60, peak=6.0, seconds=lambda n: 1 + slope * (n - 1), clock=clock)
     drafter = ModelDrafter(model, clock=clock.perf_counter)
-    curve = given_curve({1: 1.0, 64: 1 + 63 * slope})
+    curve = make_fixed_curve({1: 1.0, 64: 1 + 63 * slope})
     decoder = SpeculativeDecoder(target, drafter=drafter, curve=curve, clock=clock.perf_counter, **options)
     stats = Stats()
     began = clock.now

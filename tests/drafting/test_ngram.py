@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ngramspec.drafting import predictor
+from ngramspec.drafting.acceptance_estimator import HOPELESS
 from ngramspec.drafting.baselines.target_logits import FILLER, NasdDrafter
-from ngramspec.drafting.chances import HOPELESS
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.drafting.predictor import Continuations, CountTable, NGramPredictor, Shares, roll

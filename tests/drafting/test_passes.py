@@ -17,15 +17,15 @@ from support.mock_shared import MockShared
 from support.mock_target import Clock
 
 from ngramspec.drafting.draft import Draft, MarginalCost
-from ngramspec.drafting.draft_model.asked_model import DraftModel
+from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.draft_model.passes import (
     Drafting,
     ModelPasses,
     PassRequest,
-    draft_alone,
-    draft_together,
+    draft_batch,
+    draft_single,
 )
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.errors import TargetError
@@ -39,10 +39,10 @@ def model_of(sequences: int, **options: Any) -> MockShared:
 
 
 def drafters_of(kind: type, small: MockShared) -> list[Any]:
-    first = kind(small.sequences[0], clock=milliseconds, shared=small)
+    first = kind(small.sequences[0], clock=milliseconds, shared_model=small)
     if kind is DraftModel:
         first = HybridDrafter(first)
-    return [first, *(first.beside() for _ in small.sequences[1:])]
+    return [first, *(first.clone_for_sequence() for _ in small.sequences[1:])]
 
 
 def request(passes: ModelPasses, sequence: Any, tokens: Sequence[int], gain: float = math.inf) -> PassRequest:
@@ -72,7 +72,7 @@ def test_drafts_draft_together_are_those_draft_alone(kind: type, sampled: bool, 
     chooser = choose if sampled else None
     lengths = set()
     for _ in range(20):
-        together = draft_together([drafter.propose_stepwise(6, chooser, price=FREE) for drafter in sets[0]], FREE)
+        together = draft_batch([drafter.propose_stepwise(6, chooser, price=FREE) for drafter in sets[0]], FREE)
         alone = [drafter.propose(6, chooser, price=FREE) for drafter in sets[1]]
         assert [draft.tokens for draft in together] == [draft.tokens for draft in alone]
         assert [draft.acceptance_probs for draft in together] == [draft.acceptance_probs for draft in alone]
@@ -94,9 +94,9 @@ def test_a_pass_that_fails_fails_for_all() -> None:
         yield request(passes, sequence, [1])
         return Draft()
 
-    assert draft_alone(drafting(small.sequences[0])) == Draft()
+    assert draft_single(drafting(small.sequences[0])) == Draft()
     with pytest.raises(TargetError, match="as it was told to"):
-        draft_together([drafting(sequence) for sequence in small.sequences], FREE)
+        draft_batch([drafting(sequence) for sequence in small.sequences], FREE)
 
 
 def test_what_a_pass_has_no_room_for_goes_into_another() -> None:
@@ -111,7 +111,7 @@ def test_what_a_pass_has_no_room_for_goes_into_another() -> None:
         return Draft((length,))
 
     lengths = (3, 5, 8, 1)
-    drafts = draft_together([drafting(*pair) for pair in zip(small.sequences, lengths, strict=True)], FREE)
+    drafts = draft_batch([drafting(*pair) for pair in zip(small.sequences, lengths, strict=True)], FREE)
     assert [draft.tokens[0] for draft in drafts] == list(lengths)
     assert small.passes == [[(0, 3), (1, 5)]]
     assert [list(sequence.tokens) for sequence in small.sequences] == [[3] * length for length in lengths]
@@ -122,8 +122,8 @@ def test_what_a_pass_has_no_room_for_goes_into_another() -> None:
 def paced(sequences: int, one: float, each: float, **options: Any) -> tuple[ModelPasses, MockShared]:
     small = model_of(sequences, **options)
     passes = ModelPasses(Clock().perf_counter, small)
-    passes.took(1, one)
-    passes.took(5, one + 4 * each)
+    passes.record_time(1, one)
+    passes.record_time(5, one + 4 * each)
     return passes, small
 
 
@@ -145,19 +145,19 @@ def test_the_requests_that_bring_most_together_are_granted(
 
     def value(texts: Sequence[int]) -> float:
         tokens = sum(requests[text].rows for text in texts)
-        return sum(requests[text].gain for text in texts) - (worth * passes.reading(tokens) if texts else 0.0)
+        return sum(requests[text].gain for text in texts) - (worth * passes.read_seconds(tokens) if texts else 0.0)
 
     best = max(value(texts) for count in range(len(asked) + 1) for texts in combinations(requests, count))
-    chosen = passes.worthwhile(requests, price)
+    chosen = passes.select_requests(requests, price)
     assert value(chosen) == pytest.approx(best, abs=1e-9)
-    assert passes.worthwhile(requests, None) == list(requests)
+    assert passes.select_requests(requests, None) == list(requests)
 
 
 def test_what_must_be_is_granted_whatever_it_costs() -> None:
     passes, small = paced(3, 50.0, 1.0)
     gains = (math.inf, 0.5, math.inf)
     requests = {text: request(passes, small.sequences[text], [0], gain) for text, gain in enumerate(gains)}
-    assert sorted(passes.worthwhile(requests, MarginalCost(1.0, [0.1], seconds=1.0))) == [0, 2]
+    assert sorted(passes.select_requests(requests, MarginalCost(1.0, [0.1], seconds=1.0))) == [0, 2]
 
 
 @pytest.mark.parametrize("options", [{"split": True}, {"drafts_alone": True}])
@@ -165,8 +165,8 @@ def test_texts_that_cannot_share_a_pass_decide_for_themselves(options: dict[str,
     passes, small = paced(3, 50.0, 1.0, **options)
     requests = {text: request(passes, small.sequences[text], [0], 0.5) for text in range(3)}
     assert not passes.joint
-    assert passes.worthwhile(requests, MarginalCost(1.0, [0.1], seconds=1.0)) == [0, 1, 2]
-    assert list(passes.groups([0, 1, 2], requests)) == [[0], [1], [2]]
+    assert passes.select_requests(requests, MarginalCost(1.0, [0.1], seconds=1.0)) == [0, 1, 2]
+    assert list(passes.group_requests([0, 1, 2], requests)) == [[0], [1], [2]]
 
 
 def test_a_text_whose_request_is_declined_drafts_without() -> None:
@@ -179,7 +179,7 @@ def test_a_text_whose_request_is_declined_drafts_without() -> None:
 
     price = MarginalCost(1.0, [0.1], seconds=1.0, texts=2)
     for gains, granted in (((0.6, 0.6), [1, 1]), ((0.6, 0.0), [0, 0]), ((0.0, 1.1), [0, 1])):
-        drafts = draft_together([drafting(*pair) for pair in zip(small.sequences, gains, strict=True)], price)
+        drafts = draft_batch([drafting(*pair) for pair in zip(small.sequences, gains, strict=True)], price)
         assert [draft.tokens[0] for draft in drafts] == granted
 
 
@@ -191,12 +191,12 @@ def test_hybrid_drafters_go_on_with_n_grams_where_they_are_declined(monkeypatch:
         drafter.begin([*range(5, 25), 1, 2, 3, 4, 1, 2, 3, 4, 1, 2])
     bare = [copier.propose(3, price=FREE).tokens for copier in copiers]
     with monkeypatch.context() as declining:
-        declining.setattr(ModelPasses, "worthwhile", lambda *_: [])
-        drafts = draft_together([drafter.propose_stepwise(3, price=FREE) for drafter in drafters], FREE)
+        declining.setattr(ModelPasses, "select_requests", lambda *_: [])
+        drafts = draft_batch([drafter.propose_stepwise(3, price=FREE) for drafter in drafters], FREE)
     assert [draft.tokens for draft in drafts] == bare
     assert not small.passes
     for drafter in drafters:
         drafter.accept([30])  # The n-grams do not know this token.
-    draft_together([drafter.propose_stepwise(3, price=FREE) for drafter in drafters], FREE)
+    draft_batch([drafter.propose_stepwise(3, price=FREE) for drafter in drafters], FREE)
     assert len(small.passes[0]) == 2
     assert small.sequences[0].tokens[:31] == [*range(5, 25), 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 30]

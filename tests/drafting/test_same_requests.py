@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from ngramspec.drafting.mixture import same_requests
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.drafting.mixture.same_requests import CERTAIN, AnswerStore
 from ngramspec.sampling.settings import Sampling
 
@@ -88,7 +88,7 @@ def test_store_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_drafter_without_memory_or_sampling_stores_nothing() -> None:
-    memory = Recall()
+    memory = TextIndexSet()
     for drafter in (MixtureDrafter(), MixtureDrafter(memory)):
         for _ in range(2):
             if not drafter.guesser.memory:

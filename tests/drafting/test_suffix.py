@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ngramspec.drafting.acceptance_estimator import HOPELESS
 from ngramspec.drafting.baselines import suffix
-from ngramspec.drafting.baselines.suffix import CLEARLY, COUNTED, SuffixAutomaton, SuffixDrafter
-from ngramspec.drafting.chances import HOPELESS
+from ngramspec.drafting.baselines.suffix import CLEARLY, MAX_COUNTED, SuffixAutomaton, SuffixDrafter
 
 LETTERS = st.sampled_from([range(2), range(4), range(9), (0, 7, 150_000, 2**31 - 2)])
 SIZES = st.integers(0, 60)
@@ -62,7 +62,7 @@ def test_the_match_is_the_longest_suffix_seen_before(text: list[int]) -> None:
 
 
 def test_counts_are_exact_while_few_suffixes_were_seen_before() -> None:
-    # The automaton counts along at most COUNTED suffix links, and texts of this kind have no more.
+    # The automaton counts along at most MAX_COUNTED suffix links, and texts of this kind have no more.
     rng = random.Random(1)
     for _ in range(15):
         text = [rng.randrange(5) for _ in range(200)]
@@ -101,7 +101,7 @@ def test_time_and_room_stay_in_their_bounds(n: int, name: str, monkeypatch: pyte
 
     monkeypatch.setattr(SuffixAutomaton, "_count", counted)
     automaton = built(hard_texts(n)[name][:n])
-    assert steps < (COUNTED + 4) * n
+    assert steps < (MAX_COUNTED + 4) * n
     assert len(automaton.length) <= 2 * n
     assert sum(map(len, automaton.goals)) <= 3 * n
 

@@ -15,9 +15,10 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 from support.mock_target import MockTarget, rows_to
 
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
+from ngramspec.drafting.acceptance_estimator import HOPELESS
 from ngramspec.drafting.baselines import target_logits
 from ngramspec.drafting.baselines.target_logits import (
     LONGEST,
@@ -27,11 +28,10 @@ from ngramspec.drafting.baselines.target_logits import (
     SuccessorDrafter,
     top_two,
 )
-from ngramspec.drafting.chances import HOPELESS
 from ngramspec.drafting.draft import Draft
 from ngramspec.instruments.replay.replay import Replay
 
-FREE = given_curve({1: 1.0, 64: 1.0})
+FREE = make_fixed_curve({1: 1.0, 64: 1.0})
 NAN = float("nan")
 SEEDS = st.integers(0, 10**6)
 
@@ -186,7 +186,7 @@ def test_the_docstrings_example_and_the_longer_the_context_the_surer() -> None:
 
 
 def test_the_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_logits, "POOLED", 30)
+    monkeypatch.setattr(target_logits, "MAX_POOL", 30)
     drafter, rng = LookaheadDrafter(), random.Random(0)
     drafter.begin([0])
     for _ in range(50):
@@ -208,8 +208,8 @@ class Reader(RecycleDrafter):
     def propose(self, limit: int, *args: Any, **options: Any) -> Draft:
         return Draft((5,) * limit, acceptance_probs=(0.9,) * limit, source=self.name)
 
-    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
-        self.seen.append((tuple(tokens), rows.copy(), accepted))
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], n_accepted: int = 0) -> None:
+        self.seen.append((tuple(tokens), rows.copy(), n_accepted))
 
 
 def test_the_loop_shows_the_logits_of_all_positions_refused_ones_too(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_the_loop_shows_the_logits_of_all_positions_refused_ones_too(tmp_path: P
         assert accepted == step.accepted
         assert tokens == (context[-1], *step.drafted)
         assert rows.tolist() == [mock.row([*context, *step.drafted[:i]]).tolist() for i in range(len(tokens))]
-        refused += len(step.refused)
+        refused += len(step.draft_remainder)
         context += step.tokens
     assert refused > 20
 

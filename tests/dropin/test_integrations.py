@@ -35,7 +35,7 @@ def _drafting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Draft all repetitions, whether they pay or not, and neither read nor write the user's files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(speculative_eval, "make_policy", lambda *_: FixedPolicy(6))
-    monkeypatch.setattr(Calibration, "load", lambda *_: Calibration.given(FREE))
+    monkeypatch.setattr(Calibration, "load", lambda *_: Calibration.from_curve(FREE))
     prepare(0)
 
 

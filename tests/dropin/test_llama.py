@@ -453,7 +453,7 @@ from ngramspec import Llama
 from ngramspec.cost.calibration import Calibration
 from ngramspec.dropin.speculative_eval import SpeculativeEvaluator
 
-known = Calibration.given(FREE)
+known = Calibration.from_curve(FREE)
 known.path = Path(sys.argv[2])
 Calibration.load = lambda sequence: known
 llama = Llama(sys.argv[1], exact="off", n_ctx=128, n_threads=1, verbose=False)

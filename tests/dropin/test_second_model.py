@@ -36,7 +36,7 @@ def text(llama: Any, **settings: Any) -> str:
 def test_a_model_that_is_open_already_drafts_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass drafts four tokens, whatever they cost. `test_front_ends` tests the name of a file."""
     monkeypatch.setattr(speculative_eval, "make_policy", lambda *_: FixedPolicy(4))
-    monkeypatch.setattr(Calibration, "load", lambda *_: Calibration.given(FREE))
+    monkeypatch.setattr(Calibration, "load", lambda *_: Calibration.from_curve(FREE))
     with Target(DEMO, n_ctx=512, threads=1) as small:
         ours, parent = ngramspec.Llama(str(DEMO), draft_model=small, **OURS), llama_cpp.Llama(str(DEMO), **SMALL)
         for _ in range(2):  # The second run starts with both caches of the first.

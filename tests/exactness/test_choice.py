@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from ngramspec.exactness.decision import (
     ANSWER,
+    DECODING_MODES,
     MOST,
     NEW,
     SIZES,
     TOLERANCE,
-    WAYS,
+    DecodingMode,
     Identity,
-    Measured,
+    Measurements,
     Times,
-    Way,
 )
 from ngramspec.json_data import decode, encode
 
@@ -35,18 +35,18 @@ def scaled(at: Times, factor: float) -> Times:
     return Times(tuple(seconds * factor for seconds in at.passes), at.reading * factor)
 
 
-def known(fast: Identity = SPLIT, exact: Identity | None = ALL, **prices: float) -> Measured:
+def known(fast: Identity = SPLIT, exact: Identity | None = ALL, **prices: float) -> Measurements:
     """Return measurements in which each way takes a given multiple of the time of the fastest settings."""
     found = {"fast": fast} if exact is None else {"fast": fast, "exact": exact}
     factors = {"fast": 1.0, **prices}
     times = {way: scaled(TIMES, f) for way, f in factors.items()}
-    return Measured({setting: (one, one) for setting, one in found.items()}, times)
+    return Measurements({setting: (one, one) for setting, one in found.items()}, times)
 
 
 def test_a_usual_request_reads_what_is_new_and_decodes_an_answer() -> None:
     assert known().seconds("fast") == pytest.approx(NEW * 0.002 + ANSWER * TIMES.per_token)
     assert known().seconds("exact") is None
-    assert Measured().seconds("fast") is None
+    assert Measurements().seconds("fast") is None
 
 
 def test_time_per_token_is_that_of_the_drafts_that_pay() -> None:
@@ -61,33 +61,35 @@ def test_settings_that_verify_faster_win_though_they_decode_single_tokens_slower
     measured = known()
     fast = Times((1.0, 3.0, 6.0), 0.01)
     measured.times = {"fast": fast, "exact": Times((1.06, 2.0, 3.5), 0.01)}
-    assert measured.choose(WAYS) == "exact"
+    assert measured.choose(DECODING_MODES) == "exact"
 
 
 @pytest.mark.parametrize(("price", "way"), [(1.04, "exact"), (0.7, "exact"), (1.06, "fast")])
 def test_exact_settings_are_taken_up_to_the_tolerance(price: float, way: str) -> None:
-    assert known().choose(WAYS) == "fast", "nothing is known of their speed"
+    assert known().choose(DECODING_MODES) == "fast", "nothing is known of their speed"
     assert known(exact=ALL, padded=1.5).relative_time("padded") == pytest.approx(1.5)
     measured = known()
     measured.times = {**measured.times, "exact": scaled(TIMES, price)}
-    assert measured.choose(WAYS) == way
+    assert measured.choose(DECODING_MODES) == way
 
 
 def test_where_sizes_agree_anyway_nothing_is_given_up() -> None:
     for fast in (ALL, LARGE_DIFFER):
-        measured = Measured({"fast": (fast, fast)})
-        assert measured.missing(WAYS) is None
-        assert measured.choose(WAYS) == "fast"
+        measured = Measurements({"fast": (fast, fast)})
+        assert measured.missing(DECODING_MODES) is None
+        assert measured.choose(DECODING_MODES) == "fast"
 
 
 def test_padding_comes_before_other_settings_where_it_costs_nothing() -> None:
-    assert known(padded=1.02).choose(WAYS) == "padded"
-    assert known(padded=1.02).missing(WAYS) is None
+    assert known(padded=1.02).choose(DECODING_MODES) == "padded"
+    assert known(padded=1.02).missing(DECODING_MODES) is None
 
 
-@pytest.mark.parametrize("ways", [WAYS, ("fast", "padded"), ("fast",)])
+@pytest.mark.parametrize("ways", [DECODING_MODES, ("fast", "padded"), ("fast",)])
 @pytest.mark.parametrize("exact", [NONE, SPLIT, ALL, None])
-def test_what_does_not_agree_or_cannot_be_chosen_is_never_taken(exact: Identity | None, ways: Sequence[Way]) -> None:
+def test_what_does_not_agree_or_cannot_be_chosen_is_never_taken(
+    exact: Identity | None, ways: Sequence[DecodingMode]
+) -> None:
     measured = known(NONE, exact, padded=1.0)
     measured.times = {**measured.times, "exact": TIMES}
     assert measured.choose(ways) == ("exact" if exact is ALL and "exact" in ways else "fast")
@@ -98,7 +100,7 @@ def test_what_does_not_agree_or_cannot_be_chosen_is_never_taken(exact: Identity 
 def test_the_choice_never_costs_more_than_the_tolerance(exact: float, padded: float, fast: Identity) -> None:
     measured = known(fast, padded=padded)
     measured.times = {**measured.times, "exact": scaled(TIMES, exact)}
-    way = measured.choose(WAYS)
+    way = measured.choose(DECODING_MODES)
     if way != "fast":
         price = measured.relative_time(way)
         assert price is not None
@@ -108,15 +110,18 @@ def test_the_choice_never_costs_more_than_the_tolerance(exact: float, padded: fl
 def test_two_depths_agree_where_both_do() -> None:
     assert ALL.merge(SPLIT) == SPLIT
     assert LARGE_DIFFER.merge(ALL) == LARGE_DIFFER
-    assert Measured({"fast": (ALL,)}).identity("fast") is None
+    assert Measurements({"fast": (ALL,)}).identity("fast") is None
 
 
 def test_what_another_one_knows_is_right() -> None:
-    mine, other = Measured({"fast": (ALL, SPLIT)}), Measured({"fast": (NONE,), "exact": (ALL,)}, {"fast": TIMES})
+    mine, other = (
+        Measurements({"fast": (ALL, SPLIT)}),
+        Measurements({"fast": (NONE,), "exact": (ALL,)}, {"fast": TIMES}),
+    )
     mine.rounding = 0.5
     mine.join(other)
-    assert mine == Measured({"fast": (NONE, SPLIT), "exact": (ALL,)}, {"fast": TIMES}, 0.5)
-    assert decode(Measured, encode(mine)) == mine
+    assert mine == Measurements({"fast": (NONE, SPLIT), "exact": (ALL,)}, {"fast": TIMES}, 0.5)
+    assert decode(Measurements, encode(mine)) == mine
 
 
 @pytest.mark.parametrize(
@@ -131,4 +136,4 @@ def test_what_another_one_knows_is_right() -> None:
 )
 def test_what_is_damaged_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"Input should be|required|more sizes than"):
-        decode(Measured, {**encode(known()), **change})
+        decode(Measurements, {**encode(known()), **change})

@@ -19,11 +19,11 @@ from ngramspec.exactness.decision import (
     PASSES,
     SIZES,
     UNMEASURED,
-    ExactAuto,
+    DecodingMode,
     ExactnessMode,
+    ExactnessSelector,
     Identity,
     Times,
-    Way,
 )
 
 ALL, SPLIT = Identity(SIZES, SIZES[1:]), Identity((1,), SIZES[1:])
@@ -110,41 +110,41 @@ def idle() -> CpuLoad:
     return CpuLoad(lambda: CpuSeconds(0.0, 0.0), running=lambda: None)
 
 
-def chosen(model: Model, folder: Path, **options: Any) -> tuple[Way, ExactnessMode]:
+def chosen(model: Model, folder: Path, **options: Any) -> tuple[DecodingMode, ExactnessMode]:
     """Return the choice of a process that loads the model."""
-    auto = ExactAuto(model, folder=folder, **{"load": idle()} | options)
+    auto = ExactnessSelector(model, folder=folder, **{"load": idle()} | options)
     auto.measure()
-    return auto.way, auto.exactness
+    return auto.mode, auto.exactness
 
 
 def test_settings_under_which_sizes_agree_are_found_and_taken(tmp_path: Path, measured: list[str]) -> None:
-    assert chosen(Model(), tmp_path, text=[1, 2]) == ("exact", ExactnessMode(SIZES, same=True))
+    assert chosen(Model(), tmp_path, text=[1, 2]) == ("exact", ExactnessMode(SIZES, bit_identical=True))
     assert measured == ALL_STEPS
 
 
 def test_the_least_that_decides_is_measured(tmp_path: Path, measured: list[str]) -> None:
     model = Model()
     model.identity_of["fast"] = ALL
-    assert chosen(model, tmp_path) == ("fast", ExactnessMode(SIZES, same=True))
+    assert chosen(model, tmp_path) == ("fast", ExactnessMode(SIZES, bit_identical=True))
     assert measured == FAST_STEPS[:2]
     model.identity_of["fast"], model.settings = SPLIT, ("fast",)
-    assert chosen(model, tmp_path / "other", ways=("fast", "exact"))[0] == "fast"
+    assert chosen(model, tmp_path / "other", modes=("fast", "exact"))[0] == "fast"
     assert measured == FAST_STEPS[:2] * 2
 
 
 def test_dear_settings_are_not_taken_and_rounding_is_known(tmp_path: Path, measured: list[str]) -> None:
     model = Model()
     model.times_of["exact"] = slow(0.012)
-    assert chosen(model, tmp_path) == ("fast", ExactnessMode(bound=UNMEASURED))
+    assert chosen(model, tmp_path) == ("fast", ExactnessMode(max_logit_shift=UNMEASURED))
     assert measured == FAST_STEPS
-    assert chosen(model, tmp_path, text=[1, 2]) == ("fast", ExactnessMode(bound=0.5))
+    assert chosen(model, tmp_path, text=[1, 2]) == ("fast", ExactnessMode(max_logit_shift=0.5))
     assert measured == [*FAST_STEPS, "rounding"]
 
 
 def test_sizes_from_two_on_are_taken_where_a_pass_of_two_costs_what_one_does(tmp_path: Path) -> None:
     model = Model()
     model.times_of["padded"] = model.times_of["fast"]
-    assert chosen(model, tmp_path) == ("padded", ExactnessMode(SIZES[1:], same=True))
+    assert chosen(model, tmp_path) == ("padded", ExactnessMode(SIZES[1:], bit_identical=True))
 
 
 def test_a_later_process_chooses_the_same_whatever_it_would_measure(tmp_path: Path, measured: list[str]) -> None:
@@ -160,11 +160,11 @@ def test_of_two_processes_at_once_the_first_word_counts(tmp_path: Path) -> None:
     late = Model()
     late.times_of["exact"] = slow(9.0)
     both = [
-        ExactAuto(model, folder=tmp_path, load=idle()) for model in (Model(), late)
+        ExactnessSelector(model, folder=tmp_path, load=idle()) for model in (Model(), late)
     ]  # Both have read an empty folder.
     for auto in both:
         auto.measure()
-    assert [auto.way for auto in both] == ["exact", "exact"]
+    assert [auto.mode for auto in both] == ["exact", "exact"]
 
 
 def test_a_slow_model_is_measured_step_by_step_each_time_that_it_is_loaded(tmp_path: Path, measured: list[str]) -> None:
@@ -173,14 +173,14 @@ def test_a_slow_model_is_measured_step_by_step_each_time_that_it_is_loaded(tmp_p
         found.append(chosen(Model(0.1), tmp_path))
         assert len(measured) == number + 1
     assert measured == ALL_STEPS
-    assert found[0] == ("fast", ExactnessMode(bound=UNMEASURED))
+    assert found[0] == ("fast", ExactnessMode(max_logit_shift=UNMEASURED))
     assert [way for way, _ in found] == ["fast"] * 4 + ["exact"]
 
 
 def test_a_very_slow_one_takes_whoever_has_the_time(tmp_path: Path, measured: list[str]) -> None:
     assert chosen(Model(4.0), tmp_path)[0] == "fast"
     assert measured == []
-    ExactAuto(Model(4.0), folder=tmp_path, load=idle()).measure(math.inf)
+    ExactnessSelector(Model(4.0), folder=tmp_path, load=idle()).measure(math.inf)
     assert measured == ALL_STEPS
     assert chosen(Model(4.0), tmp_path)[0] == "exact"
 
@@ -205,9 +205,9 @@ def test_times_are_not_taken_while_other_programs_run(tmp_path: Path, measured: 
 def test_times_are_dropped_if_a_program_ran_and_ended_meanwhile(tmp_path: Path) -> None:
     model, used = Model(0.01), iter((0.0, 0.0, 100.0))
     load = CpuLoad(lambda: CpuSeconds(next(used), 0.0), lambda: model.clock.now, running=lambda: 0)
-    auto = ExactAuto(model, folder=tmp_path, load=load)
+    auto = ExactnessSelector(model, folder=tmp_path, load=load)
     auto.measure()
-    assert not auto.known.times
+    assert not auto.measurements.times
 
 
 def test_without_memory_for_a_trial_the_fastest_settings_are_taken(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_without_memory_for_a_trial_the_fastest_settings_are_taken(tmp_path: Pat
 
     model = Model()
     model.trial = refuse  # type: ignore[method-assign]
-    assert chosen(model, tmp_path) == ("fast", ExactnessMode(bound=UNMEASURED))
+    assert chosen(model, tmp_path) == ("fast", ExactnessMode(max_logit_shift=UNMEASURED))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"identities": {}, "times": {"fast": [1]}}', "\0"])
@@ -235,7 +235,7 @@ def test_what_has_no_name_is_not_kept(tmp_path: Path) -> None:
 
 def test_forgetting_measures_again(tmp_path: Path, measured: list[str]) -> None:
     chosen(Model(), tmp_path)
-    ExactAuto(Model(), folder=tmp_path, load=idle()).forget()
+    ExactnessSelector(Model(), folder=tmp_path, load=idle()).forget()
     chosen(Model(), tmp_path)
     assert measured == ALL_STEPS * 2
 
@@ -243,9 +243,9 @@ def test_forgetting_measures_again(tmp_path: Path, measured: list[str]) -> None:
 @pytest.mark.parametrize("exact", ["auto", "on", "off"])
 def test_a_decoder_goes_by_what_was_decided_if_it_is_to(exact: Any, tmp_path: Path) -> None:
     target: Any = MockTarget(8, seed=1, max_batch=16)
-    target.exactness = ExactnessMode((2, 4, 32), same=True)
+    target.exactness = ExactnessMode((2, 4, 32), bit_identical=True)
     decoder = SpeculativeDecoder(target, policy="fixed", exact=exact, calibration_folder=tmp_path)
     steps = list(decoder.generate([1, 2, 3, 4, 5, 6] * 10, max_tokens=20))
-    assert decoder.exactness.same is (exact != "off")
+    assert decoder.exactness.bit_identical is (exact != "off")
     if exact == "auto":
         assert {step.batch for step in steps[1:]} <= {2, 4}, "no draft is longer than can be taken back"

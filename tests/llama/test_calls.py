@@ -18,7 +18,7 @@ from support.cli_runner import DEMO, PATIENCE
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
 from ngramspec.request import Request
@@ -77,7 +77,7 @@ def test_calls_of_a_token_in_the_engine_stay_within_the_limit() -> None:
             ended.set()
 
     with Target(DEMO, texts=2, n_ctx=1024, exact="off", threads=1) as target:
-        engine = Engine(target, target, calibration=Calibration.given(given_curve({1: 1.0, 64: 64.0})))
+        engine = Engine(target, target, calibration=Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 64.0})))
         engine.submit(Request(target.tokenize(PROMPT), 11 * STEADY), listen)
         assert ended.wait(PATIENCE)
         engine.stop()

@@ -24,7 +24,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.exactness import decision
-from ngramspec.exactness.decision import Measured
+from ngramspec.exactness.decision import Measurements
 from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.llama.cache_tree import Branch
 from ngramspec.llama.target import LEAVES, Target
@@ -154,7 +154,7 @@ def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the load measure which batch sizes agree, but ignore the cost of settings, since the machine may be busy."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     monkeypatch.setattr(decision, "BUDGET", math.inf)
-    monkeypatch.setattr(Measured, "relative_time", lambda *_: 1.0)
+    monkeypatch.setattr(Measurements, "relative_time", lambda *_: 1.0)
 
 
 def text(target: Target, prompt: list[int], drafter: str | None, sampling: Sampling) -> tuple[list[int], int]:
@@ -177,7 +177,7 @@ def text(target: Target, prompt: list[int], drafter: str | None, sampling: Sampl
 def test_the_default_mode_gives_the_same_text(model: Path, threads: int) -> None:
     cases = [(0, Sampling()), (2500, Sampling(temperature=0.8, seed=4))]
     with Target(model, n_ctx=512 * threads + 128, threads=threads) as target:
-        assert target.exactness.same
+        assert target.exactness.bit_identical
         for start, sampling in cases[-threads:]:
             prompt = target.tokenize(TEXT[start : start + 2200])[: 220 * threads]
             plain, _ = text(target, prompt, None, sampling)
@@ -190,9 +190,9 @@ def test_the_default_mode_gives_the_same_text(model: Path, threads: int) -> None
 def test_the_fastest_settings_are_told_by_close_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SMOLLM is not None
     close = 0
-    monkeypatch.setattr(Measured, "choose", lambda *_: "fast")
+    monkeypatch.setattr(Measurements, "choose", lambda *_: "fast")
     with Target(SMOLLM, n_ctx=1024, threads=2) as target:
-        if target.exactness.same:
+        if target.exactness.bit_identical:
             pytest.skip("all sizes agree on this machine")
         for start in (0, 2500, 5000):
             prompt = target.tokenize(TEXT[start : start + 2200])[:700]

@@ -10,7 +10,7 @@ import pytest
 from support.cli_runner import DEMO
 from support.vocabulary_files import END
 
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import GrammarError, NGramSpecError
 from ngramspec.grammars.json_schema import schema_grammar
@@ -30,7 +30,7 @@ def token(vocabulary: Vocabulary, text: str | bytes) -> int:
 
 
 def allowed(grammar: Grammar) -> set[int]:
-    return set(np.flatnonzero(grammar.allowed(np.arange(grammar.vocabulary.n_vocab))).tolist())
+    return set(np.flatnonzero(grammar.mask_allowed(np.arange(grammar.vocabulary.n_vocab))).tolist())
 
 
 def test_allowed_tokens_against_a_regular_expression(word_vocabulary: Vocabulary) -> None:
@@ -117,7 +117,7 @@ def test_mask_and_single_checks_agree_in_every_state(word_vocabulary: Vocabulary
         grammar = word_vocabulary.grammar(text)
         for _ in range(8):
             found = allowed(grammar)
-            forced = grammar.forced()
+            forced = grammar.find_forced_text()
             assert allowed(grammar) == found == {t for t in range(word_vocabulary.n_vocab) if grammar.allows(t)}
             texts = [word_vocabulary.piece(t) for t in found]
             assert all(piece.startswith(forced) or forced.startswith(piece) for piece in texts if forced)
@@ -167,7 +167,7 @@ def test_a_limit_is_an_error_that_names_it_and_rollback_recovers(word_vocabulary
     accepted = 0
     with pytest.raises(GrammarError, match=r"^the grammar exceeds a limit: .*max is 2000"):  # noqa: PT012
         while accepted < 40:
-            assert grammar.allowed(np.array([a]))[0]
+            assert grammar.mask_allowed(np.array([a]))[0]
             grammar.accept(a)
             accepted += 1
     grammar.rollback(2)
@@ -210,7 +210,7 @@ def test_a_target_closed_during_a_generation(temperature: float) -> None:
     """A grammar keeps no pointers into freed memory."""
     target = Target(DEMO, n_ctx=256, threads=1)
     sampling = Sampling(temperature, seed=1, grammar="root ::= [a-z ]{40,}")
-    decoder = SpeculativeDecoder(target, exact="off", curve=given_curve({1: 1.0}))
+    decoder = SpeculativeDecoder(target, exact="off", curve=make_fixed_curve({1: 1.0}))
     steps = decoder.generate([5, 6], max_tokens=99, sampling=sampling)
     next(steps)
     next(steps)
@@ -251,7 +251,7 @@ def test_texts_that_are_no_grammar(
     text: str, reason: str, demo_vocabulary: Vocabulary, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(GrammarError, match=f"^the grammar {reason}") as error:
-        demo_vocabulary.grammar(text).allowed(np.array([5]))
+        demo_vocabulary.grammar(text).mask_allowed(np.array([5]))
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 250
     assert isinstance(error.value, NGramSpecError)

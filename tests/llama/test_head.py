@@ -12,7 +12,7 @@ from architectures.files import write_model
 from architectures.reference_head import HeadReference
 from support.tiny_models import write_model as write_tiny
 
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.llama import bindings, weights
@@ -22,7 +22,7 @@ from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 
-FREE = given_curve({1: 1.0, 64: 1.0})
+FREE = make_fixed_curve({1: 1.0, 64: 1.0})
 PROMPT = list(range(40, 70))
 SETTINGS: dict[str, Any] = {"n_ctx": 400, "threads": 1, "exact": "off"}
 CLOSE = 0.05

@@ -19,7 +19,7 @@ from support.cli_runner import DEMO
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.measure import probe
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.exactness.decision import Measured
+from ngramspec.exactness.decision import Measurements
 from ngramspec.llama import devices
 from ngramspec.llama.cache import bytes_per_token
 from ngramspec.llama.passes import MAX_EVALUATE
@@ -229,7 +229,7 @@ def test_auto_takes_exact_settings_where_they_can_be_opened(folder: Path, monkey
         open_context(shared, n_ctx, setting)
 
     auto("llama", "off", "auto")  # measures nothing
-    monkeypatch.setattr(Measured, "choose", lambda _, ways: ways[-1])
+    monkeypatch.setattr(Measurements, "choose", lambda _, ways: ways[-1])
     auto("llama", "on", "off")
     auto("minimax-01", "off", "auto")
     open_context = Target._open_context

@@ -194,7 +194,9 @@ def answering(*answers: str) -> tuple[NGramSpec, mock.Mock]:
         text = next(texts)
         return (Step((7,), pieces=(text[at : at + 5],), batch=1) for at in range(0, len(text), 5))
 
-    told = mock.Mock(n_ctx=512, chat_template=TEMPLATE, controls={}, notes=(), exactness=SimpleNamespace(same=True))
+    told = mock.Mock(
+        n_ctx=512, chat_template=TEMPLATE, controls={}, notes=(), exactness=SimpleNamespace(bit_identical=True)
+    )
     told.chat.return_value = ChatPrompt([1, 2, 3], "", "")
     told.is_eog.return_value = False
     told.generate.side_effect = generate

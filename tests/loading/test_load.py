@@ -18,7 +18,7 @@ from ngramspec.llama.placement import DRAFT_MARGIN, MARGIN
 from ngramspec.loading import load
 from ngramspec.loading.load import tuned_file
 from ngramspec.loading.settings import LoadSettings, LoadSettingsError
-from ngramspec.machine import Tuned, keep
+from ngramspec.machine import Tuned, save_tuned
 from ngramspec.memory import Store
 from ngramspec.memory.memory import memory_folder
 
@@ -43,7 +43,7 @@ def test_the_readmes_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_opened_is_what_the_command_opens(env: dict[str, str]) -> None:
     told: list[str] = []
-    keep(tuned_file(DEMO, LoadSettings()), Tuned({"mmap": False}, 0.8, "2026-11-22", applied=True))
+    save_tuned(tuned_file(DEMO, LoadSettings()), Tuned({"mmap": False}, 0.8, "2026-11-22", applied=True))
     with ngramspec.load(DEMO, on_note=told.append, draft_model=str(DEMO), **SMALL) as model:
         store = Store(memory_folder(), model.target.vocabulary_hash, "demo")
         assert (model.tuned, model.settings.no_mmap) == ({"mmap": False}, True)
@@ -59,7 +59,7 @@ def test_what_is_opened_is_what_the_command_opens(env: dict[str, str]) -> None:
     store.append([5, 6, 7])
     with ngramspec.load(DEMO, ignore_tuned=True, **SMALL) as model:
         assert model.memory is not None
-        assert model.memory.stored == 4
+        assert model.memory.n_stored_tokens == 4
     with ngramspec.load(DEMO, ignore_tuned=True, no_memory=True, **SMALL) as model:
         assert model.memory is None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ngramspec.memory import files
-from ngramspec.memory.files import HUGE, IGNORED, LINK, SECRET, SPECIAL, UNREADABLE, find_files, read_text
+from ngramspec.memory.files import HUGE, IN_GITIGNORE, LINK, SECRET, SPECIAL, UNREADABLE, find_files, read_text
 
 
 def tree(root: Path, names: dict[str, str]) -> None:
@@ -79,7 +79,7 @@ def test_what_is_secret_by_its_name_is_left_out_unless_it_is_named_itself(tmp_pa
     assert {name for name, why in skipped.items() if why == SECRET} == secret - {"secrets.toml", ".aws/credentials"} | {
         ".aws"
     }
-    assert {name for name, why in skipped.items() if why == IGNORED} == {"secrets.toml", "a.log"}
+    assert {name for name, why in skipped.items() if why == IN_GITIGNORE} == {"secrets.toml", "a.log"}
     assert [path.name for path in find_files(tmp_path / ".env")[0]] == [".env"]
 
 

@@ -11,7 +11,7 @@ from support.memories import Bytes, answers, names, texts
 
 from ngramspec.memory import Memory, MemoryFileError, Store, files
 from ngramspec.memory import indexing as indexing_module
-from ngramspec.memory.indexing import Added, add_files, remove_files
+from ngramspec.memory.indexing import AddResult, add_files, remove_files
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ class Watched(Bytes):
         return super().tokenize(text, special=special, add_bos=add_bos)
 
 
-def add(store: Store, *paths: Path) -> Added:
+def add(store: Store, *paths: Path) -> AddResult:
     return add_files(store, Bytes(), paths)
 
 
@@ -39,7 +39,7 @@ def add(store: Store, *paths: Path) -> Added:
 def test_files_and_folders(store: Store, folder: Path, threads: int) -> None:
     seen: list[tuple[int, int]] = []
     added = add_files(store, Bytes(), [folder], threads=threads, progress=lambda *bytes_read: seen.append(bytes_read))
-    assert added == Added(new=2, changed=0, unchanged=0, gone=0, tokens=11, skipped={"binary": 1})
+    assert added == AddResult(new=2, changed=0, unchanged=0, removed=0, tokens=11, skipped={"binary": 1})
     assert seen == [(5, 13), (7, 13), (13, 13)]
     assert texts(store) == {"a.txt": "first", "b.txt": "second"}
     assert names(store) == [str(folder / "a.txt"), str(folder / "sub" / "b.txt")]
@@ -83,13 +83,13 @@ def test_what_is_gone_goes(store: Store, folder: Path, tmp_path: Path, monkeypat
     (folder / "sub" / "b.txt").write_bytes(b"\0")
     (folder / "d.txt").write_bytes(b"fourth")
     again = add(store, folder)
-    assert (again.new, again.gone) == (1, 2)
+    assert (again.new, again.removed) == (1, 2)
     # The scan does not look for a file that was added separately.
     assert texts(store) == {"elsewhere.txt": "third", "d.txt": "fourth"}
     (folder / "e.txt").write_text("fifth")
     monkeypatch.setattr(files, "MAX_BYTES", 5)
     again = add(store, folder)
-    assert (again.gone, again.skipped) == (1, {"binary": 2, files.HUGE: 1})
+    assert (again.removed, again.skipped) == (1, {"binary": 2, files.HUGE: 1})
     assert texts(store) == {"elsewhere.txt": "third", "e.txt": "fifth"}
 
 

@@ -54,7 +54,7 @@ def test_the_index_in_the_file_is_that_of_its_text(tmp_path: Path) -> None:
     raw = index_of(store).read_bytes()
     memory = Memory(store.read())
     mapped, latest, live = memory.indexes
-    assert (mapped.size, latest.size, live.size, memory.stored) == (3 * 701, 12, 0, 3 * 701 + 12)
+    assert (mapped.size, latest.size, live.size, memory.n_stored_tokens) == (3 * 701, 12, 0, 3 * 701 + 12)
     again = type(live).build(np.array(mapped.tokens, np.int32).data, len(mapped.heads))
     assert list(again.links) == list(mapped.links)
     assert list(again.heads) == list(mapped.heads)
@@ -102,7 +102,7 @@ def test_many_answers_go_into_the_index(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_oldest_answers_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "LONG_JOURNAL", 20)
-    monkeypatch.setattr(store_module, "MOST_ANSWERS", 30)
+    monkeypatch.setattr(store_module, "MAX_ANSWER_TOKENS", 30)
     store = filled(tmp_path)
     for number in range(20):
         store.append([number] * 5)
@@ -211,10 +211,10 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(MemoryFileError, match="cannot write"):
         store.append([1])
     # This process still remembers the answer.
-    memory = Memory(store=store, keeps=True)
-    memory.hear([4, 5, 6])
+    memory = Memory(store=store, saves_answers=True)
+    memory.add_text([4, 5, 6])
     with pytest.raises(MemoryFileError):
-        memory.keep([4, 5, 6])
+        memory.save_answer([4, 5, 6])
     assert memory.indexes[-1].size == 4
 
 
@@ -374,21 +374,21 @@ def test_an_interrupted_update(tmp_path: Path) -> None:
 def test_remembering_in_the_process_only_and_for_later_sessions(tmp_path: Path) -> None:
     store = filled(tmp_path / "filled")
     memory = Memory(store.read())
-    memory.hear([4, 5, 6])
-    memory.hear([])
-    memory.keep([1, 2])
-    assert (memory.keeps, Memory(store=store).keeps) == (False, False)
+    memory.add_text([4, 5, 6])
+    memory.add_text([])
+    memory.save_answer([1, 2])
+    assert (memory.saves_answers, Memory(store=store).saves_answers) == (False, False)
     assert held(memory)[-1] == [4, 5, 6, -1]
     assert len(answers(store)) == 2
     store = new_store(tmp_path)
-    memory = Memory(store.read(), store=store, keeps=True)
-    assert (memory.keeps, len(memory.indexes), memory.stored) == (True, 1, 0)
-    memory.hear([4, 5, 6])
-    memory.keep([4, 5, 6])
-    memory.keep([])
+    memory = Memory(store.read(), store=store, saves_answers=True)
+    assert (memory.saves_answers, len(memory.indexes), memory.n_stored_tokens) == (True, 1, 0)
+    memory.add_text([4, 5, 6])
+    memory.save_answer([4, 5, 6])
+    memory.save_answer([])
     assert answers(store) == [[4, 5, 6]]
     assert held(memory)[-1] == [4, 5, 6, -1]
-    memory.hear([7])
+    memory.add_text([7])
     assert len(answers(store)) == 1
     assert held(Memory(store.read())) == [[4, 5, 6, -1], []]
 
@@ -400,14 +400,14 @@ def test_what_others_added_is_taken_up(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     memory = Memory(store.read(), store=store)
     indexes = memory.indexes
-    memory.hear([1, 2])
+    memory.add_text([1, 2])
     memory.refresh()
     assert held(memory) == [[1, 2, -1]]
     store.update(lambda _: [a_text("a", [5, 5])])
     assert held(memory) == [[1, 2, -1]]
     memory.refresh()
     assert held(memory) == [[5, 5, -1], [1, 2, -1]]
-    assert (memory.stored, memory.indexes) == (3, indexes)
+    assert (memory.n_stored_tokens, memory.indexes) == (3, indexes)
     store.append([6])
     store.update(lambda texts: [*texts, a_text("b", [7])])
     memory.refresh()
@@ -420,10 +420,10 @@ def test_what_others_added_is_taken_up(tmp_path: Path) -> None:
 
 def test_own_answers_are_not_taken_up_twice(tmp_path: Path) -> None:
     store = filled(tmp_path)
-    memory = Memory(store.read(), store=store, keeps=True)
+    memory = Memory(store.read(), store=store, saves_answers=True)
     assert held(memory)[1:] == [[7, 7, 7, 7, 1, -1, 8, 8, 8, 8, 2, -1], []]
-    memory.hear([3, 3])
-    memory.keep([3, 3])
+    memory.add_text([3, 3])
+    memory.save_answer([3, 3])
     memory.refresh()
     assert held(memory)[2] == [3, 3, -1]
     store.update(lambda texts: texts)

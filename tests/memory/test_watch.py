@@ -11,9 +11,9 @@ import pytest
 from support.memories import Bytes, answers, names, texts
 
 from ngramspec.memory import MemoryFileError, Store, indexing
-from ngramspec.memory.indexing import Added, add_files, watch_folders
+from ngramspec.memory.indexing import AddResult, add_files, watch_folders
 
-Updates = Iterator[Added]
+Updates = Iterator[AddResult]
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def updates(store: Store, folder: Path, rests: list[float], monkeypatch: pytest.
     assert answers(store) == [[1, 2, 3]]
 
 
-def counts(added: Added) -> tuple[int, int, int]:
-    return added.new, added.changed, added.gone
+def counts(added: AddResult) -> tuple[int, int, int]:
+    return added.new, added.changed, added.removed
 
 
 def test_changes_of_every_kind(updates: Updates, store: Store, folder: Path, rests: list[float]) -> None:

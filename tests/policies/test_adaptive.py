@@ -16,7 +16,7 @@ from ngramspec.drafting.draft_model.model import ModelDraft
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.baselines import EntropyPolicy, ThresholdPolicy
 from ngramspec.policies.policy import Policy
-from ngramspec.sampling.distribution import normalised_entropy
+from ngramspec.sampling.distribution import entropy_ratio
 from ngramspec.steps import Step
 
 ALL = range(1, 65)
@@ -45,21 +45,21 @@ def details(policy: Policy) -> Mapping[str, float]:
 
 
 def test_entropy_of_known_laws() -> None:
-    assert normalised_entropy(even(1)) == pytest.approx(0, abs=1e-9)
-    assert normalised_entropy(even(1000)) == pytest.approx(1, abs=1e-6)
-    assert normalised_entropy(even(10)) == pytest.approx(1 / 3, abs=1e-6)
-    assert normalised_entropy(even(10, 100)) == pytest.approx(1 / 2, abs=1e-6)
+    assert entropy_ratio(even(1)) == pytest.approx(0, abs=1e-9)
+    assert entropy_ratio(even(1000)) == pytest.approx(1, abs=1e-6)
+    assert entropy_ratio(even(10)) == pytest.approx(1 / 3, abs=1e-6)
+    assert entropy_ratio(even(10, 100)) == pytest.approx(1 / 2, abs=1e-6)
     three = np.log(np.array([0.5, 0.25, 0.25], np.float32)) + 40
-    assert normalised_entropy(three) == pytest.approx(1.5 * math.log(2) / math.log(3), abs=1e-6)
+    assert entropy_ratio(three) == pytest.approx(1.5 * math.log(2) / math.log(3), abs=1e-6)
     far = np.array([0, -90, -1e30], np.float32)
-    assert normalised_entropy(far) == pytest.approx(0, abs=1e-9)
+    assert entropy_ratio(far) == pytest.approx(0, abs=1e-9)
     for scale in (0.1, 1.0, 3.0, 30.0):  # compared with a sum in double precision
         row = (scale * np.random.default_rng(1).standard_normal(150_001)).astype(np.float32)
         before = row.copy()
         p = np.exp(row.astype(np.float64) - row.max())
         p /= p.sum()
         expected = -float((p[p > 0] * np.log(p[p > 0])).sum()) / math.log(p.size)
-        assert normalised_entropy(row) == pytest.approx(expected, abs=1e-6)
+        assert entropy_ratio(row) == pytest.approx(expected, abs=1e-6)
         assert np.array_equal(row, before)  # The row is the target's buffer.
 
 
@@ -70,7 +70,7 @@ def test_broken_rows_have_no_entropy_and_change_nothing() -> None:
             row = even(10)
             row[5] = wrong
             row = np.full(5, wrong, np.float32) if wrong == -math.inf else row
-            assert math.isnan(normalised_entropy(row))
+            assert math.isnan(entropy_ratio(row))
             policy.observe_logits(row)
             assert details(policy) == before
         policy.observe_logits(even(2))

@@ -10,34 +10,34 @@ from ngramspec.policies.loss_budget import LossBudget
 
 def test_a_new_text_may_lose_one_plain_pass_of_what_was_saved_and_the_credit() -> None:
     budget = LossBudget()
-    budget.book(passed(3, 2, 2, 1.5, 0.0, 1.0), drafting=True)  # saved 1.5 s
-    assert budget.left(1.0, 1.0) == pytest.approx(2.506)
+    budget.record(passed(3, 2, 2, 1.5, 0.0, 1.0), drafting=True)  # saved 1.5 s
+    assert budget.remaining(1.0, 1.0) == pytest.approx(2.506)
     budget.begin()
-    assert budget.left(1.0, 1.0) == pytest.approx(2.0)
+    assert budget.remaining(1.0, 1.0) == pytest.approx(2.0)
 
 
 def test_forget_inherited_loss_keeps_own_loss() -> None:
     budget, fresh = LossBudget(), LossBudget()
-    budget.book(passed(1, 4, 0, 2.5, 0.0, 1.0), drafting=True)
+    budget.record(passed(1, 4, 0, 2.5, 0.0, 1.0), drafting=True)
     budget.begin()
     for each in (budget, fresh):
-        each.book(passed(1, 2, 0, 1.5, 0.0, 1.0), drafting=True)
-    assert budget.left(1.0, 1.0) < fresh.left(1.0, 1.0) - 1
+        each.record(passed(1, 2, 0, 1.5, 0.0, 1.0), drafting=True)
+    assert budget.remaining(1.0, 1.0) < fresh.remaining(1.0, 1.0) - 1
     for _ in range(2):
         budget.forget_inherited_loss()
-        assert budget.left(1.0, 1.0) == pytest.approx(fresh.left(1.0, 1.0), abs=0.02)
+        assert budget.remaining(1.0, 1.0) == pytest.approx(fresh.remaining(1.0, 1.0), abs=0.02)
 
 
 def test_a_draft_earns_what_its_tokens_would_have_taken_and_pays_for_its_pass() -> None:
     budget = LossBudget()
-    budget.book(passed(1, 4, 0, 1.4, 0.1, 1.0), drafting=True)
-    assert budget.left(1.0, 1.0) == pytest.approx(1.0 - 1.5 + LossBudget.ALLOWANCE * 1.5 + LossBudget.CREDIT)
+    budget.record(passed(1, 4, 0, 1.4, 0.1, 1.0), drafting=True)
+    assert budget.remaining(1.0, 1.0) == pytest.approx(1.0 - 1.5 + LossBudget.ALLOWANCE * 1.5 + LossBudget.CREDIT)
 
 
 def test_funds_are_told_in_any_unit_of_time() -> None:
     budget = LossBudget()
-    budget.book(passed(3, 2, 2, 1.5, 0.0, 1.0), drafting=True)
-    assert budget.left(4.0, 0.25) == pytest.approx(4 * budget.left(1.0, 1.0))
+    budget.record(passed(3, 2, 2, 1.5, 0.0, 1.0), drafting=True)
+    assert budget.remaining(4.0, 0.25) == pytest.approx(4 * budget.remaining(1.0, 1.0))
 
 
 @pytest.mark.parametrize("texts", [1, 3])
@@ -45,24 +45,24 @@ def test_a_plain_pass_is_booked_to_the_drafts_that_it_follows_and_to_no_others(t
     """This pass takes 0.5 s longer than expected."""
     after, alone = LossBudget(texts), LossBudget(texts)
     for budget, drafting in ((after, True), (alone, False)):
-        budget.book(passed(texts, 0, 0, texts, 0.0, 1.0), drafting)
-        budget.book(passed(texts, 0, 0, texts + 0.5, 0.0, 1.0), drafting=False)
-    assert alone.left(texts, 1.0) - after.left(texts, 1.0) == pytest.approx(0.5)
+        budget.record(passed(texts, 0, 0, texts, 0.0, 1.0), drafting)
+        budget.record(passed(texts, 0, 0, texts + 0.5, 0.0, 1.0), drafting=False)
+    assert alone.remaining(texts, 1.0) - after.remaining(texts, 1.0) == pytest.approx(0.5)
 
 
 def test_can_ask_without_savings_is_limited() -> None:
-    for saved, can_ask in ((0.0, False), (1.0, True)):
+    for saved, can_draft in ((0.0, False), (1.0, True)):
         budget = LossBudget()
-        budget.book(passed(3, 2, 2, 3.0 - saved, 0.0, 1.0), drafting=True)
+        budget.record(passed(3, 2, 2, 3.0 - saved, 0.0, 1.0), drafting=True)
         for _ in range(20):
-            budget.book(passed(1, 0, 1, 1.0, 0.04, 1.0), drafting=False)
-        assert budget.can_ask() is can_ask
+            budget.record(passed(1, 0, 1, 1.0, 0.04, 1.0), drafting=False)
+        assert budget.can_draft() is can_draft
 
 
 def test_who_takes_long_to_ask_is_not_asked_once_the_funds_are_used_up() -> None:
     budget, asked = LossBudget(), 0
-    while budget.can_ask():
-        budget.book(passed(1, 0, 1, 1.0, 0.45, 1.0), drafting=False)
+    while budget.can_draft():
+        budget.record(passed(1, 0, 1, 1.0, 0.45, 1.0), drafting=False)
         asked += 1
     assert asked == 3  # The budget books 0.4 s of each.
-    assert budget.left(1.0, 1.0) < 0
+    assert budget.remaining(1.0, 1.0) < 0

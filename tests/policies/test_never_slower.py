@@ -118,7 +118,7 @@ class Machine:
         return (self.seconds - seconds) / ((self.tokens - began) * plain)
 
     def _pass(self, kind: Drafts) -> None:
-        n, restore, policy, curve = self.texts, self.restore, self.budget.shared(self.texts), self.curve
+        n, restore, policy, curve = self.texts, self.restore, self.budget.for_n_sequences(self.texts), self.curve
         asks = policy.limit() > 0
         guesses = [kind.next(self._rng) if asks else (NO_DRAFT, 0) for _ in range(n)]
         if restore and self._owed:
@@ -127,7 +127,7 @@ class Machine:
         if n == 1:
             planned = [policy.plan(drafts[0], curve, SIZES, restore)]
         else:
-            planned = policy.plan_together(drafts, curve, SIZES, lambda parts: [sum(parts)])
+            planned = policy.plan_batch(drafts, curve, SIZES, lambda parts: [sum(parts)])
         size = self._owed + sum(size for _, size in planned)
         sent = sum(k for k, _ in planned)
         kept = sum(min(k, right) for (k, _), (_, right) in zip(planned, guesses, strict=True))
@@ -145,7 +145,7 @@ class Machine:
             correct_guesses=sum(right for _, right in guesses) // n,
             batch=size,
             seconds=spent,
-            interruption_seconds=spent - curve.undisturbed(size, spent),
+            interruption_seconds=spent - curve.without_interruption(size, spent),
             draft_seconds=overhead,
             plain_seconds=curve.level * curve.ratio(n) / n,
         )
@@ -293,7 +293,7 @@ def seconds(curve: str, texts: int, split: bool, right: float | None) -> float:
     cost = lambda n: 0.01 * CURVES[curve](n)  # noqa: E731
     model = MockShared(texts, split=split, seconds=cost, peak=3.0)
     clock = model.clock.perf_counter
-    known_costs = Calibration.given(CostCurve({n: cost(n) for n in SHARED_ORDER}))
+    known_costs = Calibration.from_curve(CostCurve({n: cost(n) for n in SHARED_ORDER}))
     writer = Writer(model, known_costs, ExactnessMode(), drafts=right is not None, draft_max=63, clock=clock)
     requests = []
     for sequence in model.sequences:

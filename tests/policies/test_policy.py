@@ -147,7 +147,7 @@ def test_a_price_ends_no_draft_that_this_pass_would_pay_for(
     reaches = accumulate(acceptance[: sizes[-1] - 1], mul, initial=1.0)
     values = [
         tokens - price.rate * cost
-        for tokens, (_, cost) in zip(accumulate(reaches), curve.padded(sizes)[1:], strict=False)
+        for tokens, (_, cost) in zip(accumulate(reaches), curve.optimal_batches(sizes)[1:], strict=False)
     ]
     assert max(values[: cut + 1]) >= max(values) - 1e-9
 

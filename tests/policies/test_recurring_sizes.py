@@ -11,7 +11,7 @@ import pytest
 from support.passes import draft, passed
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import CURVES, Points, given_curve
+from ngramspec.cost.fixed_curves import CURVES, Points, make_fixed_curve
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies.cost import CostPolicy
@@ -39,7 +39,7 @@ def run(
     policy: CostPolicy, guesses: Sequence[tuple[Draft, int]], charged: float, true: float, points: Points = FLAT
 ) -> tuple[float, Counter[int]]:
     """Return the tokens per T(1) and the passes by size; a change costs `true`, and the policy expects `charged`."""
-    curve = given_curve(points, charged)
+    curve = make_fixed_curve(points, charged)
     tokens, seconds, last = 0, 0.0, 1
     sizes: Counter[int] = Counter()
     for guess, right in guesses:
@@ -80,7 +80,7 @@ def test_a_vanishing_charge_changes_nothing() -> None:
 def test_it_comes_near_to_the_best_of_all_fixed_pairs_of_sizes(seed: int) -> None:
     """Compare with hindsight, in which every pass is plain or has one other size, whichever is better for it."""
     guesses = text(3000, seed)
-    costs = [given_curve(FLAT).ratio(n) for n in range(33)]
+    costs = [make_fixed_curve(FLAT).ratio(n) for n in range(33)]
     best = 0.0
     for size, least in product((8, 12, 16, 20, 32), (0.0, 0.5, 1.0, 1.5, 2.0)):
         tokens, seconds, last = 0, 0.0, 1
@@ -104,7 +104,7 @@ def test_a_size_that_recurs_is_chosen_before_a_slightly_better_one() -> None:
     eight = candidates((0, 1.0, 1, 1.0), (7, 4.0, 8, 1.6))
     for _ in range(200):
         curve.last = recurring.choose(eight, curve, ALL, 1.0, 9.0).size
-        recurring.passed()
+        recurring.record_pass()
     assert curve.last == 8
     either = candidates((0, 1.0, 1, 1.0), (3, 3.1, 4, 1.5), (7, 3.1, 8, 1.6), (15, 3.25, 16, 1.7))
     assert recurring.choose(either, curve, ALL, 1.0, 9.0).size == 8
@@ -116,7 +116,7 @@ def test_a_size_that_recurs_is_chosen_before_a_slightly_better_one() -> None:
     sixteen = candidates((0, 1.0, 1, 1.0), (7, 4.0, 8, 1.6), (15, 4.2, 16, 1.7))
     for _ in range(300):  # A size that is better for long becomes the recurring one.
         curve.last = recurring.choose(sixteen, curve, ALL, 1.0, 9.0).size
-        recurring.passed()
+        recurring.record_pass()
     assert curve.last == 16
 
 
@@ -125,11 +125,11 @@ def test_where_nothing_is_drafted_for_long_a_draft_pays_for_the_way_back_again()
     good, poor = (candidates((0, 1.0, 1, 1.0), (7, value, 8, 1.6)) for value in (4.0, 1.7))
     for _ in range(300):
         curve.last = recurring.choose(good, curve, ALL, 1.0, 9.0).size
-        recurring.passed()
+        recurring.record_pass()
     curve.last = 1
     assert recurring.choose(poor, curve, ALL, 1.0, 9.0).size == 8, "soon back to where it pays"
     for _ in range(300):
-        recurring.passed()
+        recurring.record_pass()
     assert recurring.choose(poor, curve, ALL, 1.0, 9.0).size == 1
 
 
@@ -150,7 +150,7 @@ def settled(policy: CostPolicy, curve: CostCurve, passes: int = 300) -> None:
 def test_a_pass_without_a_draft_keeps_the_size_for_as_long_as_a_change_would_cost(
     cost: float, least: int, most: int
 ) -> None:
-    policy, curve = CostPolicy(), given_curve({1: 1.0, 2: 1.0, 8: cost, 64: 8.0}, 0.3)
+    policy, curve = CostPolicy(), make_fixed_curve({1: 1.0, 2: 1.0, 8: cost, 64: 8.0}, 0.3)
     settled(policy, curve)
     kept = 0
     while policy.limit() and kept < 100:
@@ -166,7 +166,7 @@ def test_a_pass_without_a_draft_keeps_the_size_for_as_long_as_a_change_would_cos
 
 
 def test_no_draft_is_a_plain_pass_where_nothing_recurs_or_going_back_costs_again() -> None:
-    assert CostPolicy().plan(NO_DRAFT, given_curve({1: 1.0, 64: 1.0}, 0.3), ALL) == (0, 1)
-    policy, curve = CostPolicy(), given_curve({1: 1.0, 8: 1.0, 64: 8.0}, 0.3)
+    assert CostPolicy().plan(NO_DRAFT, make_fixed_curve({1: 1.0, 64: 1.0}, 0.3), ALL) == (0, 1)
+    policy, curve = CostPolicy(), make_fixed_curve({1: 1.0, 8: 1.0, 64: 8.0}, 0.3)
     settled(policy, curve)
     assert policy.plan(NO_DRAFT, curve, ALL, RestoreCost(0.1, 0.1)) == (0, 1)

@@ -46,12 +46,12 @@ def test_one_pool_gets_the_best_of_all_choices(chances: list[list[float]], slope
     curve = CostCurve({n: 1 + slope * (n - 1) * (1 + bend * n) for n in SIZES})
     curve.worst = math.inf
     policy = Rich(texts=len(chances))
-    planned = policy.plan_together([draft(of) for of in chances], curve, SIZES, whole)
+    planned = policy.plan_batch([draft(of) for of in chances], curve, SIZES, whole)
     rate = len(chances) / curve.ratio(len(chances))
 
     def of(lengths: Sequence[int]) -> float:
         size = sum(1 + length for length in lengths)
-        extra = curve.switching(size, len(chances)) if any(lengths) else 0.0
+        extra = curve.switch_cost(size, len(chances)) if any(lengths) else 0.0
         return value(chances, lengths, rate, curve.ratio(size) + extra)
 
     best = max(map(of, itertools.product(*(range(len(c) + 1) for c in chances))))
@@ -64,7 +64,7 @@ def test_sequences_of_their_own_are_padded_to_one_batch_where_that_is_cheaper() 
     curve = CostCurve({n: 1 + 0.05 * (n - 1) for n in SIZES})
     shared = MockShared(4, split=True)
     chances = [[0.9, 0.9], [0.9, 0.9, 0.9], [0.9], []]
-    planned = Rich(texts=4).plan_together(
+    planned = Rich(texts=4).plan_batch(
         [draft(of) for of in chances], curve, SIZES, lambda shape: shared.batches(shape, shared.sequences)
     )
     sizes = {size for _, size in planned}

@@ -17,7 +17,7 @@ from ngramspec.backend import Logits
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.exactness.decision import ExactnessMode
-from ngramspec.sampling.distribution import gumbel_pick, sampled_logprobs
+from ngramspec.sampling.distribution import distribution_logprobs, gumbel_pick
 from ngramspec.sampling.recording_sampler import RecordingSampler
 from ngramspec.sampling.sampler import CloseCalls
 from ngramspec.sampling.settings import Sampling
@@ -85,7 +85,7 @@ def test_recording_sampler_keeps_the_distribution_of_every_token_once(temperatur
     distributions = recorder.pop_distributions()
     assert len(distributions) == len(verdict.tokens) == 2
     for row, token, p in zip(rows, verdict.tokens, distributions, strict=False):
-        logprobs = sampled_logprobs(p, token, 5)
+        logprobs = distribution_logprobs(p, token, 5)
         best = [int(i) for i in np.argsort(-row)[: 2 if temperature else 1]]
         assert [token for token, _ in logprobs.top] == best
         assert np.isclose(sum(np.exp(logprob) for _, logprob in logprobs.top), 1)
@@ -124,9 +124,9 @@ def total(folder: Path, exactness: ExactnessMode, drafter: str | None = "mixture
 
 
 def test_only_passes_of_other_sizes_count(tmp_path: Path) -> None:
-    drafted, calls = total(tmp_path, ExactnessMode(bound=1000.0))
+    drafted, calls = total(tmp_path, ExactnessMode(max_logit_shift=1000.0))
     assert drafted
     assert 0 < calls < 60
-    assert total(tmp_path, ExactnessMode(bound=1000.0, agreeing=tuple(range(1, 65))))[1] == 0
-    assert total(tmp_path, ExactnessMode(bound=1e-6))[1] == 0
-    assert total(tmp_path, ExactnessMode(bound=1000.0), drafter=None)[1] == 0
+    assert total(tmp_path, ExactnessMode(max_logit_shift=1000.0, agreeing=tuple(range(1, 65))))[1] == 0
+    assert total(tmp_path, ExactnessMode(max_logit_shift=1e-6))[1] == 0
+    assert total(tmp_path, ExactnessMode(max_logit_shift=1000.0), drafter=None)[1] == 0

@@ -1,11 +1,11 @@
-"""Tests of `Forbidding`: no early end, no forbidden words, and otherwise the distribution of the inner sampler."""
+"""Tests of `TokenBanSampler`: no early end, no forbidden words, and otherwise the distribution of the inner sampler."""
 
 from __future__ import annotations
 
 import numpy as np
 from support.numpy_sampler import NumpySampler
 
-from ngramspec.sampling.sampler import Forbidding, Sampler
+from ngramspec.sampling.sampler import Sampler, TokenBanSampler
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import TextRules
 
@@ -13,7 +13,7 @@ LOGITS = np.arange(8, dtype=np.float32)
 
 
 def sampler(rules: TextRules, temperature: float = 1.0) -> Sampler:
-    found = Forbidding(NumpySampler(Sampling(temperature, top_k=0, top_p=1, min_p=0), len(LOGITS)), rules, [6, 7])
+    found = TokenBanSampler(NumpySampler(Sampling(temperature, top_k=0, top_p=1, min_p=0), len(LOGITS)), rules, [6, 7])
     found.begin([1, 2])
     return found
 

@@ -134,7 +134,7 @@ def test_settings_that_go_together() -> None:
 def test_what_is_greedy_and_what_chooses_by_itself() -> None:
     greedy = [Sampling(), Sampling(repeat_penalty=2.0), Sampling(0.1), Sampling(0.0, dynatemp_range=0.5)]
     assert [settings.greedy for settings in greedy] == [True, True, False, False]
-    assert [Sampling(1.0, mirostat=version).selects for version in (0, 1, 2)] == [False, True, True]
+    assert [Sampling(1.0, mirostat=version).samples_internally for version in (0, 1, 2)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_what_is_greedy_and_what_chooses_by_itself() -> None:
     ids=str,
 )
 def test_what_moves_logits(settings: dict[str, Any], moves: bool) -> None:
-    assert Sampling(**settings).moves_logits is moves
+    assert Sampling(**settings).changes_logits is moves
 
 
 @pytest.mark.parametrize(

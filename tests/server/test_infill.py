@@ -68,8 +68,8 @@ def test_llama_vims_suggestion(coder: Vocabulary) -> None:
         asked["input_prefix"],
         asked["input_suffix"],
         prompt="    ",
-        others=[(item["filename"], item["text"]) for item in asked["input_extra"]],
-        limits=Limits.within(8192, near=NEAR, n_predict=128),
+        other_files=[(item["filename"], item["text"]) for item in asked["input_extra"]],
+        limits=Limits.for_context(8192, near=NEAR, n_predict=128),
     )
 
 
@@ -105,7 +105,7 @@ def test_files_without_a_name_and_models_that_want_the_suffix_first(coder: Vocab
     files = {"input_extra": [{"text": "x = 1\n"}, {"text": "y = 2\n", "filename": "", "time": 3}]}
     others = [("tmp", "x = 1\n"), ("", "y = 2\n")]
     around = ASKED["input_prefix"], ASKED["input_suffix"]
-    assert prompt_of(coder, files, n_ctx=8192) == fill_in(coder, *around, others=others)
+    assert prompt_of(coder, files, n_ctx=8192) == fill_in(coder, *around, other_files=others)
     assert prompt_of(coder, {}, n_ctx=8192, suffix_first=True) == fill_in(coder, *around, suffix_first=True)
 
 

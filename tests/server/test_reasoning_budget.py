@@ -15,7 +15,7 @@ from support.mock_shared import MockShared
 from ngramspec.batching.engine import Engine
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.llama.vocabulary import CHATML, Vocabulary
 from ngramspec.server.state import ServedModel, Server
 
@@ -47,8 +47,8 @@ def serving(*, drafted: bool = True, words: str | None = "abcdefgh", **settings:
     engine = Engine(
         model,
         known,
-        calibration=Calibration.given(curve),
-        drafter=MixtureDrafter(Recall()) if drafted else None,
+        calibration=Calibration.from_curve(curve),
+        drafter=MixtureDrafter(TextIndexSet()) if drafted else None,
         clock=model.clock.perf_counter,
     )
     try:

@@ -33,7 +33,7 @@ PROMPT = "Once upon a time there was a small dog that lived in a very large hous
 def serving(folder: Path | None, **settings: Any) -> Iterator[Server]:
     """Run a server of the demo model with two slots."""
     with Target(DEMO, texts=2, n_ctx=256, threads=1, exact="off", **settings) as target:
-        known = Calibration.given(CostCurve({1: 1.0, 64: 2.0}))
+        known = Calibration.from_curve(CostCurve({1: 1.0, 64: 2.0}))
         engine = Engine(target, target, calibration=known)
         try:
             yield Server(model=ServedModel(engine, target, "demo"), slot_folder=folder)
@@ -184,7 +184,7 @@ def test_a_forged_file_does_not_break_a_slot(tmp_path: Path) -> None:
 
 def test_a_slot_at_work_is_waited_for() -> None:
     model = MockShared(2)
-    known = Calibration.given(CostCurve({1: 1e-3, 64: 2e-3}))
+    known = Calibration.from_curve(CostCurve({1: 1e-3, 64: 2e-3}))
     engine = Engine(model, model.sequences[0], calibration=known)
     ear, found = Ear(), list[Future[Any]]()
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.backend import Model
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.steps import Step
@@ -43,7 +43,9 @@ def milliseconds() -> float:
 
 def unmeasured(target: Model, *, slope: float = 0.1, **options: Any) -> SpeculativeDecoder:
     """Return a decoder with a given cost curve (each further token costs `slope`) that stores nothing on disk."""
-    return SpeculativeDecoder(target, curve=given_curve({1: 1.0, 64: 1 + 63 * slope}), clock=milliseconds, **options)
+    return SpeculativeDecoder(
+        target, curve=make_fixed_curve({1: 1.0, 64: 1 + 63 * slope}), clock=milliseconds, **options
+    )
 
 
 def drive(
@@ -62,7 +64,7 @@ def drive(
         assert len(step.pieces) == len(step.tokens) > 0
         assert step.text == "".join(step.pieces)
         assert step.tokens[: step.accepted] == step.drafted[: step.accepted]
-        assert step.refused == step.drafted[step.accepted :]
+        assert step.draft_remainder == step.drafted[step.accepted :]
         # The target adds one token after the accepted ones, unless the generation ended inside the accepted draft.
         assert len(step.tokens) - step.accepted == (0 if step.stop and step.accepted == len(step.tokens) else 1)
         assert (step.batch == 0) == (len(steps) == 1)

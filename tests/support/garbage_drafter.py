@@ -30,7 +30,7 @@ class Garbage(NGramDrafter):
             acceptance_probs=self.random.choices([math.nan, -1.0, 7.0, 0.99], [1, 1, 4, 4], k=2 * limit),
         )
 
-    def observe_logits(self, tokens, rows, accepted=0):
+    def observe_logits(self, tokens, rows, n_accepted=0):
         try:
             rows[:] = 0
         except ValueError:  # The array is read-only, as it must be.

@@ -350,7 +350,7 @@ def the_more_expensive_a_draft_the_better(
 
 @fault(
     "policies/test_loss_budget.py::test_a_draft_earns_what_its_tokens_would_have_taken_and_pays_for_its_pass",
-    "ngramspec.policies.loss_budget:LossBudget.book",
+    "ngramspec.policies.loss_budget:LossBudget.record",
 )
 def losses_are_never_charged(book: Any, self: Any, done: Any, drafting: bool) -> None:
     most = len(done.tokens) * done.plain_seconds - done.draft_seconds + done.interruption_seconds

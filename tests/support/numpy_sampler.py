@@ -31,7 +31,7 @@ class NumpySampler:
         ValueError: The settings use DRY or the bias of an unknown token.
     """
 
-    bare = False
+    is_argmax = False
     needs_tokens = True
     grammar = None
 
@@ -54,10 +54,10 @@ class NumpySampler:
     def accept(self, token: int) -> None:
         self._recent = [*self._recent, token][-self._window :] if self._window else []
 
-    def draw(self, logits: NDArray[np.float32], position: int, laws: list[Distribution] | None = None) -> int:
+    def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
         law = self.distribution(logits)
-        if laws is not None:
-            laws.append(law)
+        if distributions is not None:
+            distributions.append(law)
         return gumbel_pick(self.sampling.seed, position, law)
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
@@ -69,7 +69,7 @@ class NumpySampler:
             scores[token] += bias
         if scores.max() == -np.inf:
             raise BadLogits("no token is left to sample: all logits are -inf")
-        if s.selects:
+        if s.samples_internally:
             return point_mass(self._mirostat(scores / s.temperature))
         for name in s.samplers:
             # After the temperature only penalties change logits, and greedy sampling chooses before these.

@@ -14,11 +14,11 @@ from architectures.oracle import Oracle
 
 import ngramspec
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.dropin import speculative_eval
 from ngramspec.policies.policy import FixedPolicy
 
-FREE = given_curve({1: 1.0, 64: 1.0})
+FREE = make_fixed_curve({1: 1.0, 64: 1.0})
 
 
 class Seen(NamedTuple):
@@ -60,7 +60,7 @@ class Twins:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(speculative_eval, "make_drafter", lambda *_, **__: Oracle(self._rest, self.parent.n_vocab()))
             patch.setattr(speculative_eval, "make_policy", lambda *_: FixedPolicy(self._draft))
-            patch.setattr(Calibration, "load", lambda *_: Calibration.given(FREE))
+            patch.setattr(Calibration, "load", lambda *_: Calibration.from_curve(FREE))
             return theirs, call(self.ours)
 
     def same(self, call: Callable[[Any], Any]) -> Any:

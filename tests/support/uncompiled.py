@@ -17,7 +17,7 @@ from ngramspec.decoding import branches
 FOLDER = Path(str(branches.__file__)).parents[1]
 NAMES = (
     "drafting.draft",
-    "drafting.chances",
+    "drafting.acceptance_estimator",
     "drafting.predictor",
     "drafting.token_index",
     "drafting.mixture.history",

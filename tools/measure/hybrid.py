@@ -29,10 +29,10 @@ from remembered import Answering, Memory, Remembered
 from seeds import Clock, Modelled
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import CURVES, LARGEST, find_curves
+from ngramspec.cost.fixed_curves import CURVES, LARGEST, find_curves
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.asked_model import DraftModel
+from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import FREE, MixtureDrafter

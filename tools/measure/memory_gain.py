@@ -26,7 +26,7 @@ from itertools import islice
 from pathlib import Path
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import CURVES, given_curve
+from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.token_index import ORDER, TokenIndex, slot
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
@@ -44,7 +44,7 @@ PLACES = 20_000
 """Maximum number of tokens in the replayed answers for counting lookups."""
 
 LINKS, FOUND = 24, 8
-"""Maximum number of links that a lookup follows, and of occurrences that it needs, in `ContextCounts.recall`."""
+"""Maximum links that a lookup follows, and occurrences that it needs, in `ContextCounts.count_in_memory`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +152,15 @@ def main() -> None:
         contents.append(Content(f"{share:g} %", texts[: max(1, round(len(texts) * share / 100))]))
     if options.files:
         contents += [Content("files", folder=options.files), Content("all and files", texts, options.files)]
-    curves = {name: given_curve(CURVES[name][0]) for name in options.curve or ["cpu-1.5b-q4_0", "cuda-34b-q8_0"]}
+    curves = {name: make_fixed_curve(CURVES[name][0]) for name in options.curve or ["cpu-1.5b-q4_0", "cuda-34b-q8_0"]}
     print(f"{len(recordings)} replayed, {len(texts)} to remember")
     for content in contents:
         with remembered(content, vocabulary) as (memory, size):
             links, blocks = cost(memory, recordings)
-            print(f"{content.name}: {memory.stored:,} tokens, {size:.1f} MiB; a look-up {links:.1f} links, ", end="")
+            print(
+                f"{content.name}: {memory.n_stored_tokens:,} tokens, {size:.1f} MiB; a look-up {links:.1f} links, ",
+                end="",
+            )
             print(f"{blocks:.1f} blocks", flush=True)
             for name, curve in curves.items():
                 show(name, curve, replayed(recordings, memory, curve, options.drafter))

@@ -126,7 +126,10 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true", help="also the parts of a pass")
     options = parser.parse_args()
     target = Target(options.model, n_ctx=2048, threads=options.t)
-    prompt = target.tokenize((Path(__file__).parents[2] / "ngramspec/drafting/chances.py").read_text())[:700] * 2
+    prompt = (
+        target.tokenize((Path(__file__).parents[2] / "ngramspec/drafting/acceptance_estimator.py").read_text())[:700]
+        * 2
+    )
     decoder = SpeculativeDecoder(target, exact=options.exact)
     for name, sampling in (("greedy", Sampling()), ("temperature 0.8", Sampling(temperature=0.8, seed=1))):
         report(name, run(decoder, prompt, options.tokens, sampling, parts=False))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
-from ngramspec.cost.given import find_curves
+from ngramspec.cost.fixed_curves import find_curves
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.instruments.replay.replay import Recording, Replay
 from ngramspec.llama.vocabulary import Vocabulary

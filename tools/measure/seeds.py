@@ -28,14 +28,14 @@ from typing import Any
 from ngramspec.backend import Logits, Model
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import CURVES, LARGEST, find_curves
+from ngramspec.cost.fixed_curves import CURVES, LARGEST, find_curves
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DRAFTERS, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.asked_model import DraftModel
+from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
-from ngramspec.drafting.mixture.drafter import Recall
+from ngramspec.drafting.mixture.drafter import TextIndexSet
 from ngramspec.instruments.benchmark.figures import expected_tokens
 from ngramspec.instruments.prompts import load_prompts
 from ngramspec.llama.target import Target
@@ -134,7 +134,7 @@ class Row:
         )
 
 
-def rows(draft: Counted | None, clock: Callable[[], float], corpus: Recall | None) -> list[Row]:
+def rows(draft: Counted | None, clock: Callable[[], float], corpus: TextIndexSet | None) -> list[Row]:
     """Return all methods that are possible with the given models and texts."""
 
     def model(kind: type[ModelDrafter] = ModelDrafter) -> ModelDrafter:
@@ -172,11 +172,11 @@ def rows(draft: Counted | None, clock: Callable[[], float], corpus: Recall | Non
     return found
 
 
-def read(target: Target, paths: Sequence[Path]) -> Recall:
+def read(target: Target, paths: Sequence[Path]) -> TextIndexSet:
     """Return a memory of text files."""
-    recall = Recall()
+    recall = TextIndexSet()
     for path in paths:
-        recall.hear(target.tokenize(path.read_text("utf-8", "replace"), add_bos=False))
+        recall.add_text(target.tokenize(path.read_text("utf-8", "replace"), add_bos=False))
     return recall
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ngramspec.drafting.chances import ChanceEstimator, pick
+from ngramspec.drafting.acceptance_estimator import AcceptanceEstimator, pick
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.predictor import Shares
 
 CLEARLY = 2  # minimum ratio of counts at which another continuation is preferred to the most recent one
-COUNTED = 16  # maximum number of known contexts after which a token is counted, the longest first
+MAX_COUNTED = 16  # maximum number of known contexts after which a token is counted, the longest first
 NOWHERE = -1
 
 
@@ -26,9 +26,9 @@ class SuffixAutomaton:
     3n - 4 transitions, and adding a token takes amortised constant time.
 
     In addition, each transition counts its occurrences. A token follows every suffix of the text, one state for each
-    step along the suffix links, and their number is not bounded. So only the first `COUNTED` known contexts are counted
-    per token. The counts of short contexts may therefore be too low in a text with repetitions, but no continuation is
-    lost.
+    step along the suffix links, and their number is not bounded. So only the first `MAX_COUNTED` known contexts are
+    counted per token. The counts of short contexts may therefore be too low in a text with repetitions, but no
+    continuation is lost.
 
     Attributes:
         size: Number of tokens in the text.
@@ -73,7 +73,7 @@ class SuffixAutomaton:
         self.link[new] = self._split(p, token)
         # The remaining contexts are suffixes of `p`, so the token followed them before.
         steps = 0
-        while p != NOWHERE and steps < COUNTED:
+        while p != NOWHERE and steps < MAX_COUNTED:
             self._count(p, token)
             p = self.link[p]
             steps += 1
@@ -154,7 +154,7 @@ class SuffixDrafter(Drafter):
     name = "suffix"
 
     def __init__(self) -> None:
-        self._estimator = ChanceEstimator()
+        self._estimator = AcceptanceEstimator()
         self.begin(())
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -187,11 +187,11 @@ class SuffixDrafter(Drafter):
                 token = pick(choose, len(tokens), weights)
                 q.append(Shares(weights, total))
                 if fixed_length and not tokens:
-                    chances = [estimator.blind(match, q[0], total)] * limit
+                    chances = [estimator.estimate_undrawn(match, q[0], total)] * limit
             tokens.append(token)
             matches.append(match)
             support.append(total)
-            if not estimator.go_on(match, text.counts[state][token], total):
+            if not estimator.add_guess(match, text.counts[state][token], total):
                 break
             state, match = text.goals[state][token], match + 1
             if state == text.last:
@@ -201,4 +201,4 @@ class SuffixDrafter(Drafter):
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._text.extend(tokens)
-        return self._estimator.settle(tokens)
+        return self._estimator.record_outcome(tokens)

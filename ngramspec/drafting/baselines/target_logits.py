@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.drafting.chances import HOPELESS, ChanceEstimator, pick
+from ngramspec.drafting.acceptance_estimator import HOPELESS, AcceptanceEstimator, pick
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.sampling.distribution import largest
@@ -31,15 +31,15 @@ class SuccessorDrafter(Drafter):
 
     wants_logits = True
     longest: float = math.inf  # maximum draft length, even if `propose` allows more
-    hopeless = HOPELESS  # minimum probability that all of a draft is accepted; a draft ends when it falls below
+    min_chain_prob = HOPELESS  # minimum probability that all of a draft is accepted; a draft ends when it falls below
 
     def __init__(self) -> None:
         self._pool: OrderedDict[tuple[int, ...], Successors] = OrderedDict()
         self._n_vocab = 0
-        self._estimator = ChanceEstimator()
+        self._estimator = AcceptanceEstimator()
         self.begin(())
 
-    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], n_accepted: int = 0) -> None:
         if rows.shape[1] != self._n_vocab:
             # The model changed: its tokens have other meanings, and some of the pooled ids may not exist in it.
             self._pool.clear()
@@ -72,7 +72,7 @@ class SuccessorDrafter(Drafter):
         price: MarginalCost | None = None,
     ) -> Draft:
         estimator = self._estimator
-        estimator.open(price, self.hopeless)
+        estimator.open(price, self.min_chain_prob)
         tokens: list[int] = []
         q: list[Mapping[int, float]] = []
         match: list[int] = []
@@ -84,10 +84,10 @@ class SuccessorDrafter(Drafter):
                 token = pick(choose, len(tokens), likely)
                 q.append(likely)
                 if fixed_length and not tokens:
-                    chances = [estimator.blind(sureness, likely, run)] * limit
+                    chances = [estimator.estimate_undrawn(sureness, likely, run)] * limit
             tokens.append(token)
             match.append(length)
-            if not estimator.go_on(sureness, likely[token] * run, run):
+            if not estimator.add_guess(sureness, likely[token] * run, run):
                 break
         estimator.close(tokens)
         return Draft(tuple(tokens), tuple(q), tuple(match), (), tuple(chances), self.name)
@@ -103,8 +103,8 @@ def top_two(row: NDArray[np.float32]) -> dict[int, float]:
     if not math.isfinite(largest):
         return {}
     sides = ((0, row[:best]), (best + 1, row[best + 1 :]))
-    others = [start + int(side.argmax()) for start, side in sides if side.size]
-    second = max(others, key=lambda token: float(row[token]), default=best)
+    candidates = [start + int(side.argmax()) for start, side in sides if side.size]
+    second = max(candidates, key=lambda token: float(row[token]), default=best)
     weight = math.exp(float(row[second]) - largest) if second != best else 0.0
     # A logit of -inf means an impossible token, which q must not contain.
     return {best: 1 / (1 + weight), second: weight / (1 + weight)} if weight > 0 else {best: 1.0}
@@ -125,7 +125,7 @@ class RecycleDrafter(SuccessorDrafter):
         self._last = prompt[-1:]
         self._estimator.begin()
 
-    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], n_accepted: int = 0) -> None:
         super().observe_logits(tokens, rows)
         for token, row in zip(tokens, rows, strict=True):
             likely = top_two(row)
@@ -133,17 +133,17 @@ class RecycleDrafter(SuccessorDrafter):
                 self._learn((token,), likely)
 
     def _guess(self, tokens: Sequence[int]) -> tuple[Successors, int, int] | None:
-        known = self._pool.get(tuple(tokens[-1:] or self._last))
-        return None if known is None else (known, 1, known[1])
+        successors = self._pool.get(tuple(tokens[-1:] or self._last))
+        return None if successors is None else (successors, 1, successors[1])
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._last = tokens[-1:] or self._last
-        return self._estimator.settle(tokens)
+        return self._estimator.record_outcome(tokens)
 
 
 WINDOW = 15  # maximum draft length: W, the length of the window, in llama.cpp's example of lookahead decoding
 LONGEST = 3  # number of tokens in the longest context of the pool
-POOLED = 65_536  # maximum number of contexts in the pool; the least recently evaluated one is removed first
+MAX_POOL = 65_536  # maximum number of contexts in the pool; the least recently evaluated one is removed first
 
 
 class LookaheadDrafter(SuccessorDrafter):
@@ -173,17 +173,17 @@ class LookaheadDrafter(SuccessorDrafter):
     name = "lookahead"
     longest = WINDOW
     # If rows cost nothing, the rows of unlikely guesses are worth evaluating too.
-    hopeless = 0.0
+    min_chain_prob = 0.0
 
     def begin(self, prompt: Sequence[int]) -> None:
         # The prompt is pooled with the first logits: they show whether the pool belongs to this model.
-        self._unread = list(prompt[-POOLED:])
+        self._unread = list(prompt[-MAX_POOL:])
         self._tail = self._unread[-LONGEST:]
         self._rows: list[Successors | None] = []
         self._trajectory: list[Successors | None] = []
         self._estimator.begin()
 
-    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], n_accepted: int = 0) -> None:
         super().observe_logits(tokens, rows)
         prompt, self._unread = self._unread, []
         for end, token in enumerate(prompt):
@@ -200,24 +200,24 @@ class LookaheadDrafter(SuccessorDrafter):
         """Store the likely tokens after a context of at most `LONGEST` tokens, and after each of its suffixes."""
         for start in range(len(context)):
             self._learn(tuple(context[start:]), likely)
-        while len(self._pool) > POOLED:
+        while len(self._pool) > MAX_POOL:
             self._pool.popitem(last=False)
 
     def _guess(self, tokens: Sequence[int]) -> tuple[Successors, int, int] | None:
         text = [*self._tail, *tokens]
         for length in range(min(LONGEST, len(text)), 0, -1):
-            pooled = self._pool.get(tuple(text[-length:]))
-            if pooled is not None:
-                return pooled, length, length
+            successors = self._pool.get(tuple(text[-length:]))
+            if successors is not None:
+                return successors, length, length
         if not text:
             return None
-        expected = self._trajectory[len(tokens)] if len(tokens) < len(self._trajectory) else None
-        return expected or ({text[-1]: 1.0}, 1), 0, 0
+        previous = self._trajectory[len(tokens)] if len(tokens) < len(self._trajectory) else None
+        return previous or ({text[-1]: 1.0}, 1), 0, 0
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._tail = [*self._tail, *tokens][-LONGEST:]
         self._trajectory, self._rows = self._rows[len(tokens) :], []
-        return self._estimator.settle(tokens)
+        return self._estimator.record_outcome(tokens)
 
 
 FILLER = 3  # number of most likely tokens that are counted at each position
@@ -239,15 +239,15 @@ class NasdDrafter(NGramDrafter):
         super().begin(prompt)
         self._rows: list[NDArray[np.intp]] = []
 
-    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], n_accepted: int = 0) -> None:
         self._rows = [largest(row, FILLER) for row in rows]
 
     def accept(self, tokens: Sequence[int]) -> int:
         for token, likeliest in zip(tokens, self._rows, strict=False):
-            for other in likeliest[:FILLER].tolist():
-                self.predictor.suppose(other)
+            for alternative in likeliest[:FILLER].tolist():
+                self.predictor.count_candidate(alternative)
             self.predictor.update(token)
-        counted, self._rows = len(self._rows), []
+        n_counted, self._rows = len(self._rows), []
         hits = super().accept(tokens)
-        del self._unread[: min(counted, len(tokens))]
+        del self._unread[: min(n_counted, len(tokens))]
         return hits

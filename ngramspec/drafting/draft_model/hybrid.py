@@ -33,10 +33,18 @@ from typing import NamedTuple, Self
 
 from ngramspec.backend import Logits
 from ngramspec.drafting.draft import Chooser, Draft, MarginalCost
-from ngramspec.drafting.draft_model.asked_model import DraftModel
+from ngramspec.drafting.draft_model.agreement import (
+    ALONE,
+    CONSENSUS,
+    LEVELS,
+    MODEL,
+    NGRAMS,
+    AgreementModel,
+    Observation,
+)
+from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.passes import Drafting, PassRequest, StepwiseDrafter
-from ngramspec.drafting.draft_model.second_opinion import ALONE, BOTH, LEVELS, MODEL, NGRAMS, Answered, SecondOpinion
-from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter, Recall
+from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter, TextIndexSet
 from ngramspec.sampling.settings import Sampling
 
 FARTHEST = 10  # maximum number of guesses that the model reads at once, and of further calls that are considered
@@ -89,15 +97,17 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
     Args:
         model: Draft model.
         memory: Texts to look up; see `MixtureDrafter`.
-        kept: File for the statistics about tokens; see `MixtureDrafter`.
+        state_path: File for the statistics about tokens; see `MixtureDrafter`.
     """
 
     name = "hybrid"
 
-    def __init__(self, model: DraftModel, memory: Recall | bool | None = None, kept: Path | None = None) -> None:
-        super().__init__(memory, kept)
+    def __init__(
+        self, model: DraftModel, memory: TextIndexSet | bool | None = None, state_path: Path | None = None
+    ) -> None:
+        super().__init__(memory, state_path)
         self.model = model
-        self.opinion = SecondOpinion()  # statistics on the agreement of the two
+        self.opinion = AgreementModel()  # statistics on the agreement of the two
         self._forget()
 
     @property
@@ -108,12 +118,12 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         super().set_sampling(sampling)
         self.model.set_sampling(sampling)
 
-    def anew(self) -> HybridDrafter:
-        return HybridDrafter(self.model.anew(), self._memory)
+    def fresh_copy(self) -> HybridDrafter:
+        return HybridDrafter(self.model.fresh_copy(), self._memory)
 
-    def beside(self) -> Self:
-        other = super().beside()
-        other.model, other.opinion = self.model.beside(), self.opinion.beside()
+    def clone_for_sequence(self) -> Self:
+        other = super().clone_for_sequence()
+        other.model, other.opinion = self.model.clone_for_sequence(), self.opinion.clone_for_sequence()
         other._forget()
         return other
 
@@ -125,7 +135,7 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
 
     def _forget(self) -> None:
         self._chain: list[Guess] = []
-        self._asked_about: list[tuple[int, Answered]] = []
+        self._asked_about: list[tuple[int, Observation]] = []
         self._by_model = False
 
     def accept(self, tokens: Sequence[int]) -> int:
@@ -136,7 +146,7 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
                 self.opinion.learn(answered, tokens[at])
         for at, guess in enumerate(self._chain[: min(hits + 1, len(tokens))]):
             if guess.q and self.guesser.acceptance_probs[at] > 0:
-                self._drawn.learn(self.guesser.acceptance_probs[at], at < hits)
+                self._drawn_calibrator.learn(self.guesser.acceptance_probs[at], at < hits)
         self._forget()
         return proposed if by_model else hits
 
@@ -146,9 +156,9 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         self.guesser.guess(limit, HOPELESS, price)
         gain, reach = 0.0, 1.0
         for at, p in enumerate(self.guesser.chain()[2]):
-            reach *= self._blind.estimate(p)
+            reach *= self._undrawn_calibrator.estimate(p)
             gain += max(0.0, reach - price.rate * price.slopes[at])
-        if self.model.promises(limit, price) > gain:
+        if self.model.estimate_gain(limit, price) > gain:
             draft = yield from self.model.propose_stepwise(limit, choose, fixed_length=True, price=price)
             if draft.tokens:
                 self._by_model = True
@@ -164,11 +174,11 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         price: MarginalCost | None = None,
     ) -> Drafting:
         self._forget()
-        self._asked = None
+        self._calibration = None
         price = price or FREE
         limit = min(limit, LONGEST, len(price.slopes) - 1)
         self.model.open(price)
-        self._want_rows(price)
+        self._request_rows(price)
         if choose is not None and fixed_length:
             return (yield from self._drafting_blindly(limit, choose, price))
         if self._answer is not None and self._answer.continuation(1)[0]:
@@ -201,20 +211,24 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         guesser = self.guesser
         chain = self._chain = self._chain[:settled]
         if guesser.pending != settled:
-            self._stand([guess.token for guess in chain])
+            self._set_prefix([guess.token for guess in chain])
         length = settled
         goes_on = True
         while len(chain) < limit:
             at = len(chain)
-            best = guesser.look(at)
+            best = guesser.score_position(at)
             if best < 0:
                 break
             q: Mapping[int, float] = {}
             if choose is not None:
                 q = guesser.distribution(at)
                 best = list(q).index(choose(at, q))
-            guesser.take(at, best)
-            p = guesser.acceptance_probs[at] if choose is None else self._drawn.estimate(guesser.acceptance_probs[at])
+            guesser.take_candidate(at, best)
+            p = (
+                guesser.acceptance_probs[at]
+                if choose is None
+                else self._drawn_calibrator.estimate(guesser.acceptance_probs[at])
+            )
             chain.append(Guess(guesser.guesses[at], p, p, q))
             if not goes_on:
                 break
@@ -241,36 +255,36 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         for guess in self._chain[:settled]:
             value = value.then(guess.chance, price)
         further = self._further(price, limit)
-        best = bare = value.along(ps, price) + price.rate * self.model.entry(price)
+        best = bare = value.along(ps, price) + price.rate * self.model.catch_up_cost(price)
         along, gain = None, 0.0
         ended, agreed = 0.0, 1.0
         for i in range(min(len(ps), limit - settled - 1, FARTHEST) + 1):
-            prospects = self.opinion.expected(ps[i] if i < len(ps) else 0.0)
-            for share, chance in prospects.others:
-                ended += agreed * (1.0 - prospects.agrees.value) * share * further(value.then(chance, price))
-            agreed *= prospects.agrees.value
+            prospects = self.opinion.prospects(ps[i] if i < len(ps) else 0.0)
+            for share, chance in prospects.disagreements:
+                ended += agreed * (1.0 - prospects.agreement.value) * share * further(value.then(chance, price))
+            agreed *= prospects.agreement.value
             expected = ended
             if agreed:
-                value = value.then(prospects.surer.value, price)
+                value = value.then(prospects.consensus.value, price)
                 expected += agreed * max(value.along(ps[i + 1 :], price), further(value))
-            paid = expected - price.rate * self.model.costs(settled + i - read, price)
+            paid = expected - price.rate * self.model.pass_cost(settled + i - read, price)
             if paid > best:
                 best, along, gain = paid, i, expected - bare
         return along, gain
 
     def _further(self, price: MarginalCost, limit: int) -> Callable[[ChainValue], float]:
         """Return a function for the value of a chain after which the model may be called while its guesses are good."""
-        prospects = self.opinion.expected()
-        agrees = prospects.agrees.value
-        outcomes = [((1.0 - agrees) * share, chance) for share, chance in prospects.others]
-        outcomes.append((agrees, prospects.surer.value))
+        prospects = self.opinion.prospects()
+        agrees = prospects.agreement.value
+        outcomes = [((1.0 - agrees) * share, chance) for share, chance in prospects.disagreements]
+        outcomes.append((agrees, prospects.consensus.value))
         ways = []
         for least in LEVELS:
             good = [(share, chance) for share, chance in outcomes if chance > least]
             often = sum(share for share, _ in good)
             if often:
                 ways.append((often, sum(share * chance for share, chance in good) / often))
-        asking = price.rate * self.model.again(price)
+        asking = price.rate * self.model.extra_pass_cost(price)
 
         def further(value: ChainValue) -> float:
             best = value.most
@@ -296,7 +310,7 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         """
         chain, opinion = self._chain, self.opinion
         end = settled + along
-        rows = yield from self.model.reads([guess.token for guess in chain[read:end]], read, gain)
+        rows = yield from self.model.read_chain([guess.token for guess in chain[read:end]], read, gain)
         if rows is None:
             return None
         for at in range(settled, end + 1):
@@ -306,11 +320,11 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
             answer, m, q = answered
             ours = chain[at] if at < len(chain) else Guess(-1, 0.0, 0.0, {})
             if answer == ours.token:
-                better = ours._replace(chance=opinion.chance(BOTH, ours.p, m))
+                better = ours._replace(chance=opinion.estimate(CONSENSUS, ours.p, m))
             else:
                 case = MODEL if ours.token >= 0 else ALONE
-                better = Guess(answer, ours.p, opinion.chance(case, ours.p, m), q)
-                if ours.token >= 0 and (stands := opinion.chance(NGRAMS, ours.p, m)) > better.chance:
+                better = Guess(answer, ours.p, opinion.estimate(case, ours.p, m), q)
+                if ours.token >= 0 and (stands := opinion.estimate(NGRAMS, ours.p, m)) > better.chance:
                     better = ours._replace(chance=stands)
             self._asked_about.append((at, (ours.p, m, ours.token, answer, better.token)))
             reach *= better.chance
@@ -320,6 +334,6 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
                 chain.append(better)
             if better.token != ours.token:
                 del chain[at + 1 :]
-                self._stand([guess.token for guess in chain])
+                self._set_prefix([guess.token for guess in chain])
                 return at + 1, reach, at
         return end + 1, reach, end

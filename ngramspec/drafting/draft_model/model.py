@@ -19,10 +19,10 @@ from typing import Self
 import numpy as np
 
 from ngramspec.backend import Logits, Model
-from ngramspec.drafting.chances import OutcomeMap, pick
+from ngramspec.drafting.acceptance_estimator import ProbabilityCalibrator, pick
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, MarginalCost
-from ngramspec.drafting.draft_model.passes import Drafting, ModelPasses, PassRequest, Payoff, StepwiseDrafter
-from ngramspec.sampling.distribution import largest, normalised_entropy
+from ngramspec.drafting.draft_model.passes import Drafting, DraftModelGain, ModelPasses, PassRequest, StepwiseDrafter
+from ngramspec.sampling.distribution import entropy_ratio, largest
 from ngramspec.sampling.settings import Sampling
 from ngramspec.shared_model import SharedModel
 from ngramspec.tokens import common_prefix
@@ -40,15 +40,15 @@ Asking = Generator[PassRequest, Logits, Logits]  # generator that requests a pas
 class ModelDraft(Draft):
     """A draft of a model, with the entropy of its first distribution for `EntropyPolicy`."""
 
-    # Function that computes `normalised_entropy` of the logits for the first token.
+    # Function that computes `entropy_ratio` of the logits for the first token.
     entropy: Callable[[], float] | None = None
 
 
 class ModelDrafter(StepwiseDrafter):
     """Drafts with a model of the same vocabulary, token by token, while the next guess is expected to pay.
 
-    If the cost of a token is known in seconds, so is the expected gain of the model (see `Payoff`). If the gain is not
-    positive, the model is not used, except in rare probes, which take at most `PROBES` of the time.
+    If the cost of a token is known in seconds, so is the expected gain of the model (see `DraftModelGain`). If the gain
+    is not positive, the model is not used, except in rare probes, which take at most `PROBES` of the time.
 
     The model does not read a text until the decode calls made without it could have gained as much as reading takes. A
     text that ends early has then not paid for a prefill that it cannot use (ski rental: Karlin et al. 1988,
@@ -60,7 +60,7 @@ class ModelDrafter(StepwiseDrafter):
         n_vocab: Number of tokens, from 0 on, that have the same meaning for the target; `None` means all. Other tokens
             are never drafted, and a text that contains one gets no drafts.
         clock: Function that returns the time in seconds; `None` means `time.perf_counter`.
-        shared: Shared model whose first sequence is `model`; required to make drafters for further sequences.
+        shared_model: Shared model whose first sequence is `model`; required to make drafters for further sequences.
 
     Raises:
         ValueError: The model's KV cache cannot be rolled back.
@@ -76,28 +76,29 @@ class ModelDrafter(StepwiseDrafter):
         *,
         n_vocab: int | None = None,
         clock: Callable[[], float] | None = None,
-        shared: SharedModel | None = None,
+        shared_model: SharedModel | None = None,
     ) -> None:
         if not model.can_rollback:
             raise ValueError("this model cannot be used as a draft model: its state cannot be rolled back")
         self.model = model
         self.n_vocab = min(model.n_vocab, n_vocab or model.n_vocab)
-        self._passes = ModelPasses(clock, shared)
-        self._payoff = Payoff(self._passes)
-        self._free = list(shared.sequences[1:]) if shared is not None else []
+        self._passes = ModelPasses(clock, shared_model)
+        self._payoff = DraftModelGain(self._passes)
+        self._free = list(shared_model.sequences[1:]) if shared_model is not None else []
         # Calibrations of the most likely token, of a sampled token, and of the most likely token before sampling.
-        self._likeliest, self._drawn, self._undrawn = OutcomeMap(), OutcomeMap(), OutcomeMap()
+        self._likeliest = ProbabilityCalibrator()
+        self._drawn, self._undrawn = ProbabilityCalibrator(), ProbabilityCalibrator()
         self._credit = 0.0
         self._lengths: deque[int] = deque(maxlen=TEXTS)
         self._length = 0
         self.set_sampling(Sampling())
         self.begin(())
 
-    def anew(self) -> Self:
+    def fresh_copy(self) -> Self:
         """Return a drafter with the same model and no statistics; do not use both for a request at the same time."""
         return type(self)(self.model, n_vocab=self.n_vocab, clock=self._passes.clock)
 
-    def beside(self) -> Self:
+    def clone_for_sequence(self) -> Self:
         """Return a drafter for another sequence at the same time, in the next free sequence of the model.
 
         Both share the statistics of the model: its speed and the acceptance of its guesses.
@@ -107,11 +108,11 @@ class ModelDrafter(StepwiseDrafter):
         """
         if not self._free:
             raise ValueError("the draft model has no free sequence")
-        other = copy(self)
-        other.model = self._free.pop(0)
-        other._credit = 0.0
-        other.begin(())
-        return other
+        clone = copy(self)
+        clone.model = self._free.pop(0)
+        clone._credit = 0.0
+        clone.begin(())
+        return clone
 
     # ------------------------------------------------------------------ request
 
@@ -121,7 +122,7 @@ class ModelDrafter(StepwiseDrafter):
     def begin(self, prompt: Sequence[int]) -> None:
         self._text = list(prompt)
         self._readable = self._can_read(prompt)
-        self._held = common_prefix(self.model.tokens, self._text)
+        self._n_cached = common_prefix(self.model.tokens, self._text)
         self._has_read = False
         if self._length:
             self._lengths.append(self._length)
@@ -131,25 +132,26 @@ class ModelDrafter(StepwiseDrafter):
 
     def accept(self, tokens: Sequence[int]) -> int:
         hits = common_prefix(self._guesses, tokens)
-        judged = min(hits + 1, len(self._guesses), len(tokens))
-        for at in range(judged):
+        n_tested = min(hits + 1, len(self._guesses), len(tokens))
+        for at in range(n_tested):
             self._payoff.learn(at, at < hits)
             outcomes, p = self._asked[at]
             outcomes.learn(p, at < hits)
-        if judged and self._before is not None:
+        if n_tested and self._before is not None:
             self._undrawn.learn(self._before, hits > 0)
         self._forget()
         self._text += tokens
         self._readable = self._readable and self._can_read(tokens)
-        held = self.model.tokens
-        self._held += common_prefix(held[self._held :], self._text[self._held : len(held)])
+        cached = self.model.tokens
+        self._n_cached += common_prefix(cached[self._n_cached :], self._text[self._n_cached : len(cached)])
         self._length += 1
         return hits
 
     def _forget(self) -> None:
         """Drop the guesses that wait for their outcome."""
         self._guesses: tuple[int, ...] = ()
-        self._asked: list[tuple[OutcomeMap, float]] = []  # calibration and uncalibrated probability of each guess
+        # Calibration and uncalibrated probability of each guess.
+        self._asked: list[tuple[ProbabilityCalibrator, float]] = []
         self._before: float | None = None  # probability of the most likely first token, before one was drawn
 
     def _can_read(self, tokens: Sequence[int]) -> bool:
@@ -186,7 +188,7 @@ class ModelDrafter(StepwiseDrafter):
         reach = 1.0
         # The entropy is computed only on request, because few policies use it and it takes longer than copying the row.
         # The row must be copied, because the next guess overwrites it.
-        entropy = partial(normalised_entropy, row[: self.n_vocab].copy())
+        entropy = partial(entropy_ratio, row[: self.n_vocab].copy())
         while True:
             guess = self.guess(row, len(tokens), choose)
             if guess is None:
@@ -202,7 +204,7 @@ class ModelDrafter(StepwiseDrafter):
             self._asked.append((outcomes, p))
             chances.append(outcomes.estimate(p))
             reach *= chances[-1]
-            if len(tokens) >= limit or not self._payoff.goes_on(reach, len(tokens), price):
+            if len(tokens) >= limit or not self._payoff.should_continue(reach, len(tokens), price):
                 break
             if len(tokens) == 1 and self.model.replays:
                 self.model.checkpoint()
@@ -223,18 +225,18 @@ class ModelDrafter(StepwiseDrafter):
         if price is None or not price.seconds:
             return True
         self._time()
-        behind = len(self._text) - self._held
-        reading = (self._passes.reading(max(1, behind)) - self._passes.token) / price.seconds
+        behind = len(self._text) - self._n_cached
+        reading = (self._passes.read_seconds(max(1, behind)) - self._passes.token_seconds) / price.seconds
         gain = self._payoff.gain(limit, price)
         if gain > 0:
-            return price.rate * reading <= gain * (self._length + self._left())
+            return price.rate * reading <= gain * (self._length + self._remaining_calls())
         self._credit += PROBES
-        if self._credit < self._passes.token / price.seconds + reading:
+        if self._credit < self._passes.token_seconds / price.seconds + reading:
             return False
         self._credit = 0.0
         return True
 
-    def _left(self) -> float:
+    def _remaining_calls(self) -> float:
         """Return the expected number of further decode calls of a text that is not read yet; otherwise 0."""
         if self._has_read or not self._lengths:
             return 0.0
@@ -242,21 +244,21 @@ class ModelDrafter(StepwiseDrafter):
 
     def _time(self) -> None:
         """Read the beginning of the text if the time of reading was not measured yet."""
-        if not self._passes.token and len(self._text) - self._held > FIRST_READ + 2:
+        if not self._passes.token_seconds and len(self._text) - self._n_cached > FIRST_READ + 2:
             for size in (1, 1, FIRST_READ):
-                self._read(self._held + size)
+                self._read(self._n_cached + size)
 
     # ------------------------------------------------------------------ model
 
     def _catch_up(self) -> Asking:
         """Read the rest of the text into the cache, and return the logits after it."""
         last = len(self._text) - 1
-        self._held = min(self._held, last)
-        if not self._has_read and self._held < last:
+        self._n_cached = min(self._n_cached, last)
+        if not self._has_read and self._n_cached < last:
             self._read(last)  # separately, so that the time of a single token is measured
-        if self._has_read and self._held == last:
+        if self._has_read and self._n_cached == last:
             row = yield from self._evaluate(last, self._text[last:])
-            self._held = last + 1
+            self._n_cached = last + 1
         else:
             row = self._read(last + 1)
         self._has_read = True
@@ -265,15 +267,15 @@ class ModelDrafter(StepwiseDrafter):
     def _read(self, end: int) -> Logits:
         """Read the first `end` tokens of the text into the cache, which lacks the last; return the logits after it."""
         if self._has_read:
-            self.model.rollback(self._held)
-        passed = self.model.owed + end - self._held
-        began = self._passes.clock()
+            self.model.rollback(self._n_cached)
+        n_tokens = self.model.owed + end - self._n_cached
+        start_time = self._passes.clock()
         row = self.model.prefill(self._text[:end])
-        seconds = self._passes.clock() - began
-        self._passes.took(passed, seconds)
+        seconds = self._passes.clock() - start_time
+        self._passes.record_time(n_tokens, seconds)
         if not self._has_read:
             self.prefill_seconds += seconds
-        self._held = end
+        self._n_cached = end
         return row
 
     def _evaluate(self, keep: int, tokens: Sequence[int]) -> Asking:

@@ -1,13 +1,13 @@
 """Decode calls of a draft model, called passes.
 
 `StepwiseDrafter` is a drafter that requests them, `PassRequest` a request, `ModelPasses` executes and times them, and
-`Payoff` estimates the gain of the resulting guesses.
+`DraftModelGain` estimates the gain of the resulting guesses.
 
 A stepwise drafter requests a pass by yielding a `PassRequest`, and continues when it gets the logits. Requests of
 several sequences are evaluated together if that pays:
 
-    draft = draft_alone(drafter.propose_stepwise(8, price=price))
-    drafts = draft_together([drafter.propose_stepwise(8, price=price) for drafter in drafters], price)
+    draft = draft_single(drafter.propose_stepwise(8, price=price))
+    drafts = draft_batch([drafter.propose_stepwise(8, price=price) for drafter in drafters], price)
 
 This module is used only with a draft model. For other drafters `Drafter.drafts_stepwise` is False, and `propose`
 returns the draft.
@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias, cast
 import numpy as np
 
 from ngramspec.backend import Logits, Model
-from ngramspec.drafting.chances import HOPELESS, FadingRate
+from ngramspec.drafting.acceptance_estimator import HOPELESS, DecayingRate
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
 
@@ -46,12 +46,12 @@ new one. A draft model that was chosen for its target is right at 50 to 90 % of 
 section 4.2)."""
 
 
-class Payoff:
+class DraftModelGain:
     """Expected gain of a draft model's guesses minus their time, by earlier outcomes at the same draft position."""
 
     def __init__(self, passes: ModelPasses) -> None:
         self._passes = passes
-        self._rates = [FadingRate(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT, fade=FADE) for _ in range(POSITIONS)]
+        self._rates = [DecayingRate(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT, fade=FADE) for _ in range(POSITIONS)]
 
     def learn(self, at: int, right: bool) -> None:
         """Count the outcome of a guess at a draft position; the first position is 0."""
@@ -74,13 +74,13 @@ class Payoff:
         gain, reach = 0.0, 1.0
         for at in range(limit):
             reach *= self.rate(at)
-            more = reach - price.rate * (price.slopes[at] + self._passes.token / price.seconds)
+            more = reach - price.rate * (price.slopes[at] + self._passes.token_seconds / price.seconds)
             if more <= 0:
                 break
             gain += more
         return gain
 
-    def goes_on(self, reach: float, length: int, price: MarginalCost | None) -> bool:
+    def should_continue(self, reach: float, length: int, price: MarginalCost | None) -> bool:
         """Return True if one more guess pays after `length` guesses that are all accepted with probability `reach`.
 
         The guess must pay for its own time and for its token in the target's decode call. The draft model's time for
@@ -90,7 +90,7 @@ class Payoff:
             return reach >= HOPELESS
         if not price.seconds:
             return bool(price.worth_extending(reach, length))
-        time_of = self._passes.token / price.seconds
+        time_of = self._passes.token_seconds / price.seconds
         if time_of * (length + 1) > price.loss_budget:
             return False
         cost = price.slopes[length] + time_of
@@ -104,7 +104,7 @@ class PassRequest(NamedTuple):
     model: Model  # model whose cache contains the sequence; a `SequenceModel` if several sequences share the model
     keep: int  # number of cached tokens to keep
     # Tokens to append to the cache. Empty means that the drafter wants to prefill a longer text itself; the answer is
-    # then `GRANTED`.
+    # then `GRANT`.
     tokens: Sequence[int]
     rows: int  # number of last tokens whose logits are requested
     # Expected gain in tokens, before the time of the pass is subtracted. If it is too small, a request that competes
@@ -112,7 +112,7 @@ class PassRequest(NamedTuple):
     gain: float = math.inf
 
 
-GRANTED: Logits = np.empty((0, 0), np.float32)
+GRANT: Logits = np.empty((0, 0), np.float32)
 
 Drafting: TypeAlias = Generator[PassRequest, Logits | None, Draft]
 """A generator that makes a draft: it yields requests, receives logits and returns the draft."""
@@ -142,7 +142,7 @@ class StepwiseDrafter(Drafter):
         fixed_length: bool = False,
         price: MarginalCost | None = None,
     ) -> Draft:
-        return draft_alone(self.propose_stepwise(limit, choose, fixed_length=fixed_length, price=price))
+        return draft_single(self.propose_stepwise(limit, choose, fixed_length=fixed_length, price=price))
 
 
 class ModelPasses:
@@ -153,76 +153,76 @@ class ModelPasses:
 
     Args:
         clock: Function that returns the time in seconds; `None` means `time.perf_counter`.
-        shared: The model, if several sequences share it.
+        shared_model: The model, if several sequences share it.
 
     >>> passes = ModelPasses()
     >>> for seconds in (0.9, 0.02, 0.02):
-    ...     passes.took(1, seconds)
-    >>> passes.took(11, 0.07)
-    >>> passes.token, round(passes.reading(101), 3)
+    ...     passes.record_time(1, seconds)
+    >>> passes.record_time(11, 0.07)
+    >>> passes.token_seconds, round(passes.read_seconds(101), 3)
     (0.02, 0.52)
-    >>> passes.took(4, 0.08)
-    >>> round(passes.reading(3), 3)
+    >>> passes.record_time(4, 0.08)
+    >>> round(passes.read_seconds(3), 3)
     0.06
     """
 
-    def __init__(self, clock: Callable[[], float] | None = None, shared: SharedModel | None = None) -> None:
+    def __init__(self, clock: Callable[[], float] | None = None, shared_model: SharedModel | None = None) -> None:
         self.clock = clock or time.perf_counter
         self.texts = 1  # number of sequences in the last pass
         self._ones: deque[float] = deque(maxlen=RECENT)
         self._few: deque[float] = deque(maxlen=RECENT)
         self._more: deque[float] = deque(maxlen=RECENT)
-        self._shared = shared
-        sequences = shared.sequences if shared is not None else ()
+        self._shared = shared_model
+        sequences = shared_model.sequences if shared_model is not None else ()
         # True if one pass may evaluate several sequences. If each has a separate cache, sequences that append more
         # tokens than others continue in separate batches.
         self.joint = (
-            shared is not None
+            shared_model is not None
             and len(sequences) > 1
-            and not shared.drafts_alone
-            and len(shared.batches([1, 2], sequences[:2])) == 1
+            and not shared_model.drafts_alone
+            and len(shared_model.batches([1, 2], sequences[:2])) == 1
         )
 
-    def took(self, tokens: int, seconds: float) -> None:
+    def record_time(self, tokens: int, seconds: float) -> None:
         if tokens == 1:
             self._ones.append(seconds)
         elif tokens > 1:
             times = self._few if tokens <= FEW else self._more
-            times.append(max(0.0, (seconds - self.token) / (tokens - 1)))
+            times.append(max(0.0, (seconds - self.token_seconds) / (tokens - 1)))
 
     @property
-    def token(self) -> float:
+    def token_seconds(self) -> float:
         """Median seconds of a pass over one token; 0 before the first one was timed."""
         return median_low(self._ones) if self._ones else 0.0
 
-    def reading(self, tokens: int) -> float:
+    def read_seconds(self, tokens: int) -> float:
         """Return the expected seconds of a pass over `tokens` tokens, at least 1; at most their time one by one."""
-        one = self.token
+        single = self.token_seconds
         times = (self._few if tokens <= FEW else self._more) or self._more or self._few
-        each = min(one, median_low(times)) if times else one
-        return one + each * (tokens - 1)
+        each = min(single, median_low(times)) if times else single
+        return single + each * (tokens - 1)
 
-    def share(self, tokens: int, texts: int) -> float:
+    def seconds_per_sequence(self, tokens: int, texts: int) -> float:
         """Return the seconds per sequence of a joint pass over `tokens` tokens of each of `texts` sequences."""
-        return self.reading(tokens * texts) / texts
+        return self.read_seconds(tokens * texts) / texts
 
     def evaluate(self, requests: Sequence[PassRequest]) -> list[Logits]:
         """Execute one pass for the requests; return the logits of each, which are valid until the next pass."""
         for request in requests:
             request.model.rollback(request.keep)
-        passed = sum(request.model.owed + len(request.tokens) for request in requests)
-        began = self.clock()
+        n_tokens = sum(request.model.owed + len(request.tokens) for request in requests)
+        start_time = self.clock()
         if len(requests) == 1:
             rows = [requests[0].model.evaluate(requests[0].tokens)[-requests[0].rows :]]
         else:
             assert self._shared is not None
             parts = [Part(cast(SequenceModel, request.model), request.tokens, request.rows) for request in requests]
             rows = self._shared.evaluate_together(parts)
-        self.took(passed, self.clock() - began)
+        self.record_time(n_tokens, self.clock() - start_time)
         self.texts = len(requests)
         return rows
 
-    def worthwhile(self, requests: Mapping[int, PassRequest], price: MarginalCost | None) -> list[int]:
+    def select_requests(self, requests: Mapping[int, PassRequest], price: MarginalCost | None) -> list[int]:
         """Return the sequences whose requests are worth a joint pass.
 
         A pass over n tokens takes about a + b n. The requests are sorted by their gain minus b for each of their
@@ -232,34 +232,34 @@ class ModelPasses:
         if not self.joint or price is None or not price.seconds:
             return list(requests)
         time_of = price.rate / price.seconds
-        each = time_of * (self.reading(2) - self.token)
-        order = sorted(requests, key=lambda text: each * requests[text].rows - requests[text].gain)
-        count, most, gain, tokens = 0, 0.0, 0.0, 0
-        for n, text in enumerate(order, 1):
-            gain += requests[text].gain
-            tokens += requests[text].rows
-            value = gain - time_of * self.reading(tokens)
-            if value > most or requests[text].gain == math.inf:
-                count, most = n, value
+        each = time_of * (self.read_seconds(2) - self.token_seconds)
+        order = sorted(requests, key=lambda sequence: each * requests[sequence].rows - requests[sequence].gain)
+        count, best_value, gain, tokens = 0, 0.0, 0.0, 0
+        for n, sequence in enumerate(order, 1):
+            gain += requests[sequence].gain
+            tokens += requests[sequence].rows
+            value = gain - time_of * self.read_seconds(tokens)
+            if value > best_value or requests[sequence].gain == math.inf:
+                count, best_value = n, value
         return order[:count]
 
-    def groups(self, texts: Sequence[int], requests: Mapping[int, PassRequest]) -> Iterator[list[int]]:
+    def group_requests(self, sequences: Sequence[int], requests: Mapping[int, PassRequest]) -> Iterator[list[int]]:
         """Yield the sequences of each pass, as many as fit into it."""
-        shared = self._shared if self.joint else None
+        shared_model = self._shared if self.joint else None
         group: list[int] = []
         tokens = rows = 0
-        for text in texts:
-            request = requests[text]
+        for sequence in sequences:
+            request = requests[sequence]
             tokens, rows = tokens + len(request.tokens), rows + request.rows
-            if group and (shared is None or tokens > shared.max_tokens or rows > shared.max_rows):
+            if group and (shared_model is None or tokens > shared_model.max_tokens or rows > shared_model.max_rows):
                 yield group
                 group, tokens, rows = [], len(request.tokens), request.rows
-            group.append(text)
+            group.append(sequence)
         if group:
             yield group
 
 
-def draft_alone(drafting: Drafting) -> Draft:
+def draft_single(drafting: Drafting) -> Draft:
     """Make the draft of one sequence; all its requests are granted."""
     rows: Logits | None = None
     while True:
@@ -267,10 +267,10 @@ def draft_alone(drafting: Drafting) -> Draft:
             request = drafting.send(rows)
         except StopIteration as done:
             return cast(Draft, done.value)
-        rows = request.passes.evaluate([request])[0] if request.tokens else GRANTED
+        rows = request.passes.evaluate([request])[0] if request.tokens else GRANT
 
 
-def draft_together(draftings: Sequence[Drafting], price: MarginalCost | None) -> list[Draft]:
+def draft_batch(draftings: Sequence[Drafting], price: MarginalCost | None) -> list[Draft]:
     """Make the drafts of several sequences together.
 
     Args:
@@ -278,29 +278,29 @@ def draft_together(draftings: Sequence[Drafting], price: MarginalCost | None) ->
         price: Cost of one more token, the same for all.
     """
     if len(draftings) == 1:
-        return [draft_alone(draftings[0])]
+        return [draft_single(draftings[0])]
     drafts = [NO_DRAFT] * len(draftings)
     waiting: dict[int, PassRequest] = {}
 
-    def go_on(text: int, rows: Logits | None) -> None:
+    def advance(sequence: int, rows: Logits | None) -> None:
         try:
-            waiting[text] = draftings[text].send(rows)
+            waiting[sequence] = draftings[sequence].send(rows)
         except StopIteration as done:
-            drafts[text] = done.value
+            drafts[sequence] = done.value
 
-    for text in range(len(draftings)):
-        go_on(text, None)
+    for sequence in range(len(draftings)):
+        advance(sequence, None)
     while waiting:
         requests = dict(waiting)
         waiting.clear()
         passes = next(iter(requests.values())).passes
-        chosen = passes.worthwhile(requests, price)
-        for text in requests.keys() - set(chosen):
-            go_on(text, None)
-        for text in chosen:
-            if not requests[text].tokens:
-                go_on(text, GRANTED)
-        for group in passes.groups([text for text in chosen if requests[text].tokens], requests):
-            for text, rows in zip(group, passes.evaluate([requests[text] for text in group]), strict=True):
-                go_on(text, rows)
+        running = passes.select_requests(requests, price)
+        for sequence in requests.keys() - set(running):
+            advance(sequence, None)
+        for sequence in running:
+            if not requests[sequence].tokens:
+                advance(sequence, GRANT)
+        for group in passes.group_requests([sequence for sequence in running if requests[sequence].tokens], requests):
+            for sequence, rows in zip(group, passes.evaluate([requests[sequence] for sequence in group]), strict=True):
+                advance(sequence, rows)
     return drafts

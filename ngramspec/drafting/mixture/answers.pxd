@@ -2,9 +2,9 @@ cimport cython
 from ngramspec.drafting.mixture.chance_mixer cimport Correction
 from ngramspec.drafting.mixture.history cimport History
 
-cdef class Answers:
-    cdef readonly int aligned
-    cdef readonly int pooled
+cdef class RejectedRowPredictions:
+    cdef readonly int place_token
+    cdef readonly int pool_token
     cdef readonly Correction correction
     cdef unsigned long long[::1] _checks
     cdef int[::1] _answers
@@ -12,9 +12,9 @@ cdef class Answers:
     cdef long long[::1] _places
     cdef int[::1] _tokens
     cdef int[::1] _depths
-    cdef long long[::1] _passes
-    cdef int[::1] _behind
-    cdef long long _heard
+    cdef long long[::1] _call_numbers
+    cdef int[::1] _tokens_before
+    cdef long long _n_calls
     cdef int _in_place
     cdef int _in_pool
     @cython.locals(i=cython.Py_ssize_t)
@@ -23,7 +23,7 @@ cdef class Answers:
         at=cython.Py_ssize_t, order=cython.int, i=cython.int, answer=cython.int, slot=cython.Py_ssize_t,
         token=cython.ulonglong, state=cython.ulonglong
     )
-    cpdef hear(self, History h, Py_ssize_t start, answers)
+    cpdef record(self, History h, Py_ssize_t start, answers)
     @cython.locals(order=cython.int, token=cython.ulonglong, depth=cython.int)
-    cpdef bint look(self, History h, Py_ssize_t end)
+    cpdef bint find_predictions(self, History h, Py_ssize_t end)
     cpdef double estimate(self, Py_ssize_t cell, int token, double p, int top, int length) noexcept

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""`Answers`: the target's predictions after rejected tokens, as a source of candidates.
+"""`RejectedRowPredictions`: the target's predictions after rejected tokens, as a source of candidates.
 
 The logits after a rejected token continue from a wrong token. Even so, their most likely token is a guess of the target
 itself, here called an answer. It costs only the time of reading the logits, and is used in two ways:
@@ -27,48 +27,48 @@ else:
     from ngramspec.drafting.mixture.history import History, mix
 
 ORDERS = cython.declare(cython.int, 4)
-ROOM = cython.declare(cython.ulonglong, 1 << 12)
+POOL_SLOTS = cython.declare(cython.ulonglong, 1 << 12)
 """Number of slots for contexts of each length in the pool; a new context replaces another one in the same slot."""
 PLACES = cython.declare(cython.int, 64)
 FACTS = cython.declare(cython.int, 6)
-NOBODY = cython.declare(cython.int, -1)
+NO_TOKEN = cython.declare(cython.int, -1)
 
 
-class Answers:
+class RejectedRowPredictions:
     """Stores the answers of one text, and corrects the probabilities of candidates by them.
 
     Args:
         cells: Maximum number of candidates that wait for their outcome.
 
     Attributes:
-        aligned: Answer in place at the position of the last `look`; -1 means that there is no answer.
+        aligned: Answer in place at the position of the last `find_predictions`; -1 means that there is no answer.
         pooled: Answer after the same context; -1 means that there is no answer.
     """
 
     def __init__(self, cells: int) -> None:
         self.correction = Correction(cells)  # correction by the accuracy of earlier answers
-        self._checks = array("Q", bytes(8 * ORDERS * ROOM))
-        self._answers = array("i", bytes(4 * ORDERS * ROOM))
-        self._runs = array("i", bytes(4 * ORDERS * ROOM))
-        self._places = array("q", [NOBODY]) * PLACES
+        self._checks = array("Q", bytes(8 * ORDERS * POOL_SLOTS))
+        self._answers = array("i", bytes(4 * ORDERS * POOL_SLOTS))
+        self._runs = array("i", bytes(4 * ORDERS * POOL_SLOTS))
+        self._places = array("q", [NO_TOKEN]) * PLACES
         self._tokens = array("i", bytes(4 * PLACES))
         self._depths = array("i", bytes(4 * PLACES))
-        self._passes = array("q", bytes(8 * PLACES))
-        self._behind = array("i", bytes(4 * PLACES * 3))
-        self._heard = 0
-        self.aligned = self.pooled = NOBODY
+        self._call_numbers = array("q", bytes(8 * PLACES))
+        self._tokens_before = array("i", bytes(4 * PLACES * 3))
+        self._n_calls = 0
+        self.place_token = self.pool_token = NO_TOKEN
 
     def begin(self) -> None:
         """Drop the answers; the correction keeps its statistics."""
-        if self._heard == 0:
+        if self._n_calls == 0:
             return
-        self._heard = 0
+        self._n_calls = 0
         for i in range(PLACES):
-            self._places[i] = NOBODY
-        for i in range(ORDERS * ROOM):
+            self._places[i] = NO_TOKEN
+        for i in range(ORDERS * POOL_SLOTS):
             self._runs[i] = 0
 
-    def hear(self, h: History, start: cython.Py_ssize_t, answers: Sequence[int]) -> None:
+    def record(self, h: History, start: cython.Py_ssize_t, answers: Sequence[int]) -> None:
         """Store the answers of a decode call.
 
         Args:
@@ -77,32 +77,32 @@ class Answers:
             answers: Answer after that token, after the next one, and so on.
         """
         t = h.tokens
-        self._heard += 1
+        self._n_calls += 1
         for at, answer in enumerate(answers, start + 1):
             slot = at % PLACES
             self._places[slot] = at
             self._tokens[slot] = answer
             self._depths[slot] = cython.cast(cython.int, at - start)
-            self._passes[slot] = self._heard
+            self._call_numbers[slot] = self._n_calls
             for i in range(3):
-                self._behind[slot * 3 + i] = t[at - 1 - i] if at > i else NOBODY
+                self._tokens_before[slot * 3 + i] = t[at - 1 - i] if at > i else NO_TOKEN
             state = 0
             for order in range(1, ORDERS + 1):
                 if at < order:
                     break
                 token = t[at - order]
                 state = mix(state, token + 1)
-                slot = (state & (ROOM - 1)) * ORDERS + order - 1
+                slot = (state & (POOL_SLOTS - 1)) * ORDERS + order - 1
                 if self._runs[slot] == 0 or self._checks[slot] != state or self._answers[slot] != answer:
                     self._runs[slot] = 0
                 self._checks[slot] = state
                 self._answers[slot] = answer
                 self._runs[slot] = min(self._runs[slot] + 1, 3)
 
-    def look(self, h: History, end: cython.Py_ssize_t) -> cython.bint:
+    def find_predictions(self, h: History, end: cython.Py_ssize_t) -> cython.bint:
         """Find the answers for position `end`; return True if there is one."""
-        self.aligned = self.pooled = NOBODY
-        if self._heard == 0:
+        self.place_token = self.pool_token = NO_TOKEN
+        if self._n_calls == 0:
             return False
         t = h.tokens
         match: cython.int = 0
@@ -110,28 +110,28 @@ class Answers:
         state: cython.ulonglong = 0
         self._in_place = self._in_pool = 0
         if self._places[slot] == end:
-            self.aligned = self._tokens[slot]
-            while match < 3 and end > match and self._behind[slot * 3 + match] == t[end - 1 - match]:
+            self.place_token = self._tokens[slot]
+            while match < 3 and end > match and self._tokens_before[slot * 3 + match] == t[end - 1 - match]:
                 match += 1
             depth = self._depths[slot]
             depth = depth - 1 if depth < 3 else 2 if depth < 5 else 3
-            self._in_place = 1 + (depth * 2 + (self._passes[slot] != self._heard)) * 4 + match
+            self._in_place = 1 + (depth * 2 + (self._call_numbers[slot] != self._n_calls)) * 4 + match
         for order in range(1, ORDERS + 1):
             if end < order:
                 break
             token = t[end - order]
             state = mix(state, token + 1)
-            slot = (state & (ROOM - 1)) * ORDERS + order - 1
+            slot = (state & (POOL_SLOTS - 1)) * ORDERS + order - 1
             if self._runs[slot] == 0 or self._checks[slot] != state:
                 break
-            self.pooled = self._answers[slot]
+            self.pool_token = self._answers[slot]
             self._in_pool = 1 + (order - 1) * 3 + self._runs[slot] - 1
-        return self.aligned != NOBODY or self.pooled != NOBODY
+        return self.place_token != NO_TOKEN or self.pool_token != NO_TOKEN
 
     def estimate(
         self, cell: cython.Py_ssize_t, token: cython.int, p: cython.double, top: cython.int, length: cython.int
     ) -> cython.double:
-        """Return the probability of a candidate, corrected by the answers of the last `look`.
+        """Return the probability of a candidate, corrected by the answers of the last `find_predictions`.
 
         Args:
             cell: Cell of the candidate.
@@ -142,12 +142,12 @@ class Answers:
         """
         facts = self.correction.facts
         f: cython.Py_ssize_t = cell * FACTS
-        aligned: cython.int = 0 if self.aligned == NOBODY else 2 if self.aligned == token else 1
-        pooled: cython.int = 0 if self.pooled == NOBODY else 2 if self.pooled == token else 1
-        agree: cython.int = (aligned == 2) + 2 * (pooled == 2)
-        facts[f] = self._in_place * 2 + aligned // 2
-        facts[f + 1] = 96 + self._in_pool * 2 + pooled // 2
-        facts[f + 2] = 128 + (aligned * 3 + pooled) * 7 + top
+        place_agreement: cython.int = 0 if self.place_token == NO_TOKEN else 2 if self.place_token == token else 1
+        pool_agreement: cython.int = 0 if self.pool_token == NO_TOKEN else 2 if self.pool_token == token else 1
+        agree: cython.int = (place_agreement == 2) + 2 * (pool_agreement == 2)
+        facts[f] = self._in_place * 2 + place_agreement // 2
+        facts[f + 1] = 96 + self._in_pool * 2 + pool_agreement // 2
+        facts[f + 2] = 128 + (place_agreement * 3 + pool_agreement) * 7 + top
         facts[f + 3] = 192 + length * 4 + agree
         facts[f + 4] = 256 + self._in_place * 4 + agree
         facts[f + 5] = 400 + self._in_pool * 4 + agree

@@ -1,6 +1,6 @@
 cimport cython
 
-cdef double _within(double z, double most) noexcept
+cdef double _within(double z, double limit) noexcept
 
 cdef class ChanceMixer:
     cdef public int[::1] states
@@ -8,11 +8,11 @@ cdef class ChanceMixer:
     cdef public int[::1] facts
     cdef public double[::1] p
     cdef double[::1] _inputs
-    cdef double[::1] _said
-    cdef long long[::1] _from
+    cdef double[::1] _outputs
+    cdef long long[::1] _first_sets
     cdef double[::1] _rate
-    cdef double[::1] _seen
-    cdef double[::1] _odds
+    cdef double[::1] _counts
+    cdef double[::1] _log_odds
     cdef double[::1] _weights
     cdef double[::1] _blend
     cdef double[::1] _bias
@@ -26,7 +26,7 @@ cdef class ChanceMixer:
     )
     cpdef double estimate(self, Py_ssize_t cell) noexcept
     @cython.locals(
-        i=cython.Py_ssize_t, k=cython.Py_ssize_t, w=cython.Py_ssize_t, at=cython.Py_ssize_t, seen=cython.double,
+        i=cython.Py_ssize_t, k=cython.Py_ssize_t, w=cython.Py_ssize_t, at=cython.Py_ssize_t, count=cython.double,
         rate=cython.double, step=cython.double
     )
     cpdef void learn(self, Py_ssize_t cell, bint right) noexcept

@@ -49,8 +49,8 @@ WEIGHT = cython.declare(cython.double, 0.25)
 ABSENT = cython.declare(cython.int, -1)
 
 
-def _within(z: cython.double, most: cython.double) -> cython.double:
-    return most if z > most else -most if z < -most else z
+def _within(z: cython.double, limit: cython.double) -> cython.double:
+    return limit if z > limit else -limit if z < -limit else z
 
 
 class ChanceMixer:
@@ -71,39 +71,39 @@ class ChanceMixer:
         p: float64 of shape (cells,): probability that the guess is right, set by `estimate`.
     """
 
-    def __init__(self, cells: int, sets: tuple[int, ...], beside: ChanceMixer | None = None) -> None:
+    def __init__(self, cells: int, sets: tuple[int, ...], sibling: ChanceMixer | None = None) -> None:
         self.states = array("i", bytes(4 * cells * SOURCES))
         self.views = array("i", bytes(4 * cells * (EXPERTS + 1)))
         self.facts = array("i", bytes(4 * cells * BIASES))
         self.p = array("d", bytes(8 * cells))
         self._inputs = array("d", bytes(8 * cells * (SOURCES + 1)))
-        self._said = array("d", bytes(8 * cells * EXPERTS))
-        # The weights of the expert whose view is a token are in a separate array. `_from` contains the first weight set
-        # of each expert in its array.
-        others = [n if k != TOKENS else 0 for k, n in enumerate(sets[:EXPERTS])]
-        self._from = array("q", [sum(others[:k]) if k != TOKENS else 0 for k in range(EXPERTS)])
+        self._outputs = array("d", bytes(8 * cells * EXPERTS))
+        # The weights of the expert whose view is a token are in a separate array. `_first_sets` contains the first
+        # weight set of each expert in its array.
+        set_counts = [n if k != TOKENS else 0 for k, n in enumerate(sets[:EXPERTS])]
+        self._first_sets = array("q", [sum(set_counts[:k]) if k != TOKENS else 0 for k in range(EXPERTS)])
         self._rate = array("d", [0.5]) * (SOURCES * STATES)
-        self._seen = array("d", bytes(8 * SOURCES * STATES))
-        self._odds = array("d", bytes(8 * SOURCES * STATES))
-        self._weights = array("d", [WEIGHT]) * (sum(others) * (SOURCES + 1))
+        self._counts = array("d", bytes(8 * SOURCES * STATES))
+        self._log_odds = array("d", bytes(8 * SOURCES * STATES))
+        self._weights = array("d", [WEIGHT]) * (sum(set_counts) * (SOURCES + 1))
         self._blend = array("d", [1.0 / EXPERTS]) * (sets[EXPERTS] * EXPERTS)
         self._bias = array("d", bytes(8 * FREE_ROOM))
         self._slope = array("d", [BIAS_SLOPE]) * FREE_ROOM
-        if beside is None:
+        if sibling is None:
             self._token_weights = array("d", [WEIGHT]) * (sets[TOKENS] * (SOURCES + 1))
             self._token_bias = array("d", bytes(8 * (TOKEN_ROOM + PAIR_ROOM)))
             self._token_slope = array("d", [BIAS_SLOPE]) * (TOKEN_ROOM + PAIR_ROOM)
         else:
-            self._token_weights = beside._token_weights
-            self._token_bias, self._token_slope = beside._token_bias, beside._token_slope
+            self._token_weights = sibling._token_weights
+            self._token_bias, self._token_slope = sibling._token_bias, sibling._token_slope
 
-    def shared(self) -> dict[str, memoryview]:
+    def global_weights(self) -> dict[str, memoryview]:
         """Return the weights that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
-        weights, last = memoryview(self._weights), self._from[TOKENS + 1] * (SOURCES + 1)
+        weights, last = memoryview(self._weights), self._first_sets[TOKENS + 1] * (SOURCES + 1)
         return {
             "rate": memoryview(self._rate),
-            "seen": memoryview(self._seen),
-            "odds": memoryview(self._odds),
+            "seen": memoryview(self._counts),
+            "odds": memoryview(self._log_odds),
             "first_weights": weights[:last],
             "last_weights": weights[last:],
             "blend": memoryview(self._blend),
@@ -111,7 +111,7 @@ class ChanceMixer:
             "slope": memoryview(self._slope),
         }
 
-    def about_tokens(self) -> dict[str, memoryview]:
+    def token_weights(self) -> dict[str, memoryview]:
         """Return the weights for single tokens, by name: the arrays themselves, for reading and writing.
 
         Weights for two tokens are omitted, because a file of them would reveal which tokens followed each other.
@@ -129,16 +129,16 @@ class ChanceMixer:
         z: cython.double = 0.0
         for i in range(SOURCES):
             state = self.states[cell * SOURCES + i]
-            self._inputs[at + i] = self._odds[i * STATES + state] if state != ABSENT else 0.0
+            self._inputs[at + i] = self._log_odds[i * STATES + state] if state != ABSENT else 0.0
         self._inputs[at + SOURCES] = CONSTANT
         for k in range(EXPERTS):
-            w = (self._from[k] + self.views[cell * (EXPERTS + 1) + k]) * (SOURCES + 1)
+            w = (self._first_sets[k] + self.views[cell * (EXPERTS + 1) + k]) * (SOURCES + 1)
             x = 0.0
             for i in range(SOURCES + 1):
                 weight = self._token_weights[w + i] if k == TOKENS else self._weights[w + i]
                 x += weight * self._inputs[at + i]
             x = _within(x, 8.0)
-            self._said[cell * EXPERTS + k] = x
+            self._outputs[cell * EXPERTS + k] = x
             z += self._blend[blend + k] * x
         for i in range(BIASES):
             fact = self.facts[cell * BIASES + i]
@@ -155,30 +155,30 @@ class ChanceMixer:
         error: cython.double = y - self.p[cell]
         blend: cython.Py_ssize_t = self.views[cell * (EXPERTS + 1) + EXPERTS] * EXPERTS
         for k in range(EXPERTS):
-            w = (self._from[k] + self.views[cell * (EXPERTS + 1) + k]) * (SOURCES + 1)
+            w = (self._first_sets[k] + self.views[cell * (EXPERTS + 1) + k]) * (SOURCES + 1)
             at = cell * EXPERTS + k
-            step = RATE * (y - 1.0 / (1.0 + exp(-self._said[at])))
+            step = RATE * (y - 1.0 / (1.0 + exp(-self._outputs[at])))
             for i in range(SOURCES + 1):
                 if k == TOKENS:
                     self._token_weights[w + i] += step * self._inputs[cell * (SOURCES + 1) + i]
                 else:
                     self._weights[w + i] += step * self._inputs[cell * (SOURCES + 1) + i]
-            self._blend[blend + k] += BLEND_RATE * error * self._said[at]
+            self._blend[blend + k] += BLEND_RATE * error * self._outputs[at]
         for i in range(SOURCES):
             if self.states[cell * SOURCES + i] == ABSENT:
                 continue
             at = i * STATES + self.states[cell * SOURCES + i]
-            seen = self._seen[at]
+            count = self._counts[at]
             rate = self._rate[at]
-            rate += (y - rate) / (seen + 3.0)
+            rate += (y - rate) / (count + 3.0)
             if rate < 0.002:
                 rate = 0.002
             elif rate > 0.998:
                 rate = 0.998
-            if seen < MEMORY:
-                self._seen[at] = seen + 1.0
+            if count < MEMORY:
+                self._counts[at] = count + 1.0
             self._rate[at] = rate
-            self._odds[at] = log(rate / (1.0 - rate))
+            self._log_odds[at] = log(rate / (1.0 - rate))
         self._learn_facts(cell, error)
 
     def _learn_facts(self, cell: cython.Py_ssize_t, error: cython.double) -> cython.void:
@@ -223,23 +223,23 @@ class Correction:
         p: float64 of shape (cells,): corrected probability, set by `estimate`.
     """
 
-    def __init__(self, cells: int, beside: Correction | None = None) -> None:
+    def __init__(self, cells: int, sibling: Correction | None = None) -> None:
         self.facts = array("i", bytes(4 * cells * FACTS))
         self.p = array("d", bytes(8 * cells))
         self._place = array("d", bytes(8 * cells))
         self._height = array("d", bytes(8 * FREE_CURVES * POINTS))
         self._slope = array("d", [1.0]) * (FREE_CURVES * POINTS)
-        if beside is None:
+        if sibling is None:
             self._token_height = array("d", bytes(8 * (CURVES - FREE_CURVES) * POINTS))
             self._token_slope = array("d", [1.0]) * ((CURVES - FREE_CURVES) * POINTS)
         else:
-            self._token_height, self._token_slope = beside._token_height, beside._token_slope
+            self._token_height, self._token_slope = sibling._token_height, sibling._token_slope
 
-    def shared(self) -> dict[str, memoryview]:
+    def global_weights(self) -> dict[str, memoryview]:
         """Return the curves that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
         return {"height": memoryview(self._height), "slope": memoryview(self._slope)}
 
-    def about_tokens(self) -> dict[str, memoryview]:
+    def token_weights(self) -> dict[str, memoryview]:
         """Return the curves for single tokens, in the same form."""
         return {"height": memoryview(self._token_height), "slope": memoryview(self._token_slope)}
 
@@ -247,8 +247,8 @@ class Correction:
         """Return the calibrated value of `p`, between 0 and 1 exclusive, given the facts in `cell`."""
         z: cython.double = log(p / (1.0 - p))
         place: cython.double = (min(max(z, -REACH), REACH) + 8.0) / 2.0
-        left: cython.Py_ssize_t = cython.cast(cython.Py_ssize_t, place)
-        share: cython.double = place - left
+        point: cython.Py_ssize_t = cython.cast(cython.Py_ssize_t, place)
+        share: cython.double = place - point
         self._place[cell] = place
         for i in range(FACTS):
             at = self.facts[cell * FACTS + i]
@@ -256,7 +256,7 @@ class Correction:
             if at >= FREE_CURVES:
                 at -= FREE_CURVES
                 height = self._token_height
-            at = at * POINTS + left
+            at = at * POINTS + point
             z += height[at] * (1.0 - share) + height[at + 1] * share
         p = 1.0 / (1.0 + exp(-min(max(z, -12.0), 12.0)))
         self.p[cell] = p
@@ -265,8 +265,8 @@ class Correction:
     def learn(self, cell: cython.Py_ssize_t, right: cython.bint) -> cython.void:
         """Learn the outcome of the guess in `cell`, after `estimate`."""
         error: cython.double = (1.0 if right else 0.0) - self.p[cell]
-        left: cython.Py_ssize_t = cython.cast(cython.Py_ssize_t, self._place[cell])
-        share: cython.double = self._place[cell] - left
+        point: cython.Py_ssize_t = cython.cast(cython.Py_ssize_t, self._place[cell])
+        share: cython.double = self._place[cell] - point
         near: cython.double = error * (1.0 - share)
         far: cython.double = error * share
         for i in range(FACTS):
@@ -275,7 +275,7 @@ class Correction:
             if at >= FREE_CURVES:
                 at -= FREE_CURVES
                 height, slope = self._token_height, self._token_slope
-            at = at * POINTS + left
+            at = at * POINTS + point
             slope[at] += near * near
             height[at] += CORRECTION_RATE * near / sqrt(slope[at])
             slope[at + 1] += far * far

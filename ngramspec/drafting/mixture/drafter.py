@@ -9,9 +9,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from ngramspec.drafting.chances import OutcomeMap
+from ngramspec.drafting.acceptance_estimator import ProbabilityCalibrator
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
-from ngramspec.drafting.mixture import learnt
+from ngramspec.drafting.mixture import weight_files
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.same_requests import AnswerStore, CurrentAnswer
 from ngramspec.drafting.token_index import SEAM, TokenIndex
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MOST = 1 << 22  # maximum number of remembered tokens, about 12 bytes each; beyond it the older half is dropped
+MAX_TOKENS = 1 << 22  # maximum number of remembered tokens, about 12 bytes each; beyond it the older half is dropped
 
 
-class Recall:
+class TextIndexSet:
     """Texts to draft from in addition to the context. `ngramspec.memory.Memory` adds those that are stored on disk.
 
     Args:
-        stored: Indexes of earlier texts, which never change.
+        indexes: Indexes of earlier texts, which never change.
 
     Attributes:
         indexes: Token indexes for lookups, the oldest first; only the last one changes. A negative token marks the seam
@@ -37,12 +37,12 @@ class Recall:
         answers: Answers to earlier requests of this process; `None` if repeated requests are not treated specially.
     """
 
-    def __init__(self, stored: Sequence[TokenIndex] = ()) -> None:
-        self._heard = [TokenIndex()]
-        self.indexes: list[TokenIndex] = [*stored, *self._heard]
+    def __init__(self, indexes: Sequence[TokenIndex] = ()) -> None:
+        self._session_indexes = [TokenIndex()]
+        self.indexes: list[TokenIndex] = [*indexes, *self._session_indexes]
         self.answers: AnswerStore | None = AnswerStore()
 
-    def hear(self, tokens: Sequence[int]) -> None:
+    def add_text(self, tokens: Sequence[int]) -> None:
         """Add an answer to the memory of this process.
 
         An answer that stays in the context need not be added, because the context is looked up anyway.
@@ -50,13 +50,13 @@ class Recall:
         Args:
             tokens: Token ids, none of them negative.
         """
-        if self._heard[-1].size > MOST // 2:
-            del self.indexes[-len(self._heard) :]
-            self._heard = [self._heard[-1], TokenIndex()]
-            self.indexes += self._heard
+        if self._session_indexes[-1].size > MAX_TOKENS // 2:
+            del self.indexes[-len(self._session_indexes) :]
+            self._session_indexes = [self._session_indexes[-1], TokenIndex()]
+            self.indexes += self._session_indexes
         if tokens:
-            self._heard[-1].extend(tokens)
-            self._heard[-1].append(SEAM)
+            self._session_indexes[-1].extend(tokens)
+            self._session_indexes[-1].append(SEAM)
 
     def refresh(self) -> None:
         """Load the texts that other processes added; by default there are no such texts."""
@@ -88,67 +88,71 @@ class MixtureDrafter(Drafter):
     Args:
         memory: Texts to look up in addition to the context, maintained by their owner. True means that this drafter
             remembers its own earlier requests and their answers.
-        kept: File that stores the statistics about tokens for later processes; `None` means that they are not stored.
+        state_path: File that stores the statistics about tokens for later processes; `None` means that they are not
+            stored.
         context: True to draft from the context too; otherwise the context only selects the places in memory.
     """
 
     name = "mixture"
 
-    def __init__(self, memory: Recall | bool | None = None, kept: Path | None = None, *, context: bool = True) -> None:
+    def __init__(
+        self, memory: TextIndexSet | bool | None = None, state_path: Path | None = None, *, context: bool = True
+    ) -> None:
         self.prediction: Sequence[int] = ()
         self.guesser = Guesser()
         if not context:
             self.name, self.guesser.local = "memory", False
-        # The next draft begins with the tokens of `known`, each of which is right with probability `trust`.
-        self.known: Sequence[int] = ()
-        self.trust = 1.0
-        self._own: Recall | None = None
+        # The next draft begins with the tokens of `known_prefix`, each of which is right with probability
+        # `prefix_probability`.
+        self.known_prefix: Sequence[int] = ()
+        self.prefix_probability = 1.0
+        self._own_memory: TextIndexSet | None = None
         if memory is True:
-            self._own = memory = Recall()
-        self._memory: Recall | None = memory or None
+            self._own_memory = memory = TextIndexSet()
+        self._memory: TextIndexSet | None = memory or None
         if self._memory is not None:
             self.guesser.memory = self._memory.indexes
-        self._remembered = 0
+        self._n_stored = 0
         self._sampling: Sampling | None = None  # sampling of the next request, if it is known
         self._answer: CurrentAnswer | None = None
-        self._given = 0  # tokens at the start of the last draft that the guesser did not choose
+        self._n_prefix = 0  # tokens at the start of the last draft that the guesser did not choose
         # Three probabilities differ: that a token comes next, that a drawn token is accepted, and that a token not yet
         # drawn is accepted. The last two therefore have separate calibrations.
-        self._drawn, self._blind = OutcomeMap(), OutcomeMap()
-        self._asked: tuple[OutcomeMap, Sequence[float]] | None = None
-        self._to_read, self._row_seconds = 0, 0.0
-        self._kept = kept
-        if kept is not None:
-            learnt.take_up(self.guesser.about_tokens(), learnt.read(kept))
+        self._drawn_calibrator, self._undrawn_calibrator = ProbabilityCalibrator(), ProbabilityCalibrator()
+        self._calibration: tuple[ProbabilityCalibrator, Sequence[float]] | None = None
+        self._max_rows, self._row_seconds = 0, 0.0
+        self._state_path = state_path
+        if state_path is not None:
+            weight_files.load_into(self.guesser.token_weights(), weight_files.read(state_path))
 
     def save_state(self) -> None:
         """Store the statistics about tokens; if several processes do so, the last one overwrites the others."""
-        if self._kept is not None:
-            learnt.keep(self._kept, self.guesser.about_tokens())
+        if self._state_path is not None:
+            weight_files.save(self._state_path, self.guesser.token_weights())
 
-    def beside(self) -> Self:
+    def clone_for_sequence(self) -> Self:
         """Return a drafter for another sequence at the same time; both share memory and statistics about tokens.
 
         Raises:
             ValueError: This drafter stores its own earlier requests, which must come one after the other.
         """
-        if self._own is not None:
+        if self._own_memory is not None:
             raise ValueError("a drafter that stores earlier requests itself can draft for only one sequence at a time")
-        other = copy(self)
-        other.guesser = Guesser(self.guesser)
-        other._asked = other._kept = other._answer = None
-        return other
+        clone = copy(self)
+        clone.guesser = Guesser(self.guesser)
+        clone._calibration = clone._state_path = clone._answer = None
+        return clone
 
     def set_sampling(self, sampling: Sampling) -> None:
         self._sampling = sampling
 
     def begin(self, prompt: Sequence[int]) -> None:
-        if self._own is not None:
+        if self._own_memory is not None:
             before = self.guesser.text()
             # Add the common start of requests to the memory only once.
-            self._own.hear(before[self._remembered :])
-            self._remembered = common_prefix(before, prompt)
-        self._asked, self.known = None, ()
+            self._own_memory.add_text(before[self._n_stored :])
+            self._n_stored = common_prefix(before, prompt)
+        self._calibration, self.known_prefix = None, ()
         sampling, self._sampling, self._answer = self._sampling, None, None
         if self._memory is not None:
             self._memory.refresh()
@@ -170,46 +174,46 @@ class MixtureDrafter(Drafter):
         guesser = self.guesser
         price = price or FREE
         limit = min(limit, LONGEST, len(price.slopes) - 1)
-        known = self.known[:limit]
-        sure, repeats = (self.trust,) * len(known), False
+        prefix = self.known_prefix[:limit]
+        prefix_probs, repeats = (self.prefix_probability,) * len(prefix), False
         if self._answer is not None and self._answer.earlier:
-            expected, trust = self._answer.continuation(limit)
-            if expected and expected[: len(known)] == [*known]:
-                known, sure, repeats = expected, trust, True
-        start, reach = len(known), prod(sure)
-        self._given = start
-        self._stand(known)
-        self._want_rows(price)
+            answer, probs = self._answer.continuation(limit)
+            if answer and answer[: len(prefix)] == [*prefix]:
+                prefix, prefix_probs, repeats = answer, probs, True
+        start, reach = len(prefix), prod(prefix_probs)
+        self._n_prefix = start
+        self._set_prefix(prefix)
+        self._request_rows(price)
         if choose is None:
             guesser.guess(limit, HOPELESS, price, start, reach)
-            tokens, match, chances = guesser.chain()
-            self._asked = None
-            return Draft(tokens, (), match, (), (*sure, *chances[start:]), self.name, repeats=repeats)
+            tokens, match_lengths, chances = guesser.chain()
+            self._calibration = None
+            return Draft(tokens, (), match_lengths, (), (*prefix_probs, *chances[start:]), self.name, repeats=repeats)
         if fixed_length:
             # The most likely chain is not drawn, so its probabilities may decide the length of the drawn chain.
             limit = guesser.guess(limit, HOPELESS, price, start, reach)
             likeliest = guesser.chain()[2]
-            self._stand(known)
+            self._set_prefix(prefix)
         q = self._draw(limit, choose, None if fixed_length else price, start, reach)
-        tokens, match, chances = guesser.chain()
-        self._asked = (self._blind, likeliest) if fixed_length else (self._drawn, chances)
-        secondary, given = self._asked
-        estimated = (*sure, *[secondary.estimate(p) for p in given[start:]])
-        return Draft(tokens, q, match, (), estimated, self.name, repeats=repeats)
+        tokens, match_lengths, chances = guesser.chain()
+        self._calibration = (self._undrawn_calibrator, likeliest) if fixed_length else (self._drawn_calibrator, chances)
+        calibrator, uncalibrated = self._calibration
+        acceptance_probs = (*prefix_probs, *[calibrator.estimate(p) for p in uncalibrated[start:]])
+        return Draft(tokens, q, match_lengths, (), acceptance_probs, self.name, repeats=repeats)
 
-    def _want_rows(self, price: MarginalCost) -> None:
+    def _request_rows(self, price: MarginalCost) -> None:
         """Request the rows after rejected tokens that are worth reading; up to `ROWS` if their time is unknown."""
-        self._to_read = ROWS if self.guesser.local and price.slopes[0] <= CHEAP else 0
+        self._max_rows = ROWS if self.guesser.local and price.slopes[0] <= CHEAP else 0
         if price.seconds and self._row_seconds:
-            self._to_read = min(self._to_read, int(SHARE * price.seconds / self._row_seconds))
-        self.wants_logits = self._to_read > 0
+            self._max_rows = min(self._max_rows, int(SHARE * price.seconds / self._row_seconds))
+        self.wants_logits = self._max_rows > 0
 
-    def _stand(self, tokens: Sequence[int]) -> None:
+    def _set_prefix(self, tokens: Sequence[int]) -> None:
         """Replace the guesser's chain with these tokens, which become context, whatever their source."""
         self.guesser.pending = 0
         for at, token in enumerate(tokens):
-            self.guesser.look(at)
-            self.guesser.put(at, token)
+            self.guesser.score_position(at)
+            self.guesser.set_guess(at, token)
 
     def _draw(
         self, limit: int, choose: Chooser, price: MarginalCost | None, start: int, reach: float
@@ -226,38 +230,38 @@ class MixtureDrafter(Drafter):
         guesser = self.guesser
         q = [{guesser.guesses[at]: 1.0} for at in range(start)]
         for at in range(start, limit):
-            if guesser.look(at) < 0:
+            if guesser.score_position(at) < 0:
                 break
             weights = guesser.distribution(at)
-            chosen = list(weights).index(choose(at, weights))
-            guesser.take(at, chosen)
+            candidate = list(weights).index(choose(at, weights))
+            guesser.take_candidate(at, candidate)
             q.append(weights)
-            reach *= self._drawn.estimate(guesser.acceptance_probs[at])
+            reach *= self._drawn_calibrator.estimate(guesser.acceptance_probs[at])
             if price is not None and (reach < HOPELESS or not price.worth_extending(reach, at + 1)):
                 break
         return tuple(q)
 
-    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
-        refused = rows[1 + accepted : len(tokens)][: self._to_read]
-        if not refused.size:
+    def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], n_accepted: int = 0) -> None:
+        rejected_rows = rows[1 + n_accepted : len(tokens)][: self._max_rows]
+        if not rejected_rows.size:
             return
-        began = time.perf_counter()
-        likeliest = [int(row.argmax()) for row in refused]
-        seconds = (time.perf_counter() - began) / len(refused)
+        start_time = time.perf_counter()
+        likeliest = [int(row.argmax()) for row in rejected_rows]
+        seconds = (time.perf_counter() - start_time) / len(rejected_rows)
         self._row_seconds = min(seconds, self._row_seconds * SLOWER) if self._row_seconds else seconds
-        self.guesser.hear(tokens[1:], accepted, likeliest)
+        self.guesser.record_target_guesses(tokens[1:], n_accepted, likeliest)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        given, self._given, self.known = self._given, 0, ()
+        n_prefix, self._n_prefix, self.known_prefix = self._n_prefix, 0, ()
         if self._answer is not None:
             self._answer.accept(tokens)
-        # `_want_rows` requests rows for each draft whose cost allows it, so a request ends with its decode call.
+        # `_request_rows` requests rows for each draft whose cost allows it, so a request ends with its decode call.
         self.wants_logits = False
-        proposed = self.guesser.pending
+        n_guesses = self.guesser.pending
         hits = self.guesser.accept(tokens)
-        if self._asked is not None:
-            secondary, chances = self._asked
-            self._asked = None
-            for at in range(given, min(hits + 1, proposed, len(tokens), len(chances))):
-                secondary.learn(chances[at], at < hits)
+        if self._calibration is not None:
+            calibrator, chances = self._calibration
+            self._calibration = None
+            for at in range(n_prefix, min(hits + 1, n_guesses, len(tokens), len(chances))):
+                calibrator.learn(chances[at], at < hits)
         return hits

@@ -1,15 +1,15 @@
 cimport cython
 
 cpdef unsigned long long mix(unsigned long long state, unsigned long long value) noexcept
-cpdef int doublings(Py_ssize_t n, int most) noexcept
+cpdef int doublings(Py_ssize_t n, int maximum) noexcept
 
 cdef class History:
     cdef public int[::1] tokens
     cdef public int[::1] links
     cdef public int[::1] heads
     cdef public Py_ssize_t size
-    cdef Py_ssize_t room
-    cdef public int how
+    cdef Py_ssize_t capacity
+    cdef public int match_kind
     @cython.locals(i=cython.Py_ssize_t)
     cpdef clear(self)
     cpdef add(self, int token)

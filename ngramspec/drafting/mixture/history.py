@@ -30,10 +30,10 @@ def mix(state: cython.ulonglong, value: cython.ulonglong) -> cython.ulonglong:
     return state ^ (state >> 29)
 
 
-def doublings(n: cython.Py_ssize_t, most: cython.int) -> cython.int:
-    """Return the class of a count: 0, 1, 2 to 3, 4 to 7, and so on; at most `most`."""
+def doublings(n: cython.Py_ssize_t, maximum: cython.int) -> cython.int:
+    """Return the class of a count: 0, 1, 2 to 3, 4 to 7, and so on; at most `maximum`."""
     k: cython.int = 0
-    while n > 0 and k < most:
+    while n > 0 and k < maximum:
         n >>= 1
         k += 1
     return k
@@ -46,19 +46,19 @@ class History:
         self.tokens = array("i", bytes(4 * (SMALLEST + 64)))  # int32; only the first `size` are tokens of the text
         self.links = array("i", bytes(4 * SMALLEST * ORDERS))
         self.heads = array("i", [NOWHERE]) * (SMALLEST * ORDERS)
-        self.room = SMALLEST
+        self.capacity = SMALLEST
         self.size = 0  # number of tokens
 
     def clear(self) -> None:
         """Remove all tokens, but keep the allocated memory."""
         self.size = 0
-        for i in range(self.room * ORDERS):
+        for i in range(self.capacity * ORDERS):
             self.heads[i] = NOWHERE
 
     def add(self, token: cython.int) -> None:
         """Add a token at the end."""
         n: cython.Py_ssize_t = self.size
-        if n == self.room:
+        if n == self.capacity:
             self._grow()
         self.tokens[n] = token
         self.size = n + 1
@@ -66,7 +66,7 @@ class History:
 
     def chain(self, state: cython.ulonglong, order: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Return the index in `heads` of a context's chain; `state` is the hash of its tokens, the latest first."""
-        return (state & (self.room - 1)) * ORDERS + order - 1
+        return (state & (self.capacity - 1)) * ORDERS + order - 1
 
     def _enter(self, n: cython.Py_ssize_t) -> None:
         state: cython.ulonglong = 0
@@ -86,15 +86,15 @@ class History:
         # The copy is made through bytes, because array() fills from a memoryview one Python integer at a time.
         self.tokens = array("i", memoryview(self.tokens).tobytes() + bytes(4 * n))
         self.links = array("i", memoryview(self.links).tobytes() + bytes(4 * n * ORDERS))
-        self.room = 2 * n
-        self.heads = array("i", [NOWHERE]) * (self.room * ORDERS)
+        self.capacity = 2 * n
+        self.heads = array("i", [NOWHERE]) * (self.capacity * ORDERS)
         for i in range(n):
             self._enter(i)
 
     def near(self, end: cython.Py_ssize_t, place: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Return the position near `place` from which a copy continues at `end`, also after an edit.
 
-        It is the first of these that exists; its number is stored in `how`:
+        It is the first of these that exists; its number is stored in `match_kind`:
 
             0       `place`, if the token before it equals the token before `end`
             1       the nearest position less than `REACH` away that follows the same two tokens as `end`, among the
@@ -102,17 +102,17 @@ class History:
             2, 3    the nearest position at most `STEP` away that follows the same token: after `place`, or before it
             4       `place`
 
-        If `place` is below 1 or not below `size`, the result is `NOWHERE`, with 4 in `how`.
+        If `place` is below 1 or not below `size`, the result is `NOWHERE`, with 4 in `match_kind`.
         """
         t = self.tokens
         steps: cython.int = 0
         best: cython.Py_ssize_t = NOWHERE
         distance: cython.Py_ssize_t = REACH
-        self.how = 4
+        self.match_kind = 4
         if place < 1 or place >= self.size:
             return NOWHERE
         if t[place - 1] == t[end - 1]:
-            self.how = 0
+            self.match_kind = 0
             return place
         if end >= 2:
             last = t[end - 1]
@@ -126,13 +126,13 @@ class History:
                     best = e
                 e = self.links[e * ORDERS + 1]
             if best != NOWHERE:
-                self.how = 1
+                self.match_kind = 1
                 return best
         for d in range(1, STEP + 1):
             if place + d < self.size and t[place + d - 1] == t[end - 1]:
-                self.how = 2
+                self.match_kind = 2
                 return place + d
             if place - d >= 1 and t[place - d - 1] == t[end - 1]:
-                self.how = 3
+                self.match_kind = 3
                 return place - d
         return place

@@ -7,23 +7,23 @@ cdef class Pointers:
     cdef readonly Correction correction
     cdef int[::1] _kinds
     cdef long long[::1] _places
-    cdef double[::1] _confirmed
-    cdef int[::1] _missed
+    cdef double[::1] _confirmations
+    cdef int[::1] _misses
     @cython.locals(i=cython.int)
     cpdef begin(self)
-    @cython.locals(i=cython.int, k=cython.int, confirmed=cython.Py_ssize_t, place=cython.Py_ssize_t)
-    cpdef bint look(self, History h, Py_ssize_t end, Py_ssize_t at)
+    @cython.locals(i=cython.int, k=cython.int, n_confirmed=cython.Py_ssize_t, place=cython.Py_ssize_t)
+    cpdef bint find_predictions(self, History h, Py_ssize_t end, Py_ssize_t at)
     @cython.locals(i=cython.int)
-    cpdef take(self, int token)
-    cdef _follow(self, int i, int token, int said)
-    @cython.locals(i=cython.int, order=cython.int, place=cython.Py_ssize_t, behind=cython.ulonglong)
+    cpdef advance(self, int token)
+    cdef _follow(self, int i, int token, int prediction)
+    @cython.locals(i=cython.int, order=cython.int, place=cython.Py_ssize_t, token_before=cython.ulonglong)
     cpdef add(self, History h, int token)
     @cython.locals(i=cython.int)
     cdef Py_ssize_t _latest(self, History h, unsigned long long state, int order)
     @cython.locals(i=cython.int)
-    cdef _begin_at(self, History h, Py_ssize_t place, int token)
+    cdef _start_following(self, History h, Py_ssize_t place, int token)
     @cython.locals(i=cython.int, k=cython.int)
     cdef _order(self)
-    cdef bint _stronger(self, int i, int k)
+    cdef bint _is_stronger(self, int i, int k)
     @cython.locals(i=cython.int)
     cpdef double estimate(self, Py_ssize_t cell, int token, double p, int length) noexcept

@@ -33,7 +33,7 @@ PATIENCE = cython.declare(cython.int, 6)  # maximum number of wrong predictions 
 STEPS = cython.declare(cython.int, 8)
 """Maximum number of links followed to find a context; contexts with the same hash are in the same chain."""
 NOWHERE = cython.declare(cython.int, -1)
-NOBODY = cython.declare(cython.int, -1)
+NO_TOKEN = cython.declare(cython.int, -1)
 
 
 class Pointers:
@@ -43,26 +43,26 @@ class Pointers:
         cells: Maximum number of candidates that wait for their outcome.
 
     Attributes:
-        tokens: int32 of shape (POINTERS,): prediction of each place at the position of the last `look`; -1 means that
-            it has no prediction.
+        tokens: int32 of shape (POINTERS,): prediction of each place at the position of the last `find_predictions`; -1
+            means that it has no prediction.
     """
 
     def __init__(self, cells: int) -> None:
         self.correction = Correction(cells)  # correction by the accuracy of places
-        self.tokens = array("i", [NOBODY]) * POINTERS
+        self.tokens = array("i", [NO_TOKEN]) * POINTERS
         self._kinds = array("i", bytes(4 * POINTERS))
         # The first half contains the places of the text, the strongest first. The second half follows them along a
         # chain.
         self._places = array("q", [NOWHERE]) * (2 * POINTERS)
-        self._confirmed = array("d", bytes(8 * 2 * POINTERS))
-        self._missed = array("i", bytes(4 * 2 * POINTERS))
+        self._confirmations = array("d", bytes(8 * 2 * POINTERS))
+        self._misses = array("i", bytes(4 * 2 * POINTERS))
 
     def begin(self) -> None:
         """Drop the places; the correction keeps its statistics."""
         for i in range(POINTERS):
             self._places[i] = NOWHERE
 
-    def look(self, h: History, end: cython.Py_ssize_t, at: cython.Py_ssize_t) -> cython.bint:
+    def find_predictions(self, h: History, end: cython.Py_ssize_t, at: cython.Py_ssize_t) -> cython.bint:
         """Find the predictions of the places at position `end`, which is number `at` of a chain.
 
         Along a chain, a place is followed only while its predictions equal the guesses.
@@ -70,29 +70,29 @@ class Pointers:
         Returns:
             True if there is a prediction.
         """
-        spoken: cython.bint = False
+        has_prediction: cython.bint = False
         for i in range(POINTERS):
             k = POINTERS + i
-            self.tokens[i] = NOBODY
+            self.tokens[i] = NO_TOKEN
             self._kinds[i] = 0
             if at == 0:
                 self._places[k] = h.near(end, self._places[i])
-                self._confirmed[k] = self._confirmed[i]
-                self._missed[k] = self._missed[i]
+                self._confirmations[k] = self._confirmations[i]
+                self._misses[k] = self._misses[i]
             place = self._places[k]
             if place == NOWHERE:
                 continue
             if at > 0 and (place >= h.size or h.tokens[place - 1] != h.tokens[end - 1]):
                 self._places[k] = NOWHERE
                 continue
-            spoken = True
+            has_prediction = True
             self.tokens[i] = h.tokens[place]
-            confirmed = cython.cast(cython.Py_ssize_t, self._confirmed[k])
-            self._kinds[i] = 1 + doublings(confirmed, 4) * 4 + min(self._missed[k], 3)
-        return spoken
+            n_confirmed = cython.cast(cython.Py_ssize_t, self._confirmations[k])
+            self._kinds[i] = 1 + doublings(n_confirmed, 4) * 4 + min(self._misses[k], 3)
+        return has_prediction
 
-    def take(self, token: cython.int) -> None:
-        """Advance the places of the chain by its next guess, `token`, at the position of the last `look`."""
+    def advance(self, token: cython.int) -> None:
+        """Advance the places of the chain by its next guess, `token`, after `find_predictions`."""
         for i in range(POINTERS):
             self._follow(POINTERS + i, token, self.tokens[i])
 
@@ -107,22 +107,22 @@ class Pointers:
         for order in range(1, ORDERS + 1):
             if h.size < order:
                 break
-            behind = h.tokens[h.size - order]
-            state = mix(state, behind + 1)
+            token_before = h.tokens[h.size - order]
+            state = mix(state, token_before + 1)
             if order % 2 == 0:
-                self._begin_at(h, self._latest(h, state, order), token)
+                self._start_following(h, self._latest(h, state, order), token)
 
-    def _follow(self, i: cython.int, token: cython.int, said: cython.int) -> None:
-        """Advance place `i`, whose prediction was `said`, by one token."""
+    def _follow(self, i: cython.int, token: cython.int, prediction: cython.int) -> None:
+        """Advance place `i`, whose prediction was `prediction`, by one token."""
         if self._places[i] == NOWHERE:
             return
         self._places[i] += 1
-        self._confirmed[i] *= FADE
-        if token == said:
-            self._confirmed[i] += 1.0
-            self._missed[i] = 0
-        elif self._missed[i] < PATIENCE:
-            self._missed[i] += 1
+        self._confirmations[i] *= FADE
+        if token == prediction:
+            self._confirmations[i] += 1.0
+            self._misses[i] = 0
+        elif self._misses[i] < PATIENCE:
+            self._misses[i] += 1
         else:
             self._places[i] = NOWHERE
 
@@ -140,7 +140,7 @@ class Pointers:
             place = h.links[place * ORDERS + order - 1]
         return NOWHERE
 
-    def _begin_at(self, h: History, place: cython.Py_ssize_t, token: cython.int) -> None:
+    def _start_following(self, h: History, place: cython.Py_ssize_t, token: cython.int) -> None:
         """Store a place instead of the weakest one, unless the weakest was confirmed recently."""
         if place == NOWHERE:
             return
@@ -148,11 +148,11 @@ class Pointers:
             if self._places[i] == place + 1:
                 return
         i = POINTERS - 1
-        if self._places[i] != NOWHERE and self._confirmed[i] >= 1.0:
+        if self._places[i] != NOWHERE and self._confirmations[i] >= 1.0:
             return
         self._places[i] = place
-        self._confirmed[i] = 0.0
-        self._missed[i] = 0
+        self._confirmations[i] = 0.0
+        self._misses[i] = 0
         self._follow(i, token, h.tokens[place])
         self._order()
 
@@ -161,28 +161,28 @@ class Pointers:
         for i in range(1, POINTERS):
             for k in range(i):
                 if self._places[i] == self._places[k]:
-                    self._places[k if self._stronger(i, k) else i] = NOWHERE
+                    self._places[k if self._is_stronger(i, k) else i] = NOWHERE
         for i in range(1, POINTERS):
             for k in range(i, 0, -1):
-                if not self._stronger(k, k - 1):
+                if not self._is_stronger(k, k - 1):
                     break
                 self._places[k], self._places[k - 1] = self._places[k - 1], self._places[k]
-                self._confirmed[k], self._confirmed[k - 1] = self._confirmed[k - 1], self._confirmed[k]
-                self._missed[k], self._missed[k - 1] = self._missed[k - 1], self._missed[k]
+                self._confirmations[k], self._confirmations[k - 1] = self._confirmations[k - 1], self._confirmations[k]
+                self._misses[k], self._misses[k - 1] = self._misses[k - 1], self._misses[k]
 
-    def _stronger(self, i: cython.int, k: cython.int) -> cython.bint:
+    def _is_stronger(self, i: cython.int, k: cython.int) -> cython.bint:
         if self._places[i] == NOWHERE or self._places[k] == NOWHERE:
             return self._places[i] > self._places[k]
-        if self._confirmed[i] != self._confirmed[k]:
-            return self._confirmed[i] > self._confirmed[k]
-        if self._missed[i] != self._missed[k]:
-            return self._missed[i] < self._missed[k]
+        if self._confirmations[i] != self._confirmations[k]:
+            return self._confirmations[i] > self._confirmations[k]
+        if self._misses[i] != self._misses[k]:
+            return self._misses[i] < self._misses[k]
         return self._places[i] > self._places[k]
 
     def estimate(
         self, cell: cython.Py_ssize_t, token: cython.int, p: cython.double, length: cython.int
     ) -> cython.double:
-        """Return the probability of a candidate, corrected by the predictions of the last `look`.
+        """Return the probability of a candidate, corrected by the predictions of the last `find_predictions`.
 
         Args:
             cell: Cell of the candidate.
@@ -193,16 +193,16 @@ class Pointers:
         facts = self.correction.facts
         f: cython.Py_ssize_t = cell * FACTS
         agree: cython.int = 0
-        same: cython.int = 0
-        other: cython.int = 0
+        n_same: cython.int = 0
+        n_other: cython.int = 0
         for i in range(POINTERS):
             facts[f + i] = i * 64 + self._kinds[i] * 2 + (self.tokens[i] == token)
             if self.tokens[i] == token:
                 agree |= 1 << i
-                same += 1
-            elif self.tokens[i] != NOBODY:
-                other += 1
-        facts[f + 3] = 192 + same * 4 + other
+                n_same += 1
+            elif self.tokens[i] != NO_TOKEN:
+                n_other += 1
+        facts[f + 3] = 192 + n_same * 4 + n_other
         facts[f + 4] = 208 + length * 8 + agree
         facts[f + 5] = 304 + self._kinds[0] * 8 + agree
         return self.correction.estimate(cell, p)

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ngramspec.drafting.chances import FadingRate
+from ngramspec.drafting.acceptance_estimator import DecayingRate
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import common_prefix
 
@@ -33,7 +33,7 @@ class AnswerStore:
     def __init__(self) -> None:
         self._answers: dict[int, list[array[int]]] = {}  # answers by the hash of prompt and sampling
         # Acceptance rate of the next token by the class of the number of tokens that agree.
-        self._rates = [FadingRate(HITS, TRIES, fade=FADE) for _ in range(CLASSES)]
+        self._rates = [DecayingRate(HITS, TRIES, fade=FADE) for _ in range(CLASSES)]
 
     def begin(self, prompt: Sequence[int], sampling: Sampling) -> CurrentAnswer:
         """Start the answer to a request, which is stored as it grows.
@@ -66,7 +66,7 @@ class CurrentAnswer:
         earlier: Earlier answers that agree with this one so far, and continue.
     """
 
-    def __init__(self, tokens: array[int], earlier: list[array[int]], rates: Sequence[FadingRate]) -> None:
+    def __init__(self, tokens: array[int], earlier: list[array[int]], rates: Sequence[DecayingRate]) -> None:
         self.earlier = earlier
         self._tokens, self._rates = tokens, rates
         self._length = 0  # number of tokens so far, including those beyond `LONGEST`, which are not stored
@@ -84,8 +84,8 @@ class CurrentAnswer:
         start = self._length
         chances: list[float] = []
         tokens = self.earlier[0][start : start + limit]
-        for agreeing in range(start, start + len(tokens)):
-            chance = self._rates[_length_class(agreeing)].value
+        for n_agreeing in range(start, start + len(tokens)):
+            chance = self._rates[_length_class(n_agreeing)].value
             if chance < CERTAIN:
                 break
             chances.append(chance)
@@ -95,18 +95,18 @@ class CurrentAnswer:
         """Add emitted tokens, and learn from them if the earlier answer was repeated."""
         start, end = self._length, self._length + len(tokens)
         if self.earlier:
-            expected = self.earlier[0][start:end]
-            right = common_prefix(expected, tokens)
-            for agreeing in range(start, start + right):
-                self._rates[_length_class(agreeing)].add(True)
-            if right < len(expected):
-                self._rates[_length_class(start + right)].add(False)
-            emitted = array("i", tokens)
-            self.earlier = [answer for answer in self.earlier if len(answer) > end and answer[start:end] == emitted]
+            predictions = self.earlier[0][start:end]
+            n_right = common_prefix(predictions, tokens)
+            for n_agreeing in range(start, start + n_right):
+                self._rates[_length_class(n_agreeing)].add(True)
+            if n_right < len(predictions):
+                self._rates[_length_class(start + n_right)].add(False)
+            new_tokens = array("i", tokens)
+            self.earlier = [answer for answer in self.earlier if len(answer) > end and answer[start:end] == new_tokens]
         self._length = end
         if end <= LONGEST:
             self._tokens.extend(tokens)
 
 
-def _length_class(agreeing: int) -> int:
-    return min(agreeing.bit_length(), CLASSES - 1)
+def _length_class(n_agreeing: int) -> int:
+    return min(n_agreeing.bit_length(), CLASSES - 1)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ngramspec.backend import Runner
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.exactness.decision import Exact
@@ -99,7 +99,7 @@ class AlphaOfOrder:
         self.order, self.gamma = order, gamma
         self.stats, self.n_verified, self.overlap = Stats(), 0, 0.0
         self._sampling = sampling
-        curve = None if exact == "on" else given_curve({1: 1.0})  # no time is measured here
+        curve = None if exact == "on" else make_fixed_curve({1: 1.0})  # no time is measured here
         options: dict[str, Any] = {"policy": FixedPolicy(gamma), "exact": exact, "curve": curve}
         self._decoder = SpeculativeDecoder(target, drafter=OrderDrafter(order), **options)
 

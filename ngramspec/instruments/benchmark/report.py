@@ -8,7 +8,7 @@ from ngramspec.instruments.benchmark.figures import Spread, Summary
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.reports import report as reports
 from ngramspec.instruments.reports.report import OVERALL, Bars, Report, Section, Table, figure
-from ngramspec.steps import SLOWED
+from ngramspec.steps import MAX_SLOWED_SHARE
 
 COLUMNS = "t/s and gain: median (minimum-maximum) over prompts and repeats; each gain compares two consecutive runs"
 """Note on the columns of the table, which is the last note of a report."""
@@ -140,7 +140,7 @@ def text_sections(benchmark: Benchmark) -> Iterator[Section]:
 
 def _notes(benchmark: Benchmark) -> list[str]:
     notes = []
-    if benchmark.slowed > SLOWED:
+    if benchmark.slowed > MAX_SLOWED_SHARE:
         notes.append(
             f"the machine was busy: other programs slowed {benchmark.slowed:.0%} of the decode calls down, which widens"
             " the ranges; measure again when it is idle"

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.chances import Reliability
+from ngramspec.drafting.acceptance_estimator import CalibrationTable
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.instruments.prompts import Case
 from ngramspec.policies.policy import Policy
@@ -88,7 +88,8 @@ class Benchmark:
     differences: list[Difference] = field(default_factory=list, init=False)
     # For each category, the id of the first prompt, and the steps of its first run with `drafted`.
     texts: dict[str, tuple[str, list[Step]]] = field(default_factory=dict, init=False)
-    reliability: Reliability = field(default_factory=Reliability, init=False)  # calibration of the drafts of `drafted`
+    # Calibration of the drafts of `drafted`.
+    reliability: CalibrationTable = field(default_factory=CalibrationTable, init=False)
     _decoders: dict[Contender, SpeculativeDecoder] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -233,7 +234,7 @@ class Benchmark:
         position = common_prefix(a, b)
         x, y = (output[position] if position < len(output) else None for output in (a, b))
         margin, target = None, self.drafted.target
-        bare = self.sampling.greedy and not self.sampling.moves_logits
+        bare = self.sampling.greedy and not self.sampling.changes_logits
         if bare and x is not None and y is not None:
             target.clear()
             logits = target.prefill([*case.tokens, *a[:position]], aligned=self.drafted.exactness.aligned)

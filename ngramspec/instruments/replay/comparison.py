@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import CURVES, LARGEST, SWITCH, stated
+from ngramspec.cost.fixed_curves import CURVES, LARGEST, SWITCH, to_json
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
 from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 from ngramspec.instruments.reports import report as reports
@@ -187,7 +187,7 @@ class CurveComparison:
             "decode_tokens": sum(len(r.response) - 1 for r in replayed),
             "prompt_tokens": sum(len(r.prompt) for r in replayed),
             "categories": dict(Counter(r.category for r in replayed)),
-            "curves": {name: stated(curve) for name, curve in self._curves.items()},
+            "curves": {name: to_json(curve) for name, curve in self._curves.items()},
             "results": {f"{self._drafter}@{name}": by_category(t, self._curves) for name, t in self._counts.items()},
             "oracle": None if self._least is None else self._oracle(self._least),
         }

@@ -22,12 +22,12 @@ import numpy as np
 from ngramspec.acceptance.rules import Row, Rows, Verdict
 from ngramspec.backend import Logits, ModelBase, Progress
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import LARGEST
+from ngramspec.cost.fixed_curves import LARGEST
 from ngramspec.decoding.branches import BranchingLoop
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.drafts import DraftedText, Drafts, Pass, Plan
 from ngramspec.decoding.text import Text
-from ngramspec.drafting.chances import Reliability
+from ngramspec.drafting.acceptance_estimator import CalibrationTable
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.instruments.reports.report import Piece
 from ngramspec.policies.policy import Policy
@@ -150,7 +150,7 @@ class ReplayCounts:
     changes: int = 0  # passes whose size differs from that of the previous one
     begin_seconds: float = 0.0  # CPU time of the prefills, in which only the drafter works: it reads the prompts
     work_seconds: float = 0.0  # CPU time of drafting and learning, of drafter and policy
-    reliability: Reliability = field(default_factory=Reliability)  # calibration of the predicted acceptance
+    reliability: CalibrationTable = field(default_factory=CalibrationTable)  # calibration of the predicted acceptance
 
     def merge(self, other: ReplayCounts) -> None:
         """Add the counts of another `ReplayCounts`."""

@@ -115,9 +115,9 @@ def spans_of(step: Step, piece: Piece) -> Iterator[Span]:
     """
     # If the text ended inside its draft, it has no token at index `accepted`: the rest was not rejected, only unread.
     for i, released in enumerate(step.pieces):
-        refused = i == step.accepted and step.refused
+        refused = i == step.accepted and step.draft_remainder
         if refused:
-            yield b"".join(map(piece, step.refused)).decode(errors="replace"), "refused"
+            yield b"".join(map(piece, step.draft_remainder)).decode(errors="replace"), "refused"
         yield released, "kept" if i < step.accepted else "corrected" if refused else ""
 
 
@@ -206,8 +206,8 @@ def calibration(cells: Sequence[Mapping[str, Any]], error: float | None) -> list
     """Return the section on the calibration of predicted acceptance; an empty list if nothing was predicted.
 
     Args:
-        cells: Cells of `Reliability`.
-        error: Calibration error of `Reliability`; `None` if nothing was predicted.
+        cells: Cells of `CalibrationTable`.
+        error: Calibration error of `CalibrationTable`; `None` if nothing was predicted.
     """
     if error is None:
         return []

@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ngramspec.cost.given import given_curve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.instruments.tuning.typical import typical_gain
 from ngramspec.json_data import decode
 from ngramspec.models.shape import QuantisedShape
-from ngramspec.storage import keep_json, recall
+from ngramspec.storage import read_cache, write_cache_json
 
 SIZES = (1, 2, 4, 8, 16)
 """Numbers of tokens in the timed passes."""
@@ -151,7 +151,7 @@ class QuantTiming:
         seconds = {size: self._layers(name, size) + self._output(output, size) for size in SIZES}
         # A prompt needs the logits of one token.
         prompt = (self._layers(name, self.prompt) + self._output(output, 1)) / self.prompt
-        return QuantCost(name, self.files[name].size_bytes, seconds, prompt, typical_gain(given_curve(seconds)))
+        return QuantCost(name, self.files[name].size_bytes, seconds, prompt, typical_gain(make_fixed_curve(seconds)))
 
     def _layers(self, name: str, size: int) -> float:
         return self.layers / self.timed_layers * min(self.times[name, size])
@@ -232,13 +232,13 @@ class QuantCosts:
 
 def keep_costs(path: Path, costs: Sequence[QuantCost]) -> None:
     """Store the costs for `advice`; errors are ignored."""
-    keep_json(path, asdict(QuantCosts(tuple(costs))))
+    write_cache_json(path, asdict(QuantCosts(tuple(costs))))
 
 
 def recalled_costs(path: Path) -> Sequence[QuantCost]:
     """Return the stored costs; empty if nothing is stored, or the file is invalid."""
     with suppress(ValueError):
-        kept = decode(QuantCosts, json.loads(recall(path) or "")).costs
+        kept = decode(QuantCosts, json.loads(read_cache(path) or "")).costs
         if all(cost.seconds.keys() >= set(SIZES) and cost.name in PRECISION for cost in kept):
             return kept
     return ()

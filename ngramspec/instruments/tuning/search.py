@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.instruments.tuning.candidates import Candidate
-from ngramspec.machine import LEAST_READ, Measure, Settings
+from ngramspec.machine import MIN_PREFILL, Measure, Settings
 
 LEAST_GAIN = 0.03
 """Minimum part of the time that a setting must save. A smaller gain does not justify an unusual setting."""
@@ -31,7 +31,7 @@ ENOUGH = 30
 NO_TIME = "no time left"  # reason for skipping a candidate that a longer limit would include
 TOGETHER = "together"  # name of the combined winners in the last comparison
 
-WEIGHTS: Mapping[int, float] = {1: 128, 4: 64, 8: 32, LEAST_READ: 1000, 1024: 1000}
+WEIGHTS: Mapping[int, float] = {1: 128, 4: 64, 8: 32, MIN_PREFILL: 1000, 1024: 1000}
 """Weights of the measures: a request with a prompt of 1,000 tokens, then 128 passes over one token, 64 over four and 32
 over eight. They matter only if a setting makes one measure faster and another one slower."""
 

@@ -9,7 +9,7 @@ import pytest
 from support.recordings import recordings
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import CURVES, LARGEST, given_curve
+from ngramspec.cost.fixed_curves import CURVES, LARGEST, make_fixed_curve
 from ngramspec.instruments.replay.comparison import copy_lengths, least_cost
 
 
@@ -43,7 +43,7 @@ def test_by_hand() -> None:
     assert copy_lengths([5, 5], [5] * 100)[1:].tolist() == [min(63, 99 - i) for i in range(99)]
     # The prefill's token is free.
     for response in ([], [3]):
-        assert least_cost(copy_lengths([1, 2], response), [given_curve({1: 1.0})]).tolist() == [0.0]
+        assert least_cost(copy_lengths([1, 2], response), [make_fixed_curve({1: 1.0})]).tolist() == [0.0]
 
 
 @pytest.mark.parametrize("vocabulary", [2, 5, 60])
@@ -55,7 +55,7 @@ def test_lengths_equal_the_naive_search(vocabulary: int) -> None:
 
 
 def test_cost_equals_the_naive_search() -> None:
-    curves = {name: given_curve(points) for name, (points, _) in CURVES.items()}
+    curves = {name: make_fixed_curve(points) for name, (points, _) in CURVES.items()}
     for recording in recordings(12):
         lengths = copy_lengths(recording.prompt, recording.response)
         costs = least_cost(lengths, list(curves.values()))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.recordings import recordings
 
-from ngramspec.cost.given import CURVES, given_curve
+from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.replay.replay import RecordedTarget, Recording, Replay, ReplayCounts
@@ -53,7 +53,7 @@ def test_both_find_the_same(ours: Any, name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(RecordedTarget, "leaves", 0)
     points = ODD if name == "odd" else CURVES[name][0]
     plugin = ours({str(size): cost for size, cost in points.items()})
-    replay, total = Replay(make_drafter(DEFAULT), curve=given_curve(points)), ReplayCounts()
+    replay, total = Replay(make_drafter(DEFAULT), curve=make_fixed_curve(points)), ReplayCounts()
     found = []
     for recording in recordings(30, seed=3):
         found.append(drive(plugin, recording))

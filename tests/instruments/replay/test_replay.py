@@ -17,7 +17,7 @@ from support.recordings import recordings
 from ngramspec.acceptance.rules import Verdict
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import CURVES, given_curve
+from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Draft, Drafter
@@ -27,8 +27,8 @@ from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 
-CPU = given_curve(CURVES["cpu-1.5b-q4_0"][0])
-FLAT = given_curve(CURVES["flat"][0])
+CPU = make_fixed_curve(CURVES["cpu-1.5b-q4_0"][0])
+FLAT = make_fixed_curve(CURVES["flat"][0])
 
 
 class Scripted(Drafter):
@@ -92,7 +92,7 @@ def test_without_drafts_it_is_plain_decoding() -> None:
 
 
 def test_a_change_of_size_costs_what_the_curve_says() -> None:
-    curve = given_curve({1: 1.0, 64: 1.0}, switch=0.5)
+    curve = make_fixed_curve({1: 1.0, 64: 1.0}, switch=0.5)
     tally = replayed(Scripted([11], [], []), [10, 11, 12, 13, 14], 4, curve)
     assert tally.changes == 2
     assert tally.stats.seconds == pytest.approx(3 + 2 * 0.5)
@@ -104,9 +104,9 @@ def test_it_drafts_as_real_decoding_does() -> None:
     drafter = "ngram"  # This drafter reads no logits, which a recording does not have.
     points = {1: 1.0, 2: 1.2, 4: 1.3, 8: 2.0, 64: 12.0}
     clock = Clock(0.0)
-    mock = MockTarget(12, seconds=given_curve(points).ratio, clock=clock, peak=6.0)
-    decoder = SpeculativeDecoder(mock, drafter=drafter, curve=given_curve(points), clock=clock.perf_counter)
-    replay = Replay(make_drafter(drafter), curve=given_curve(points))
+    mock = MockTarget(12, seconds=make_fixed_curve(points).ratio, clock=clock, peak=6.0)
+    decoder = SpeculativeDecoder(mock, drafter=drafter, curve=make_fixed_curve(points), clock=clock.perf_counter)
+    replay = Replay(make_drafter(drafter), curve=make_fixed_curve(points))
     for first in range(6):
         prompt = [first, 2, 3]
         steps: list[Step] = []
@@ -163,7 +163,7 @@ def test_what_was_asked_saves_passes_where_rows_are_cheap_and_is_not_asked_where
         return tally
 
     assert replay(FLAT, 8).stats.passes < 0.9 * replay(FLAT, 0).stats.passes
-    steep = given_curve({1: 1.0, 64: 58.0})
+    steep = make_fixed_curve({1: 1.0, 64: 58.0})
     assert replay(steep, 8).batches == replay(steep, 0).batches
 
 

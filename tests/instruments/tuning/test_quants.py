@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ngramspec.cost.given import find_curves, given_curve
+from ngramspec.cost.fixed_curves import find_curves, make_fixed_curve
 from ngramspec.instruments.tuning.quants import (
     ENOUGH,
     FEWEST,
@@ -112,7 +112,7 @@ def test_the_gain_from_drafts_follows_the_cost_of_a_batch() -> None:
     gains = {name: typical_gain(find_curves(name)[name]) for name in replayed}
     assert gains == pytest.approx(replayed, rel=0.15)
     assert gains["flat"] > gains["apple-silicon-akunu"] > gains["cpu-1.5b-q4_0"] > gains["cpu-1.5b-q8_0"]
-    assert typical_gain(given_curve({1: 1.0, 16: 16.0})) == pytest.approx(1.0, abs=0.02), "no draft can gain"
+    assert typical_gain(make_fixed_curve({1: 1.0, 16: 16.0})) == pytest.approx(1.0, abs=0.02), "no draft can gain"
 
 
 # --------------------------------------------------------------------------- conclusions

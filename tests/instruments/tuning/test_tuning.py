@@ -23,7 +23,7 @@ from ngramspec.instruments.tuning.search import (
     rounds_needed,
     sign_chance,
 )
-from ngramspec.machine import DRAFTS, READING, SINGLE, Measure, Settings, Tuned, flags, keep, recalled
+from ngramspec.machine import DRAFTS, READING, SINGLE, Measure, Settings, Tuned, flags, load_tuned, save_tuned
 
 PRESENT = Settings(4, 4)
 SCOPE: dict[str, Any] = {"physical": 4, "logical": 8, "on_cpu": True, "flash_free": True, "quantised_cache": True}
@@ -59,11 +59,11 @@ class Machine:
         changes = settings.changes(PRESENT)
         if changes.keys() & set(self.missing):
             raise TargetError("there is no memory")
-        taken = self.unit * (0.1 if measure.reads else 1 + measure.size / 8)
+        taken = self.unit * (0.1 if measure.is_prefill else 1 + measure.size / 8)
         for (name, value, size), factor in self.effects.items():
             if changes.get(name) == value and size in (0, measure.size):
                 taken *= factor
-        self.now += taken * (measure.size if measure.reads else 4)
+        self.now += taken * (measure.size if measure.is_prefill else 4)
         return taken * self.random.lognormvariate(0, self.noise)
 
 
@@ -243,19 +243,19 @@ def test_a_damaged_file_and_what_no_tuning_finds_are_nothing(tmp_path: Path) -> 
     kept = {"ratio": 0.9, "date": "2026-11-22", "applied": True}
     for text in [*DAMAGED, *(json.dumps({"changes": changes, **kept}) for changes in NEVER_FOUND)]:
         path.write_text(text)
-        assert recalled(path) is None, text
+        assert load_tuned(path) is None, text
     path.write_text(json.dumps({"changes": {"threads": 3}, **kept}))
-    assert recalled(path) is not None
+    assert load_tuned(path) is not None
 
 
 def test_what_was_kept_comes_back_and_what_cannot_be_kept_is_told_where_it_matters(tmp_path: Path) -> None:
     path = tmp_path / "new" / "key.json"
-    assert recalled(path) is None
+    assert load_tuned(path) is None
     faster = Settings(3, 4, flash_attn="off", mmap=False, repack=False, micro_batch=256)
     kept = Tuned(faster.changes(PRESENT), 0.9, "2026-11-22", applied=True)
-    keep(path, kept)
-    assert recalled(path) == kept
+    save_tuned(path, kept)
+    assert load_tuned(path) == kept
     assert flags(kept.changes) == "-t 3 -tb 4 -fa off -ub 256 --no-mmap --no-repack"
-    keep(path / "below", Tuned({}, None, "2026-11-22", applied=False))
+    save_tuned(path / "below", Tuned({}, None, "2026-11-22", applied=False))
     with pytest.raises(NGramSpecError, match="cannot save the settings"):
-        keep(path / "below", kept)
+        save_tuned(path / "below", kept)

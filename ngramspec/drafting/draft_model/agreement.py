@@ -1,4 +1,4 @@
-"""`SecondOpinion`: the probability of a guess by both n-grams and a draft model, and the expected results of the model.
+"""`AgreementModel`: the probability of a guess by n-grams and a draft model, and the expected results of the model.
 
 At each position, n-grams guess a token at no cost, with a calibrated probability p. The draft model takes time, and
 guesses a token with its own probability m. There are four cases: both guess the same token, the model's guess if they
@@ -25,9 +25,9 @@ from __future__ import annotations
 import math
 from itertools import chain
 
-from ngramspec.drafting.chances import FadingRate
+from ngramspec.drafting.acceptance_estimator import DecayingRate
 
-BOTH, MODEL, NGRAMS, ALONE = range(4)
+CONSENSUS, MODEL, NGRAMS, ALONE = range(4)
 """Cases of a guess: both make it; only the model; only the n-grams; the model, without a guess of the n-grams."""
 
 START = ((0.8, 0.3, 0.8), (0.0, -0.3, 0.7), (-0.7, 0.6, -0.5), (0.2, 0.0, 0.8))
@@ -40,19 +40,19 @@ EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
 
 LEVELS = (0.45, 0.8)  # limits between poor, fair and good guesses, the classes of the chosen guess if the two differ
 
-AGREED, SURER = 0.9, 0.85
+AGREEMENT_RATE, CONSENSUS_RATE = 0.9, 0.85
 """Initial rates: how often the two agree, as a part of p, and how often they are then right, at least p."""
 
-OTHERS = ((0.3, 0.3), (0.3, 0.6), (0.4, 0.9))
+DISAGREEMENT_RATES = ((0.3, 0.3), (0.3, 0.6), (0.4, 0.9))
 """Initial rates if the two differ: how often each class of `LEVELS` occurs, and how often it is right."""
 
-STRENGTH, CARRIED, FADE = 4.0, 8.0, 0.98
+STRENGTH, CARRY_WEIGHT, FADE = 4.0, 8.0, 0.98
 """Weights of the initial rates and of earlier texts, in outcomes, and the factor for older outcomes at each new one."""
 
 NONE = 0.02  # value that replaces p if n-grams have no guess
 
 
-Answered = tuple[float, float, int, int, int]
+Observation = tuple[float, float, int, int, int]
 """A position for which the model was called: p and m, the guesses of the n-grams and the model, and the chosen guess.
 If n-grams had no guess, p is 0 and their guess -1."""
 
@@ -65,13 +65,13 @@ class Prospects:
     """
 
     def __init__(self, p: float) -> None:
-        self.agrees = _rate(AGREED * p)  # rate of the model making the same guess
-        self.surer = _rate(max(SURER, p))  # rate of that guess being right
-        self._others = [(_rate(share), _rate(right)) for share, right in OTHERS]
+        self.agreement = _rate(AGREEMENT_RATE * p)  # rate of the model making the same guess
+        self.consensus = _rate(max(CONSENSUS_RATE, p))  # rate of that guess being right
+        self._disagreements = [(_rate(share), _rate(right)) for share, right in DISAGREEMENT_RATES]
 
     def begin(self) -> None:
-        for rate in (self.agrees, self.surer, *chain.from_iterable(self._others)):
-            rate.carry(CARRIED)
+        for rate in (self.agreement, self.consensus, *chain.from_iterable(self._disagreements)):
+            rate.carry(CARRY_WEIGHT)
 
     def add(self, agrees: bool, chance: float, right: bool) -> None:
         """Count a result of the model.
@@ -81,23 +81,23 @@ class Prospects:
             chance: Probability of the chosen guess.
             right: True if the chosen guess was right.
         """
-        self.agrees.add(agrees)
+        self.agreement.add(agrees)
         if agrees:
-            self.surer.add(right)
+            self.consensus.add(right)
             return
         level = sum(chance > edge for edge in LEVELS)
-        for i, (share, _) in enumerate(self._others):
+        for i, (share, _) in enumerate(self._disagreements):
             share.add(i == level)
-        self._others[level][1].add(right)
+        self._disagreements[level][1].add(right)
 
     @property
-    def others(self) -> tuple[tuple[float, float], ...]:
+    def disagreements(self) -> tuple[tuple[float, float], ...]:
         """Share and acceptance rate of each class of `LEVELS`, for chosen guesses if the two differ."""
-        total = sum(share.value for share, _ in self._others)
-        return tuple((share.value / total, right.value) for share, right in self._others)
+        total = sum(share.value for share, _ in self._disagreements)
+        return tuple((share.value / total, right.value) for share, right in self._disagreements)
 
 
-class SecondOpinion:
+class AgreementModel:
     """Mixes the probabilities of n-grams and a draft model. Each method takes constant time."""
 
     def __init__(self) -> None:
@@ -105,11 +105,11 @@ class SecondOpinion:
         self._records = [Prospects(p) for p in (0.0, *EDGES)]
         self._all = Prospects(0.5)
 
-    def beside(self) -> SecondOpinion:
+    def clone_for_sequence(self) -> AgreementModel:
         """Return an instance for another sequence at the same time: both share the weights, but not the counts."""
-        other = SecondOpinion()
-        other._weights = self._weights
-        return other
+        clone = AgreementModel()
+        clone._weights = self._weights
+        return clone
 
     def begin(self) -> None:
         """Start a request.
@@ -120,12 +120,12 @@ class SecondOpinion:
         for record in (*self._records, self._all):
             record.begin()
 
-    def chance(self, case: int, p: float, m: float) -> float:
+    def estimate(self, case: int, p: float, m: float) -> float:
         """Return the probability that a guess is right; see the module docstring."""
-        bias, ours, theirs = self._weights[case]
-        return _squash(bias + ours * _stretch(p or NONE) + theirs * _stretch(m))
+        bias, p_weight, m_weight = self._weights[case]
+        return _sigmoid(bias + p_weight * _log_odds(p or NONE) + m_weight * _log_odds(m))
 
-    def expected(self, p: float | None = None) -> Prospects:
+    def prospects(self, p: float | None = None) -> Prospects:
         """Return the expected results of the model.
 
         Args:
@@ -133,12 +133,12 @@ class SecondOpinion:
         """
         return self._all if p is None else self._records[_class(p)]
 
-    def learn(self, answered: Answered, token: int) -> None:
+    def learn(self, observation: Observation, token: int) -> None:
         """Learn from the emitted token at a position for which the model was called."""
-        p, m, guess, answer, better = answered
+        p, m, guess, answer, better = observation
         agrees = guess == answer
-        theirs = BOTH if agrees else MODEL if guess >= 0 else ALONE
-        chance = self.chance(theirs if better == answer else NGRAMS, p, m)
+        theirs = CONSENSUS if agrees else MODEL if guess >= 0 else ALONE
+        chance = self.estimate(theirs if better == answer else NGRAMS, p, m)
         for record in (self._records[_class(p)], self._all):
             record.add(agrees, chance, better == token)
         self._mix(theirs, p, m, answer == token)
@@ -146,24 +146,24 @@ class SecondOpinion:
             self._mix(NGRAMS, p, m, guess == token)
 
     def _mix(self, case: int, p: float, m: float, right: bool) -> None:
-        error = RATE * (right - self.chance(case, p, m))
+        error = RATE * (right - self.estimate(case, p, m))
         weights = self._weights[case]
-        for i, said in enumerate((1.0, _stretch(p or NONE), _stretch(m))):
-            weights[i] += error * said
+        for i, feature in enumerate((1.0, _log_odds(p or NONE), _log_odds(m))):
+            weights[i] += error * feature
 
 
-def _rate(expected: float) -> FadingRate:
-    return FadingRate(fade=FADE, expected=expected, strength=STRENGTH)
+def _rate(prior: float) -> DecayingRate:
+    return DecayingRate(fade=FADE, prior=prior, strength=STRENGTH)
 
 
 def _class(p: float) -> int:
     return sum(p > edge for edge in EDGES)
 
 
-def _stretch(p: float) -> float:
+def _log_odds(p: float) -> float:
     p = min(max(p, 1e-3), 1.0 - 1e-3)
     return math.log(p / (1.0 - p))
 
 
-def _squash(x: float) -> float:
+def _sigmoid(x: float) -> float:
     return 1.0 / (1.0 + math.exp(-x))

@@ -23,7 +23,7 @@ CURVES: dict[str, tuple[dict[int, float], str]] = {
 """Points and source of each curve, by name."""
 
 
-def given_curve(points: Points, switch: float = 0.0) -> CostCurve:
+def make_fixed_curve(points: Points, switch: float = 0.0) -> CostCurve:
     """Return a fixed curve in units of T(1), linear between its points and after the last two.
 
     Args:
@@ -46,19 +46,19 @@ def given_curve(points: Points, switch: float = 0.0) -> CostCurve:
             raise ValueError(
                 f"the costs decrease so fast after size {before} that a batch of {LARGEST} would cost nothing"
             )
-    scaled = {size: cost / points[1] for size, cost in points.items()}
-    return CostCurve(scaled, switch / points[1], measured=False)
+    ratios = {size: cost / points[1] for size, cost in points.items()}
+    return CostCurve(ratios, switch / points[1], measured=False)
 
 
-def stated(curve: CostCurve) -> dict[str, float]:
+def to_json(curve: CostCurve) -> dict[str, float]:
     """Return a curve as a JSON object for `parse_curve`."""
-    found: dict[str, Any] = curve.to_json()
-    return {**found["seconds"], **({SWITCH: curve.switch} if curve.switch else {})}
+    data: dict[str, Any] = curve.to_json()
+    return {**data["seconds"], **({SWITCH: curve.switch} if curve.switch else {})}
 
 
-def frozen(curve: CostCurve) -> CostCurve:
+def freeze(curve: CostCurve) -> CostCurve:
     """Return a fixed copy of a measured curve."""
-    return given_curve({size: curve.seconds(size) for size in range(1, LARGEST + 1)}, curve.switch)
+    return make_fixed_curve({size: curve.seconds(size) for size in range(1, LARGEST + 1)}, curve.switch)
 
 
 def find_curves(name: str) -> dict[str, CostCurve]:
@@ -72,7 +72,7 @@ def find_curves(name: str) -> dict[str, CostCurve]:
         NGramSpecError: The name is unknown, or the file is invalid.
     """
     if name in CURVES:
-        return {name: given_curve(CURVES[name][0])}
+        return {name: make_fixed_curve(CURVES[name][0])}
     path = Path(name)
     try:
         text = utf8(path.read_bytes())
@@ -103,7 +103,7 @@ def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> CostCurv
     Raises:
         NGramSpecError: A size or a cost is invalid.
     """
-    parsed: dict[int, float] = {}
+    costs: dict[int, float] = {}
     switch = points.get(SWITCH, 0.0)
     if isinstance(switch, bool) or not isinstance(switch, int | float) or not 0 <= switch < 1e300:
         raise NGramSpecError(f"{where}: the cost of a change of size must be a number of at least 0, got {switch!r}")
@@ -115,8 +115,8 @@ def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> CostCurv
             raise NGramSpecError(f"{where}: {size!r}: {cost!r} is not a batch size and its cost")
         if not 0 < cost < 1e300:
             raise NGramSpecError(f"{where}: the cost of a batch of {size} must be finite and above 0, got {cost}")
-        parsed[int(size)] = float(cost)
+        costs[int(size)] = float(cost)
     try:
-        return given_curve(parsed, float(switch))
+        return make_fixed_curve(costs, float(switch))
     except ValueError as error:
         raise NGramSpecError(f"{where}: {error}") from error

@@ -1,8 +1,8 @@
 """Files of a guesser's weights: initial weights in the package, and statistics about tokens for each vocabulary.
 
-    take_up(guesser.shared(), shipped(START))      load the weights of the package, from recorded conversations
-    take_up(guesser.about_tokens(), read(path))    load the statistics about tokens from the user's own texts
-    keep(path, guesser.about_tokens())             store them
+    load_into(guesser.global_weights(), read_packaged(START))   load the weights of the package
+    load_into(guesser.token_weights(), read(path))                 load the user's statistics about tokens
+    save(path, guesser.token_weights())                            store these statistics
 
 Weights and rates are reset to those of the package for every text. This gives a higher speedup than the weights at the
 end of the previous text (held out, 1.212 against 1.208 on the curve cpu-1.5b-q4_0). Files are npz with float32 arrays
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.storage import cache_folder, replacing
+from ngramspec.storage import atomic_write, cache_folder
 
 LAYOUT = 1
 """Number of the layout, raised when an index gets another meaning: another state, weight set or fact."""
@@ -51,30 +51,30 @@ def read(path: Path) -> Arrays:
     try:
         with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        known = int(arrays.pop("layout")) == LAYOUT and all(np.isfinite(a).all() for a in arrays.values())
+        is_valid = int(arrays.pop("layout")) == LAYOUT and all(np.isfinite(a).all() for a in arrays.values())
     except Exception:  # numpy's reader may raise any error, including those of its tokenizer
         return {}
-    return arrays if known else {}
+    return arrays if is_valid else {}
 
 
-def keep(path: Path, learnt: Mapping[str, memoryview]) -> None:
+def save(path: Path, weights: Mapping[str, memoryview]) -> None:
     """Write a file completely or not at all; do nothing if the folder cannot be created or written."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {name: np.asarray(array, np.float32) for name, array in learnt.items()}
-        with replacing(path) as file:
+        arrays = {name: np.asarray(array, np.float32) for name, array in weights.items()}
+        with atomic_write(path) as file:
             np.savez_compressed(file, allow_pickle=False, layout=np.int32(LAYOUT), **arrays)
 
 
-def take_up(learnt: Mapping[str, memoryview], arrays: Arrays) -> None:
+def load_into(weights: Mapping[str, memoryview], arrays: Arrays) -> None:
     """Copy the arrays of a file into a guesser's arrays; do nothing if one is missing or has another shape."""
-    if learnt.keys() == arrays.keys() and all(array.shape == learnt[name].shape for name, array in arrays.items()):
+    if weights.keys() == arrays.keys() and all(array.shape == weights[name].shape for name, array in arrays.items()):
         for name, array in arrays.items():
-            np.asarray(learnt[name])[:] = array
+            np.asarray(weights[name])[:] = array
 
 
 @cache
-def shipped(path: Path) -> Arrays:
+def read_packaged(path: Path) -> Arrays:
     """Return the contents of a file of the package: START or ANSWERS."""
     return read(path)
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.drafting.chances import (
+from ngramspec.drafting.acceptance_estimator import (
     BINS,
-    ChanceEstimator,
-    FadingRate,
-    Reliability,
+    AcceptanceEstimator,
+    CalibrationTable,
+    DecayingRate,
     cell,
     length_class,
 )
@@ -50,14 +50,14 @@ def test_a_draft_costs_what_its_tokens_do_unless_somebody_knows_better() -> None
 def test_a_rate_is_a_mean_of_outcomes_imagined_ones_included_of_which_old_ones_fade(
     hits: list[float], fade: float, prior: float, strength: float
 ) -> None:
-    rate = FadingRate(prior * strength, strength, fade=fade)
+    rate = DecayingRate(prior * strength, strength, fade=fade)
     for hit in hits:
         rate.add(hit)
     weights = [fade ** (len(hits) - i) for i in range(len(hits) + 1)]
     counted = [strength * weights[0], *weights[1:]]
     summed = sum(weight * hit for weight, hit in zip(counted, [prior, *hits], strict=True))
     assert rate.value == pytest.approx(summed / sum(counted))
-    assert rate.towards(0.9, 5.0) == pytest.approx((summed + 4.5) / (sum(counted) + 5))
+    assert rate.shrunk_to(0.9, 5.0) == pytest.approx((summed + 4.5) / (sum(counted) + 5))
 
 
 KEY = cell(3, 1.0, 4, 2)
@@ -66,7 +66,7 @@ KEY = cell(3, 1.0, 4, 2)
 def test_estimate_finds_the_rate_and_follows_a_change() -> None:
     rng = random.Random(0)
     for rate in (0.0, 0.05, 0.5, 0.9, 1.0):
-        model = ChanceEstimator()
+        model = AcceptanceEstimator()
         for _ in range(3000):
             model.learn(KEY, rng.random() < rate)
         assert model.estimate(KEY) == pytest.approx(rate, abs=0.12)  # four standard deviations of the last 200
@@ -76,7 +76,7 @@ def test_estimate_finds_the_rate_and_follows_a_change() -> None:
 
 
 def test_what_is_unknown_leans_on_its_group_and_the_prior() -> None:
-    model = ChanceEstimator()
+    model = AcceptanceEstimator()
     priors = [model.estimate(cell(m, 1.0, 2, 0)) for m in range(8)]
     assert priors == sorted(priors)
     assert priors[-1] <= 0.6  # low until outcomes are known
@@ -89,7 +89,7 @@ def test_what_is_unknown_leans_on_its_group_and_the_prior() -> None:
 
 
 def test_cells_tell_apart_what_matters() -> None:
-    model = ChanceEstimator()
+    model = AcceptanceEstimator()
     for _ in range(300):
         model.learn(cell(3, 1.0, 5, 8), True)
         model.learn(cell(3, 0.3, 5, 0), False)
@@ -104,74 +104,74 @@ def test_cells_tell_apart_what_matters() -> None:
 
 
 def test_an_estimator_counts_hits_up_to_the_first_miss_and_its_class_alone() -> None:
-    judge = ChanceEstimator()
+    judge = AcceptanceEstimator()
 
     def chances(*matches: int) -> list[float]:
         judge.open(None)
         for match in matches:
-            judge.go_on(match, 4, 4)
+            judge.add_guess(match, 4, 4)
         return judge.acceptance_probs
 
     (before,) = chances(3)
     for _ in range(50):
         chances(20)
         judge.close([7])
-        assert judge.settle([8, 7]) == 0
-        assert judge.settle([7]) == 0  # Its outcome is already known.
+        assert judge.record_outcome([8, 7]) == 0
+        assert judge.record_outcome([7]) == 0  # Its outcome is already known.
     assert chances(30)[0] < 0.1
     assert chances(3) == [before]
     for _ in range(50):
         chances(3, 3, 3)
         judge.close([5, 6, 7])
-        assert judge.settle([5, 6, 9]) == 2
+        assert judge.record_outcome([5, 6, 9]) == 2
     first, *_, last = chances(3, 3, 3)
     assert first > 0.8
     assert last < 0.3
     for number in range(400):  # Every fourth guess is wrong.
         after = chances(4)[0]
         judge.close([5])
-        judge.settle([5 + (number % 4 == 3)])
+        judge.record_outcome([5 + (number % 4 == 3)])
         assert number < 300 or (after > 0.6) == (number % 4 != 3)
 
 
 def test_positions_are_told_apart_and_matches_where_the_drafter_tells_them() -> None:
-    record, rng = ChanceEstimator(), random.Random(1)
+    record, rng = AcceptanceEstimator(), random.Random(1)
     rates = 0.9, 0.1, 0.7
     for _ in range(3000):
-        draft = record.estimated(Draft((1, 1, 1)), 3)
-        record.settle([1 if rng.random() < rate else 2 for rate in rates])
+        draft = record.add_estimates(Draft((1, 1, 1)), 3)
+        record.record_outcome([1 if rng.random() < rate else 2 for rate in rates])
     assert draft.acceptance_probs == pytest.approx(rates, abs=0.15)
-    record = ChanceEstimator()
+    record = AcceptanceEstimator()
     for number in range(3000):
         match, rate = ((1,), 0.2) if number % 2 else ((9,), 0.9)
-        draft = record.estimated(Draft((1,), match_lengths=match), 1)
+        draft = record.add_estimates(Draft((1,), match_lengths=match), 1)
         if number > 2900:
             assert draft.acceptance_probs[0] == pytest.approx(rate, abs=0.2)
-        record.settle([1 if rng.random() < rate else 2])
+        record.record_outcome([1 if rng.random() < rate else 2])
 
 
 def test_a_drafters_own_estimates_stay() -> None:
-    record = ChanceEstimator()
+    record = AcceptanceEstimator()
     own = Draft((1, 2), acceptance_probs=(0.3, 0.9))
-    assert record.estimated(own, 2) is own
-    assert record.estimated(NO_DRAFT, 2) is NO_DRAFT
-    record.settle([1, 2, 3])
-    assert record.estimated(Draft((1,)), 1) == ChanceEstimator().estimated(Draft((1,)), 1)
+    assert record.add_estimates(own, 2) is own
+    assert record.add_estimates(NO_DRAFT, 2) is NO_DRAFT
+    record.record_outcome([1, 2, 3])
+    assert record.add_estimates(Draft((1,)), 1) == AcceptanceEstimator().add_estimates(Draft((1,)), 1)
 
 
 def test_blind_estimates_hang_on_no_token_that_was_drawn() -> None:
-    record = ChanceEstimator()
+    record = AcceptanceEstimator()
     for tokens in ((5, 6), (5, 7), (4, 6)):
-        record.estimated(Draft(tokens), 6, fixed_length=True)
-        record.settle((5, 6, 9))
+        record.add_estimates(Draft(tokens), 6, fixed_length=True)
+        record.record_outcome((5, 6, 9))
     drawn = [Draft((1,), match_lengths=(7,)), Draft((2, 3), match_lengths=(1, 2)), Draft((1,) * 6)]
-    estimates = {record.estimated(draft, 6, fixed_length=True).acceptance_probs for draft in drawn}
+    estimates = {record.add_estimates(draft, 6, fixed_length=True).acceptance_probs for draft in drawn}
     assert len(estimates) == 1
     assert len(next(iter(estimates))) == 6
 
 
 def test_reliability_counts_up_to_the_first_wrong_one() -> None:
-    counts = Reliability()
+    counts = CalibrationTable()
     counts.add(Draft((1, 2, 3, 4), acceptance_probs=(0.95, 0.55, 0.51, 1.0)), [1, 2, 9, 4])
     counts.add(Draft((1, 2), acceptance_probs=(0.0, 1.0)), [1])
     assert counts.seen == [1, 0, 0, 0, 0, 2, 0, 0, 0, 1]
@@ -184,4 +184,4 @@ def test_reliability_counts_up_to_the_first_wrong_one() -> None:
     assert cells[1] == {"from": 0.1, "to": 0.2, "count": 0, "predicted": None, "observed": None}
     counts.add(Draft((7,), acceptance_probs=(1.0,)), [7])
     assert counts.seen[BINS - 1] == 2
-    assert Reliability().calibration_error is None
+    assert CalibrationTable().calibration_error is None

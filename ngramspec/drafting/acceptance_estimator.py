@@ -1,8 +1,9 @@
 # cython: language_level=3
 """Estimates of the probability that the target accepts each guess of a draft, from the outcomes of earlier guesses.
 
-`ChanceEstimator` estimates a chain while it grows, or a whole draft of a drafter that makes no estimates. `OutcomeMap`
-calibrates the probabilities of a source, and `Reliability` compares predicted and observed acceptance.
+`AcceptanceEstimator` estimates a chain while it grows, or a whole draft of a drafter that makes no estimates.
+`ProbabilityCalibrator` calibrates the probabilities of a source, and `CalibrationTable` compares predicted and observed
+acceptance.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ from dataclasses import dataclass, field, replace
 from ngramspec.drafting.draft import Chooser, Draft, MarginalCost
 
 
-class FadingRate:
+class DecayingRate:
     """A rate of hits over tries, in which each new outcome reduces the weight of all earlier ones.
 
     Args:
         hits: Initial hits.
         tries: Initial tries.
         fade: Factor for the earlier outcomes at each new one; 1 means that they keep their weight.
-        expected: Rate towards which `value` is shrunk; see `towards`.
-        strength: Weight of `expected`, in outcomes.
+        prior: Rate towards which `value` is shrunk; see `shrunk_to`.
+        strength: Weight of `prior`, in outcomes.
     """
 
-    __slots__ = ("_expected", "_fade", "_hits", "_strength", "_tries")
+    __slots__ = ("_fade", "_hits", "_prior", "_strength", "_tries")
 
     def __init__(
-        self, hits: float = 0.0, tries: float = 0.0, *, fade: float, expected: float = 0.0, strength: float = 0.0
+        self, hits: float = 0.0, tries: float = 0.0, *, fade: float, prior: float = 0.0, strength: float = 0.0
     ) -> None:
         self._hits = hits
         self._tries = tries
         self._fade = fade
-        self._expected, self._strength = expected, strength
+        self._prior, self._strength = prior, strength
 
     def add(self, hit: float) -> None:
         """Count an outcome.
@@ -51,9 +52,9 @@ class FadingRate:
         Raises:
             ZeroDivisionError: There are no outcomes and no weight of `expected`.
         """
-        return self.towards(self._expected, self._strength)
+        return self.shrunk_to(self._prior, self._strength)
 
-    def towards(self, rate: float, strength: float) -> float:
+    def shrunk_to(self, rate: float, strength: float) -> float:
         """Return the rate as if `strength` more outcomes had been counted, a share `rate` of which were hits."""
         return (self._hits + strength * rate) / (self._tries + strength)
 
@@ -62,7 +63,7 @@ class FadingRate:
         self._hits, self._tries = tries * self.value, tries
 
 
-Cell = tuple[int, int, int]  # match length and two more classes; see `cell` and `ChanceEstimator.estimated`
+Cell = tuple[int, int, int]  # match length and two more classes; see `cell` and `AcceptanceEstimator.add_estimates`
 FADE = 0.995  # factor for the earlier outcomes of a cell at each new one, so that about the last 200 count
 STRENGTH = 6.0  # weight of the rate of a cell's group in the rate of the cell, in outcomes
 
@@ -92,7 +93,7 @@ def _few(number: int) -> int:
     return number if number < 3 else 3 if number < 6 else 4 if number < 12 else 5
 
 
-_NOTHING = FadingRate(fade=FADE)
+_NOTHING = DecayingRate(fade=FADE)
 
 HOPELESS = 0.05
 """A draft ends when the probability that all of it is accepted falls below this value; more pays on no cost curve."""
@@ -123,7 +124,7 @@ def pick(choose: Chooser, offset: int, weights: Mapping[int, float]) -> int:
     return token
 
 
-class ChanceEstimator:
+class AcceptanceEstimator:
     """Acceptance rates for classes of guesses (cells), and the guesses that wait for their outcome.
 
     A guess is described by (match, count, support): the length of its context, how often the guessed token followed it,
@@ -136,45 +137,45 @@ class ChanceEstimator:
     """
 
     def __init__(self) -> None:
-        self._rates: dict[Cell, FadingRate] = {}
-        self._groups: dict[int, FadingRate] = {}
+        self._rates: dict[Cell, DecayingRate] = {}
+        self._groups: dict[int, DecayingRate] = {}
         self.begin()
 
     def estimate(self, key: Cell) -> float:
         """Return the probability in (0, 1) that a guess of this cell is accepted, if all before it are."""
         match = key[0]
         prior = PRIORS[min(match, len(PRIORS) - 1)]
-        rate = self._groups.get(match, _NOTHING).towards(prior, STRENGTH)
-        return self._rates.get(key, _NOTHING).towards(rate, STRENGTH)
+        rate = self._groups.get(match, _NOTHING).shrunk_to(prior, STRENGTH)
+        return self._rates.get(key, _NOTHING).shrunk_to(rate, STRENGTH)
 
-    def learn(self, key: Cell, accepted: bool) -> None:
+    def learn(self, key: Cell, is_accepted: bool) -> None:
         """Count the outcome of a guess."""
         if key not in self._rates:
-            self._rates[key] = FadingRate(fade=FADE)
-            self._groups.setdefault(key[0], FadingRate(fade=FADE))
-        self._rates[key].add(accepted)
-        self._groups[key[0]].add(accepted)
+            self._rates[key] = DecayingRate(fade=FADE)
+            self._groups.setdefault(key[0], DecayingRate(fade=FADE))
+        self._rates[key].add(is_accepted)
+        self._groups[key[0]].add(is_accepted)
 
     def begin(self) -> None:
         """Start a request; guesses of the last request get no outcome."""
         self._streak = 0
         self.open(None)
 
-    def open(self, price: MarginalCost | None, hopeless: float = HOPELESS) -> None:
+    def open(self, price: MarginalCost | None, min_chain_prob: float = HOPELESS) -> None:
         """Start a chain.
 
         Args:
             price: Cost of one more token; `None` means that it is not considered.
-            hopeless: Minimum probability that all of the chain is accepted.
+            min_chain_prob: Minimum probability that all of the chain is accepted.
         """
         self.acceptance_probs: list[float] = []
         self._cells: list[Cell] = []
         self._guesses: Sequence[int] = ()
         self._price = price
-        self._hopeless = hopeless
+        self._min_chain_prob = min_chain_prob
         self._reach = 1.0
 
-    def go_on(self, match: int, count: float, support: int) -> bool:
+    def add_guess(self, match: int, count: float, support: int) -> bool:
         """Estimate the next guess of the chain; return True if one more guess may pay.
 
         Args:
@@ -188,13 +189,13 @@ class ChanceEstimator:
         self.acceptance_probs.append(p)
         self._reach *= p
         reach, price = self._reach, self._price
-        return reach >= self._hopeless and (price is None or price.worth_extending(reach, len(self._cells)))
+        return reach >= self._min_chain_prob and (price is None or price.worth_extending(reach, len(self._cells)))
 
-    def blind(self, match: int, q: Mapping[int, float], support: int) -> float:
+    def estimate_undrawn(self, match: int, q: Mapping[int, float], support: int) -> float:
         """Return the estimate for the first guess before it is sampled from `q`; see `Drafter.propose`."""
         return self.estimate(cell(length_class(match), max(q.values()), support, self._streak))
 
-    def estimated(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
+    def add_estimates(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
         """Return a draft with added estimates; unchanged if it has estimates or is empty.
 
         The cell of a guess then depends on its position in the draft and on the number of right guesses before the
@@ -220,7 +221,7 @@ class ChanceEstimator:
         """End the chain, whose tokens are `guesses`."""
         self._guesses = guesses
 
-    def settle(self, tokens: Sequence[int]) -> int:
+    def record_outcome(self, tokens: Sequence[int]) -> int:
         """Learn from the tokens that were emitted, whether the chain was verified or not.
 
         Returns:
@@ -243,7 +244,7 @@ REACH = 6  # range of the map in log-odds, on both sides of 0; one point per 0.5
 RATE = 0.02
 
 
-class OutcomeMap:
+class ProbabilityCalibrator:
     """A calibration map for probabilities, initially the identity, learnt online in constant time.
 
     It is a table over log-odds, linear between its points. Each outcome moves the points next to it. This is secondary
@@ -275,7 +276,7 @@ BINS = 10  # number of bins in the reliability table
 
 
 @dataclass(slots=True)
-class Reliability:
+class CalibrationTable:
     """Predicted and observed acceptance of draft positions, up to and including the first wrong one of each draft."""
 
     seen: list[int] = field(default_factory=lambda: [0] * BINS)  # number of positions by bin
@@ -297,7 +298,7 @@ class Reliability:
                 return
             self.right[number] += 1
 
-    def merge(self, other: Reliability) -> None:
+    def merge(self, other: CalibrationTable) -> None:
         """Add the counts of another instance."""
         for i in range(BINS):
             self.seen[i] += other.seen[i]
@@ -320,9 +321,9 @@ class Reliability:
             {
                 "from": i / BINS,
                 "to": (i + 1) / BINS,
-                "count": seen,
-                "predicted": self.predicted[i] / seen if seen else None,
-                "observed": self.right[i] / seen if seen else None,
+                "count": count,
+                "predicted": self.predicted[i] / count if count else None,
+                "observed": self.right[i] / count if count else None,
             }
-            for i, seen in enumerate(self.seen)
+            for i, count in enumerate(self.seen)
         ]

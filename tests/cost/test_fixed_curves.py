@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import CURVES, LARGEST, find_curves, frozen, given_curve, parse_curve, stated
+from ngramspec.cost.fixed_curves import CURVES, LARGEST, find_curves, freeze, make_fixed_curve, parse_curve, to_json
 from ngramspec.errors import NGramSpecError
 
 
@@ -23,20 +23,20 @@ def test_a_named_curve_is_linear_between_its_points(name: str) -> None:
 
 def test_no_batch_is_too_dear() -> None:
     # Real mixtures of experts need the time of three passes for two tokens; the limit is for disturbed measurements.
-    assert given_curve({1: 1.0, 2: 3.05, 64: 200.0}).ratio(2) == 3.05
+    assert make_fixed_curve({1: 1.0, 2: 3.05, 64: 200.0}).ratio(2) == 3.05
     assert CostCurve({1: 1.0, 2: 3.05}).ratio(2) == 3.0
 
 
 def test_it_goes_on_as_it_went_between_the_last_points() -> None:
-    curve = given_curve({1: 2.0, 4: 4.0, 8: 5.0})
+    curve = make_fixed_curve({1: 2.0, 4: 4.0, 8: 5.0})
     assert curve.ratio(8) == 2.5
     assert curve.ratio(12) == pytest.approx(3.0)
     assert curve.ratio(LARGEST) == pytest.approx(2.5 + 56 * 0.125)
-    assert given_curve({1: 3.0}).ratio(40) == 1.0
+    assert make_fixed_curve({1: 3.0}).ratio(40) == 1.0
 
 
 def test_passes_do_not_change_it() -> None:
-    curve = given_curve({1: 1.0, 64: 5.0}, switch=0.25)
+    curve = make_fixed_curve({1: 1.0, 64: 5.0}, switch=0.25)
     before = [curve.ratio(size) for size in range(1, 65)]
     for _ in range(200):
         curve.observe(8, 0.1)
@@ -47,7 +47,7 @@ def test_passes_do_not_change_it() -> None:
 
 def test_a_measured_curve_is_held_as_it_is() -> None:
     real = CostCurve({1: 0.02, 2: 0.03, 8: 0.05}, switch=0.004)
-    held = frozen(real)
+    held = freeze(real)
     assert [held.ratio(n) for n in range(1, 65)] == pytest.approx([real.ratio(n) for n in range(1, 65)])
     assert held.switch == pytest.approx(0.2)
 
@@ -110,6 +110,6 @@ def test_curves_that_are_not_there(tmp_path: Path) -> None:
 def test_a_curve_survives_json() -> None:
     for points in ({"1": 1.0, "2": 1.5, "64": 9.0}, {"1": 2.0, "8": 3.0, "switch": 0.5}):
         curve = parse_curve(points)
-        again = parse_curve(json.loads(json.dumps(stated(curve))))
+        again = parse_curve(json.loads(json.dumps(to_json(curve))))
         assert (again.ratio(33), again.switch) == (curve.ratio(33), curve.switch)
     assert curve.switch == pytest.approx(0.25), "in units of T(1), as the sizes"
