@@ -158,7 +158,7 @@ def bench(
     default = None
     if target.exact == "on":
         with defer_signals():
-            second = open_target(source.path, ordinary)  # its notes are those of the first
+            second = open_target(source.path, ordinary, **target.plan.arguments)  # its notes are those of the first
         default = SpeculativeDecoder(second, drafter=None, exact="off")
     settings = predict, repeat or REPEATS, sampling_settings, acceptance, default, more_policies
     benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(_make_untrained, loaded_model))

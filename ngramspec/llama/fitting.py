@@ -26,13 +26,6 @@ EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch)?exps"
 MIN_CONTEXT = 4096
 """Context size in tokens for which layers are moved to RAM if the user sets none, as in llama.cpp."""
 
-WINDOW_PERIODS = {
-    **{"gemma2": 2, "gpt-oss": 2, "gemma3n": 5, "gemma3": 6, "plamo3": 8},
-    **dict.fromkeys(("afmoe", "cohere2", "exaone4", "exaone-moe", "llama4", "olmo2", "smallthinker"), 4),
-}
-"""Layers of which one has no sliding window, by architecture, for files that do not specify it (llama.cpp's defaults).
-"""
-
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _EMBEDDINGS = "token_embd.weight"
 _INPUTS = ("token_embd", "token_types", "position_embd", "per_layer_token_embd")  # llama.cpp keeps these in RAM
@@ -177,16 +170,12 @@ def _context(metadata: Mapping[str, Scalar], demand: Demand) -> int:
 def _cache_bytes(
     number: int, metadata: Mapping[str, Scalar], shapes: Mapping[str, tuple[int, ...]], demand: Demand
 ) -> int:
-    """Return the maximum size of a layer's KV cache; recurrent states are small and left out."""
+    """Return the size of a layer's KV cache, also with a sliding window, because llama.cpp keeps all cells by default.
+
+    Recurrent states are small and left out.
+    """
     keys, values = _cache_widths(number, metadata, shapes)
     cells = _context(metadata, demand) + demand.rows
-    window, period = (
-        _number(metadata, "attention.sliding_window"),
-        _number(metadata, "attention.sliding_window_pattern"),
-    )
-    period = period or WINDOW_PERIODS.get(str(metadata.get("general.architecture")), 1)
-    if window and (number + 1) % period:
-        cells = min(cells, window + demand.micro_batch)
     cells = -(-cells // _GRAIN) * _GRAIN
     return int(demand.texts * cells * (keys * demand.element_bytes[0] + values * demand.element_bytes[1]))
 

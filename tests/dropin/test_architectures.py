@@ -54,7 +54,7 @@ def test_texts_are_the_parent_s(name: str, tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_a_recurrent_state_stay_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = devices.Device("CUDA0", "RTX 3090", True, 2**30, 2**34, backend="CUDA")
+    card = devices.Device("CUDA0", "RTX 3090", True, 2**33, 2**34, backend="CUDA")
     monkeypatch.setattr(devices, "devices", lambda: [card])
     pair = tiny("mamba", tmp_path, n_gpu_layers=-1)
     restore = llama.llama_state_seq_set_data_ext

@@ -148,7 +148,7 @@ def test_a_sliding_window_of_which_nothing_is_left_is_not_believed(target: Targe
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Add a GPU to the devices; return its free memory in bytes, which the test can change."""
-    free = [2**30]
+    free = [2**33]
 
     def made_up() -> list[devices.Device]:
         return [devices.Device("CUDA0", "RTX 3090", True, free[0], 2**34, backend="CUDA")]

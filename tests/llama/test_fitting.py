@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from architectures.files import write_model as write_architecture
 from support.cli_runner import DEMO
-from support.tiny_models import LAYERS, WIDTH, WINDOW, write_model
+from support.tiny_models import write_model
 
+from ngramspec.llama import bindings
 from ngramspec.llama.fitting import Demand, Fit, LayerSize, ModelSizes, fit, model_sizes
 from ngramspec.llama.target import Target
 from ngramspec.models.gguf import GGUFHeader, read_header
@@ -76,6 +79,19 @@ def sizes(path: Path, demand: Demand, **more: Any) -> ModelSizes:
     return model_sizes([read_header(path)], demand, **more)
 
 
+KINDS = ("qwen3moe", "deepseek2", "gemma2", "phi3", "falcon-h1", "qwen35", "mamba")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_cache_of_other_architectures_is_that_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    lines: list[str] = []
+    path = write_architecture(tmp_path / "m.gguf", name)
+    with bindings.log_listener(lines.append), Target(path, n_ctx=1024 - 64, threads=1, exact="off", n_seq=1):
+        found = [re.search(r"llama_kv_cache: size = +([\d.]+) MiB \( *1024 cells", line) for line in lines]
+    allocated = sum(float(match[1]) for match in found if match)
+    assert sum(layer.cache for layer in sizes(path, Demand(1024 - 64)).layers) / 2**20 == allocated
+
+
 @pytest.mark.parametrize("types", [("f16", "f16"), ("q8_0", "q8_0")])
 def test_sizes_of_a_model_are_those_of_llama_cpp(types: tuple[Any, Any]) -> None:
     width = {"f16": 2.0, "q8_0": 34 / 32}
@@ -99,15 +115,6 @@ def test_sizes_leave_out_tensors_that_are_in_ram() -> None:
         tuple(LayerSize(0, 0, layer.cache) for layer in whole.layers),
         0,
     )
-
-
-def test_sliding_windows_limit_the_cache_of_their_layers(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "gemma2.gguf", "gemma2")
-    demand = Demand(8192 - 64, micro_batch=128)
-    per_cell = 2 * 2 * WIDTH // 2
-    assert LAYERS == 2
-    assert WINDOW + 128 <= 256
-    assert [layer.cache for layer in sizes(path, demand).layers] == [256 * per_cell, 8192 * per_cell]
 
 
 def test_recurrent_layers_have_no_cache(tmp_path: Path) -> None:
