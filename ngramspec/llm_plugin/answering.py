@@ -148,13 +148,13 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
 
 def _to_openai(message: Message) -> Iterator[dict[str, Any]]:
     """Yield a message in OpenAI's form; each result of a tool is a separate message."""
-    texts, thoughts, calls = [], [], []
+    texts, reasoning, calls = [], [], []
     for part in message.parts:
         match part:
             case TextPart(text=text):
                 texts.append(text)
             case ReasoningPart(text=text):
-                thoughts.append(text)
+                reasoning.append(text)
             case ToolCallPart(name=name, arguments=arguments, tool_call_id=id_):
                 function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
                 calls.append({"id": id_, "type": "function", "function": function})
@@ -162,10 +162,10 @@ def _to_openai(message: Message) -> Iterator[dict[str, Any]]:
                 yield {"role": "tool", "name": name, "content": output, "tool_call_id": id_}
             case _:
                 raise ValueError("this model accepts only text; remove the attachments")
-    if texts or thoughts or calls:
+    if texts or reasoning or calls:
         result: dict[str, Any] = {"role": message.role, "content": "".join(texts)}
-        if any(thoughts):
-            result["reasoning_content"] = "".join(thoughts)
+        if any(reasoning):
+            result["reasoning_content"] = "".join(reasoning)
         if calls:
             result["tool_calls"] = calls
         yield result

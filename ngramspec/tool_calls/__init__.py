@@ -1,1 +1,1 @@
-"""Tools and thoughts in chats: conversations into templates, answers into deltas. Pure text: no tokens, no HTTP."""
+"""Tools and reasoning in chats: messages in the form of a template, and answers as deltas. No tokens, no HTTP."""
