@@ -54,7 +54,7 @@ def _make_untrained(loaded_model: LoadedModel, policy: str) -> tuple[Drafter | N
     if isinstance(drafter, ModelDrafter | HybridDrafter):
         drafter = drafter.fresh_copy()
     elif drafter is not None:
-        drafter = make_drafter(drafter.name, memory=loaded_model.memory, n_vocab=loaded_model.target.n_vocab)
+        drafter = make_drafter(drafter.name, memory=loaded_model.memory, n_vocab=loaded_model.target.vocabulary.n_vocab)
     return drafter, make_policy(policy, loaded_model.settings.draft_max)
 
 
@@ -74,7 +74,7 @@ def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[
 
 def _open(source: ModelSource, load: LoadSettings, sampling: Sampling) -> LoadedModel:
     loaded_model = open_resolved(source, load, learn=False)
-    check_sampling(loaded_model.target, sampling)
+    check_sampling(loaded_model.target.vocabulary, sampling)
     if loaded_model.memory is not None and loaded_model.memory.n_stored_tokens:
         note(f"also drafting from a memory of {loaded_model.memory.n_stored_tokens} tokens; --no-memory disables it")
     return loaded_model
@@ -153,18 +153,20 @@ def bench(
         loaded_model.memory,
         loaded_model.decoder,
     )
-    cases, skipped = prepare(target, selection, predict, target.n_ctx)
+    cases, skipped = prepare(target.vocabulary, selection, predict, target.n_ctx)
     ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
     default = None
     if target.exact == "on":
         with defer_signals():
-            second = open_target(source.path, ordinary, **target.plan.arguments)  # its notes are those of the first
+            second = open_target(
+                source.path, ordinary, **target.weights.plan.arguments
+            )  # its notes are those of the first
         default = SpeculativeDecoder(second, drafter=None, exact="off")
     settings = predict, repeat or REPEATS, sampling_settings, acceptance, default, more_policies
     benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(_make_untrained, loaded_model))
     heading = _heading(target, benchmark, sampling_settings)
     if against is not None:
-        reraise(_run_against(Rival(against, target), target, benchmark, heading, output))
+        reraise(_run_against(Rival(against, target.vocabulary), target, benchmark, heading, output))
         return
     note(
         f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
@@ -173,7 +175,7 @@ def bench(
     outcome = run_counted(_runs(benchmark), benchmark.total, "warming up")
     orders = None
     if alpha and outcome.error is None:
-        if not target.can_rollback:
+        if not target.sequences[0].can_rollback:
             usage_error("--alpha requires drafts, and this model's state cannot be rolled back")
         gamma = load.draft_max or GAMMA
         orders = [AlphaOfOrder(order, target, sampling_settings, gamma, exact=target.exact) for order in ORDERS]

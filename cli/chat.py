@@ -88,9 +88,9 @@ def chat(
         source = find(model, load)
         template_worker.start()
         loaded_model = open_model(source, load)
-        loaded_model.target.check_chat_template()
-    check_sampling(loaded_model.target, sampling_settings)
-    reasoning.check(loaded_model.target.chat_template)
+        loaded_model.target.vocabulary.check_chat_template()
+    check_sampling(loaded_model.target.vocabulary, sampling_settings)
+    reasoning.check(loaded_model.target.vocabulary.chat_template)
     session = Session(
         source,
         replace(load, hf_repo=None),
@@ -148,7 +148,7 @@ def _toolbar(session: Session) -> str:
     """Return the line below the prompt: model, used part of the context, number of attached files and "saved"."""
     size = session.target.n_ctx
     used = min(session.n_tokens, size)  # a longer conversation loses its oldest turns
-    parts = [session.target.name, f"{used} of {size} tokens ({used / size:.0%})"]
+    parts = [session.target.weights.name, f"{used} of {size} tokens ({used / size:.0%})"]
     if session.attachments:
         parts.append(f"{pluralize(len(session.attachments), 'file')} attached")
     if session.keep:

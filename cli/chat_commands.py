@@ -140,7 +140,7 @@ def _file(session: Session, name: str) -> None:
         note("removed all attached files")
         return
     message = _format_attachment(name)
-    tokens = len(session.target.tokenize(message, add_bos=False))
+    tokens = len(session.target.vocabulary.tokenize(message, add_bos=False))
     if tokens > session.room():
         raise NGramSpecError(f"{name} has {tokens} tokens, but only {session.room()} fit in the context")
     session.attachments.append(message)
@@ -230,10 +230,11 @@ def _set(session: Session, argument: str) -> None:
 def _model(session: Session, name: str) -> None:
     """Show the current model, or switch to another one."""
     if not name:
-        note(f"{session.target.name} ({session.target.path}); ngramspec models lists the models on this machine")
+        weights = session.target.weights
+        note(f"{weights.name} ({weights.path}); ngramspec models lists the models on this machine")
         return
     session.reload_model(find(name, session.load), session.load)
-    note(f"{session.target.name}, context of {session.target.n_ctx} tokens, continues the conversation")
+    note(f"{session.target.weights.name}, context of {session.target.n_ctx} tokens, continues the conversation")
 
 
 def _memory(session: Session, _argument: str) -> None:
@@ -283,8 +284,8 @@ def _stats(session: Session, _argument: str) -> None:
     drafts = "off" if decoder.drafter is None else f"{decoder.drafter.name}, policy {decoder.policy.name}"
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}, seed {sampling.seed}"
     facts = {
-        "model": target.name,
-        "context": f"{len(target.tokens)} of {target.n_ctx} tokens used",
+        "model": target.weights.name,
+        "context": f"{len(target.sequences[0].tokens)} of {target.n_ctx} tokens used",
         "sampling": how,
         "drafting": drafts,
         "exact": "on" if decoder.exactness.bit_identical else "off",
@@ -319,7 +320,7 @@ def set_drafts(session: Session, on: bool) -> None:
 def _save(session: Session, argument: str) -> None:
     """Write the conversation to FILE as JSON."""
     path = Path(argument).expanduser()
-    save(session.conversation, path, model=session.target.name, sampling=encode(asdict(session.sampling)))
+    save(session.conversation, path, model=session.target.weights.name, sampling=encode(asdict(session.sampling)))
     note(f"saved {_turns(session)} to {path}")
 
 
@@ -348,7 +349,7 @@ def _turns(session: Session) -> str:
 
 def _model_note(session: Session, model: str) -> str:
     """Return a phrase with the conversation's model if it is known and differs from the current one."""
-    return f", recorded with {model}" if model not in ("", session.target.name) else ""
+    return f", recorded with {model}" if model not in ("", session.target.weights.name) else ""
 
 
 def _quit(_session: Session, _argument: str) -> None:

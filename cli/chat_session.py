@@ -43,8 +43,8 @@ def open_model(source: ModelSource, settings: LoadSettings) -> LoadedModel:
         NGramSpecError: Model that cannot be used.
     """
     loaded_model = open_resolved(source, settings, remember=True)
-    if loaded_model.target.exact == "on" and loaded_model.target.can_rollback:
-        loaded_model.decoder.calibration.ensure_exact(loaded_model.target)
+    if loaded_model.target.exact == "on" and loaded_model.target.sequences[0].can_rollback:
+        loaded_model.decoder.calibration.ensure_exact(loaded_model.decoder.sequence)
     return loaded_model
 
 
@@ -123,7 +123,7 @@ class Session:
 
     def make_parser(self) -> AnswerParser:
         """Return a parser that separates reasoning from the answer to the last prompt."""
-        return reasoning_parser(self.target.chat_template, opening=self._opening)
+        return reasoning_parser(self.target.vocabulary.chat_template, opening=self._opening)
 
     # ------------------------------------------------------------------ conversation
 
@@ -175,7 +175,7 @@ class Session:
                 save(
                     self.conversation,
                     conversation_path(),
-                    model=self.target.name,
+                    model=self.target.weights.name,
                     sampling=encode(asdict(self.sampling)),
                 )
             else:
@@ -198,7 +198,7 @@ class Session:
         self._loaded.close()
         try:
             self._use(source, settings, open_model(source, settings))
-            self.target.sampler(self.sampling)
+            self.target.vocabulary.sampler(self.sampling)
         except (NGramSpecError, ValueError, MemoryError, typer.Exit) as error:
             name = previous[0].label
             try:
@@ -289,7 +289,7 @@ class Session:
         self.conversation = conversation
         self.prediction = ""
         self.answers += 1
-        answer = [token for step in steps for token in step.tokens if not self.target.is_eog(token)]
+        answer = [token for step in steps for token in step.tokens if not self.target.vocabulary.is_eog(token)]
         keep(self.memory, answer)
         if is_retry:
             self._add_to_memory(-1)
@@ -297,7 +297,7 @@ class Session:
             self.attachments.clear()
         self._pending_answers.append(answer)
         self.save_changes()
-        self._n_tokens = len(self.target.tokens)
+        self._n_tokens = len(self.target.sequences[0].tokens)
         seed = self.sampling.seed if self.random_seed and not self.sampling.greedy else None
         self.report.show(stats, self.decoder, ending, seed=seed)
         if self.interactive and self.memory is not None:
@@ -309,15 +309,15 @@ class Session:
         return self.target.n_ctx - answer_room(self.target.n_ctx, self.limit)
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
-        prompt = self.target.chat(messages, variables=self.variables)
+        prompt = self.target.vocabulary.chat(messages, variables=self.variables)
         self._opening = prompt.opening
         return prompt.tokens
 
     def _answer(self, prompt: list[int], steps: list[Step]) -> None:
         """Show an answer until it ends or Ctrl-C is pressed, and append its steps to `steps`."""
         if self.trace is not None:
-            header = TraceHeader.of(self.decoder, self.target.name, self.sampling, self.acceptance)
-            self.trace.begin(prompt, self.target.piece, header)
+            header = TraceHeader.of(self.decoder, self.target.weights.name, self.sampling, self.acceptance)
+            self.trace.begin(prompt, self.target.vocabulary.piece, header)
         self.view.begin(self.make_parser())
         with prefill_bar() as bar, suppress(KeyboardInterrupt):
 
@@ -333,7 +333,7 @@ class Session:
                 acceptance=self.acceptance,
                 stop=self.stop,
                 return_decisions=self.trace is not None,
-                prediction=self.target.tokenize(self.prediction, add_bos=False) if self.prediction else (),
+                prediction=self.target.vocabulary.tokenize(self.prediction, add_bos=False) if self.prediction else (),
                 rules=self._rules(prompt),
                 progress=progress,
             )
@@ -343,7 +343,7 @@ class Session:
                     steps.append(step)
                     if self.trace is not None:
                         self.trace.add(step)
-                    self.view.show(step, self.target.piece)
+                    self.view.show(step, self.target.vocabulary.piece)
                     if step.stop is not None or self.stop_key.pressed:
                         break
 
@@ -351,10 +351,12 @@ class Session:
         """Return the text rules for the answer to a prompt."""
         if self.reasoning_budget == UNLIMITED:
             return self.rules
-        tags, target = reasoning_tags(self.target.chat_template), self.target
+        tags, target = reasoning_tags(self.target.vocabulary.chat_template), self.target
         start = find_open_tag(tags, self._opening)
         limit, message = self.reasoning_budget, self.reasoning_message
-        budget = budget_for(limit, message, tags, target, target.shown, prompt=prompt, start=start)
+        budget = budget_for(
+            limit, message, tags, target.vocabulary, target.vocabulary.shown, prompt=prompt, start=start
+        )
         return replace(self.rules, reasoning=budget)
 
 

@@ -131,7 +131,7 @@ def _use(session: Session, sampling: Sampling) -> None:
         NGramSpecError: Sampling that the model or the acceptance does not support.
         ValueError: Sampling that the model or the acceptance does not support.
     """
-    session.target.sampler(sampling)
+    session.target.vocabulary.sampler(sampling)
     limited = session.reasoning_budget != UNLIMITED
     session.acceptance.rule(sampling, "a reasoning budget" if limited else session.rules.restriction)
     session.sampling = sampling
@@ -192,7 +192,7 @@ def _set_think(session: Session, value: str | None) -> None:
         session.variables.pop(ENABLE, None)
         return
     on = _parse_switch(value)
-    if ENABLE not in (session.target.chat_template or ""):
+    if ENABLE not in (session.target.vocabulary.chat_template or ""):
         raise NGramSpecError(f"this model's chat template has no variable for reasoning ({ENABLE})")
     session.variables[ENABLE] = on
 
@@ -203,7 +203,7 @@ def _set_budget(session: Session, value: str | None) -> None:
         return
     if not value.isdecimal():
         raise NGramSpecError(f"must be a whole number of at least 0, or -1 (no limit), got {value!r}")
-    if not reasoning_tags(session.target.chat_template):
+    if not reasoning_tags(session.target.vocabulary.chat_template):
         raise NGramSpecError("this model's chat template has no reasoning tags")
     session.acceptance.rule(session.sampling, "a reasoning budget")
     session.reasoning_budget = int(value)

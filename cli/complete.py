@@ -131,11 +131,13 @@ def complete(
         return
     loaded_model = open_resolved(model_source, load, remember=True)
     target, decoder = loaded_model.target, loaded_model.decoder
-    check_sampling(target, sampling_settings, logprobs)
+    check_sampling(target.vocabulary, sampling_settings, logprobs)
     prompt = make_prompt(target, before, after, limit, truncate)
 
     if writer is not None:
-        writer.begin(prompt, target.piece, TraceHeader.of(decoder, target.name, sampling_settings, acceptance))
+        writer.begin(
+            prompt, target.vocabulary.piece, TraceHeader.of(decoder, target.weights.name, sampling_settings, acceptance)
+        )
 
     steps, stats = list[Step](), Stats()
     start = time.perf_counter()
@@ -152,7 +154,7 @@ def complete(
                 rules=rules,
                 logprobs=logprobs,
                 return_decisions=writer is not None,
-                prediction=target.tokenize(prediction_text, add_bos=False) if prediction_text else (),
+                prediction=target.vocabulary.tokenize(prediction_text, add_bos=False) if prediction_text else (),
                 progress=progress,
             ):
                 if writer is not None:
@@ -170,7 +172,7 @@ def complete(
             document = {
                 "text": "".join([head, *(step.text for step in steps), tail]),
                 "prompt_tokens": len(prompt),
-                **_figures(steps, stats, target.piece),
+                **_figures(steps, stats, target.vocabulary.piece),
                 "seconds": seconds,
                 "stop_reason": ending,
                 "seed": sampling_settings.seed,
@@ -178,7 +180,7 @@ def complete(
                 "exact": decoder.exactness.bit_identical,
             }
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
-    keep(loaded_model.memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
+    keep(loaded_model.memory, [token for step in steps for token in step.tokens if not target.vocabulary.is_eog(token)])
     AnswerReport().show(stats, decoder, ending, seed=None if sampling_settings.greedy else sampling_settings.seed)
     reraise(outcome)
 

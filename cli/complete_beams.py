@@ -73,13 +73,13 @@ def complete_with_beams(
     """
     # The positions of the beams in the KV cache affect the rounding, so exact mode would have no effect.
     target = open_target(model, replace(load, exact="off"), n_seq=SEQUENCES)
-    check_sampling(target, sampling)
+    check_sampling(target.vocabulary, sampling)
     prompt = make_prompt(target, before, after, check_predict(predict) * beams, truncate)
     search = BeamSearch(
         target,
         beams,
         drafter=None if load.no_draft else BeamDrafter(),
-        calibration=None if load.no_draft else Calibration.load(target, None),
+        calibration=None if load.no_draft else Calibration.load(target.sequences[0], None),
         draft_max=load.draft_max or DRAFT_MAX,
     )
     limit = None if predict == -1 else predict

@@ -55,12 +55,12 @@ def make_prompt(target: Target, before: str, after: str | None, limit: int, trun
     length = len(before) + len(after or "")
     if length >= LARGE:
         # The cut may change the first tokens of a text, so the limit is twice the number of characters that fit.
-        max_chars = 2 * target.n_ctx * target.longest_token
+        max_chars = 2 * target.n_ctx * target.vocabulary.longest_token
         before, after = before[-max_chars:], None if after is None else after[:max_chars]
     left_out = len(before) + len(after or "") < length
     prompt: list[int] = []
     if truncate or not left_out:
-        prompt = target.tokenize(before) if after is None else fill_in(target, before, after)
+        prompt = target.vocabulary.tokenize(before) if after is None else fill_in(target.vocabulary, before, after)
     if len(prompt) < target.n_ctx and not left_out:
         return prompt
     size = f"more than {target.n_ctx}" if left_out else str(len(prompt))
@@ -74,7 +74,7 @@ def make_prompt(target: Target, before: str, after: str | None, limit: int, trun
     if after is None:
         note(f"warning: the text has {size} tokens; only the last {n_kept} are used")
         # Keep the token that the model requires at the start of every text.
-        bos = target.tokenize("")[:1]
+        bos = target.vocabulary.tokenize("")[:1]
         bos = bos if bos == prompt[:1] else []
         return bos + prompt[len(bos) - n_kept :]
     return _cut_around_gap(target, before, after, n_kept)
@@ -85,11 +85,11 @@ def _cut_around_gap(target: Target, before: str, after: str, n_kept: int) -> lis
 
     One side gets the tokens that the other side does not need.
     """
-    room = n_kept - len(fill_in(target, "", ""))
-    sizes = [len(target.tokenize(text, add_bos=False)) for text in (before, after)]
+    room = n_kept - len(fill_in(target.vocabulary, "", ""))
+    sizes = [len(target.vocabulary.tokenize(text, add_bos=False)) for text in (before, after)]
     n_after = min(sizes[1], max(room // 4, room - sizes[0]))
     note(
         f"warning: the texts have {sum(sizes)} tokens; only {room - n_after} before the gap and {n_after} after it"
         " are used"
     )
-    return fill_in(target, before, after, limits=Limits(room - n_after, n_after))
+    return fill_in(target.vocabulary, before, after, limits=Limits(room - n_after, n_after))

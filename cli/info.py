@@ -54,22 +54,23 @@ def info(
     source = find(model, load)
     tuning = load_tuned(tuned_file(source.path, load))
     target = open_target(source, load)
-    calibration = Calibration.load(target)
-    auto = ExactnessSelector(target) if target.exact == "auto" and target.exact_rollback else None
+    sequence = target.sequences[0]
+    calibration = Calibration.load(sequence)
+    auto = ExactnessSelector(target) if target.exact == "auto" and sequence.exact_rollback else None
     if remeasure:
         calibration.forget()
         if auto is not None:
             auto.forget()
     console = report_console()
     with guard_stdout():
-        pages = {"huge pages": target.huge_pages} if target.huge_pages else {}
+        pages = {"huge pages": target.weights.huge_pages} if target.weights.huge_pages else {}
         _show(console, _facts(target) | pages | {"tuned": tuning_line(tuning, left_out=load.ignore_tuned)})
-        if not target.can_rollback:
+        if not target.sequences[0].can_rollback:
             return
         if calibration.probe is None:
             note("comparing the logits of batch sizes; this takes a few seconds, once per model and machine")
-        sizes = calibration.ensure_exact(target)
-        report, curve = calibration.probe, calibration.ensure_curve(target)
+        sizes = calibration.ensure_exact(sequence)
+        report, curve = calibration.probe, calibration.ensure_curve(sequence)
         calibration.save()
         assert report is not None
         table = Table(title="Cost of a target pass by batch size", title_justify="left")
@@ -98,20 +99,20 @@ def info(
 
 
 def _facts(target: Target) -> dict[str, str]:
-    settings = target.present
+    settings = target.weights.present
     batches = "" if settings.threads_batch == settings.threads else f" ({settings.threads_batch} for batches)"
     return {
-        "model": f"{target.name}, {target.path}",
-        "architecture": f"{target.architecture}, {target.description}",
-        "size": f"{target.size_bytes / 2**20:.0f} MiB, {target.n_params / 1e6:.1f} M parameters",
-        "context": f"{target.n_ctx} tokens (the model's: {target.n_ctx_train})",
-        "vocabulary": f"{target.n_vocab} tokens",
-        "chat template": "the model's own" if target.chat_template else "none in the file; ChatML is used",
+        "model": f"{target.weights.name}, {target.weights.path}",
+        "architecture": f"{target.weights.architecture}, {target.weights.description}",
+        "size": f"{target.weights.size_bytes / 2**20:.0f} MiB, {target.weights.n_params / 1e6:.1f} M parameters",
+        "context": f"{target.n_ctx} tokens (the model's: {target.weights.n_ctx_train})",
+        "vocabulary": f"{target.vocabulary.n_vocab} tokens",
+        "chat template": "the model's own" if target.vocabulary.chat_template else "none in the file; ChatML is used",
         "KV cache": _rollback(target),
         "settings": f"{settings.threads} threads{batches}, flash attention {target.flash_attn},"
         f" KV cache {'/'.join(settings.cache_types)}",
         "threads now": _threads(target),
-        "build": build() + ("; its AMX kernels are broken and not used" if target.amx_broken else ""),
+        "build": build() + ("; its AMX kernels are broken and not used" if target.weights.amx_broken else ""),
         "drafting": _core(),
         "devices": _devices(target) or "not reported by this build",
         "layers": _layers(target) or "not reported by this build",
@@ -130,9 +131,9 @@ def _device_lines() -> list[str]:
 
 def _devices(target: Target) -> str:
     """Return the devices of the build in words; a GPU that the model does not use is marked."""
-    names = [device.name for device in target.plan.gpus]
+    names = [device.name for device in target.weights.plan.gpus]
     parts = []
-    for device in target.devices:
+    for device in target.weights.devices:
         suffix = ", not used" if device.is_gpu and device.name not in names else ""
         parts.append(f"{device.name} ({device.description}, {device.total / 2**30:.1f} GiB{suffix})")
     return ", ".join(parts)
@@ -140,11 +141,11 @@ def _devices(target: Target) -> str:
 
 def _layers(target: Target) -> str:
     """Return how many layers are on which device in words; "" if llama.cpp does not report it."""
-    in_ram = [device.name for device in target.devices if not device.is_gpu]
-    parts = [f"{count} on {name}" for name, count in target.layers.items() if name not in in_ram]
-    if count := sum(target.layers[name] for name in in_ram):
+    in_ram = [device.name for device in target.weights.devices if not device.is_gpu]
+    parts = [f"{count} on {name}" for name, count in target.weights.layers.items() if name not in in_ram]
+    if count := sum(target.weights.layers[name] for name in in_ram):
         parts.append(f"{count} in RAM")
-    experts = f"; experts of the first {count} layers in RAM" if (count := target.plan.cpu_experts) else ""
+    experts = f"; experts of the first {count} layers in RAM" if (count := target.weights.plan.cpu_experts) else ""
     return f"{', '.join(parts)} (including the output layer){experts}" if parts else ""
 
 
@@ -168,12 +169,12 @@ def _core() -> str:
 
 
 def _rollback(target: Target) -> str:
-    if not target.can_rollback:
+    if not target.sequences[0].can_rollback:
         return "recurrent state without rollback: drafting is off"
-    if target.replays:
+    if target.sequences[0].replays:
         return "recurrent state without snapshots: tokens are evaluated again after a rejected draft"
-    if target.max_batch < MAX_EVALUATE:
-        return f"recurrent state with snapshots: drafts of up to {target.max_batch - 1} tokens can be rolled back"
+    if (longest := target.sequences[0].max_batch) < MAX_EVALUATE:
+        return f"recurrent state with snapshots: drafts of up to {longest - 1} tokens can be rolled back"
     return "drafts of any length can be rolled back"
 
 
@@ -200,7 +201,7 @@ def _advice(target: Target, classes: int) -> str:
     """Return advice on how more batch sizes can agree on this build."""
     if classes == 1:
         return "All batch sizes agree: drafts cannot change the output of this model here, with or without exact mode."
-    if target.on_gpu:
+    if target.weights.on_gpu:
         return "On a GPU, --exact on pads every pass to one class of sizes; the table shows their cost."
     if target.exact == "off":
         return "--exact on turns flash attention off, and more sizes agree; see ngramspec info --exact on."
@@ -215,9 +216,10 @@ def _advice(target: Target, classes: int) -> str:
 
 def model_lines(target: Target) -> list[str]:
     """Return one line about the model and one about the machine."""
+    weights = target.weights
     return [
-        f"{target.name}: {target.architecture}, {target.description}, {target.size_bytes / 2**20:.0f} MiB",
-        f"{machine.name()}; {target.present.threads} threads, context {target.n_ctx}",
+        f"{weights.name}: {weights.architecture}, {weights.description}, {weights.size_bytes / 2**20:.0f} MiB",
+        f"{machine.name()}; {weights.present.threads} threads, context {target.n_ctx}",
     ]
 
 
@@ -228,13 +230,13 @@ def exact_mode(sizes: Sequence[int] | None) -> str:
 
 def columns(target: Target) -> dict[str, str]:
     """Return llama-bench's columns about the model and the machine, by their headings."""
-    size, parameters = target.size_bytes, target.n_params
+    size, parameters = target.weights.size_bytes, target.weights.n_params
     return {
-        "model": target.description,
+        "model": target.weights.description,
         "size": f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB",
         "params": f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M",
         "backend": _backend(target),
-        "threads": str(target.present.threads),
+        "threads": str(target.weights.present.threads),
     }
 
 
@@ -244,13 +246,13 @@ def origin(target: Target, name: str) -> str:
     enabled = " ".join(dict.fromkeys(re.findall(r"(\w+) = [1-9]", features)))
     build_text = f"{version} ({enabled})" if enabled else version
     own = f"ngramspec {ngramspec.__version__}" + (", its core not compiled" if find_uncompiled_modules() else "")
-    return f"{name} ({target.description}); {machine.name()}; {_backend(target)}; {build_text}; {own}"
+    return f"{name} ({target.weights.description}); {machine.name()}; {_backend(target)}; {build_text}; {own}"
 
 
 def _backend(target: Target) -> str:
     """Return the kinds of GPU that the model uses, or "CPU"."""
-    gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in target.plan.gpus)
-    return ", ".join(gpus) if target.on_gpu else "CPU"
+    gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in target.weights.plan.gpus)
+    return ", ".join(gpus) if target.weights.on_gpu else "CPU"
 
 
 def provenance(target: Target) -> dict[str, Any]:
@@ -259,18 +261,18 @@ def provenance(target: Target) -> dict[str, Any]:
         "ngramspec": ngramspec.__version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.name(),
-        "devices": [asdict(device) for device in target.devices],
-        "placement": target.plan.summary(target.layers),
+        "devices": [asdict(device) for device in target.weights.devices],
+        "placement": target.weights.plan.summary(target.weights.layers),
         "build": build(),
         "drafting_core": "plain Python" if find_uncompiled_modules() else "compiled",
         "model": {
-            "path": str(target.path),
-            "name": target.name,
-            "architecture": target.architecture,
-            "description": target.description,
-            "size_bytes": target.size_bytes,
-            "parameters": target.n_params,
-            "can_rollback": target.can_rollback,
+            "path": str(target.weights.path),
+            "name": target.weights.name,
+            "architecture": target.weights.architecture,
+            "description": target.weights.description,
+            "size_bytes": target.weights.size_bytes,
+            "parameters": target.weights.n_params,
+            "can_rollback": target.sequences[0].can_rollback,
         },
     }
 
@@ -279,10 +281,10 @@ def load_settings(target: Target) -> dict[str, Any]:
     """How the model was loaded, as far as that was settled by loading it."""
     return {
         "context": target.n_ctx,
-        "threads": target.present.threads,
-        "threads_batch": target.present.threads_batch,
+        "threads": target.weights.present.threads,
+        "threads_batch": target.weights.present.threads_batch,
         "threads_now": target.governor.state._asdict(),
         "micro_batch": target.n_batch,
         "flash_attn": target.flash_attn,
-        "cache_types": target.present.cache_types,
+        "cache_types": target.weights.present.cache_types,
     }

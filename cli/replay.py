@@ -125,7 +125,9 @@ def replay(
         if model is not None:
             target = stack.enter_context(open_target(find(model, load), load))
         vocabulary: Vocabulary = (
-            target if target and not vocab else stack.enter_context(open_vocabulary(vocab, None, NO_MODEL_NOTE))
+            target.vocabulary
+            if target and not vocab
+            else stack.enter_context(open_vocabulary(vocab, None, NO_MODEL_NOTE))
         )
         recordings = _record(transcripts, vocabulary, limit)
         if target is not None:
@@ -144,7 +146,7 @@ def replay(
             "ngramspec": ngramspec.__version__,
             "files": files,
             "vocabulary": str(vocabulary.path),
-            "model": None if target is None else str(target.path),
+            "model": None if target is None else str(target.weights.path),
             "settings": {**drafting, "memory": memory, "limit": limit},
             "skipped": {"broken": len(transcripts.broken), "empty": transcripts.empty},
             **comparison.document(),
@@ -229,9 +231,9 @@ def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None)
 
 def _measure_curve(target: Target) -> CostCurve:
     """Measure the cost curve of a model on this machine."""
-    front = np.random.default_rng(0).integers(0, target.n_vocab, min(FRONT, target.n_ctx // 2))
-    target.prefill(front.tolist())
-    calibration = Calibration.load(target)
-    curve = freeze(calibration.ensure_curve(target))
+    front = np.random.default_rng(0).integers(0, target.vocabulary.n_vocab, min(FRONT, target.n_ctx // 2))
+    target.sequences[0].prefill(front.tolist())
+    calibration = Calibration.load(target.sequences[0])
+    curve = freeze(calibration.ensure_curve(target.sequences[0]))
     calibration.save()
     return curve

@@ -160,9 +160,9 @@ def open_served_model(
     loaded_model = executor.submit(open_found, source, load, on_note=note, texts=options.parallel).result()
     target, drafter = loaded_model.target, loaded_model.decoder.drafter
     _prepare_template(target, options.template)
-    reasoning.check(target.chat_template)
+    reasoning.check(target.vocabulary.chat_template)
     if grammar is not None:
-        target.grammar(grammar)  # an invalid grammar makes the start fail, not every request
+        target.vocabulary.grammar(grammar)  # an invalid grammar makes the start fail, not every request
     embedder = executor.submit(_open_embedder, target, options).result()
     # Measure unknown costs of the model first.
     new = Calibration.load(target.sequences[0]).curve is None
@@ -176,7 +176,7 @@ def open_served_model(
     cache_room = psutil.virtual_memory().available // 4 if ram is None else ram * 2**20
     engine = Engine(
         target,
-        target,
+        target.vocabulary,
         calibration=calibration,
         exactness=exactness,
         drafter=drafter,
@@ -188,10 +188,10 @@ def open_served_model(
         executor=executor,
     )
     meta = {
-        "n_ctx_train": target.n_ctx_train,
-        "n_params": target.n_params,
-        "size": target.size_bytes,
-        "ftype": target.quantisation,
+        "n_ctx_train": target.weights.n_ctx_train,
+        "n_params": target.weights.n_params,
+        "size": target.weights.size_bytes,
+        "ftype": target.weights.quantisation,
     }
     names, exact = options.names or [path.stem], target.exact == "on"
     drafts = "" if drafter is None else drafter.name
@@ -202,14 +202,14 @@ def open_served_model(
     scale = EUCLIDEAN if options.embd_normalize is None else options.embd_normalize
     return ServedModel(
         engine,
-        target,
+        target.vocabulary,
         names[0],
         str(path),
         meta,
         *arguments,
         embd_normalize=scale,
         threads=lambda: target.governor.state,
-        placement=target.plan.summary(target.layers),
+        placement=target.weights.plan.summary(target.weights.layers),
         adapters=[str(file) for file, _ in load.adapters],
         aliases=names,
         tags=options.labels,
@@ -222,10 +222,10 @@ def open_served_model(
 def _prepare_template(target: Target, template: str | None) -> None:
     """Set a chat template in place of the model's, or warn if the model's own template does not work."""
     if template is not None:
-        target.use_chat_template(template)
+        target.vocabulary.use_chat_template(template)
         return
     try:
-        target.check_chat_template()
+        target.vocabulary.check_chat_template()
     except ModelError as error:
         note(f"warning: {error}; chats return status 400 unless you set --chat-template or --chat-template-file")
 

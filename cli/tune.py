@@ -97,25 +97,25 @@ def tune(
         trial_load = replace(base_load, no_mmap=not settings.mmap, no_repack=not settings.repack)
         # The memory of the first copy is not free, so a fit would place this copy differently.
         with defer_signals():
-            return loading.open_target(source.path, trial_load, **target.plan.arguments)
+            return loading.open_target(source.path, trial_load, **target.weights.plan.arguments)
 
     with ExitStack() as stack:
         target = stack.enter_context(open_target(source, base_load))
         heading = _heading(target)
         # The long context exceeds neither the training context of the model nor the context size of later runs.
         deep = context_depth or DEPTH
-        deep = min(deep, load.ctx_size or deep, target.n_ctx_train or deep)
+        deep = min(deep, load.ctx_size or deep, target.weights.n_ctx_train or deep)
         deep = max(STRETCH, deep // STRETCH * STRETCH)
         bench = stack.enter_context(closing(SettingsTimer(target, open_with, deep)))
         trials = candidates(
-            target.present,
+            target.weights.present,
             physical=physical_cores(),
             logical=logical_cores(),
-            on_cpu=not target.plan.all_on_gpu,
+            on_cpu=not target.weights.plan.all_on_gpu,
             flash_free=base_load.cache_type_v in UNQUANTISED,
             quantised_cache=base_load.cache_type_k == base_load.cache_type_v == "f16" and base_load.flash_attn != "off",
         )
-        tuning = Tuning(bench.seconds, target.present, trials, time_limit)
+        tuning = Tuning(bench.seconds, target.weights.present, trials, time_limit)
         note(f"timing {len(tuning.candidates)} settings for about {time_limit:g} seconds")
         with warn_if_busy():
             outcome = run_timed((name or "current settings" for name in tuning.run()), tuning.seconds)
@@ -143,7 +143,7 @@ def _heading(target: Target) -> list[str]:
     return [
         *model_lines(target),
         *([f"cores: {cores}, with {threads} hyper-threads"] if threads > cores else []),
-        *([f"huge pages: {target.huge_pages}"] if target.huge_pages else []),
+        *([f"huge pages: {target.weights.huge_pages}"] if target.weights.huge_pages else []),
     ]
 
 

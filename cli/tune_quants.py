@@ -114,10 +114,10 @@ def quant_note(target: Target, gpu_layers: int, steepness: float) -> str | None:
         steepness: Measured T(4) / T(1).
     """
     try:
-        shape = shape_of(target.path)
+        shape = shape_of(target.weights.path)
     except ModelError:  # such as a mixture of experts, whose batches are expensive in every quantisation
         return None
-    return advice(target.quantisation, steepness, recalled_costs(measurement_path(shape, gpu_layers)))
+    return advice(target.weights.quantisation, steepness, recalled_costs(measurement_path(shape, gpu_layers)))
 
 
 def _check(load: LoadSettings) -> None:

@@ -65,7 +65,7 @@ def verify(
     files = find(model, load)
     target = open_target(files, load, head=load.mtp)
     # Prompts of any length are allowed because they are cut to fit.
-    cases, skipped_prompts = prepare(target, selection, predict, None)
+    cases, skipped_prompts = prepare(target.vocabulary, selection, predict, None)
     try:
         strict = target.exact == "on" or target.exactness.bit_identical
         with defer_signals():
@@ -75,7 +75,7 @@ def verify(
         )
     except ValueError as error:
         usage_error(f"-n/--predict: {error}")
-    if strict and selfcheck.exact_sizes is None and target.can_rollback:
+    if strict and selfcheck.exact_sizes is None and target.sequences[0].can_rollback:
         note("comparing the logits of batch sizes; this happens once per model and machine")
     note(f"checking for up to {time_limit:g} seconds")
     outcome = run_timed(selfcheck.run(), selfcheck.seconds)

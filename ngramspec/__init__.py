@@ -3,7 +3,7 @@
     import ngramspec
 
     with ngramspec.load("model.gguf") as model:
-        for step in model.decoder.generate(model.target.tokenize("def fib(n):"), max_tokens=200):
+        for step in model.decoder.generate(model.target.vocabulary.tokenize("def fib(n):"), max_tokens=200):
             print(step.text, end="", flush=True)
 
 Importing this package is cheap: it imports the module of a name when the name is first used. Only `load`,

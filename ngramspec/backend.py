@@ -1,7 +1,8 @@
 """Interface of a model runner. Implement it in a package next to `ngramspec.llama` to use another library.
 
-All other packages use a model through two protocols: `Model` evaluates tokens, and `Vocabulary` converts them. One
-object may implement both (`Runner`), as `ngramspec.llama.target.Target` does. Implement them in this order:
+All other packages use a loaded model through three protocols: a `Runner` has a `Vocabulary`, which converts tokens, and
+sequences, each a `Model`, which evaluates them. `ngramspec.llama.target.Target` is a runner. One object may implement
+all three (`ModelBase`). Implement them in this order:
 
 1. `Vocabulary`: `tokenize`, `piece`, `is_eog` and `sampler`. A `Sampler` turns logits into a distribution and draws
    from it (`tests/support/numpy_sampler.py` is one; raise GrammarError for `Sampling.grammar` at first).
@@ -16,8 +17,8 @@ object may implement both (`Runner`), as `ngramspec.llama.target.Target` does. I
 
 Optional: `shown` (the bytes of a token, or the name of a control token), `fill_in_tokens`
 (`ngramspec.fill_in.FillInTokens`), `exactness` (an `ExactnessMode`), `SharedModel` (`ngramspec.shared_model`) for
-several texts at once, `leaves` and `ask` (`Target.ask`) for branches, and `feeds_head`, which is set to True if passes
-must store the hidden states for the model's own head. Storing them slows plain decoding down.
+several texts at once, `leaves` and `ask` (`BranchingSequence`) for branches, and `feeds_head`, which is set to True if
+passes must store the hidden states for the model's own head. Storing them slows plain decoding down.
 
 Test it with `pytest tests/test_model_contract.py` after adding your runner to its list, then on a real model with
 `ngramspec.instruments.selfcheck.check.SelfCheck(runner, cases)`. Only `cli/` imports the package.
@@ -30,7 +31,7 @@ they keep. Methods are not called from two threads at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,7 +157,10 @@ class EvaluatesAtOnce:
 
 
 class ModelBase(EvaluatesAtOnce):
-    """The defaults of a `Model` whose cache can be cut anywhere, without checkpoints, owed tokens and stored costs."""
+    """The defaults of a `Model` whose cache can be cut anywhere, without checkpoints, owed tokens and stored costs.
+
+    A subclass that also implements `Vocabulary` is a whole `Runner`, of which it is the only sequence.
+    """
 
     can_rollback: bool = True
     replays: bool = False
@@ -165,9 +169,23 @@ class ModelBase(EvaluatesAtOnce):
     fingerprint: str = ""
     conditions: Conditions = FIXED_CONDITIONS
 
+    @property
+    def sequences(self) -> Sequence[Self]:
+        return (self,)
+
+    @property
+    def vocabulary(self) -> Any:
+        return self
+
     def checkpoint(self) -> None:
         pass
 
 
-class Runner(Model, Vocabulary, Protocol):
-    """A model and its vocabulary in one object."""
+class Runner(Protocol):
+    """A loaded model: its vocabulary, and the sequences in its KV cache, each of which is a `Model`."""
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def sequences(self) -> Sequence[Model]: ...

@@ -112,13 +112,13 @@ def parent() -> Iterator[llama_cpp.Llama]:
 def plain(target: Target, parent: llama_cpp.Llama) -> Plain:
     """Return a function that decodes the expected text of a front end with given settings."""
     decoder = SpeculativeDecoder(target, drafter=None, exact="on")
-    decoder.calibration.ensure_exact(target)
+    decoder.calibration.ensure_exact(target.sequences[0])
 
     def text(front_end: str, settings: dict[str, Any]) -> str:
         if front_end == "Llama":
             return completed(parent, settings)
         chats = [{"role": "user", "content": QUESTION}]
-        prompt = target.chat_prompt(chats) if front_end in CHATS else target.tokenize(CODE)
+        prompt = target.vocabulary.chat_prompt(chats) if front_end in CHATS else target.vocabulary.tokenize(CODE)
         stop = [settings["stop"]] if "stop" in settings else ()
         sampling = Sampling(**{name: value for name, value in settings.items() if name != "stop"})
         return "".join(s.text for s in decoder.generate(prompt, max_tokens=TOKENS, sampling=sampling, stop=stop))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -144,7 +145,7 @@ def llama(
     flash = {"off": 0, "auto": -1}[settings["flash_attn"]]
     reference = Reference(path, n_ctx=room + 400, n_batch=target.n_batch, flash=flash, threads=1, cache_type=0)
     stack.enter_context(closing(reference))
-    return Runner(target.sequences, target, reference.rows, tolerance, target if texts else None, room=room)
+    return Runner(target.sequences, target.vocabulary, reference.rows, tolerance, target if texts else None, room=room)
 
 
 def tiny(kind: str, texts: int | None = None, **options: Any) -> Callable[[ExitStack, Path], Runner]:
@@ -470,9 +471,10 @@ def test_a_sampler_draws_from_its_distribution(runner: Runner) -> None:
 
 def test_drafts_do_not_change_the_text(runner: Runner, tmp_path: Path) -> None:
     model = runner.models[0]
-    options: dict[str, Any] = {"vocabulary": runner.vocabulary, "policy": "fixed", "draft_max": 4, "exact": "off"}
-    plain = SpeculativeDecoder(model, drafter=None, calibration_folder=tmp_path, **options)
-    drafted = SpeculativeDecoder(model, drafter="ngram", calibration=plain.calibration, **options)
+    target: Any = SimpleNamespace(sequences=runner.models, vocabulary=runner.vocabulary)
+    options: dict[str, Any] = {"policy": "fixed", "draft_max": 4, "exact": "off"}
+    plain = SpeculativeDecoder(target, drafter=None, calibration_folder=tmp_path, **options)
+    drafted = SpeculativeDecoder(target, drafter="ngram", calibration=plain.calibration, **options)
     for sampling in SAMPLINGS:
         expected, _ = drive(plain, PROMPT, max_tokens=30, sampling=sampling)
         text, steps = drive(drafted, PROMPT, max_tokens=30, sampling=sampling)

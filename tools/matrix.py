@@ -68,11 +68,11 @@ def check(path: Path, folder: Path, wanted: Sequence[Setting]) -> Iterator[Row]:
 def rolls_back(path: Path) -> str:
     """Return a phrase on the rollback of a model's memory."""
     with Target(path, n_ctx=256, threads=1) as target:
-        if not target.can_rollback:
+        if not target.sequences[0].can_rollback:
             return "nothing"
-        if target.replays:
+        if target.sequences[0].replays:
             return "checkpoints"
-        return "cut" if target.can_branch else f"{target.max_batch - 1} snapshots"
+        return "cut" if target.can_branch else f"{target.sequences[0].max_batch - 1} snapshots"
 
 
 def table(rows: dict[str, list[Row]], told: dict[str, str]) -> Table:

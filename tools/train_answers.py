@@ -35,7 +35,11 @@ def main() -> None:
     decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", draft_max=options.draft_max, exact="off")
     tokens = 0
     for prompt in load_prompts(options.prompts):
-        ids = target.tokenize(prompt.text) if prompt.text else target.chat_prompt(prompt.messages or ())
+        ids = (
+            target.vocabulary.tokenize(prompt.text)
+            if prompt.text
+            else target.vocabulary.chat_prompt(prompt.messages or ())
+        )
         if len(ids) + options.n + 64 <= options.c:
             tokens += sum(len(step.tokens) for step in decoder.generate(ids, max_tokens=options.n))
     weight_files.save(path, drafter.guesser.answers.correction.global_weights())

@@ -121,7 +121,7 @@ class BeamSearch:
         self._limit = min(max_tokens or room, room)
         self._out_of = "length" if max_tokens == self._limit else "context"
         self.stats = Stats()
-        self._state = BeamState(self.target, self.beams, Node(None, -1, len(prompt)), stop)
+        self._state = BeamState(self.target.vocabulary, self.beams, Node(None, -1, len(prompt)), stop)
         return self._run(list(prompt), self._state, progress)
 
     def hypotheses(self) -> list[Hypothesis]:
@@ -143,7 +143,8 @@ class BeamSearch:
     def _run(self, prompt: list[int], state: BeamState, progress: Progress | None) -> Generator[None]:
         target, drafter, stats, clock = self.target, self.drafter, self.stats, self._clock
         started_at = clock()
-        row = target.prefill(prompt, progress=progress)
+        sequence = target.sequences[0]
+        row = sequence.prefill(prompt, progress=progress)
         root = state.live[0].node
         root.likely = self._find_top_tokens(row)
         stats.prefill_seconds = clock() - started_at
@@ -154,10 +155,10 @@ class BeamSearch:
         curve, plan = None, None
         if drafter is not None:
             if self.calibration is not None:
-                curve = self.calibration.ensure_curve(target, self._limit)
+                curve = self.calibration.ensure_curve(sequence, self._limit)
             drafter.begin(prompt)
             drafter.observe_row(root, root.likely)
-            plan = BeamPlan(drafter, curve, self.beams, self.draft_max, target.is_eog)
+            plan = BeamPlan(drafter, curve, self.beams, self.draft_max, target.vocabulary.is_eog)
         self._trunk = root
         tree = target.tree(root)
         try:
@@ -248,7 +249,7 @@ class BeamSearch:
 
     def _find_top_tokens(self, row: Logits) -> TopLogprobs:
         """Return the tokens that a round may choose after a row, best first; `beams` of them are enough."""
-        suppressed_tokens = self.target.suppressed
+        suppressed_tokens = self.target.vocabulary.suppressed
         best = logprobs(row, 0, self.beams + len(suppressed_tokens)).top
         if not math.isfinite(best[0][1]):
             top_token(row)  # raises a BadLogits with the reason

@@ -6,8 +6,8 @@ fox`. If the target rejects ` brown` and emits ` lazy`, the row of the branch al
 after it. The next draft begins with that token (`MixtureDrafter.known_prefix`), which is nearly certain.
 
 This gains 1.5 to 2.5 % if a drafted token is nearly free, as on some GPUs, and nothing otherwise. A
-`SpeculativeDecoder` uses this loop only if its target can evaluate branches (`Target.ask`) and a drafted token costs at
-most `CHEAP`.
+`SpeculativeDecoder` uses this loop only if its target can evaluate branches (`BranchingSequence`) and a drafted token
+costs at most `CHEAP`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.backend import Logits, Model, Progress, Vocabulary
+from ngramspec.backend import Logits, Progress, Runner, Vocabulary
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.branches import BranchingLoop, can_branch
@@ -37,8 +37,8 @@ class SpeculativeDecoder:
     """Generates text with drafts, and emits the text that the target emits without them.
 
     Args:
-        target: The loaded model. If its KV cache cannot be rolled back, nothing is drafted.
-        vocabulary: Meaning of its tokens; `None` means that the target is the vocabulary too.
+        target: The loaded model, whose first sequence is used. If it cannot be rolled back, nothing is drafted.
+        vocabulary: Meaning of its tokens; `None` means the target's vocabulary.
         drafter: Name of a drafter, a drafter, or `None` for plain decoding.
         policy: Name of a policy, or a policy, which chooses the draft length.
         draft_max: Maximum number of tokens in a draft; `None` means the default of the named policy.
@@ -58,7 +58,7 @@ class SpeculativeDecoder:
 
     def __init__(
         self,
-        target: Model,
+        target: Runner,
         *,
         vocabulary: Vocabulary | None = None,
         drafter: str | Drafter | None = DEFAULT,
@@ -77,16 +77,16 @@ class SpeculativeDecoder:
         if exact not in EXACT:
             raise ValueError(f"exact must be one of {', '.join(EXACT)}, got {exact!r}")
         if vocabulary is None:
-            if not isinstance(target, Vocabulary):
+            vocabulary = target.vocabulary
+            if not isinstance(vocabulary, Vocabulary):
                 raise ValueError("the target has no vocabulary; pass the argument vocabulary")
-            vocabulary = target
-        self.target = target
-        self.vocabulary = vocabulary
+        self.target, self.vocabulary = target, vocabulary
+        sequence = self.sequence = target.sequences[0]
         self._clock = clock or time.perf_counter
-        if not target.can_rollback or (exact == "on" and not target.exact_rollback):
+        if not sequence.can_rollback or (exact == "on" and not sequence.exact_rollback):
             drafter = None
         self.set_drafter(
-            make_drafter(drafter, n_vocab=target.n_vocab) if isinstance(drafter, str) else drafter,
+            make_drafter(drafter, n_vocab=sequence.n_vocab) if isinstance(drafter, str) else drafter,
             make_policy(policy, draft_max) if isinstance(policy, str) else policy,
         )
         self.exact = exact
@@ -95,7 +95,7 @@ class SpeculativeDecoder:
         self.exactness = decision if decision is not None and exact == "auto" else ExactnessMode()
         if calibration is None:
             calibration = (
-                Calibration.load(target, calibration_folder) if curve is None else Calibration.from_curve(curve)
+                Calibration.load(sequence, calibration_folder) if curve is None else Calibration.from_curve(curve)
             )
         self.calibration = calibration
         self._generations = 0
@@ -147,8 +147,8 @@ class SpeculativeDecoder:
         text = Text(
             request,
             self.vocabulary,
-            n_ctx=self.target.n_ctx,
-            n_vocab=self.target.n_vocab,
+            n_ctx=self.sequence.n_ctx,
+            n_vocab=self.sequence.n_vocab,
             # If nothing is drafted, or all sizes agree, rounding decides nothing.
             counts_calls=self.exactness.max_logit_shift > 0 and self.drafter is not None,
         )
@@ -161,26 +161,26 @@ class SpeculativeDecoder:
             self.target.feeds_head = self.drafter is not None
         if self.exact == "on":
             sizes = None
-            if self.target.can_rollback and self.target.exact_rollback:
-                sizes = self.calibration.ensure_exact(self.target)
+            if self.sequence.can_rollback and self.sequence.exact_rollback:
+                sizes = self.calibration.ensure_exact(self.sequence)
             self.exactness = ExactnessMode(sizes, aligned=True, bit_identical=True)
         return self.exactness
 
     def read(self, prompt: Sequence[int], progress: Progress | None = None) -> Logits:
-        """Fill the target's cache with a prompt, as `generate` does; see `Target.prefill`."""
+        """Fill the target's cache with a prompt, as `generate` does; see `Model.prefill`."""
         self._prepare_target()
-        return self.target.prefill(prompt, aligned=self.exactness.aligned, progress=progress)
+        return self.sequence.prefill(prompt, aligned=self.exactness.aligned, progress=progress)
 
     def _run(self, text: Text, progress: Progress | None) -> Generator[Step]:
-        target, clock = self.target, self._clock
+        sequence, clock = self.sequence, self._clock
         number = self._generations = self._generations + 1
         exactness = self._prepare_target()
 
         # The prefill, for the drafter too; the target's logits give the first token.
         began = clock()
         self.loop.begin()
-        text.begin(self.drafts, target)
-        rows = target.prefill(text.prompt, aligned=exactness.aligned, progress=progress)[np.newaxis]
+        text.begin(self.drafts, sequence)
+        rows = sequence.prefill(text.prompt, aligned=exactness.aligned, progress=progress)[np.newaxis]
         try:
             first = text.first(rows)
             ended = clock()
@@ -192,10 +192,10 @@ class SpeculativeDecoder:
             self._prepare_loop(exactness, text)
             if not was_known:
                 ended = clock()  # the measurement, which is made once, is not part of the speed
-            loop, texts, ahead = self.loop, (text,), target.returns_early
+            loop, texts, ahead = self.loop, (text,), sequence.returns_early
             following: Pass | None = None
             while True:
-                if number != self._generations or (following is None and len(target.tokens) != text.settled):
+                if number != self._generations or (following is None and len(sequence.tokens) != text.settled):
                     raise RuntimeError("another generation was started on this target before this one ended")
                 current = following or loop.submit(texts)
                 loop.commit(current)
@@ -212,8 +212,8 @@ class SpeculativeDecoder:
                 if text.stop is not None:
                     return
         finally:
-            if number == self._generations and len(target.tokens) > text.settled:
-                target.rollback(text.settled)
+            if number == self._generations and len(sequence.tokens) > text.settled:
+                sequence.rollback(text.settled)
             self.calibration.save()
             if self.drafter is not None:
                 self.drafter.save_state()
@@ -222,14 +222,14 @@ class SpeculativeDecoder:
         """Prepare the loop for the passes after the prefill."""
         curve = self.calibration.curve if exactness.bit_identical else None
         if self.drafter is not None:
-            curve = self.calibration.ensure_curve(self.target, text.left)
+            curve = self.calibration.ensure_curve(self.sequence, text.left)
             self.drafts.first(text.last)
-        most = self.target.max_batch
+        most = self.sequence.max_batch
         sizes: Sequence[int] = range(1, most + 1)
         if exactness.sizes is not None:
             # Larger ones that agree would be right as well, but slow to roll back.
             sizes = tuple(size for size in exactness.sizes if size <= most) or exactness.sizes[:1]
-        if type(self.loop) is DecodingLoop and can_branch(self.target, self.drafter, curve, sizes):
+        if type(self.loop) is DecodingLoop and can_branch(self.sequence, self.drafter, curve, sizes):
             self.loop = BranchingLoop(self.policy, self._clock)
         self.loop.exactness = exactness
         self.loop.prepare(curve, sizes, self.calibration.restore, is_provisional=self.calibration.is_provisional)

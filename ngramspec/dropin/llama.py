@@ -100,13 +100,14 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         single, batch = (settings.get(name) is None for name in ("n_threads", "n_threads_batch"))
         self._adapts = may_adapt and single, may_adapt and batch
         self.drafting_disabled_reason = obstacle(self)
-        self._small_model = None
+        self._small_model = self._draft_target = None
         if self._small is not None and self.drafting_disabled_reason is None:
             with bindings.log_given_back():
                 small = self._small
                 if not isinstance(small, Target):
                     own = load.for_draft_model(self.n_ctx(), self.n_threads)
                     small = open_target(resolve(os.fspath(small)).path, own)
+                self._draft_target = small  # its sequence, which the draft model uses, does not keep it open
                 self._small_model = as_drafter(Vocabulary.borrowed(self.model_path, self.model), small)
         if self.draft_model is not None:
             warnings.warn(
@@ -225,7 +226,8 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             super().load_state(state)
 
     def close(self) -> None:
-        evaluator, self._evaluator, self._small_model = self._evaluator, None, None
+        evaluator, self._evaluator = self._evaluator, None
+        self._small_model = self._draft_target = None
         if evaluator is not None:
             evaluator.close()
         if hasattr(self, "_stack"):  # it is missing if `__init__` rejected its arguments

@@ -1,7 +1,7 @@
 """Traces: the steps of the decoding loop as JSON Lines. `TraceWriter` writes a file, `read_trace` reads one.
 
 with TraceWriter(path) as trace:
-    trace.begin(prompt, target.piece, TraceHeader.of(decoder, "my model", sampling, Acceptance()))
+    trace.begin(prompt, target.vocabulary.piece, TraceHeader.of(decoder, "my model", sampling, Acceptance()))
     for step in decoder.generate(prompt, max_tokens=200, sampling=sampling, return_decisions=True):
         trace.add(step)
 

@@ -1,4 +1,4 @@
-"""`CacheTree`: many continuations of one prompt in one KV cache; `ask`: temporary branches next to a sequence.
+"""`CacheTree`: many continuations of one prompt in a KV cache; `BranchingSequence`: branches next to a sequence.
 
     root = Node(None, -1, len(prompt))
     with target.tree(root) as tree:
@@ -21,6 +21,7 @@ import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
+from ngramspec.llama.cache import Cache
 from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.sequence import CacheSequence
 from ngramspec.tokens import Node
@@ -154,41 +155,68 @@ class CacheTree:
 # --------------------------------------------------------------------------- branches next to a sequence
 
 
-def ask(passes: Passes, text: CacheSequence, leaves: int, tokens: Sequence[int], branches: Sequence[Branch]) -> Logits:
-    """Evaluate branches next to a text that is alone in a cache whose sequences share their cells; see `Target.ask`.
+class BranchingSequence(CacheSequence):
+    """A sequence that is alone in a cache whose llama.cpp sequences share their cells, for temporary branches.
 
-        rows = ask(passes, text, 8, [last, a, b], [(0, (x,)), (0, (x, y)), (1, (z,))])   # last x y, and last a z
+    Recurrent states and sliding windows would take memory for each llama.cpp sequence, so such models have no branches.
 
-    The pass puts the text's new tokens into the same cells as `CacheSequence.evaluate`. So their logits are
-    bit-identical to those of a padded batch of that size. Each branch that no other extends has a separate sequence,
-    whose cells are free again after the pass. Recurrent states and sliding windows would take memory for each sequence,
-    so such models have no branches.
+    Args:
+        passes: Passes of the context.
+        cache: Cache of the sequence.
+        n_ctx: Maximum number of tokens that may stay in the cache.
+        leaves: Maximum number of branches that no other branch extends.
     """
-    n, memory = len(tokens) + len(branches), passes.memory
-    text.settle()
-    start = len(text.tokens)
-    if not tokens or n > MAX_EVALUATE or start + n > text.n_ctx + MAX_EVALUATE:
-        raise ValueError(f"{len(tokens)} tokens and {len(branches)} tokens of branches do not fit behind {start}")
-    owners, used = _owners(len(tokens), branches)
-    if used > leaves:
-        raise ValueError(f"{used} branches are more than {leaves} sequences can hold")
-    for sequence in range(1, used + 1):
-        held = llama.llama_memory_seq_pos_max(memory, sequence) + 1
-        if held < start:
-            llama.llama_memory_seq_cp(memory, 0, sequence, held, start)
-    positions = [*range(start, start + len(tokens)), *(start + fork + len(path) for fork, path in branches)]
-    asked = [*tokens, *(path[-1] for _, path in branches)]
-    try:
-        logits = passes.branch(list(zip(asked, positions, owners, strict=True)))
-    except TargetError:
-        cut_sequence(memory, 0, start)
-        raise
-    finally:
+
+    def __init__(self, passes: Passes, cache: Cache, *, n_ctx: int, leaves: int) -> None:
+        super().__init__(passes, cache, n_ctx=n_ctx)
+        self.leaves = leaves
+
+    def ask(self, tokens: Sequence[int], branches: Sequence[Branch]) -> Logits:
+        """Append tokens as `evaluate` does and evaluate branches in the same pass; they leave nothing in the cache.
+
+            rows = sequence.ask([last, a, b], [(0, (x,)), (0, (x, y)), (1, (z,))])   # last x y, and last a z
+
+        The pass puts the new tokens into the same cells as `evaluate`. Each branch that no other extends has a separate
+        llama.cpp sequence, whose cells are free again after the pass.
+
+        Args:
+            tokens: Tokens to append; at most `max_batch` together with the branches.
+            branches: Distinct branches, each listed after the branches that it extends.
+
+        Returns:
+            Logits after each token, then after each branch. Those of the tokens are bit-identical to what `evaluate`
+            returns for a batch that has as many additional tokens as there are branches.
+
+        Raises:
+            ValueError: There are more than `leaves` branches, or more than fit.
+            TargetError: llama.cpp could not evaluate them; the cache is as before.
+        """
+        passes, n = self._passes, len(tokens) + len(branches)
+        memory = passes.memory
+        self.settle()
+        start = len(self.tokens)
+        if not tokens or n > MAX_EVALUATE or start + n > self.n_ctx + MAX_EVALUATE:
+            raise ValueError(f"{len(tokens)} tokens and {len(branches)} tokens of branches do not fit after {start}")
+        owners, used = _owners(len(tokens), branches)
+        if used > self.leaves:
+            raise ValueError(f"{used} branches are more than {self.leaves} sequences can hold")
         for sequence in range(1, used + 1):
-            cut_sequence(memory, sequence, start)
-    text.cache.decoded(len(tokens))
-    text.tokens += tokens
-    return logits
+            length = llama.llama_memory_seq_pos_max(memory, sequence) + 1
+            if length < start:
+                llama.llama_memory_seq_cp(memory, 0, sequence, length, start)
+        positions = [*range(start, start + len(tokens)), *(start + fork + len(path) for fork, path in branches)]
+        evaluated = [*tokens, *(path[-1] for _, path in branches)]
+        try:
+            logits = passes.branch(list(zip(evaluated, positions, owners, strict=True)))
+        except TargetError:
+            cut_sequence(memory, 0, start)
+            raise
+        finally:
+            for sequence in range(1, used + 1):
+                cut_sequence(memory, sequence, start)
+        self.cache.decoded(len(tokens))
+        self.tokens += tokens
+        return logits
 
 
 def _owners(count: int, branches: Sequence[Branch]) -> tuple[list[list[int]], int]:

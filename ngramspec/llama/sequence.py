@@ -3,7 +3,7 @@
     sequence.prefill(prompt)            # the four calls of a `Model`, on this sequence alone
     append(passes, [(sequence, tokens, rows), (other, tokens, rows)])
 
-A target is a sequence, and may have further ones. The cache may lack the last of a sequence's `tokens`. These are owed:
+The cache may lack the last of a sequence's `tokens`. These are owed:
 the next pass evaluates them before its own tokens.
 """
 

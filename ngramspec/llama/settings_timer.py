@@ -39,7 +39,9 @@ class SettingsTimer:
 
     def __init__(self, target: Target, load: Callable[[Settings], Target], depth: int) -> None:
         self._target, self._load, self._depth = target, load, depth
-        self._loaded: dict[tuple[bool, bool], Target] = {(target.present.mmap, target.present.repack): target}
+        self._loaded: dict[tuple[bool, bool], Target] = {
+            (target.weights.present.mmap, target.weights.present.repack): target
+        }
         self._open: dict[tuple[object, ...], TrialContext] = {}
 
     def seconds(self, settings: Settings, measure: Measure) -> float:
@@ -60,7 +62,7 @@ class SettingsTimer:
 
     def _bits(self, settings: Settings) -> bytes:
         trial = self._context(settings, deep=False)
-        text = random_tokens(self._target.n_vocab, 2, COMPARED)
+        text = random_tokens(self._target.vocabulary.n_vocab, 2, COMPARED)
         trial.read(text[:-6], trial.micro_batch)
         rows: list[Logits] = [trial.evaluate([token]) for token in text[-6:-4]]
         rows.append(trial.evaluate(text[-4:], 4))
@@ -83,7 +85,7 @@ class SettingsTimer:
     def _weights(self, settings: Settings) -> Target:
         key = settings.mmap, settings.repack
         if key not in self._loaded:
-            if psutil.virtual_memory().available < self._target.size_bytes + SPARE:
+            if psutil.virtual_memory().available < self._target.weights.size_bytes + SPARE:
                 raise TargetError("not enough memory to load the weights a second time")
             self._loaded[key] = self._load(settings)
         return self._loaded[key]

@@ -1,8 +1,9 @@
 """`Target`: a loaded GGUF model and the sequences in its KV cache.
 
-    logits = target.prefill(prompt)        # (n_vocab,) after the last token; reuses the longest common prefix
-    logits = target.evaluate(tokens)       # (len(tokens), n_vocab): ONE llama_decode, appended to the cache
-    target.rollback(length)                # the cache contains exactly its first `length` tokens again
+    sequence = target.sequences[0]
+    logits = sequence.prefill(prompt)      # (n_vocab,) after the last token; reuses the longest common prefix
+    logits = sequence.evaluate(tokens)     # (len(tokens), n_vocab): ONE llama_decode, appended to the cache
+    sequence.rollback(length)              # the cache contains exactly its first `length` tokens again
 
 A target computes the logits that verify drafts. A `llama_decode` reads all weights once, for one token or for several.
 So a few more tokens in a decode call cost little, and rejected ones are removed from the cache afterwards.
@@ -16,11 +17,12 @@ and a drafter proposes 4 tokens.
 3. `rollback(1003)` keeps the prompt, t, d1 and d2, and removes d3 and d4. One decode call has yielded 3 new tokens.
 4. `prefill` of a prompt of 1200 tokens, whose first 900 are in the cache, evaluates the other 300.
 
-A target for several sequences is itself the first of them. One pass reads the weights once for all sequences in it:
+A target has weights, a vocabulary and sequences. One pass reads the weights once for all sequences in it:
 
     with Target(path, texts=4) as target:
-        row = target.sequences[1].prefill(prompt)       # one sequence: see `ngramspec.shared_model.SequenceModel`
-        rows = target.evaluate_together([Part(target, [5], 1), Part(target.sequences[2], [7, 8, 9], 3)])
+        first, second, third, fourth = target.sequences  # see `ngramspec.shared_model.SequenceModel`
+        row = second.prefill(target.vocabulary.tokenize("Once"))
+        rows = target.evaluate_together([Part(second, [5], 1), Part(third, [7, 8, 9], 3)])
 
 The module uses llama.cpp's low-level API and requests logits only for the positions that are read. So no buffer grows
 with n_ctx x n_vocab. A target knows nothing about drafts or acceptance.
@@ -51,12 +53,13 @@ from ngramspec.exactness.decision import (
 )
 from ngramspec.llama import bindings, devices
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
-from ngramspec.llama.cache_tree import Branch, CacheTree, ask
+from ngramspec.llama.cache_tree import BranchingSequence, CacheTree
 from ngramspec.llama.devices import AUTO
 from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
 from ngramspec.llama.fitting import Demand
 from ngramspec.llama.head import Head, Heads
 from ngramspec.llama.hidden_states import HiddenStates
+from ngramspec.llama.native import NativeObject
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.placement import Placement
 from ngramspec.llama.sequence import CacheSequence, append
@@ -107,8 +110,8 @@ FLASH, TYPES, EXACTNESS = allow_choices(*_FLASH), allow_choices(*CACHE_TYPES), a
 """Values allowed for the arguments of a `Target` and for the settings that are passed to it."""
 
 
-class Target(Weights, CacheSequence):
-    """A GGUF model with its context and KV cache; its `Model` methods operate on the first sequence.
+class Target(NativeObject):
+    """A GGUF model with its weights, its vocabulary, and the sequences in its KV cache.
 
     Args:
         path: Path of a GGUF file (the first part of a split one).
@@ -132,8 +135,8 @@ class Target(Weights, CacheSequence):
             is known, and chooses them or the fastest settings (see `ngramspec.exactness.decision`). With `texts` on a
             GPU, "auto" means the fastest.
         repack: Whether weights may be reordered for CPU kernels.
-        n_seq: Maximum number of llama.cpp sequences that share the cells of a single text. `tree` and `ask` need
-            several. `None` means as many as `ask` needs on a GPU, if branches may pay there, and 1 otherwise.
+        n_seq: Maximum number of llama.cpp sequences that share the cells of a single text. `tree` and branches need
+            several. `None` means as many as branches need on a GPU, if they may pay there, and 1 otherwise.
         draft_max: Maximum draft length in tokens. The cache keeps as many snapshots of a recurrent state, or fewer if
             the machine is short of memory; `None` means SNAPSHOTS.
         head: Whether to also load the model's own head, which drafts for its sequences, if the file contains one that
@@ -141,18 +144,16 @@ class Target(Weights, CacheSequence):
         lora: Files of LoRA adapters, each with its scale.
 
     Attributes:
-        notes: Notes for the user about how the model was loaded.
-        present: Settings that the model was loaded with, without the changes that "exact" makes.
+        weights: The weights, with what the file says about them and the settings that they were loaded with.
+        vocabulary: The vocabulary.
+        sequences: The sequences in the KV cache, by number.
         governor: Chooses the number of threads of each pass.
         exact: Resolved value with `texts`: "on" or "off", also if `exact` was "auto".
         exact_price: Time that the same text with and without drafts would take, as a multiple; `None` if unknown.
         exactness: Mode of requests that "auto" has chosen.
         setting: Setting that the context was opened with: "fast" or "exact".
         heads: The model's own head, a draft model (see `ngramspec.llama.head`); `None` means that it is not loaded.
-        leaves: Maximum number of branches of one `ask`; 0 if the cache cannot hold branches, or could discard the
-            tokens that they share.
-        tokens, n_vocab, n_ctx, max_batch, can_rollback, replays, exact_rollback, fingerprint: see
-            `ngramspec.backend.Model`; max_tokens, max_rows, drafts_alone: `ngramspec.shared_model.SharedModel`.
+        n_ctx, max_tokens, max_rows, drafts_alone: see `ngramspec.shared_model.SharedModel`.
 
     Raises:
         ValueError: An argument is out of its range.
@@ -222,7 +223,7 @@ class Target(Weights, CacheSequence):
             MAX_EVALUATE,
             flash_attn != "off",
         )
-        super().__init__(
+        self.weights = Weights(
             path,
             asked,
             n_gpu_layers=n_gpu_layers,
@@ -231,20 +232,23 @@ class Target(Weights, CacheSequence):
             head=head,
             lora=lora,
         )
+        self.vocabulary = self.weights.vocabulary
         self.exact = exact
-        may_branch = texts is None and self.can_pool and not (head or self._recurrent or self.window)
-        self.n_seq = n_seq or (1 + LEAVES if may_branch and self.on_gpu else 1)
-        self.leaves = self.n_seq - 1 if may_branch else 0
-        attention_can_go = not self.on_gpu and cache_type_v in UNQUANTISED
+        may_branch = (
+            texts is None and self.weights.can_pool and not (head or self.weights.is_recurrent or self.weights.window)
+        )
+        self.n_seq = n_seq or (1 + LEAVES if may_branch and self.weights.on_gpu else 1)
+        self._leaves = self.n_seq - 1 if may_branch else 0
+        attention_can_go = not self.weights.on_gpu and cache_type_v in UNQUANTISED
         flash = "off" if flash_attn == "auto" and attention_can_go else flash_attn
         # The requested micro-batch was chosen for the requested settings, so it may be too large for the exact ones.
         micro = min(self._usual_micro(flash), micro_batch) if micro_batch else None
         self._under = {"fast": asked, "exact": replace(asked, flash_attn=flash, micro_batch=micro)}
         self._longest = draft_max or SNAPSHOTS
         self._adapts = adapts
-        size = self._context_size(n_ctx, self._texts)
-        width = bindings.width_out(llama, self._model)
-        self._states = [HiddenStates(width) for _ in range(self._texts if self.has_head else 0)]
+        size = self.weights.choose_context_size(n_ctx, self._texts)
+        width = bindings.width_out(llama, self.weights.handle)
+        self._states = [HiddenStates(width) for _ in range(self._texts if self.weights.has_head else 0)]
         self.exactness = ExactnessMode()
         setting = "exact" if exact == "on" or (exact == "auto" and self._decide() == "exact") else "fast"
         try:
@@ -260,12 +264,12 @@ class Target(Weights, CacheSequence):
                 states.of_prompts = self.exact != "on"
             params = self._params(self._texts * (self.n_ctx + MAX_EVALUATE), 0, self._under[self.setting])
             self.heads = Heads(
-                self._model,
+                self.weights.handle,
                 params,
                 self._states,
                 n_ctx=self.n_ctx,
                 pooled=self._pooled,
-                adapters=self._adapters,
+                adapters=self.weights.adapters,
                 governor=self.governor,
             )
 
@@ -288,19 +292,19 @@ class Target(Weights, CacheSequence):
 
     @property
     def _aborts(self) -> bool:
-        return self._texts > 1 and self.architecture in ABORTS
+        return self._texts > 1 and self.weights.architecture in ABORTS
 
     def _decide(self, ways: Sequence[DecodingMode] = DECODING_MODES) -> DecodingMode:
         """Choose how requests are decoded with `exact="auto"`."""
         way: DecodingMode = "fast"
-        if self.texts is not None and (self.on_gpu or self._aborts):
+        if self.texts is not None and (self.weights.on_gpu or self._aborts):
             pass
         # Here rollback is not exact (see `CacheSequence.exact_rollback`): a rejected draft may change last bits under
         # all settings.
-        elif self._recurrent and (self.window or not self._snapshots(1, "fast")):
+        elif self.weights.is_recurrent and (self.weights.window or not self._snapshots(1, "fast")):
             self.exactness = ExactnessMode(max_logit_shift=UNMEASURED)
         else:
-            auto = ExactnessSelector(self, ways, self.tokenize(SAMPLE) if self.texts is None else ())
+            auto = ExactnessSelector(self, ways, self.vocabulary.tokenize(SAMPLE) if self.texts is None else ())
             auto.measure()
             self.exactness, way, self.exact_price = auto.exactness, auto.mode, auto.relative_time
         if self.texts is not None:
@@ -309,10 +313,10 @@ class Target(Weights, CacheSequence):
 
     def _snapshots(self, wanted: int, setting: str) -> int:
         """Return the number of snapshots of the recurrent state to request; 0 if the architecture has none."""
-        if not self._recurrent:
+        if not self.weights.is_recurrent:
             return 0
         # A context of a few tokens supports snapshots if the large one does, and its states are as large.
-        context = llama.llama_init_from_model(self._model, self._params(MAX_EVALUATE, 1, self._under[setting]))
+        context = llama.llama_init_from_model(self.weights.handle, self._params(MAX_EVALUATE, 1, self._under[setting]))
         if not context:
             return wanted
         try:
@@ -324,7 +328,7 @@ class Target(Weights, CacheSequence):
             size = llama.llama_state_seq_get_size_ext(context, 0, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
         finally:
             llama.llama_free(context)
-        free = devices.free_bytes(self.devices, self._cached_layers)
+        free = devices.free_bytes(self.weights.devices, self.weights.cached_layers)
         return max(1, min(wanted, int(SNAPSHOT_SHARE * free / max(1, size * self._texts))))
 
     @property
@@ -334,11 +338,15 @@ class Target(Weights, CacheSequence):
             return self.n_seq > 1
         # On a CPU, attention iterates over the cells of all sequences in the pool, and rounding depends on the cells'
         # places. A single batch gains little there.
-        return self.exact == "off" and self.can_pool and (self.on_gpu or self.architecture in ABORTS)
+        return (
+            self.exact == "off"
+            and self.weights.can_pool
+            and (self.weights.on_gpu or self.weights.architecture in ABORTS)
+        )
 
     def _usual_micro(self, flash_attn: str) -> int:
         """Return the default number of tokens of a micro-batch."""
-        return WITHOUT_FLASH if flash_attn == "off" and not self.on_gpu else MICRO_BATCH
+        return WITHOUT_FLASH if flash_attn == "off" and not self.weights.on_gpu else MICRO_BATCH
 
     def _params(self, cells: int, snapshots: int, settings: Settings, *, alone: bool = False) -> Any:
         """Return llama.cpp's parameters of a context for one sequence (`alone`) or for all."""
@@ -352,48 +360,48 @@ class Target(Weights, CacheSequence):
         params.flash_attn_type = _FLASH[settings.flash_attn]
         params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in settings.cache_types)
         params.n_rs_seq = snapshots
-        params.op_offload = self.plan.asked.op_offload
+        params.op_offload = self.weights.plan.asked.op_offload
         return params
 
     def _open_context(self, n_ctx: int, setting: str) -> None:
         if not self._pooled and self._aborts:
             raise ModelError(
-                f"{self.path}: llama.cpp cannot evaluate several sequences of a {self.architecture} model exactly;"
-                " use one sequence, or exact='off'"
+                f"{self.weights.path}: llama.cpp cannot evaluate several sequences of a"
+                f" {self.weights.architecture} model exactly; use one sequence, or exact='off'"
             )
         snapshots = self._snapshots(self._longest, setting)
         while True:
             bindings.log_tail.clear()
             # MAX_EVALUATE adds room for the dummy tokens of a padded batch, which never stay in the cache.
             params = self._params(self._texts * (n_ctx + MAX_EVALUATE), snapshots, self._under[setting])
-            self._ctx = open_context(self._model, params, self._adapters)
+            self._ctx = open_context(self.weights.handle, params, self.weights.adapters)
             if self._ctx or snapshots <= 1:
                 break
             snapshots //= 2
         if not self._ctx:
             raise ModelError(
-                f"{self.path}: could not create a context of {n_ctx} tokens ({bindings.last_complaint()});"
-                f" try {self._smaller_context(n_ctx)}"
+                f"{self.weights.path}: could not create a context of {n_ctx} tokens ({bindings.last_complaint()});"
+                f" try {self.weights.advise_smaller_context(n_ctx)}"
             )
         if 0 < snapshots < self._longest:
-            self.notes.append(f"low memory: drafts are limited to {snapshots} tokens")
+            self.weights.notes.append(f"low memory: drafts are limited to {snapshots} tokens")
         self.setting = setting
         # Flash attention on a CPU splits the context over the threads, so their number changes last bits.
         is_exact = self.exact == "on" or self.exactness.bit_identical
-        adapts = (False, False) if is_exact and self.flash_attn != "off" and not self.on_gpu else self._adapts
-        self.governor = ThreadGovernor(self.present.threads, self.present.threads_batch, adapts=adapts)
+        adapts = (False, False) if is_exact and self.flash_attn != "off" and not self.weights.on_gpu else self._adapts
+        self.governor = ThreadGovernor(self.weights.present.threads, self.weights.present.threads_batch, adapts=adapts)
         self.n_batch = self.max_tokens = int(params.n_batch)
-        self.drafts_alone = self._recurrent
+        self.drafts_alone = self.weights.is_recurrent
         caches = [
             Cache(
                 self._ctx,
                 sequence=number,
-                recurrent=self._recurrent,
-                window=self.window,
+                recurrent=self.weights.is_recurrent,
+                window=self.weights.window,
                 sole=self._texts == 1,
                 pooled=self._pooled,
                 states=self._states[number] if self._states else None,
-                on_device=self.on_gpu and not any(name.startswith("Meta(") for name in self.layers),
+                on_device=self.weights.on_gpu and not any(name.startswith("Meta(") for name in self.weights.layers),
             )
             for number in range(self._texts)
         ]
@@ -404,20 +412,27 @@ class Target(Weights, CacheSequence):
             n_batch=self.n_batch,
             n_seq=self.n_seq,
             governor=self.governor,
-            returns_early=self.on_gpu,
+            returns_early=self.weights.on_gpu,
         )
-        CacheSequence.__init__(self, passes, caches[0], n_ctx=n_ctx)
-        self._others = [CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches[1:]]
-        if self.replays:
-            self.evaluate([0])
-            self.can_rollback = self.goes_back()
-            self.clear()
-        settings = f"fa={self.flash_attn} kv={self.present.cache_types} ub={self.n_batch}"
+        self._passes = passes
+        self.returns_early = passes.returns_early
+        self.n_ctx = self.vocabulary.n_ctx = n_ctx
+        if self._leaves:
+            first: CacheSequence = BranchingSequence(passes, caches[0], n_ctx=n_ctx, leaves=self._leaves)
+        else:
+            first = CacheSequence(passes, caches[0], n_ctx=n_ctx)
+        self.sequences = (first, *(CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches[1:]))
+        can_rollback = True
+        if first.replays:
+            first.evaluate([0])
+            can_rollback = first.goes_back()
+            first.clear()
+        settings = f"fa={self.flash_attn} kv={self.weights.present.cache_types} ub={self.n_batch}"
         if self.texts is not None:
             settings += f" lanes={self._texts} in {'one pool' if self._pooled else 'own caches'}"
-        self.fingerprint = self._key(settings)
-        for sequence in self._others:
-            sequence.can_rollback, sequence.fingerprint = self.can_rollback, self.fingerprint
+        fingerprint = self.weights.key(settings)
+        for sequence in self.sequences:
+            sequence.can_rollback, sequence.fingerprint = can_rollback, fingerprint
 
     # ------------------------------------------------------------------ settings
 
@@ -429,14 +444,14 @@ class Target(Weights, CacheSequence):
     @property
     def settings(self) -> tuple[str, ...]:
         """Settings that can be measured: "fast", and "exact" if its flash attention differs."""
-        return ("fast", "exact") if self._under["exact"].flash_attn != self.present.flash_attn else ("fast",)
+        return ("fast", "exact") if self._under["exact"].flash_attn != self.weights.present.flash_attn else ("fast",)
 
     @property
     def identity(self) -> str:
         """Key of measurements under all `settings`."""
-        asked = self.present
+        asked = self.weights.present
         micro = "" if asked.micro_batch is None else f" ub={asked.micro_batch}"
-        return self._key(f"fa={asked.flash_attn} kv={asked.cache_types}{micro}")
+        return self.weights.key(f"fa={asked.flash_attn} kv={asked.cache_types}{micro}")
 
     def trial_of(self, settings: Settings, cells: int) -> TrialContext:
         """Return a separate context under other settings, except `mmap` and `repack`, which cannot change.
@@ -445,7 +460,7 @@ class Target(Weights, CacheSequence):
             TargetError: The machine lacks the memory for the context.
         """
         self._check_open()
-        return TrialContext(self._model, self._params(cells, 0, settings, alone=True), self._adapters)
+        return TrialContext(self.weights.handle, self._params(cells, 0, settings, alone=True), self.weights.adapters)
 
     def trial(self, setting: str) -> TrialContext:
         """Return a separate context under the setting "fast" or "exact"."""
@@ -462,18 +477,22 @@ class Target(Weights, CacheSequence):
             ModelError: The model cannot compute embeddings, or the machine lacks the memory for the context.
         """
         self._check_open()
-        if self._meta(f"{self.architecture}.attention.causal") == "false":
-            raise ModelError(f"{self.path} uses bidirectional attention; embeddings of such models are not supported")
+        if self.weights.read_metadata(f"{self.weights.architecture}.attention.causal") == "false":
+            raise ModelError(
+                f"{self.weights.path} uses bidirectional attention; embeddings of such models are not supported"
+            )
         if pooling is None:
-            number = int(self._meta(f"{self.architecture}.pooling_type") or 0)
+            number = int(self.weights.read_metadata(f"{self.weights.architecture}.pooling_type") or 0)
             if number >= len(POOLINGS):
-                raise ModelError(f"{self.path} is a ranking model; use --pooling mean to compute embeddings with it")
+                raise ModelError(
+                    f"{self.weights.path} is a ranking model; use --pooling mean to compute embeddings with it"
+                )
             pooling = POOLINGS[number]
         params = self._params(n_ctx + MAX_EVALUATE, 0, self._under[self.setting], alone=True)
         params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
-        context = open_context(self._model, params, self._adapters)
+        context = open_context(self.weights.handle, params, self.weights.adapters)
         if not context:
-            raise ModelError(f"{self.path}: not enough memory for the embeddings context of {n_ctx} tokens")
+            raise ModelError(f"{self.weights.path}: not enough memory for the embeddings context of {n_ctx} tokens")
         made = Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch), governor=self.governor)
         self._embedders = (*self._embedders, made)
         return made
@@ -484,19 +503,12 @@ class Target(Weights, CacheSequence):
         The caller clears sequences whose tokens were evaluated with other scales. Embedders keep the first scales.
         """
         self._check_open()
-        adapters = [(handle, scale) for (handle, _), scale in zip(self._adapters, scales, strict=True)]
+        adapters = [(handle, scale) for (handle, _), scale in zip(self.weights.adapters, scales, strict=True)]
         set_adapters(self._ctx, adapters)
         if self.heads is not None:
             self.heads.set_adapters(adapters)
 
     # ------------------------------------------------------------------ several texts
-
-    @property
-    def sequences(self) -> Sequence[CacheSequence]:
-        """All sequences in order of their numbers; the target is the first."""
-        # Build the list on each call: a stored list would form a reference cycle that keeps the target in memory after
-        # its last use.
-        return [self, *self._others]
 
     def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
         """Append to several sequences in one pass; see `ngramspec.shared_model.SharedModel`.
@@ -531,15 +543,15 @@ class Target(Weights, CacheSequence):
         return [logits[end - rows : end] for end, rows in self._submitted]
 
     def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
-        if self._pooled and not self._recurrent:
+        if self._pooled and not self.weights.is_recurrent:
             return in_order(sum(lengths), self.n_batch)
-        kept = self.cache.snapshots
+        kept = self.sequences[0].cache.snapshots
         return equally(
             {sequence.number: length for sequence, length in zip(sequences, lengths, strict=True)},
             self.n_batch,
             neighbours=not self._pooled
-            or bool(llama.llama_model_is_recurrent(self._model))
-            or self.architecture in OWN_STATES,
+            or bool(llama.llama_model_is_recurrent(self.weights.handle))
+            or self.weights.architecture in OWN_STATES,
             tail=kept + 1 if kept else 0,
         )
 
@@ -548,7 +560,7 @@ class Target(Weights, CacheSequence):
     @property
     def can_branch(self) -> bool:
         """True if several continuations can share a prefix in the cache; recurrent states cannot be shared."""
-        return self.can_pool and not self._recurrent
+        return self.weights.can_pool and not self.weights.is_recurrent
 
     def tree(self, root: Node) -> CacheTree:
         """Return a tree of continuations of the cached tokens; nothing else may be evaluated until it is closed.
@@ -565,34 +577,13 @@ class Target(Weights, CacheSequence):
             raise ValueError(
                 "a tree needs a target with n_seq above 1 and a memory that is not recurrent, nor read in blocks"
             )
-        self.settle()
-        if root.length != len(self.tokens) or not self.tokens:
-            raise ValueError(f"a tree after {root.length} tokens cannot grow where the cache holds {len(self.tokens)}")
-        return CacheTree(self._passes, root, count=self.n_seq, windowed=self.window > 0)
-
-    # ------------------------------------------------------------------ branches next to the sequence
-
-    def ask(self, tokens: Sequence[int], branches: Sequence[Branch]) -> Logits:
-        """Append tokens as `evaluate` does and evaluate branches in the same pass.
-
-        The branches leave nothing in the cache.
-
-        Args:
-            tokens: Tokens to append; at most `max_batch` together with the branches.
-            branches: Distinct branches, each listed after the branches that it extends.
-
-        Returns:
-            Logits after each token, then after each branch. Those of the tokens are bit-identical to what `evaluate`
-            returns for a batch that has as many additional tokens as there are branches.
-
-        Raises:
-            ValueError: There are more than `leaves` branches, or more than fit.
-            TargetError: llama.cpp could not evaluate them; the cache is as before.
-        """
-        self._check_open()
-        if not self.leaves:
-            raise ValueError("branches need a target with n_seq above 1 and a memory that keeps what they share")
-        return ask(self._passes, self, self.leaves, tokens, branches)
+        sequence = self.sequences[0]
+        sequence.settle()
+        if root.length != len(sequence.tokens) or not sequence.tokens:
+            raise ValueError(
+                f"the root of a tree stands for {root.length} tokens, but the cache contains {len(sequence.tokens)}"
+            )
+        return CacheTree(self._passes, root, count=self.n_seq, windowed=self.weights.window > 0)
 
     # ------------------------------------------------------------------ end
 
@@ -605,4 +596,13 @@ class Target(Weights, CacheSequence):
             self._ctx = None
         if self.heads is not None:
             self.heads.close()
-        super().close()
+        if "weights" in self.__dict__:  # loading may have failed
+            self.weights.close()
+
+    @property
+    def closed(self) -> bool:
+        return not self.weights.handle
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("the target is closed")

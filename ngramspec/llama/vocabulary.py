@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import llama_cpp.llama_cpp as llama
 
@@ -21,6 +21,7 @@ from ngramspec.llama.builtin_template import BuiltinTemplate, builtin_names
 from ngramspec.llama.devices import build
 from ngramspec.llama.dry_samplers import DrySamplers
 from ngramspec.llama.grammar import Grammar, Grammars
+from ngramspec.llama.native import NativeObject
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.sampling.settings import Sampling
@@ -47,7 +48,7 @@ _KINDS = {
 }
 
 
-class Vocabulary:
+class Vocabulary(NativeObject):
     """The tokenizer of a GGUF file, which converts text to tokens and back; the file need not contain weights.
 
     Args:
@@ -56,6 +57,7 @@ class Vocabulary:
     Attributes:
         vocabulary_hash: Hash of the vocabulary (16 bytes), equal if every token id has the same text.
         metadata: Values of the file's header, without arrays.
+        n_ctx: Context size in tokens, which the DRY sampler looks back over; 0 without a context.
 
     Raises:
         ModelError: The file cannot be loaded, or has no vocabulary.
@@ -71,37 +73,21 @@ class Vocabulary:
         bindings.init_backend()
         params = llama.llama_model_default_params()
         params.vocab_only = True
-        self._open_model(params)
+        self._take(*open_model(self.path, params))
 
     @classmethod
-    def borrowed(cls, path: str | os.PathLike[str], model: Any) -> Self:
+    def borrowed(cls, path: str | os.PathLike[str], model: Any, header: GGUFHeader | None = None) -> Self:
         """Return the vocabulary of a model that other code has loaded from a file and frees.
 
         Args:
             path: Path of the file.
             model: llama.cpp's handle of the model.
+            header: Header of the file; `None` means that it is read.
         """
         vocabulary = cls.__new__(cls)
         vocabulary.path, vocabulary._borrowed = Path(path), True
-        vocabulary._take(model, read_header(vocabulary.path))
+        vocabulary._take(model, header or read_header(vocabulary.path))
         return vocabulary
-
-    def _open_model(self, params: Any) -> None:
-        header = crash_check.check(self.path, build())
-        bindings.log_tail.clear()
-        model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
-        if not model:
-            # Python prints and drops an exception in a callback, such as one of Ctrl-C. llama.cpp may then take the
-            # undefined return value for a request to stop.
-            if any("cancelled model load" in text for _, text in bindings.log_tail):
-                raise KeyboardInterrupt
-            complaint = bindings.last_complaint()
-            hint = "; a newer llama-cpp-python may know it" if "unknown model architecture" in complaint else ""
-            raise ModelError(f"{self.path}: llama.cpp cannot load this model ({complaint}){hint}")
-        assert header is not None
-        self._take(model, header)
-        if self.n_vocab == 0:
-            raise ModelError(f"{self.path}: the file has no vocabulary; use one that contains a tokenizer")
 
     def _take(self, model: Any, header: GGUFHeader) -> None:
         self._model, self.vocabulary_hash, self.metadata = model, header.vocabulary, header.metadata
@@ -393,7 +379,7 @@ class Vocabulary:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise ValueError(f"the {type(self).__name__.lower()} is closed")
+            raise ValueError("the vocabulary is closed")
 
     def close(self) -> None:
         """Free llama.cpp's objects; this object and the logits that it returned cannot be used afterwards."""
@@ -401,17 +387,32 @@ class Vocabulary:
             llama.llama_model_free(self._model)
         self._model = None
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: it owns memory of llama.cpp")
 
-    def __enter__(self) -> Self:
-        return self
+def open_model(path: Path, params: Any) -> tuple[Any, GGUFHeader]:
+    """Load a model file with llama.cpp's parameters.
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    Returns:
+        llama.cpp's handle of the model, and the header of the file.
 
-    def __del__(self) -> None:
-        self.close()
+    Raises:
+        ModelError: The file cannot be loaded, or has no vocabulary.
+    """
+    header = crash_check.check(path, build())
+    bindings.log_tail.clear()
+    model = llama.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        # Python prints and drops an exception in a callback, such as one of Ctrl-C. llama.cpp may then take the
+        # undefined return value for a request to stop.
+        if any("cancelled model load" in text for _, text in bindings.log_tail):
+            raise KeyboardInterrupt
+        complaint = bindings.last_complaint()
+        hint = "; a newer llama-cpp-python may know it" if "unknown model architecture" in complaint else ""
+        raise ModelError(f"{path}: llama.cpp cannot load this model ({complaint}){hint}")
+    assert header is not None
+    if llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model)) == 0:
+        llama.llama_model_free(model)
+        raise ModelError(f"{path}: the file has no vocabulary; use one that contains a tokenizer")
+    return model, header
 
 
 def _refuse(values: Mapping[str, Any]) -> str:

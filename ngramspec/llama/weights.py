@@ -26,7 +26,8 @@ from ngramspec.llama.cache import bytes_per_token, is_recurrent
 from ngramspec.llama.devices import AUTO, build
 from ngramspec.llama.fitting import Demand
 from ngramspec.llama.placement import Placement, make_plan
-from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.llama.native import NativeObject
+from ngramspec.llama.vocabulary import Vocabulary, open_model
 from ngramspec.machine import Settings
 from ngramspec.models.check import check_adapter_file, has_gguf_magic, parts_of
 from ngramspec.models.gguf import read_header
@@ -63,8 +64,27 @@ def head_missing(path: Path) -> str:
     return ""
 
 
-class Weights(Vocabulary):
-    """A loaded model. See `ngramspec.llama.target.Target` for the arguments and errors."""
+class Weights(NativeObject):
+    """The weights of a model in memory, with its adapters.
+
+    See `ngramspec.llama.target.Target` for the arguments and errors.
+
+    Attributes:
+        vocabulary: The model's vocabulary.
+        present: Settings that the model was loaded with.
+        notes: Notes for the user about how the model was loaded.
+        handle: llama.cpp's handle of the model; `None` after `close`.
+        adapters: LoRA adapters with their scales.
+        has_head: Whether the model's own head was requested and is loaded.
+        on_gpu: Whether a GPU holds any of the layers.
+        amx_broken: Whether AMX kernels are off because they compute wrong results in this build.
+        is_recurrent: Whether the model has a recurrent state.
+        n_ctx_train: Context size of the training in tokens.
+        size_bytes, n_params: Size of the weights.
+        name, description, architecture, quantisation: Strings that describe the model; `None` means unknown.
+    """
+
+    handle: Any = None
 
     def __init__(
         self,
@@ -80,11 +100,11 @@ class Weights(Vocabulary):
         self.path, self.present = Path(path), present
         self.notes: list[str] = []
         bindings.init_backend()
-        self.has_head = head and self._can_load_head()  # whether its own head was asked for, and is loaded
+        self.has_head = head and self._can_load_head()
         adapted = check_adapters(lora, self.path)
         self.plan = make_plan(self.path, n_gpu_layers, placement, demand)
         self._load()
-        self._adapters = _load_adapters(lora, self._model)
+        self.adapters = _load_adapters(lora, self.handle)
         self.on_gpu = self.plan.on_gpu
         # A build whose kernels get fixed keeps its name, and its passes then cost half.
         marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (not present.repack)
@@ -129,27 +149,28 @@ class Weights(Vocabulary):
 
         try:
             with bindings.log_listener(note_layer):
-                self._open_model(params)
+                self.handle, header = open_model(self.path, params)
         except ModelError as error:
             raise self.plan.explained(error) from None
+        self.vocabulary = Vocabulary.borrowed(self.path, self.handle, header)
         self._placed = [placed[layer] for layer in sorted(placed)]
-        if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(self._model):
+        if llama.llama_model_has_encoder(self.handle) or not llama.llama_model_has_decoder(self.handle):
             raise ModelError(f"{self.path}: this model has an encoder; only decoder-only models are supported")
-        if llama.llama_model_is_diffusion(self._model):
+        if llama.llama_model_is_diffusion(self.handle):
             raise ModelError(f"{self.path}: a diffusion model does not decode token by token")
-        self.n_ctx_train: int = llama.llama_model_n_ctx_train(self._model)
-        self.size_bytes: int = llama.llama_model_size(self._model)
-        self.n_params: int = llama.llama_model_n_params(self._model)
-        kind = self._meta("general.file_type") or ""
+        self.n_ctx_train: int = llama.llama_model_n_ctx_train(self.handle)
+        self.size_bytes: int = llama.llama_model_size(self.handle)
+        self.n_params: int = llama.llama_model_n_params(self.handle)
+        kind = self.read_metadata("general.file_type") or ""
         self.quantisation = devices.quantisation(int(kind)) if kind.isdecimal() else None
-        self.architecture = self._meta("general.architecture") or "unknown"
-        self.name = self._meta("general.name") or self.path.stem
+        self.architecture = self.read_metadata("general.architecture") or "unknown"
+        self.name = self.read_metadata("general.name") or self.path.stem
         buffer = ctypes.create_string_buffer(256)
-        llama.llama_model_desc(self._model, buffer, 256)
+        llama.llama_model_desc(self.handle, buffer, 256)
         self.description = buffer.value.decode("utf-8", "replace")
         self.devices = devices.devices()
         self.notes += self.plan.notes
-        self._recurrent = is_recurrent(self._model)
+        self.is_recurrent = is_recurrent(self.handle)
 
     @property
     def layers(self) -> Counter[str]:
@@ -157,7 +178,7 @@ class Weights(Vocabulary):
         return Counter(self._placed)
 
     @property
-    def _cached_layers(self) -> Counter[str]:
+    def cached_layers(self) -> Counter[str]:
         """Number of layers by the name of their device, without the output layer, which has no KV cache."""
         gpus = [device.name for device in self.plan.gpus] if self.on_gpu else []
         return Counter(self._placed[:-1] or gpus or ["CPU"])
@@ -174,30 +195,31 @@ class Weights(Vocabulary):
     @property
     def window(self) -> int:
         """Tokens that a sliding window shows, the shortest if there are several; 0: none slides."""
-        told = int(llama.llama_model_n_swa(self._model))
-        if told or not self._recurrent:
+        told = int(llama.llama_model_n_swa(self.handle))
+        if told or not self.is_recurrent:
             return told
         # llama.cpp answers 0 for DeepSeek4, whose window is no measure of how far its cache can be cut. The file tells.
-        return int(self._meta(f"{self.architecture}.attention.sliding_window") or 0)
+        return int(self.read_metadata(f"{self.architecture}.attention.sliding_window") or 0)
 
-    def _meta(self, key: str) -> str | None:
+    def read_metadata(self, key: str) -> str | None:
+        """Return a value of the file's header as text; `None` if it has none."""
         buffer = ctypes.create_string_buffer(1024)
-        length = llama.llama_model_meta_val_str(self._model, key.encode(), buffer, 1024)
+        length = llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, 1024)
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
-    def _context_size(self, asked: int | None, texts: int) -> int:
-        """How many tokens a context holds of each of its texts: as many as were asked for, or as fit."""
-        heads = max(1, llama.llama_model_n_head(self._model))
-        head_width = llama.llama_model_n_embd(self._model) // heads
+    def choose_context_size(self, asked: int | None, texts: int) -> int:
+        """Return the context size of each sequence in tokens: the requested size, or the largest that fits."""
+        heads = max(1, llama.llama_model_n_head(self.handle))
+        head_width = llama.llama_model_n_embd(self.handle) // heads
         widths = (
-            int(self._meta(f"{self.architecture}.attention.key_length") or head_width),
-            int(self._meta(f"{self.architecture}.attention.value_length") or head_width),
+            int(self.read_metadata(f"{self.architecture}.attention.key_length") or head_width),
+            int(self.read_metadata(f"{self.architecture}.attention.value_length") or head_width),
         )
-        layers, kv_heads = llama.llama_model_n_layer(self._model), llama.llama_model_n_head_kv(self._model)
+        layers, kv_heads = llama.llama_model_n_layer(self.handle), llama.llama_model_n_head_kv(self.handle)
         per_token = bytes_per_token(self.present.cache_types, layers, kv_heads or heads, widths)
         self._token_bytes = max(1.0, texts * per_token)
         if asked is None:
-            free = devices.free_bytes(self.devices, self._cached_layers, self.size_bytes if self.present.mmap else 0)
+            free = devices.free_bytes(self.devices, self.cached_layers, self.size_bytes if self.present.mmap else 0)
             free -= min(free, self.plan.asked.reserved)
             trained = self.n_ctx_train or 4096
             fits = int(free / 2 / self._token_bytes) // GRAIN * GRAIN
@@ -208,14 +230,14 @@ class Weights(Vocabulary):
                 f"context limited to {size} of the model's {trained} tokens to fit{each} in memory (set -c to override)"
             )
             return size
-        total = devices.total_bytes(self.devices, self._cached_layers)
+        total = devices.total_bytes(self.devices, self.cached_layers)
         # The estimate is exact for plain attention only. Without this check the system ends the process.
         needed = texts * asked * per_token
-        if needed > total and not self._recurrent and not self.window:
+        if needed > total and not self.is_recurrent and not self.window:
             each = f", {texts} of them" if texts > 1 else ""
             raise ModelError(
                 f"a context of {asked} tokens{each} needs {needed / 2**30:.1f} GiB for the KV cache, but the machine"
-                f" has {total / 2**30:.1f} GiB in total; try {self._smaller_context(asked)}"
+                f" has {total / 2**30:.1f} GiB in total; try {self.advise_smaller_context(asked)}"
             )
         if asked > self.n_ctx_train > 0:
             self.notes.append(
@@ -223,20 +245,28 @@ class Weights(Vocabulary):
             )
         return asked
 
-    def _smaller_context(self, n_ctx: int) -> str:
+    def advise_smaller_context(self, n_ctx: int) -> str:
         """Return advice after a context of `n_ctx` tokens per sequence did not fit, with a size that fits if known."""
-        free = devices.free_bytes(devices.devices(), self._cached_layers, self.size_bytes if self.present.mmap else 0)
+        free = devices.free_bytes(devices.devices(), self.cached_layers, self.size_bytes if self.present.mmap else 0)
         size = int(free / 2 / self._token_bytes) // GRAIN * GRAIN
         advice = "a smaller -c/--ctx-size"
         if LEAST <= size < n_ctx:
             advice += f", such as {size}"
         return f"{advice}, or a smaller -ngl or a larger --n-cpu-moe" if self.on_gpu else advice
 
-    def _key(self, settings: str) -> str:
+    def key(self, settings: str) -> str:
+        """Return the key of measurements of these weights under some settings of a context."""
         single, batch = self.present.threads, self.present.threads_batch
         threads = f"{single}" if single == batch else f"{single}/{batch}"
         devices = [d.name for d in self.devices]
         return machine_key(self.path, f"{threads} {self._loaded_as} {settings} {devices}")
+
+    def close(self) -> None:
+        """Free the model; the vocabulary cannot be used afterwards either."""
+        if self.handle:
+            self.vocabulary.close()
+            llama.llama_model_free(self.handle)
+            self.handle = None
 
 
 BLOCKS_OF_CELLS = ("minimax-m3", "qwen4exp")

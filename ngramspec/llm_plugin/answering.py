@@ -101,16 +101,16 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
     target = model.target
     options: Any = prompt.options  # an instance of `prompt_options()`
     tools = [Tool(t.name, t.description or "", t.input_schema) for t in prompt.tools if isinstance(t, llm.Tool)]
-    chat = target.chat([m for message in prompt.messages for m in _to_openai(message)], tools)
+    chat = target.vocabulary.chat([m for message in prompt.messages for m in _to_openai(message)], tools)
     grammar = None
     if (schema := cast(Any, prompt.schema)) is not None:
-        template = target.chat_template
+        template = target.vocabulary.chat_template
         grammar = answer_grammar(
-            tools, json=json_rule(schema), template=template, opening=chat.opening, controls=target.controls
+            tools, json=json_rule(schema), template=template, opening=chat.opening, controls=target.vocabulary.controls
         )
     sampling = make_sampling(prompt.options, grammar)
-    target.sampler(sampling)  # rejects settings that this model does not support, before the prefill
-    parser = parser_for(target.chat_template, tools, opening=chat.opening)
+    target.vocabulary.sampler(sampling)  # rejects settings that this model does not support, before the prefill
+    parser = parser_for(target.vocabulary.chat_template, tools, opening=chat.opening)
     stats, tokens, stop = Stats(), list[int](), None
     calls = list[tuple[Delta, list[str]]]()
     steps = model.decoder.generate(
@@ -123,7 +123,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
     with closing(steps):
         for step in steps:
             stats.add(step)
-            tokens += [token for token in step.tokens if not target.is_eog(token)]
+            tokens += [token for token in step.tokens if not target.vocabulary.is_eog(token)]
             stop = step.stop
             yield from _make_events(parser.push(step.text), calls)
     yield from _make_events(parser.finish(), calls)
@@ -131,7 +131,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
     if model.memory is not None:
         model.memory.add_text(tokens)
     drafts = {"drafted": stats.drafted, "accepted": stats.accepted} if stats.drafted else None
-    response.set_resolved_model(target.path.name)
+    response.set_resolved_model(target.weights.path.name)
     response.set_usage(input=len(chat.tokens), output=stats.generated, details=drafts)
     response.response_json = {
         "stop_reason": stop,
@@ -142,7 +142,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
         "exact": model.decoder.exactness.bit_identical,
         "close_calls": stats.close_calls,
         "tuned": dict(model.tuned),
-        "notes": list(target.notes),
+        "notes": list(target.weights.notes),
     }
 
 

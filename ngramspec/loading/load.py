@@ -1,7 +1,7 @@
 """Loading of a model by its name: the target, a decoder that drafts for it, and the user's memory.
 
     with ngramspec.load("model.gguf", draft_model="small.gguf") as model:
-        for step in model.decoder.generate(model.target.tokenize("def fib(n):"), max_tokens=200):
+        for step in model.decoder.generate(model.target.vocabulary.tokenize("def fib(n):"), max_tokens=200):
             print(step.text, end="")
 
 This module opens the models of the commands, the server and the plugin for `llm`, and the draft model of
@@ -155,7 +155,7 @@ def open_found(
             "drafts may change a text here where rounding decides: ruling that out (--exact on) takes"
             f" {target.exact_price:.2f} times as long"
         )
-    if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.can_rollback:
+    if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.sequences[0].can_rollback:
         on_note("comparing the logits of batch sizes for --exact on; this happens once per model and machine")
     return LoadedModel(target, decoder, memory, settings, changes, small)
 
@@ -170,7 +170,7 @@ def open_target(path: Path, settings: LoadSettings, on_note: Tell = lambda _: No
         more: Arguments of `Target` that are not in `settings`.
     """
     target = Target(path, **{**settings.for_target, **more})
-    for line in target.notes:
+    for line in target.weights.notes:
         on_note(line)
     return target
 
@@ -228,24 +228,24 @@ def open_drafter(
     """Open the drafter (`None` for plain decoding), its memory and the draft model; see `open_found`."""
     if settings.no_draft:
         return None, None, None
-    if not target.can_rollback:
+    if not target.sequences[0].can_rollback:
         on_note("this model's state cannot be rolled back (recurrent or hybrid), so drafting is off")
         return None, None, None
-    if not target.exact_rollback and target.exact == "on":
+    if not target.sequences[0].exact_rollback and target.exact == "on":
         on_note("drafting is off with --exact on: rollbacks can change the rounding on this model")
     memory = kept = None
     if not settings.no_memory and settings.drafter in REMEMBERING:
-        memory = open_memory(settings.memory, target, on_note=on_note, keep=remember)
+        memory = open_memory(settings.memory, target.vocabulary, on_note=on_note, keep=remember)
         if not learn:
             memory.answers = None
-        kept = file_of(target.vocabulary_hash) if learn and settings.drafter == DEFAULT else None
+        kept = file_of(target.vocabulary.vocabulary_hash) if learn and settings.drafter == DEFAULT else None
     asked = small = None
     if target.heads is not None:
         # The cast is valid because a draft model is only evaluated and rolled back, never copied.
         shared = cast(SharedModel, target.heads) if target.texts is not None else None
-        asked = DraftModel(target.heads.sequences[0], n_vocab=target.n_vocab, shared_model=shared)
+        asked = DraftModel(target.heads.sequences[0], n_vocab=target.vocabulary.n_vocab, shared_model=shared)
     elif found.draft is not None:
-        own, known = settings.for_draft_model(target.n_ctx, settings.threads), target.notes
+        own, known = settings.for_draft_model(target.n_ctx, settings.threads), target.weights.notes
         small = open_target(
             found.draft.path,
             own,
@@ -254,13 +254,13 @@ def open_drafter(
             placement=replace(own.placement, margin=DRAFT_MARGIN),
         )
         try:
-            asked = as_drafter(target, small)
+            asked = as_drafter(target.vocabulary, small)
         except ModelError:
             small.close()
             raise
     if asked is None:
         name = DEFAULT if settings.drafter == ALONE else settings.drafter
-        return make_drafter(name, memory=memory, state_path=kept, n_vocab=target.n_vocab), memory, None
+        return make_drafter(name, memory=memory, state_path=kept, n_vocab=target.vocabulary.n_vocab), memory, None
     return asked if settings.drafter == ALONE else HybridDrafter(asked, memory, kept), memory, small
 
 
@@ -272,12 +272,12 @@ def as_drafter(target: Vocabulary, model: Target) -> DraftModel:
     Raises:
         ModelError: The model has another vocabulary, or its state cannot be rolled back.
     """
-    known = common_tokens(target, model)
-    if not model.can_rollback:
+    known = common_tokens(target, model.vocabulary)
+    if not model.sequences[0].can_rollback:
         raise ModelError(
-            f"{model.path} cannot be used as a draft model: its state cannot be rolled back; use another one"
+            f"{model.weights.path} cannot be used as a draft model: its state cannot be rolled back; use another one"
         )
-    return DraftModel(model, n_vocab=known, shared_model=model if model.texts is not None else None)
+    return DraftModel(model.sequences[0], n_vocab=known, shared_model=model if model.texts is not None else None)
 
 
 def open_memory(name: str | None, target: Vocabulary, *, on_note: Tell, keep: bool) -> Memory:

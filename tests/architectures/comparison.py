@@ -105,15 +105,15 @@ class Bench:
 
     def requests(self, setting: Setting) -> Iterator[Result]:
         """Yield the results of a session one by one, so that a caller can stop at a corrupt one."""
-        prompts = Prompts(self.target.n_vocab, setting.length)
+        prompts = Prompts(self.target.vocabulary.n_vocab, setting.length)
         self._sessions += 1
         folder = self._folder / str(self._sessions)
         try:
             for asks in setting.asks:
-                recorder = LogitsKeeper(self.target)
+                recorder = LogitsKeeper(self.target.sequences[0])
                 decoder = SpeculativeDecoder(
                     recorder,
-                    vocabulary=self.target,
+                    vocabulary=self.target.vocabulary,
                     drafter=self._drafter(setting),
                     policy=setting.policy,
                     draft_max=setting.draft_max,
@@ -124,13 +124,13 @@ class Bench:
                 for ask in asks:
                     yield self._request(decoder, recorder, setting, prompts, ask)
         finally:
-            self.target.clear()
+            self.target.sequences[0].clear()
 
     def _drafter(self, setting: Setting) -> Oracle | str | None:
         if setting.drafter != "oracle":
             return None if setting.drafter == "plain" else setting.drafter
         expected = lambda prompt: self._expected(prompt, setting)[0]  # noqa: E731
-        return Oracle(expected, self.target.n_vocab, seed=setting.draft_max or 0)
+        return Oracle(expected, self.target.vocabulary.n_vocab, seed=setting.draft_max or 0)
 
     def _request(
         self, decoder: SpeculativeDecoder, recorder: LogitsKeeper, setting: Setting, prompts: Prompts, ask: Ask
@@ -183,7 +183,7 @@ class Bench:
         sampling = Sampling(temperature, seed=SEED)
 
         def sample(row: Logits, text: list[int]) -> int:
-            sampler = self.target.sampler(sampling)
+            sampler = self.target.vocabulary.sampler(sampling)
             sampler.begin([*prompt, *text])
             return sampler.draw(row, len(prompt) + len(text))
 

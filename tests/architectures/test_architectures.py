@@ -21,6 +21,7 @@ from ngramspec.instruments.prompts import Case
 from ngramspec.instruments.selfcheck.check import SelfCheck
 from ngramspec.instruments.selfcheck.report import report
 from ngramspec.llama.cache import Cache
+from ngramspec.llama.cache_tree import BranchingSequence
 from ngramspec.llama.target import Target
 
 KINDS = ("llama", "qwen3moe", "deepseek2", "gemma3", "mamba", "jamba", "qwen35", "lfm2")
@@ -80,19 +81,20 @@ def test_nor_in_exact_mode_and_with_threads(exact: bool, threads: int, path: Pat
 @models("llama", "qwen3moe", "deepseek2", also=["minimax-m2"])
 def test_questions_move_no_bit_of_the_text(path: Path) -> None:
     with Target(path, n_ctx=256, threads=1, exact="off", n_seq=4) as target:
-        target.prefill(list(range(40, 80)))
-        rows = np.array(target.ask([5, 6], [(0, (7,)), (0, (7, 8)), (1, (9,))]))
+        target.sequences[0].prefill(list(range(40, 80)))
+        rows = np.array(target.sequences[0].ask([5, 6], [(0, (7,)), (0, (7, 8)), (1, (9,))]))
     with Target(path, n_ctx=256, threads=1, exact="off") as target:
-        target.prefill(list(range(40, 80)))
-        assert (rows[:2] == target.evaluate([5, 6, 5, 5, 5])[:2]).all()
-        target.rollback(40)
-        np.testing.assert_allclose(rows[3], target.evaluate([5, 7, 8])[2], atol=0.01)
+        target.sequences[0].prefill(list(range(40, 80)))
+        assert (rows[:2] == target.sequences[0].evaluate([5, 6, 5, 5, 5])[:2]).all()
+        target.sequences[0].rollback(40)
+        np.testing.assert_allclose(rows[3], target.sequences[0].evaluate([5, 7, 8])[2], atol=0.01)
 
 
 @models("gemma3", "mamba", also=["minimax-m3", "qwen4exp"])
 def test_whose_cache_cannot_be_shared_is_not_asked(path: Path) -> None:
     with Target(path, n_ctx=256, threads=1) as target:
-        assert (target.leaves, target.n_seq) == (0, 1)
+        assert not isinstance(target.sequences[0], BranchingSequence)
+        assert target.n_seq == 1
 
 
 def believe(monkeypatch: pytest.MonkeyPatch) -> None:

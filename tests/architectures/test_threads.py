@@ -25,11 +25,11 @@ def compute_bits(path: Path, threads: Iterator[int], monkeypatch: pytest.MonkeyP
     """Return the logits of a prompt and of decode calls after it, each with the next number of threads."""
     monkeypatch.setattr(ThreadGovernor, "begin_call", lambda self, size: next(threads))
     with Target(path, n_ctx=PROMPT + sum(SIZES), exact="on", n_gpu_layers=0) as target:
-        tokens = [int(t) for t in np.random.default_rng(0).integers(0, target.n_vocab, PROMPT + sum(SIZES))]
-        rows = [target.prefill(tokens[:PROMPT]).tobytes()]
+        tokens = [int(t) for t in np.random.default_rng(0).integers(0, target.vocabulary.n_vocab, PROMPT + sum(SIZES))]
+        rows = [target.sequences[0].prefill(tokens[:PROMPT]).tobytes()]
         at = PROMPT
         for size in SIZES:
-            rows.append(target.evaluate(tokens[at : at + size]).tobytes())
+            rows.append(target.sequences[0].evaluate(tokens[at : at + size]).tobytes())
             at += size
     return b"".join(rows)
 

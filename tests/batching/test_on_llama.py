@@ -43,12 +43,12 @@ def test_texts_of_all_kinds_of_memory(models: dict[str, Path], name: str, exact:
     """Every text equals that of token-by-token decoding in a separate context, or differs from it only by rounding."""
     chance = random.Random(name)
     with Target(models[name], exact="on", n_ctx=N_CTX, threads=1) as target:
-        base = [chance.randrange(3, target.n_vocab - 3) for _ in range(20)]
+        base = [chance.randrange(3, target.vocabulary.n_vocab - 3) for _ in range(20)]
         prompts = [[*base * 3, 5 + i, *base[: 5 + i]] for i in range(5)]
         decoder = SpeculativeDecoder(target, drafter=None, exact="on", curve=CostCurve({1: 1.0}))
         plain = []
         for prompt in prompts:
-            target.clear()
+            target.sequences[0].clear()
             plain.append([t for step in decoder.generate(prompt, max_tokens=40) for t in step.tokens])
     with Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="on" if exact == "on" else "off") as shared:
         if exact == "on":
@@ -58,7 +58,7 @@ def test_texts_of_all_kinds_of_memory(models: dict[str, Path], name: str, exact:
             known.ensure_curve(shared.sequences[0])
         engine = Engine(
             shared,
-            shared,
+            shared.vocabulary,
             calibration=known,
             exactness=exactness,
             drafter=MixtureDrafter(TextIndexSet()),
@@ -110,13 +110,13 @@ def test_a_draft_model_has_a_sequence_for_each_text(
         Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="on") as shared,
         Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="off") as small,
     ):
-        prompts = [[chance.randrange(3, shared.n_vocab - 3) for _ in range(30)] for _ in range(5)]
+        prompts = [[chance.randrange(3, shared.vocabulary.n_vocab - 3) for _ in range(30)] for _ in range(5)]
         together = noted_passes(small, monkeypatch)
         found, counted = [], []
-        for drafter in (None, HybridDrafter(as_drafter(shared, small))):
+        for drafter in (None, HybridDrafter(as_drafter(shared.vocabulary, small))):
             engine = Engine(
                 shared,
-                shared,
+                shared.vocabulary,
                 calibration=Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 1.2})),
                 exactness=ExactnessMode(range(1, 33), aligned=True),
                 drafter=drafter,

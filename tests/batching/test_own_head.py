@@ -66,7 +66,7 @@ class Timed:
             drafter = HybridDrafter(DraftModel(heads.sequences[0], clock=clock.perf_counter, shared_model=shared))
         self.engine = Engine(
             self.target,
-            self.target,
+            self.target.vocabulary,
             calibration=Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 1 + 63 * slope})),
             exactness=ExactnessMode(range(1, 33)),
             drafter=drafter,

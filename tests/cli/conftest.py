@@ -64,7 +64,7 @@ def own_session(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ses
 def make_session(target: Target, measured: Path) -> Session:
     settings = LoadSettings(ctx_size=512, threads=1, exact="off", no_memory=True)
     decoder = SpeculativeDecoder(target, calibration_folder=measured)
-    found = ModelSource(DEMO, target.name)
+    found = ModelSource(DEMO, target.weights.name)
     loaded = LoadedModel(target, decoder, None, settings, {}, None)
     sampling = SamplingOptions().settings({"temperature": CHAT_TEMPERATURE, "seed": 1})
     return Session(found, settings, loaded, sampling, Acceptance(), limit=20)

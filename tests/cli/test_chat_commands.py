@@ -95,7 +95,7 @@ def test_the_context_used_is_what_the_turns_take(session: Session) -> None:
     empty = session.n_tokens
     session.ask("one")
     used = session.n_tokens
-    assert used == len(session.target.tokens) > empty
+    assert used == len(session.target.sequences[0].tokens) > empty
     session.ask("two")
     assert session.n_tokens > used
     run(session, "undo", "")
@@ -213,7 +213,7 @@ def test_a_reset_keeps_the_system_message_and_a_chosen_seed(session: Session) ->
 
 
 def test_what_else_can_be_set(session: Session, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(session.target), "chat_template", "{{ enable_thinking }}")
+    monkeypatch.setattr(type(session.target.vocabulary), "chat_template", "{{ enable_thinking }}")
     for line in (r"stop 'a b' \n", "predict 3", "think off", "markdown off", 'json-schema {"type": "boolean"}'):
         assert run(session, "set", line)
     assert (session.stop, session.limit, session.variables) == (("a b", "\n"), 3, {"enable_thinking": False})
@@ -232,7 +232,9 @@ def test_what_else_can_be_set(session: Session, capsys: Captured, monkeypatch: p
 
 def test_reasoning_budget_can_be_set(own_session: Session, capsys: Captured) -> None:
     session = own_session
-    session.target.use_chat_template(CHATML.replace("assistant\n", "assistant\n<think>\n") + "{# </think> #}")
+    session.target.vocabulary.use_chat_template(
+        CHATML.replace("assistant\n", "assistant\n<think>\n") + "{# </think> #}"
+    )
     session.reasoning_message = " so"
     lengths = []
     for value in ("4", "0", "default"):
@@ -240,7 +242,7 @@ def test_reasoning_budget_can_be_set(own_session: Session, capsys: Captured) -> 
         assert session.ask("one")
         answer = session.conversation.turns[-1].assistant
         reasoning, tag, _ = answer.partition(" so</think>")
-        lengths.append(len(session.target.tokenize(reasoning, add_bos=False)) if tag else None)
+        lengths.append(len(session.target.vocabulary.tokenize(reasoning, add_bos=False)) if tag else None)
         run(session, "reset", "")
     assert lengths == [3, 0, None]  # The line end after the opening tag counts.
     for line in ("reasoning-budget 4", "min-tokens 4"):
@@ -400,7 +402,7 @@ def test_an_answer_is_drafted_from_a_file(session: Session, tmp_path: Path, caps
     assert session.ask("hello")
     drafter = session.decoder.drafter
     assert drafter is not None
-    assert drafter.prediction == session.target.tokenize("It was a fine day.", add_bos=False)
+    assert drafter.prediction == session.target.vocabulary.tokenize("It was a fine day.", add_bos=False)
     assert session.prediction == ""  # It only applies to the next answer.
     assert session.ask("hello again")
     assert not drafter.prediction

@@ -156,7 +156,8 @@ def test_what_fails_takes_the_turn_back(
     session: Session, capsys: Captured, name: str, error: Exception, told: str
 ) -> None:
     session.decoder.set_drafter(None, session.decoder.policy)
-    with mock.patch.object(session.target, name, side_effect=error):
+    owner = session.decoder.sequence if name == "submit" else session.target.vocabulary
+    with mock.patch.object(owner, name, side_effect=error):
         assert not session.ask("hello")
     assert session.conversation.turns == []
     assert capsys.readouterr().err == f"ngramspec: {told} (the turn was removed)\n"
@@ -192,15 +193,15 @@ def test_a_stopped_answer_stays_and_the_cache_agrees(session: Session, monkeypat
     monkeypatch.setattr(session.view, "show", press)
     assert session.ask("hello")
     assert session.totals.passes <= 1
-    prompt = session.target.chat_prompt([{"role": "user", "content": "hello"}])
-    assert session.target.tokens[: len(prompt)] == prompt
-    assert len(session.target.tokens) == len(prompt) + session.totals.generated - 1
+    prompt = session.target.vocabulary.chat_prompt([{"role": "user", "content": "hello"}])
+    assert session.target.sequences[0].tokens[: len(prompt)] == prompt
+    assert len(session.target.sequences[0].tokens) == len(prompt) + session.totals.generated - 1
 
 
 def test_the_next_turn_reuses_the_cache(session: Session, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     session.sampling = replace(session.sampling, temperature=0.0)
     session.ask("a question of some length, so that reading it again would show")
-    first = len(target.chat_prompt([{"role": "user", "content": session.conversation.turns[0].user}]))
+    first = len(target.vocabulary.chat_prompt([{"role": "user", "content": session.conversation.turns[0].user}]))
     computed = []
     decode = Passes.decode
 
@@ -210,7 +211,7 @@ def test_the_next_turn_reuses_the_cache(session: Session, target: Target, monkey
 
     monkeypatch.setattr(Passes, "decode", count)
     session.ask("more")
-    whole = len(target.chat_prompt(session.conversation.messages()[:3]))
+    whole = len(target.vocabulary.chat_prompt(session.conversation.messages()[:3]))
     assert sum(computed) <= whole - first
 
 

@@ -17,6 +17,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.fill_in import Limits, fill_in
 from ngramspec.llama import amx
 from ngramspec.llama.target import Target
+from ngramspec.llama.vocabulary import Vocabulary
 
 TEXT = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i in range(4)) + "def value_4("
 SMALL = ["complete", "-t", "1", "-c", "512"]
@@ -34,7 +35,7 @@ def file(tmp_path: Path) -> Path:
 
 def continued(target: Target, prompt: Sequence[int], tokens: int = TOKENS) -> list[str]:
     """Return the text of each token of the library's continuation without drafts."""
-    target.clear()
+    target.sequences[0].clear()
     decoder = SpeculativeDecoder(target, drafter=None, exact="off")
     found = [piece for step in decoder.generate(prompt, max_tokens=tokens) for piece in step.pieces]
     assert "".join(found).strip(), "the demo model has little to say here; change the prompt"
@@ -52,7 +53,7 @@ def as_json(env: dict[str, str], *arguments: str | Path, stdin: str = "") -> dic
 
 
 def test_every_way_to_name_the_text_gives_the_librarys_own(env: dict[str, str], target: Target, file: Path) -> None:
-    expected, raw = "".join(continued(target, target.tokenize(TEXT))), TEXT.encode()
+    expected, raw = "".join(continued(target, target.vocabulary.tokenize(TEXT))), TEXT.encode()
     ways: list[tuple[list[str | Path], bytes]] = [
         ([file], b""),
         ([], raw),
@@ -86,8 +87,8 @@ def test_a_model_from_the_hub(env: dict[str, str], file: Path) -> None:
 
 def test_truncate_keeps_the_tail_and_the_start_of_text_token(env: dict[str, str], target: Target) -> None:
     text = TEXT * 20
-    prompt = target.tokenize(text)
-    assert prompt[:1] == target.tokenize(""), "the demo model has no start-of-text token"
+    prompt = target.vocabulary.tokenize(text)
+    assert prompt[:1] == target.vocabulary.tokenize(""), "the demo model has no start-of-text token"
     result = as_json(env, *PLAIN, "-n", "12", "--truncate", stdin=text)
     assert result["text"] == "".join(continued(target, prompt[:1] + prompt[-(512 - 12 - 1) :], 12))
     assert result["prompt_tokens"] == 512 - 12
@@ -115,7 +116,7 @@ def test_a_locale_without_the_characters(env: dict[str, str]) -> None:
 def test_json_is_one_object_that_tells_all(env: dict[str, str], target: Target) -> None:
     result = as_json(env, *SMALL, "-n", str(TOKENS), "-s", "5", stdin=TEXT)
     assert result["tokens"] == TOKENS
-    assert result["prompt_tokens"] == len(target.tokenize(TEXT))
+    assert result["prompt_tokens"] == len(target.vocabulary.tokenize(TEXT))
     assert 0 < result["target_passes"] <= TOKENS
     assert 0 <= result["accepted"] <= result["drafted"]
     assert result["seconds"] > result["prefill_seconds"] > 0
@@ -135,7 +136,7 @@ def test_a_reader_that_leaves_ends_it_quietly(env: dict[str, str], file: Path, f
 
 
 def test_it_ends_after_n_tokens_before_a_stop_string_or_at_the_context(env: dict[str, str], target: Target) -> None:
-    pieces = continued(target, target.tokenize(TEXT))
+    pieces = continued(target, target.vocabulary.tokenize(TEXT))
     for count in (1, 7):
         assert run(env, *PLAIN, "-n", str(count), stdin=TEXT.encode()).out == "".join(pieces[:count])
     text = "".join(pieces)
@@ -150,14 +151,14 @@ def test_it_ends_after_n_tokens_before_a_stop_string_or_at_the_context(env: dict
 
 
 def test_the_text_ends_after_min_tokens(env: dict[str, str], target: Target) -> None:
-    pieces = continued(target, target.tokenize(TEXT))
+    pieces = continued(target, target.vocabulary.tokenize(TEXT))
     stop = pieces[1].strip() or pieces[1]
     early = as_json(env, *PLAIN, "-n", str(TOKENS), "--stop", stop, stdin=TEXT)
     assert (early["stop_reason"], early["tokens"] < TOKENS) == ("stop", True)
     late = as_json(env, *PLAIN, "-n", str(TOKENS), "--stop", stop, "--min-tokens", str(TOKENS), stdin=TEXT)
     assert (late["text"], late["tokens"], late["stop_reason"]) == ("".join(pieces), TOKENS, "length")
     # A bias makes the token that ends the text the most likely one.
-    end = next(token for token in range(target.n_vocab) if target.is_eog(token))
+    end = next(token for token in range(target.vocabulary.n_vocab) if target.vocabulary.is_eog(token))
     ending = [*PLAIN, "-n", str(TOKENS), "--logit-bias", f"{end}+1000"]
     for least in (0, 5):
         result = as_json(env, *ending, "--min-tokens", str(least), stdin=TEXT)
@@ -209,7 +210,7 @@ def suffix(tmp_path: Path) -> Path:
 
 
 def test_the_middle_alone_is_printed(env: dict[str, str], target: Target, suffix: Path, tmp_path: Path) -> None:
-    expected = "".join(continued(target, fill_in(target, BEFORE, AFTER)))
+    expected = "".join(continued(target, fill_in(target.vocabulary, BEFORE, AFTER)))
     before = tmp_path / "before.py"
     before.write_bytes(BEFORE.encode())
     for arguments, stdin in (
@@ -243,7 +244,7 @@ def test_the_files_start_and_end_are_gaps_too(env: dict[str, str], suffix: Path,
 def test_truncate_keeps_what_is_next_to_the_gap(env: dict[str, str], target: Target, tmp_path: Path) -> None:
     """Three quarters of the context are before the gap."""
     before, after = BEFORE * 9, AFTER * 199
-    sizes = [len(target.tokenize(text, add_bos=False)) for text in (before, after)]
+    sizes = [len(target.vocabulary.tokenize(text, add_bos=False)) for text in (before, after)]
     marks = 4
     room = 512 - TOKENS - marks
     kept = (room - room // 4, room // 4)
@@ -256,7 +257,7 @@ def test_truncate_keeps_what_is_next_to_the_gap(env: dict[str, str], target: Tar
     assert f"the texts have {sum(sizes)} tokens; only {kept[0]} before the gap and {kept[1]} after it" in done.err
     found = json.loads(done.out)
     assert found["prompt_tokens"] == 512 - TOKENS
-    assert found["text"] == "".join(continued(target, fill_in(target, before, after, limits=Limits(*kept))))
+    assert found["text"] == "".join(continued(target, fill_in(target.vocabulary, before, after, limits=Limits(*kept))))
 
 
 # ---------------------------------------------------------------------- a prediction
@@ -267,7 +268,7 @@ def test_a_prediction_is_drafted_first_and_changes_no_text(
 ) -> None:
     """The prediction is the demo model's answer, which the prompt does not contain, so all drafts are from it."""
     prompt = "Once upon a time"
-    text = "".join(continued(target, target.tokenize(prompt), 24))
+    text = "".join(continued(target, target.vocabulary.tokenize(prompt), 24))
     predicted = tmp_path / "predicted.txt"
     predicted.write_text(text)
     usual = [*SMALL, "-n", "24", "--exact", "on", "--policy", "fixed"]
@@ -291,13 +292,13 @@ def test_a_prediction_is_drafted_first_and_changes_no_text(
 def test_of_a_text_far_too_long_no_more_is_tokenized_than_has_room(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, sizes = Target.tokenize, list[int]()
+    plain, sizes = Vocabulary.tokenize, list[int]()
 
-    def tokenize(target: Target, text: str, **options: Any) -> list[int]:
+    def tokenize(vocabulary: Vocabulary, text: str, **options: Any) -> list[int]:
         sizes.append(len(text))
-        return plain(target, text, **options)
+        return plain(vocabulary, text, **options)
 
-    monkeypatch.setattr(Target, "tokenize", tokenize)
+    monkeypatch.setattr(Vocabulary, "tokenize", tokenize)
     long = b"words of a text " * 80_000
     line = ["complete", str(DEMO), "-t", "1", "-c", "64", "-n", "8", "--no-draft", "--exact", "off"]
     run(env, *line, stdin=long).failed("the text has more than 64 tokens and leaves no room")

@@ -34,11 +34,11 @@ def test_the_build_the_model_and_its_figures(env: dict[str, str], tiny: Path) ->
     done = run({**env, "COLUMNS": "80"}, *INFO, tiny).ok()
     found = facts(done.out)
     with Target(tiny, n_ctx=512, threads=1) as target:
-        assert found["model"] == f"{target.name}, {tiny}"
-        assert found["architecture"].startswith(f"{target.architecture}, ")
-        assert found["size"].endswith(f"{target.n_params / 1e6:.1f} M parameters")
-        assert found["context"] == f"512 tokens (the model's: {target.n_ctx_train})"
-        assert found["vocabulary"] == f"{target.n_vocab} tokens"
+        assert found["model"] == f"{target.weights.name}, {tiny}"
+        assert found["architecture"].startswith(f"{target.weights.architecture}, ")
+        assert found["size"].endswith(f"{target.weights.n_params / 1e6:.1f} M parameters")
+        assert found["context"] == f"512 tokens (the model's: {target.weights.n_ctx_train})"
+        assert found["vocabulary"] == f"{target.vocabulary.n_vocab} tokens"
     assert found["KV cache"] == "drafts of any length can be rolled back"
     assert found["settings"] == "1 threads, flash attention auto, KV cache f16/f16"
     assert re.match(r"llama-cpp-python \d+\.\d+.*; .*CPU", found["build"])
@@ -141,7 +141,9 @@ def test_commands_that_load_two_models_warn_once(env: dict[str, str], tiny: Path
 
 def placed(layers: dict[str, int], cpu_experts: int = 0) -> Target:
     plan = SimpleNamespace(gpus=(GPU,), cpu_experts=cpu_experts)
-    return cast(Target, SimpleNamespace(devices=[SHARED, GPU, CPU], layers=Counter(layers), plan=plan))
+    return cast(
+        Target, SimpleNamespace(weights=SimpleNamespace(devices=[SHARED, GPU, CPU], layers=Counter(layers), plan=plan))
+    )
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from support.serving import SMALL, serve
 from support.tiny_adapters import write_adapter
 
 from ngramspec import SpeculativeDecoder, Target
+from ngramspec.llama.vocabulary import Vocabulary
 
 STREAM = {"stream": True}
 ENDLESS = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "stream": True}
@@ -161,7 +162,9 @@ def test_serve_lora_scales_of_each_request_apply_to_its_text(env: dict[str, str]
     def plain(*scales: float) -> str:
         adapters = [(lora, scale) for scale in scales if scale]
         with Target(DEMO, n_ctx=512, threads=1, exact="off", lora=adapters) as target:
-            steps = SpeculativeDecoder(target, drafter=None).generate(target.tokenize(body["prompt"]), max_tokens=12)
+            steps = SpeculativeDecoder(target, drafter=None).generate(
+                target.vocabulary.tokenize(body["prompt"]), max_tokens=12
+            )
             return "".join(step.text for step in steps)
 
     expected = [plain(1.0, 0.5), plain(), plain(0.5), plain(1.0, 0.5), plain(0.0, 3.0), plain(0.5)]
@@ -536,15 +539,15 @@ def test_requests_that_wait_on_threads_do_not_stop_other_clients(
 ) -> None:
     """Asyncio's default pool has four threads more than the machine has cores."""
     waiting, end = threading.Semaphore(0), threading.Event()
-    tokenize = Target.tokenize
+    tokenize = Vocabulary.tokenize
 
-    def wait_and_tokenize(self: Target, text: str, **options: Any) -> list[int]:
+    def wait_and_tokenize(self: Vocabulary, text: str, **options: Any) -> list[int]:
         if text == "wait":
             waiting.release()
             assert end.wait(PATIENCE)
         return tokenize(self, text, **options)
 
-    monkeypatch.setattr(Target, "tokenize", wait_and_tokenize)
+    monkeypatch.setattr(Vocabulary, "tokenize", wait_and_tokenize)
 
     def client(http: httpx.Client) -> None:
         count = (os.cpu_count() or 1) + 8

@@ -357,7 +357,7 @@ LEFT_OPEN = """
 import sys
 from ngramspec import SpeculativeDecoder, Target
 target = Target(sys.argv[1], n_ctx=256, threads=1)
-steps = SpeculativeDecoder(target).generate(target.tokenize("def f(x):"), max_tokens=50)
+steps = SpeculativeDecoder(target).generate(target.vocabulary.tokenize("def f(x):"), max_tokens=50)
 next(steps)
 """
 

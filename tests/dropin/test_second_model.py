@@ -45,7 +45,7 @@ def test_a_model_that_is_open_already_drafts_and_stays_open(monkeypatch: pytest.
         assert stats.accepted > 0.7 * stats.drafted > 35
         for made in (ours, parent):
             made.close()
-        assert small.tokenize("still open")
+        assert small.vocabulary.tokenize("still open")
 
 
 def test_a_file_that_drafts_is_pickled_with_it() -> None:

@@ -85,5 +85,9 @@ def test_every_prompt_fits_the_demo_models_context() -> None:
 
     with Target(DEMO, n_ctx=64, n_gpu_layers=0) as target:
         for prompt in PROMPTS:
-            tokens = target.tokenize(prompt["text"]) if "text" in prompt else target.chat_prompt(conversation(prompt))
+            tokens = (
+                target.vocabulary.tokenize(prompt["text"])
+                if "text" in prompt
+                else target.vocabulary.chat_prompt(conversation(prompt))
+            )
             assert len(tokens) <= MAX_TOKENS, prompt["id"]

@@ -46,11 +46,11 @@ def lora(model: Path) -> Lora:
 def said(model: Path, **settings: Any) -> list[Any]:
     """Return logits of all contexts on a model's weights, except its head."""
     with Target(model, texts=2, **SMALL, **settings) as target:
-        found = [target.prefill(TEXT).copy(), target.sequences[1].prefill(TEXT[::-1]).copy()]
+        found = [target.sequences[0].prefill(TEXT).copy(), target.sequences[1].prefill(TEXT[::-1]).copy()]
         parts = [Part(target.sequences[0], [5, 6], 2), Part(target.sequences[1], [7], 1)]
         found += [rows.copy() for rows in target.evaluate_together(parts)]
         found.append(embedded(target.embedder("mean", 128), TEXT))
-        for trial in (target.trial("fast"), target.trial_of(target.present, 256)):
+        for trial in (target.trial("fast"), target.trial_of(target.weights.present, 256)):
             with trial:
                 # Trials start from the state of a second context.
                 trial.start(128)
@@ -73,7 +73,7 @@ def test_so_does_the_models_own_head(tmp_path: Path) -> None:
         with Target(path, head=True, lora=adapters, **SMALL) as target:
             assert target.head is not None
             target.feeds_head = True
-            target.prefill(TEXT[:-1])
+            target.sequences[0].prefill(TEXT[:-1])
             rows.append(target.head.prefill(TEXT).copy())
     plain, found, wanted = rows
     assert found == pytest.approx(wanted, abs=CLOSE)
@@ -88,7 +88,7 @@ def demo_lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def row(**settings: Any) -> Any:
     with Target(DEMO, flash_attn="off", **SMALL, **settings) as target:
-        return target.prefill(TEXT).copy()
+        return target.sequences[0].prefill(TEXT).copy()
 
 
 def test_the_scale_is_llama_cpps_and_0_changes_no_bit(demo_lora: Path) -> None:
@@ -111,7 +111,7 @@ def test_drafts_change_no_text(demo_lora: Path) -> None:
         if not drafted:
             settings |= {"no_draft": True, "policy": "cost"}
         with ngramspec.load(DEMO, lora=lora, **settings) as loaded:
-            steps = list(loaded.decoder.generate(loaded.target.tokenize("1 2 3 1 2 3 1 2"), max_tokens=40))
+            steps = list(loaded.decoder.generate(loaded.target.vocabulary.tokenize("1 2 3 1 2 3 1 2"), max_tokens=40))
             texts.append("".join(step.text for step in steps))
             assert (len(steps) < 40) == drafted
     assert texts[0] != texts[1] == texts[2]
@@ -125,7 +125,7 @@ def test_what_is_kept_of_one_is_not_taken_for_another(model: Path, lora: Lora, t
     keys = []
     for adapters in ([], [(file, 1)], [(file, 0.5)], [(like_it, 1)], [(file, 1), (file, 1)], [(renamed, 1)]):
         with Target(model, lora=adapters, **SMALL) as target:
-            keys.append((target.fingerprint, target.identity))
+            keys.append((target.sequences[0].fingerprint, target.identity))
     assert len({key for pair in keys[:-1] for key in pair}) == 10
     assert keys[-1] == keys[1]
 

@@ -172,18 +172,18 @@ def test_a_load_without_them(
     # The real `hide` would also affect the other tests of this process.
     monkeypatch.setattr(amx, "hide", lambda: hidden)
     with load() as loaded:
-        assert loaded.amx_broken
-        assert loaded.notes == [amx.NOTE]
+        assert loaded.weights.amx_broken
+        assert loaded.weights.notes == [amx.NOTE]
         assert _facts(loaded)["build"].endswith("its AMX kernels are broken and not used")
-        fingerprint = loaded.fingerprint
+        fingerprint = loaded.sequences[0].fingerprint
     (library,) = broken
     assert library.is_file()
     assert [*library.parent.glob("*ggml*cpu*")]
     assert parameters[0].use_extra_bufts is hidden
     monkeypatch.setattr(amx, "works", lambda library: True)
     with load() as working:
-        assert (working.amx_broken, working.notes) == (False, [])
-        assert working.fingerprint != fingerprint
+        assert (working.weights.amx_broken, working.weights.notes) == (False, [])
+        assert working.sequences[0].fingerprint != fingerprint
     assert parameters[1].use_extra_bufts
 
 
@@ -191,7 +191,7 @@ def test_nobody_asks_where_no_weight_would_use_them(
     broken: list[Path], parameters: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with load(repack=False) as loaded:
-        assert not loaded.amx_broken
+        assert not loaded.weights.amx_broken
     assert not parameters[0].use_extra_bufts
     assert not weights.has_broken_amx(all_on_gpu=True)
     assert broken == []

@@ -15,7 +15,7 @@ from support.held_pass import one_pass_held
 from support.tiny_models import write_model
 
 from ngramspec.errors import TargetError
-from ngramspec.llama.cache_tree import Branch
+from ngramspec.llama.cache_tree import Branch, BranchingSequence
 from ngramspec.llama.target import LEAVES, Target
 from ngramspec.tokens import Node
 
@@ -48,79 +48,76 @@ def test_the_text_has_the_bits_that_it_has_without_and_branches_those_of_their_t
     rng = random.Random(3)
     one = Target(model, **{**OPTIONS, **settings, "n_seq": 1})  # type: ignore[arg-type]
     asked = Target(model, **{**OPTIONS, **settings})  # type: ignore[arg-type]
-    text = [rng.randrange(3, one.n_vocab) for _ in range(20)]
-    assert (one.prefill(text) == asked.prefill(text)).all()
+    text = [rng.randrange(3, one.vocabulary.n_vocab) for _ in range(20)]
+    assert (one.sequences[0].prefill(text) == asked.sequences[0].prefill(text)).all()
     for turn in range(30):
-        tokens = [rng.randrange(3, one.n_vocab) for _ in range(rng.randint(1, 4))]
-        branches = some_branches(rng, tokens, one.n_vocab)
+        tokens = [rng.randrange(3, one.vocabulary.n_vocab) for _ in range(rng.randint(1, 4))]
+        branches = some_branches(rng, tokens, one.vocabulary.n_vocab)
         for fork, path in branches[-2:]:
-            wanted = np.array(one.evaluate([*tokens[: fork + 1], *path]))[-1]
-            one.rollback(len(text))
-            rows = np.array(asked.ask(tokens, branches))
-            asked.rollback(len(text))
+            wanted = np.array(one.sequences[0].evaluate([*tokens[: fork + 1], *path]))[-1]
+            one.sequences[0].rollback(len(text))
+            rows = np.array(asked.sequences[0].ask(tokens, branches))
+            asked.sequences[0].rollback(len(text))
             at = len(tokens) + branches.index((fork, path))
             np.testing.assert_allclose(rows[at], wanted, atol=2e-2 if settings else 1e-4)
-        rows = np.array(asked.ask(tokens, branches))
-        assert asked.tokens == [*text, *tokens]
+        rows = np.array(asked.sequences[0].ask(tokens, branches))
+        assert asked.sequences[0].tokens == [*text, *tokens]
         # The padding gives both batches the same number of rows.
-        assert (rows[: len(tokens)] == one.evaluate([*tokens, *[3] * len(branches)])[: len(tokens)]).all()
+        assert (rows[: len(tokens)] == one.sequences[0].evaluate([*tokens, *[3] * len(branches)])[: len(tokens)]).all()
         text += tokens[: rng.randint(1, len(tokens))]
         if turn % 5 == 4:
             del text[-rng.randint(1, 6) :]
-        one.rollback(len(text))
-        asked.rollback(len(text))
-        assert asked.tokens == text
+        one.sequences[0].rollback(len(text))
+        asked.sequences[0].rollback(len(text))
+        assert asked.sequences[0].tokens == text
     one.close()
     asked.close()
 
 
 def test_branches_are_gone_whatever_comes_next(target: Target) -> None:
-    target.prefill([5, 6, 7])
-    target.ask([8, 9], [(0, (10,)), (0, (10, 11)), (1, (12,))])
-    assert target.leaves == LEAVES
-    assert target.tokens == [5, 6, 7, 8, 9]
-    row = np.array(target.evaluate([13]))
+    target.sequences[0].prefill([5, 6, 7])
+    target.sequences[0].ask([8, 9], [(0, (10,)), (0, (10, 11)), (1, (12,))])
+    assert target.sequences[0].leaves == LEAVES
+    assert target.sequences[0].tokens == [5, 6, 7, 8, 9]
+    row = np.array(target.sequences[0].evaluate([13]))
     root = Node(None, -1, 6)
     with target.tree(root) as tree:
         assert (tree.evaluate([root.child(4), root.child(5)]) != 0).any()
-    target.rollback(3)
-    target.evaluate([8, 9])
-    assert (target.evaluate([13]) == row).all()
+    target.sequences[0].rollback(3)
+    target.sequences[0].evaluate([8, 9])
+    assert (target.sequences[0].evaluate([13]) == row).all()
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    target.prefill([5, 6, 7])
+    target.sequences[0].prefill([5, 6, 7])
     with pytest.raises(ValueError, match=f"more than {LEAVES} sequences"):
-        target.ask([8], [(0, (10 + i,)) for i in range(LEAVES + 1)])
+        target.sequences[0].ask([8], [(0, (10 + i,)) for i in range(LEAVES + 1)])
     with pytest.raises(ValueError, match="do not fit"):
-        target.ask([8] * 60, [(0, (10,) * i) for i in range(1, 6)])
+        target.sequences[0].ask([8] * 60, [(0, (10,) * i) for i in range(1, 6)])
     with pytest.raises(ValueError, match="do not fit"):
-        target.ask([], [(0, (10,))])
+        target.sequences[0].ask([], [(0, (10,))])
     with monkeypatch.context() as patch:
         patch.setattr("ngramspec.llama.target.llama.llama_decode", lambda *_: 1)
         with pytest.raises(TargetError, match="returned 1"):
-            target.ask([8], [(0, (9,))])
-    assert target.tokens == [5, 6, 7]
-    row = np.array(target.ask([8], [(0, (9,))])[0])
-    target.rollback(3)
-    assert (target.evaluate([8, 8])[0] == row).all()
+            target.sequences[0].ask([8], [(0, (9,))])
+    assert target.sequences[0].tokens == [5, 6, 7]
+    row = np.array(target.sequences[0].ask([8], [(0, (9,))])[0])
+    target.sequences[0].rollback(3)
+    assert (target.sequences[0].evaluate([8, 8])[0] == row).all()
 
 
 def test_no_other_thread_comes_between(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    target.prefill([5, 6, 7])
+    target.sequences[0].prefill([5, 6, 7])
     with one_pass_held(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
-        first = other.submit(target.ask, [8], [(0, (9,))])
+        first = other.submit(target.sequences[0].ask, [8], [(0, (9,))])
         assert held.wait(60)
         with pytest.raises(RuntimeError, match="two threads at once"):
-            target.evaluate([1])
+            target.sequences[0].evaluate([1])
         go_on.set()
         first.result()
-    assert target.tokens == [5, 6, 7, 8]
+    assert target.sequences[0].tokens == [5, 6, 7, 8]
 
 
-def test_one_sequence_cannot_be_asked(model: Path) -> None:
+def test_target_with_one_sequence_has_no_branches(model: Path) -> None:
     with Target(model, **{**OPTIONS, "n_seq": 1}) as target:  # type: ignore[arg-type]
-        assert target.leaves == 0
-        target.prefill([5])
-        with pytest.raises(ValueError, match="n_seq above 1"):
-            target.ask([6], [(0, (7,))])
+        assert not isinstance(target.sequences[0], BranchingSequence)

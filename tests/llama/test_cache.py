@@ -51,10 +51,10 @@ def watched(name: str, **options: Any) -> Any:
 @on("qwen35")
 def test_a_rollback_to_a_snapshot_copies_no_state(target: Target) -> None:
     with watched("llama_state_seq_get_data_ext") as copies:
-        target.prefill([1, 2, 3])
-        target.evaluate([4, 5, 6, 7])
-        target.rollback(4)
-    assert (target.owed, copies.call_count) == (0, 0)
+        target.sequences[0].prefill([1, 2, 3])
+        target.sequences[0].evaluate([4, 5, 6, 7])
+        target.sequences[0].rollback(4)
+    assert (target.sequences[0].owed, copies.call_count) == (0, 0)
 
 
 @on("qwen35")
@@ -86,20 +86,20 @@ def test_a_failed_pass_of_another_sequence_may_have_changed_a_recurrent_state(ta
 @on("llama")
 def test_a_checkpoint_of_a_cache_that_can_be_cut_copies_no_state(target: Target) -> None:
     with watched("llama_state_seq_get_data_ext") as copies:
-        target.prefill([1, 2] * 100)
-        target.checkpoint()
+        target.sequences[0].prefill([1, 2] * 100)
+        target.sequences[0].checkpoint()
     assert copies.call_count == 0
 
 
 @on("mamba")
 def test_a_checkpoint_is_copied_once_and_restored_often(target: Target) -> None:
-    target.prefill([1, 2, 3])
+    target.sequences[0].prefill([1, 2, 3])
     with watched("llama_state_seq_get_data_ext") as copies:
         for _ in range(5):
-            target.checkpoint()
-            target.evaluate([4, 5])
-            target.rollback(3)
-            assert target.owed == 0
+            target.sequences[0].checkpoint()
+            target.sequences[0].evaluate([4, 5])
+            target.sequences[0].rollback(3)
+            assert target.sequences[0].owed == 0
     assert copies.call_count == 1
 
 
@@ -107,10 +107,10 @@ def test_a_checkpoint_is_copied_once_and_restored_often(target: Target) -> None:
 def test_the_last_prompts_are_kept_and_one_checkpoint(target: Target) -> None:
     ends = [(APART + TAIL) * (i + 1) for i in range(KEPT + 2)]
     for end in ends:
-        target.prefill([7] * end)
+        target.sequences[0].prefill([7] * end)
     for tokens in ([1], [2]):
-        target.evaluate(tokens)
-        target.checkpoint()
+        target.sequences[0].evaluate(tokens)
+        target.sequences[0].checkpoint()
     # The checkpoint after 2 replaced the one after 1, and newer prompts replaced the oldest ones.
     for length, kept in (
         (ends[-1] + 2, ends[-1] + 2),
@@ -118,26 +118,26 @@ def test_the_last_prompts_are_kept_and_one_checkpoint(target: Target) -> None:
         (ends[2], ends[2] - TAIL),
         (ends[1], 0),
     ):
-        target.rollback(length)
-        assert length - target.owed == kept
+        target.sequences[0].rollback(length)
+        assert length - target.sequences[0].owed == kept
 
 
 @on("mamba")
 def test_a_checkpoint_that_cannot_be_restored_is_not_believed(target: Target) -> None:
-    target.prefill([1, 2])
-    target.checkpoint()
-    target.evaluate([3])
+    target.sequences[0].prefill([1, 2])
+    target.sequences[0].checkpoint()
+    target.sequences[0].evaluate([3])
     with watched("llama_state_seq_set_data_ext", return_value=0):
-        target.rollback(2)
-    assert target.owed == 2
+        target.sequences[0].rollback(2)
+    assert target.sequences[0].owed == 2
 
 
 @on("gemma3")
 def test_a_sliding_window_of_which_nothing_is_left_is_not_believed(target: Target) -> None:
-    target.prefill([3] * 40)
+    target.sequences[0].prefill([3] * 40)
     with watched("llama_memory_seq_pos_min", return_value=-1):
-        target.rollback(5)
-    assert target.owed == 5
+        target.sequences[0].rollback(5)
+    assert target.sequences[0].owed == 5
 
 
 # --------------------------------------------------------------------------- copies on a GPU
@@ -160,37 +160,37 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def refuse_a_draft(target: Target) -> tuple[list[int], list[int]]:
     """Save a checkpoint, roll back tokens after it, and return the flags of the saved and of the restored copies."""
     with watched("llama_state_seq_get_data_ext") as saved, watched("llama_state_seq_set_data_ext") as restored:
-        target.checkpoint()
-        target.evaluate([4, 5, 6])
-        target.rollback(len(target.tokens) - 3)
-        assert target.owed == 0
+        target.sequences[0].checkpoint()
+        target.sequences[0].evaluate([4, 5, 6])
+        target.sequences[0].rollback(len(target.sequences[0].tokens) - 3)
+        assert target.sequences[0].owed == 0
     return [call.args[-1] for call in saved.mock_calls], [call.args[-1] for call in restored.mock_calls]
 
 
 @pytest.mark.parametrize("target", ["mamba", "jamba", "falcon-h1"], indirect=True)
 def test_checkpoint_before_a_draft_stays_on_a_gpu(gpu: list[int], target: Target) -> None:
-    target.prefill([1, 2, 3])
-    rows = [target.evaluate([token]).copy() for token in (7, 8, 9)]
-    target.clear()
-    target.prefill([1, 2, 3])
+    target.sequences[0].prefill([1, 2, 3])
+    rows = [target.sequences[0].evaluate([token]).copy() for token in (7, 8, 9)]
+    target.sequences[0].clear()
+    target.sequences[0].prefill([1, 2, 3])
     for token, row in zip((7, 8, 9), rows, strict=True):
         assert refuse_a_draft(target) == ([ON_DEVICE], [ON_DEVICE])
-        assert (target.evaluate([token]) == row).all()
+        assert (target.sequences[0].evaluate([token]) == row).all()
 
 
 @on("mamba")
 def test_checkpoint_on_the_cpu_stays_in_ram(target: Target) -> None:
-    target.prefill([1, 2, 3])
+    target.sequences[0].prefill([1, 2, 3])
     assert refuse_a_draft(target) == ([IN_RAM], [IN_RAM])
 
 
 @on("qwen35")
 def test_checkpoint_of_a_model_with_snapshots_stays_in_ram(gpu: list[int], target: Target) -> None:
-    target.prefill([1, 2, 3])
-    target.checkpoint()
+    target.sequences[0].prefill([1, 2, 3])
+    target.sequences[0].checkpoint()
     with watched("llama_state_seq_get_data_ext") as saved:
-        target.evaluate([4])
-        target.checkpoint()
+        target.sequences[0].evaluate([4])
+        target.sequences[0].checkpoint()
     assert saved.call_args.args[-1] == IN_RAM
 
 

@@ -53,7 +53,7 @@ def target(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[T
 
 
 def some(target: Target, n: int, seed: int = 0) -> list[int]:
-    return [int(t) for t in np.random.default_rng(seed).integers(3, target.n_vocab, n)]
+    return [int(t) for t in np.random.default_rng(seed).integers(3, target.vocabulary.n_vocab, n)]
 
 
 def close_to(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
@@ -132,25 +132,25 @@ def beams(tree: CacheTree, rng: np.random.Generator) -> Iterator[list[Node]]:
 def test_a_pass_over_a_tree_gives_what_its_paths_give_one_by_one(seed: int, target: Target) -> None:
     rng = np.random.default_rng(seed)
     prompt = some(target, 420)
-    target.prefill(prompt)
+    target.sequences[0].prefill(prompt)
     root = Node(None, -1, len(prompt))
     seen: dict[tuple[int, ...], NDArray[np.float32]] = {}
     with target.tree(root) as tree:
         for new in (beams if tree.windowed else bushes)(tree, rng):
             for node, row in zip(new, tree.evaluate(new), strict=True):
                 seen[tuple(node.path())] = row.copy()
-    assert target.tokens == prompt
+    assert target.sequences[0].tokens == prompt
     memory = llama.llama_get_memory(target._ctx)
     assert {llama.llama_memory_seq_pos_max(memory, sequence) for sequence in range(1, SEQUENCES)} == {-1}
-    fresh = target.evaluate([5]).copy()
-    target.rollback(len(prompt))
-    target.prefill(some(target, 20, seed=4))
-    target.prefill(prompt)
-    assert close_to(fresh, target.evaluate([5]))
+    fresh = target.sequences[0].evaluate([5]).copy()
+    target.sequences[0].rollback(len(prompt))
+    target.sequences[0].prefill(some(target, 20, seed=4))
+    target.sequences[0].prefill(prompt)
+    assert close_to(fresh, target.sequences[0].evaluate([5]))
     for path in rng.permutation(np.array([*seen], dtype=object))[:60]:
-        target.rollback(len(prompt))
+        target.sequences[0].rollback(len(prompt))
         for start in range(0, len(path), MAX_EVALUATE):
-            row = target.evaluate(path[start : start + MAX_EVALUATE])[-1]
+            row = target.sequences[0].evaluate(path[start : start + MAX_EVALUATE])[-1]
         assert close_to(seen[tuple(path)], row)
 
 
@@ -216,7 +216,7 @@ def test_a_window_holds_what_its_token_sees_whatever_is_given_away(seed: int, mo
 
 def test_what_does_not_fit_or_is_not_there_is_refused(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with Target(files["llama"], n_ctx=64, threads=1, n_seq=4) as target:
-        target.prefill([3, 4])
+        target.sequences[0].prefill([3, 4])
         root = Node(None, -1, 2)
         with target.tree(root) as tree:
             a, b = root.child(3), root.child(4)
@@ -240,11 +240,11 @@ def test_what_does_not_fit_or_is_not_there_is_refused(files: dict[str, Path], mo
 
 def score(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> float:
     """Return the score of a text, evaluated token by token in a separate sequence."""
-    row = target.prefill(prompt)
+    row = target.sequences[0].prefill(prompt)
     total = 0.0
     for token in tokens:
         total += logprobs(row, token, 0).logprob
-        row = target.evaluate([token])[0]
+        row = target.sequences[0].evaluate([token])[0]
     return total
 
 
@@ -253,7 +253,7 @@ def searched(target: Target, beams: int, prompt: Sequence[int], drafter: BeamDra
     search = BeamSearch(target, beams, drafter=drafter)
     for _ in search.run(prompt, max_tokens=5 * WINDOW):
         pass
-    assert target.tokens == prompt
+    assert target.sequences[0].tokens == prompt
     return search
 
 
@@ -264,14 +264,14 @@ def test_beams_and_scores_are_the_same_with_drafts(beams: int, target: Target) -
     found = [searched(target, beams, prompt, drafter) for drafter in (None, BeamDrafter())]
     plain, drafted = (search.hypotheses() for search in found)
     assert found[0].stats.passes == 5 * WINDOW - 1
-    if beams > 1 or target.architecture != "deepseek2":  # With one beam, deepseek2 never repeats itself.
+    if beams > 1 or target.weights.architecture != "deepseek2":  # With one beam, deepseek2 never repeats itself.
         assert found[1].stats.passes < found[0].stats.passes
         assert found[1].stats.accepted > 0
-    loose = 1.0 if target.path == DEMO else 0.01  # Quantised weights cause more rounding.
+    loose = 1.0 if target.weights.path == DEMO else 0.01  # Quantised weights cause more rounding.
     for one, other in zip(plain, drafted, strict=True):
         assert one.score == pytest.approx(other.score, abs=loose)
         assert one.score == pytest.approx(score(target, prompt, one.tokens), abs=loose)
-        if target.path != DEMO:
+        if target.weights.path != DEMO:
             assert one.tokens == other.tokens
     if beams == 1:
         decoder = SpeculativeDecoder(target, drafter=None, exact="off")
@@ -283,7 +283,7 @@ def test_the_context_holds_as_much_as_is_promised(files: dict[str, Path]) -> Non
     """Separate texts fill the cache to the last cell; one more token would be rejected."""
     with Target(files["llama"], n_ctx=40 + 5 * 30, threads=1, n_seq=SEQUENCES) as target:
         prompt = some(target, 40)
-        target.prefill(prompt)
+        target.sequences[0].prefill(prompt)
         root = Node(None, -1, len(prompt))
         with target.tree(root) as tree:
             live = [root] * 5
@@ -299,24 +299,24 @@ def test_the_context_holds_as_much_as_is_promised(files: dict[str, Path]) -> Non
 def test_which_targets_have_no_trees(files: dict[str, Path]) -> None:
     with Target(files["mamba"], n_ctx=64, threads=1, n_seq=4) as target:
         assert not target.can_branch
-        target.prefill([3, 4])
+        target.sequences[0].prefill([3, 4])
         with pytest.raises(ValueError, match="recurrent"):
             target.tree(Node(None, -1, 2))
         with pytest.raises(ModelError, match="recurrent"):
             BeamSearch(target, 2)
     with Target(files["llama"], n_ctx=64, threads=1, n_seq=1) as target:
         assert target.can_branch
-        target.prefill([3, 4])
+        target.sequences[0].prefill([3, 4])
         with pytest.raises(ValueError, match="n_seq"):
             target.tree(Node(None, -1, 2))
     for kind in ("llama", "gemma2"):
         with Target(files[kind], n_ctx=64, threads=1, n_seq=4) as target:
-            target.prefill([3, 4])
+            target.sequences[0].prefill([3, 4])
             with target.tree(Node(None, -1, 2)) as tree:
                 assert tree.windowed is (kind == "gemma2")
     with Target(files["llama"], n_ctx=64, threads=1, n_seq=2) as target:
         for prompt in ([], [3, 4, 5]):
-            with pytest.raises(ValueError, match="cannot grow"):
+            with pytest.raises(ValueError, match="the root of a tree stands for"):
                 target.tree(Node(None, -1, len(prompt)))
     for wrong in (0, MAX_EVALUATE + 1):
         with pytest.raises(ValueError, match="n_seq"):

@@ -46,7 +46,9 @@ def test_calls_of_a_pass_stay_within_the_limit(drafter: str | None, temperature:
     calls, counts = Calls(), []
     with Target(DEMO, n_ctx=1024, exact="off", threads=1) as target:
         decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", exact="off")
-        steps = decoder.generate(target.tokenize(PROMPT), max_tokens=120, sampling=Sampling(temperature, seed=3))
+        steps = decoder.generate(
+            target.vocabulary.tokenize(PROMPT), max_tokens=120, sampling=Sampling(temperature, seed=3)
+        )
         for _ in range(STEADY):
             next(steps)
         while True:
@@ -77,8 +79,10 @@ def test_calls_of_a_token_in_the_engine_stay_within_the_limit() -> None:
             ended.set()
 
     with Target(DEMO, texts=2, n_ctx=1024, exact="off", threads=1) as target:
-        engine = Engine(target, target, calibration=Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 64.0})))
-        engine.submit(Request(target.tokenize(PROMPT), 11 * STEADY), listen)
+        engine = Engine(
+            target, target.vocabulary, calibration=Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 64.0}))
+        )
+        engine.submit(Request(target.vocabulary.tokenize(PROMPT), 11 * STEADY), listen)
         assert ended.wait(PATIENCE)
         engine.stop()
     per_token = [after - before for before, after in pairwise(counts[STEADY : 10 * STEADY])]

@@ -116,7 +116,7 @@ def test_target_splits_its_cache_like_the_layers(set_devices: SetDevices, monkey
         log_layers(monkeypatch, lines)
         for mmap in (True, False):
             with Target(DEMO, threads=1, exact="off", mmap=mmap) as target:
-                assert asked == [(layers, target.size_bytes if mmap else 0)]
+                assert asked == [(layers, target.weights.size_bytes if mmap else 0)]
                 asked.clear()
 
 
@@ -154,7 +154,7 @@ def test_devices_reads_what_ggml_reports(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def keys() -> tuple[str, str, str]:
     with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
-        return target.fingerprint, target.identity, tuning_key(DEMO, -1, ("f16", "f16"))
+        return target.sequences[0].fingerprint, target.identity, tuning_key(DEMO, -1, ("f16", "f16"))
 
 
 def test_keys_change_with_the_gpus_that_a_model_uses(set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,8 +284,8 @@ def test_missing_gpu_warns_only_if_a_gpu_was_expected(
 
 def test_layers_are_counted_by_device_as_llama_cpp_logs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
-        assert target.layers == {"CPU": 9}  # 8, and the output layer
+        assert target.weights.layers == {"CPU": 9}  # 8, and the output layer
     log_layers(monkeypatch, ["CPU", "CPU", "CUDA0", "CUDA0", "CUDA0"])
     with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
-        assert target.layers == {"CPU": 2, "CUDA0": 3}
+        assert target.weights.layers == {"CPU": 2, "CUDA0": 3}
     assert bindings._listeners == []

@@ -46,7 +46,7 @@ def cosines(one: Any, other: Any) -> Any:
 @grid(name=MODELS, pooling=POOLINGS)
 def test_vectors_are_those_of_llama_cpp(models: dict[str, Path], name: str, pooling: Any) -> None:
     with Target(models[name], n_ctx=512, threads=1, exact="off") as target:
-        tokens = target.tokenize(TEXT, special=True)
+        tokens = target.vocabulary.tokenize(TEXT, special=True)
         assert len(tokens) > 128  # more than one pass
         embedder = target.embedder(pooling, 512)
         # An earlier text has no influence.
@@ -57,15 +57,15 @@ def test_vectors_are_those_of_llama_cpp(models: dict[str, Path], name: str, pool
 
 def test_the_target_holds_what_it_held(models: dict[str, Path]) -> None:
     with Target(models["llama"], n_ctx=512, threads=1, exact="on") as target:
-        tokens = target.tokenize(TEXT)[:40]
-        plain = [target.prefill(tokens).copy(), target.evaluate([5, 6])[-1].copy()]
-        target.clear()
+        tokens = target.vocabulary.tokenize(TEXT)[:40]
+        plain = [target.sequences[0].prefill(tokens).copy(), target.sequences[0].evaluate([5, 6])[-1].copy()]
+        target.sequences[0].clear()
         embedder = target.embedder("mean", 512)
         steps = embedder.reading(tokens * 5, lambda: 7)
-        rows = [target.prefill(tokens).copy()]
+        rows = [target.sequences[0].prefill(tokens).copy()]
         next(steps)
         next(steps)
-        rows.append(target.evaluate([5, 6])[-1].copy())
+        rows.append(target.sequences[0].evaluate([5, 6])[-1].copy())
         assert np.array_equal(plain, rows)
         # Neither the sizes of the passes nor an abandoned text have an influence.
         assert cosines(embedded(embedder, tokens * 5), embedded(embedder, tokens * 5)).min() > 0.99999

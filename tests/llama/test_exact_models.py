@@ -86,7 +86,7 @@ def test_drafts_change_no_bit_in_exact_mode(
     name: str, exact: Target, decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither drafts nor questions next to them change a log probability, for any samplers."""
-    ask, asked = exact.ask, 0
+    ask, asked = exact.sequences[0].ask, 0
 
     def counted(tokens: Sequence[int], branches: Sequence[Branch]) -> Logits:
         nonlocal asked
@@ -96,12 +96,14 @@ def test_drafts_change_no_bit_in_exact_mode(
     def told(drafter: Drafter | None) -> tuple[list[int], list[Logprobs], int]:
         """Return tokens, log probabilities and the number of accepted draft tokens."""
         decoder.set_drafter(drafter, decoder.policy)
-        drive(decoder, exact.tokenize(CODE), max_tokens=3)  # The cache now contains another text.
-        emitted, steps = drive(decoder, exact.tokenize(CODE * 2), max_tokens=30, sampling=sampling, logprobs=2)
+        drive(decoder, exact.vocabulary.tokenize(CODE), max_tokens=3)  # The cache now contains another text.
+        emitted, steps = drive(
+            decoder, exact.vocabulary.tokenize(CODE * 2), max_tokens=30, sampling=sampling, logprobs=2
+        )
         assert {step.batch for step in steps[1:]} <= set(decoder.calibration.exact_sizes or ())
         return emitted, [one for step in steps for one in step.logprobs], sum(step.accepted for step in steps)
 
-    monkeypatch.setattr(exact, "ask", counted)
+    monkeypatch.setattr(exact.sequences[0], "ask", counted)
     sampling = Sampling(**{"temperature": 0.8, "seed": 3} | SAMPLERS[name])
     *plain, _ = told(None)
     *drafted, _ = told(MixtureDrafter())
@@ -114,7 +116,7 @@ def test_drafts_change_no_bit_in_exact_mode(
 
 def test_drafts_change_no_bit_across_a_long_context(exact: Target, decoder: SpeculativeDecoder) -> None:
     # After 256 tokens, llama.cpp's attention adds another block of the cache; drafts span this border.
-    tokens = exact.tokenize(CODE * 12)[:225]
+    tokens = exact.vocabulary.tokenize(CODE * 12)[:225]
     assert len(tokens) == 225
     decoder.set_drafter(None, decoder.policy)
     plain, _ = drive(decoder, tokens, max_tokens=60)
@@ -135,8 +137,8 @@ def test_drafts_change_no_bit_across_a_long_context(exact: Target, decoder: Spec
 )
 def test_texts_differ_only_where_the_model_wavers(prompt: str) -> None:
     with Target(DEMO, n_ctx=512, threads=1) as target:
-        report = probe(target, [40, 300])
-        tokens = target.tokenize(prompt)
+        report = probe(target.sequences[0], [40, 300])
+        tokens = target.vocabulary.tokenize(prompt)
         one, two = (
             drive(unmeasured(target, drafter=drafter, policy="fixed", draft_max=7), tokens, max_tokens=100)[0]
             for drafter in (None, "mixture")
@@ -145,7 +147,7 @@ def test_texts_differ_only_where_the_model_wavers(prompt: str) -> None:
         if same is None:
             assert one == two
         else:
-            best, second = np.sort(target.prefill([*tokens, *one[:same]]))[[-1, -2]]
+            best, second = np.sort(target.sequences[0].prefill([*tokens, *one[:same]]))[[-1, -2]]
             assert best - second <= 2 * report.max_difference  # Each of the two may differ by max_difference.
 
 
@@ -159,7 +161,7 @@ def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def text(target: Target, prompt: list[int], drafter: str | None, sampling: Sampling) -> tuple[list[int], int]:
     """Return (tokens, number of close calls) of a request with an empty cache."""
-    target.clear()
+    target.sequences[0].clear()
     decoder = unmeasured(target, drafter=drafter, policy="fixed", draft_max=7)
     steps = list(decoder.generate(prompt, max_tokens=40, sampling=sampling))
     return [t for s in steps for t in s.tokens], sum(s.close_calls for s in steps)
@@ -179,7 +181,7 @@ def test_the_default_mode_gives_the_same_text(model: Path, threads: int) -> None
     with Target(model, n_ctx=512 * threads + 128, threads=threads) as target:
         assert target.exactness.bit_identical
         for start, sampling in cases[-threads:]:
-            prompt = target.tokenize(TEXT[start : start + 2200])[: 220 * threads]
+            prompt = target.vocabulary.tokenize(TEXT[start : start + 2200])[: 220 * threads]
             plain, _ = text(target, prompt, None, sampling)
             assert text(target, prompt, "mixture", sampling) == (plain, 0)
 
@@ -195,7 +197,7 @@ def test_the_fastest_settings_are_told_by_close_calls(monkeypatch: pytest.Monkey
         if target.exactness.bit_identical:
             pytest.skip("all sizes agree on this machine")
         for start in (0, 2500, 5000):
-            prompt = target.tokenize(TEXT[start : start + 2200])[:700]
+            prompt = target.vocabulary.tokenize(TEXT[start : start + 2200])[:700]
             plain, none = text(target, prompt, None, Sampling())
             drafted, calls = text(target, prompt, "mixture", Sampling())
             assert none == 0

@@ -61,7 +61,7 @@ def target(path: Path) -> Iterator[Target]:
 
 @pytest.fixture
 def empty(target: Target) -> Target:
-    target.clear()
+    target.sequences[0].clear()
     return target
 
 
@@ -95,9 +95,9 @@ def generate(target: Target, prompt: Sequence[int], count: int, sampling: Sampli
 @pytest.mark.parametrize("layers", [ALL, 3, 0])
 def test_text_of_layers_on_a_device_is_that_of_a_plain_loop(layers: int) -> None:
     with Target(DEMO, n_ctx=256, n_gpu_layers=layers, threads=1, exact="off") as target:
-        on_gpus = sum(count for name, count in target.layers.items() if name != "CPU")
-        assert on_gpus == (min(layers, target.layers.total()) if target.on_gpu else 0)
-        prompt = target.tokenize(PROMPT)
+        on_gpus = sum(count for name, count in target.weights.layers.items() if name != "CPU")
+        assert on_gpus == (min(layers, target.weights.layers.total()) if target.weights.on_gpu else 0)
+        prompt = target.vocabulary.tokenize(PROMPT)
         expected, rows = plain(DEMO, prompt, 24, layers)
         for options in ({"drafter": None}, {"policy": "fixed"}, {"policy": "cost"}):
             check(generate(target, prompt, 24, Sampling(0.0), **options), expected, rows)
@@ -105,22 +105,22 @@ def test_text_of_layers_on_a_device_is_that_of_a_plain_loop(layers: int) -> None
 
 def test_sampled_text_is_the_same_with_drafts() -> None:
     with Target(DEMO, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
-        prompt = target.tokenize(PROMPT)
+        prompt = target.vocabulary.tokenize(PROMPT)
         sampling = Sampling(0.8, seed=7)
         expected = generate(target, prompt, 16, sampling, drafter=None)
         assert generate(target, prompt, 16, sampling, policy="fixed") == expected
 
 
 def test_text_of_every_memory_with_rejected_drafts_is_that_of_a_plain_loop(path: Path, empty: Target) -> None:
-    prompt = random_tokens(empty.n_vocab, 1, 80)
+    prompt = random_tokens(empty.vocabulary.n_vocab, 1, 80)
     expected, rows = plain(path, prompt, 24)
-    oracle = Oracle(lambda _: expected, empty.n_vocab)
+    oracle = Oracle(lambda _: expected, empty.vocabulary.n_vocab)
     check(generate(empty, prompt, 24, Sampling(0.0), drafter=oracle, policy="fixed"), expected, rows)
 
 
 def test_sequences_in_one_pass_get_the_logits_that_they_get_alone() -> None:
     with Target(DEMO, texts=3, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
-        prompts = [random_tokens(target.n_vocab, seed, 20 + seed) for seed in range(3)]
+        prompts = [random_tokens(target.vocabulary.n_vocab, seed, 20 + seed) for seed in range(3)]
         for sequence, prompt in zip(target.sequences, prompts, strict=True):
             sequence.prefill(prompt)
         together = target.evaluate_together([Part(sequence, [9], 1) for sequence in target.sequences])
@@ -135,35 +135,35 @@ def test_sequences_in_one_pass_get_the_logits_that_they_get_alone() -> None:
 
 def after(target: Target, length: int, token: int, junk: Sequence[int], following: int) -> Logits:
     """Return the logits of a token that follows `token`, after a draft of `junk` between them was rejected."""
-    target.rollback(length)
-    target.checkpoint()
-    target.evaluate([token, *junk])
-    target.rollback(length + 1)
-    return target.evaluate([following])[-1].copy()
+    target.sequences[0].rollback(length)
+    target.sequences[0].checkpoint()
+    target.sequences[0].evaluate([token, *junk])
+    target.sequences[0].rollback(length + 1)
+    return target.sequences[0].evaluate([following])[-1].copy()
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_rejected_draft_leaves_no_bit_behind(size: int, empty: Target) -> None:
-    text = random_tokens(empty.n_vocab, 1, 80)
-    empty.prefill(text)
-    empty.checkpoint()
-    first = empty.evaluate([11]).copy()
+    text = random_tokens(empty.vocabulary.n_vocab, 1, 80)
+    empty.sequences[0].prefill(text)
+    empty.sequences[0].checkpoint()
+    first = empty.sequences[0].evaluate([11]).copy()
     for seed in range(3):
-        junk, other = (random_tokens(empty.n_vocab, 10 * seed + i, size) for i in range(2))
+        junk, other = (random_tokens(empty.vocabulary.n_vocab, 10 * seed + i, size) for i in range(2))
         rows = after(empty, len(text), 11, junk, 12), after(empty, len(text), 11, other, 12)
         assert rows[0].tobytes() == rows[1].tobytes()
-        empty.rollback(len(text))
-        assert empty.owed == 0
-        assert empty.evaluate([11]).tobytes() == first.tobytes()
+        empty.sequences[0].rollback(len(text))
+        assert empty.sequences[0].owed == 0
+        assert empty.sequences[0].evaluate([11]).tobytes() == first.tobytes()
 
 
 def test_checkpoint_before_a_draft_is_copied_where_the_state_is(empty: Target) -> None:
-    if not empty.replays:
+    if not empty.sequences[0].replays:
         pytest.skip("this memory needs no checkpoint")
-    empty.prefill(random_tokens(empty.n_vocab, 1, 20))
+    empty.sequences[0].prefill(random_tokens(empty.vocabulary.n_vocab, 1, 20))
     with mock.patch.object(llama, "llama_state_seq_get_data_ext", wraps=llama.llama_state_seq_get_data_ext) as saved:
-        empty.checkpoint()
-    assert [call.args[-1] for call in saved.mock_calls] == [3 if empty.on_gpu else 1]
+        empty.sequences[0].checkpoint()
+    assert [call.args[-1] for call in saved.mock_calls] == [3 if empty.weights.on_gpu else 1]
 
 
 # --------------------------------------------------------------------------- batch sizes
@@ -173,11 +173,11 @@ def test_sizes_that_agree_in_a_trial_agree_in_the_target() -> None:
     with Target(DEMO, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
         with target.trial("fast") as trial:
             agreeing = trial.identity(0).agreeing
-        text = random_tokens(target.n_vocab, 0, REAL + SIZES[-1])
-        target.evaluate(text[:REAL])
+        text = random_tokens(target.vocabulary.n_vocab, 0, REAL + SIZES[-1])
+        target.sequences[0].evaluate(text[:REAL])
         tail = text[REAL:]
-        singles = np.concatenate([target.evaluate([token]).copy() for token in tail[:COMPARED]])
+        singles = np.concatenate([target.sequences[0].evaluate([token]).copy() for token in tail[:COMPARED]])
         for size in SIZES[1:]:
-            target.rollback(REAL)
-            rows = target.evaluate(tail[:size])[:COMPARED]
+            target.sequences[0].rollback(REAL)
+            rows = target.sequences[0].evaluate(tail[:size])[:COMPARED]
             assert (size in agreeing) == (rows.tobytes() == singles[: len(rows)].tobytes()), size

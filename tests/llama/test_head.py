@@ -38,7 +38,7 @@ def follows_refusals(target: Target, reference: HeadReference) -> None:
     """Check the logits of a head after refusals of every length."""
     head = own_head(target)
     text = [int(token) for token in np.random.default_rng(1).integers(10, 4000, 12)]
-    target.prefill(text[:-1])
+    target.sequences[0].prefill(text[:-1])
     assert head.prefill(text) == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
     for accepted in range(4):
         draft = [100 + accepted, 200 + accepted, 300 + accepted]
@@ -46,8 +46,8 @@ def follows_refusals(target: Target, reference: HeadReference) -> None:
         assert rows == pytest.approx(reference.rows([*text, *draft], own=3)[-3:], abs=CLOSE)
         assert head.owed == 3
         # The target evaluates the draft and rolls refused tokens back.
-        target.evaluate([text[-1], *draft])
-        target.rollback(len(text) + accepted)
+        target.sequences[0].evaluate([text[-1], *draft])
+        target.sequences[0].rollback(len(text) + accepted)
         head.rollback(len(text) + accepted)
         text += [*draft[:accepted], 50 + accepted]
         assert head.evaluate(text[-1:])[0] == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
@@ -89,7 +89,7 @@ def test_they_are_so_on_other_architectures(name: str, tmp_path: Path) -> None:
 
 def test_drafted_tokens_can_be_taken_back_one_by_one(target: Target, reference: HeadReference) -> None:
     head, text = own_head(target), list(range(20, 40))
-    target.prefill(text[:-1])
+    target.sequences[0].prefill(text[:-1])
     head.prefill(text)
     first = [head.evaluate([token])[0].copy() for token in (7, 8, 9)]
     for length in (2, 1, 0):
@@ -102,10 +102,10 @@ def test_drafted_tokens_can_be_taken_back_one_by_one(target: Target, reference: 
 
 def test_another_prompt_reuses_what_is_the_same(target: Target, reference: HeadReference) -> None:
     head, text = own_head(target), list(range(20, 60))
-    target.prefill(text[:-1])
+    target.sequences[0].prefill(text[:-1])
     head.prefill(text)
     other = [*text[:25], *range(90, 100)]
-    target.prefill(other[:-1])
+    target.sequences[0].prefill(other[:-1])
     assert head.prefill(other) == pytest.approx(reference.rows(other)[-1], abs=CLOSE)
     head.clear()
     assert (head.tokens, head.owed) == ([], 0)
@@ -114,30 +114,30 @@ def test_another_prompt_reuses_what_is_the_same(target: Target, reference: HeadR
 
 def test_a_pass_of_the_target_that_is_long_over_is_caught_up_with(target: Target, reference: HeadReference) -> None:
     head, text = own_head(target), list(range(20, 30))
-    target.prefill(text[:-1])
+    target.sequences[0].prefill(text[:-1])
     head.prefill(text)
     for token in range(30, 110):  # too many for one `evaluate`
-        target.evaluate(text[-1:])
+        target.sequences[0].evaluate(text[-1:])
         text.append(token)
     assert head.prefill(text) == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
 
 
 def test_a_text_without_states_is_begun_where_they_begin(target: Target, reference: HeadReference) -> None:
     head, text = own_head(target), list(range(20, 60))
-    target.clear()
+    target.sequences[0].clear()
     head.clear()
-    target.prefill(text[:-1], aligned=True)  # returns no states
+    target.sequences[0].prefill(text[:-1], aligned=True)  # returns no states
     assert np.isfinite(head.prefill(text)).all()
-    target.evaluate(text[-1:])
+    target.sequences[0].evaluate(text[-1:])
     for token in (5, 6):
         text.append(token)
         head.evaluate([token])
-        target.evaluate([token])
+        target.sequences[0].evaluate([token])
     text.append(7)
     late = head.evaluate([7])[0].copy()
     assert head.owed == 0
-    target.clear()
-    target.prefill(text[:-1])
+    target.sequences[0].clear()
+    target.sequences[0].prefill(text[:-1])
     head.clear()
     whole = head.prefill(text)
     assert whole == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
@@ -147,10 +147,10 @@ def test_a_text_without_states_is_begun_where_they_begin(target: Target, referen
 def test_the_beginning_of_a_long_text_is_read_in_one_pass(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     head, text = own_head(target), list(range(20, 320))
     kept = HiddenStates(128, kept=64)
-    monkeypatch.setattr(target.cache, "states", kept)
+    monkeypatch.setattr(target.sequences[0].cache, "states", kept)
     monkeypatch.setattr(head, "_states", kept)
-    target.clear()
-    target.prefill(text[:-1])
+    target.sequences[0].clear()
+    target.sequences[0].prefill(text[:-1])
     assert kept.first > 100
     head.clear()
     passes: list[int] = []
@@ -171,7 +171,7 @@ def test_states_are_handed_out_only_while_something_drafts(target: Target, refer
     (states,) = target._states
     plain = SpeculativeDecoder(target, drafter=None, exact="off", curve=FREE)
     drafted = SpeculativeDecoder(target, drafter=ModelDrafter(head), exact="off", curve=FREE)
-    target.clear()
+    target.sequences[0].clear()
     head.clear()
     drafted.read(text)
     written = [token for step in plain.generate(text, max_tokens=8) for token in step.tokens]
@@ -183,14 +183,14 @@ def test_states_are_handed_out_only_while_something_drafts(target: Target, refer
 
 def test_tokens_that_gave_no_states_leave_a_gap_behind_which_the_head_begins(target: Target) -> None:
     head, text = own_head(target), list(range(20, 50))
-    target.clear()
-    target.prefill(text[:-1])
+    target.sequences[0].clear()
+    target.sequences[0].prefill(text[:-1])
     head.clear()
     head.prefill(text)
     for wanted, count in ((False, 4), (True, 3)):
         target.feeds_head = wanted
         for token in range(count):
-            target.evaluate(text[-1:])
+            target.sequences[0].evaluate(text[-1:])
             text.append(90 + token)
     late = head.prefill(text).copy()
     head.clear()
@@ -203,9 +203,9 @@ def test_the_target_s_logits_are_those_without_a_head(file: Path, target: Target
     text = list(range(20, 60))
     with Target(file, **SETTINGS) as plain:
         assert plain.head is None
-        assert target.fingerprint != plain.fingerprint  # Its passes return states.
-        assert np.array_equal(plain.prefill(text), target.prefill(text))
-        assert np.array_equal(plain.evaluate([5, 6, 7]), target.evaluate([5, 6, 7]))
+        assert target.sequences[0].fingerprint != plain.sequences[0].fingerprint  # Its passes return states.
+        assert np.array_equal(plain.sequences[0].prefill(text), target.sequences[0].prefill(text))
+        assert np.array_equal(plain.sequences[0].evaluate([5, 6, 7]), target.sequences[0].evaluate([5, 6, 7]))
 
 
 def test_calls_that_are_wrong(target: Target) -> None:
@@ -217,7 +217,7 @@ def test_calls_that_are_wrong(target: Target) -> None:
     with pytest.raises(ValueError, match="cannot roll back to 1"):
         head.rollback(1)
     with pytest.raises(ValueError, match="n_seq above 1"):
-        Target(target.path, n_seq=2, head=True)
+        Target(target.weights.path, n_seq=2, head=True)
 
 
 def test_the_states_of_long_texts_are_the_last_ones(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,10 +225,10 @@ def test_the_states_of_long_texts_are_the_last_ones(target: Target, monkeypatch:
     states = HiddenStates(width, kept=8)
     text: list[int] = []
     truth = np.zeros((0, width), np.float32)
-    target.clear()
+    target.sequences[0].clear()
     for size in (3, 4, 20, 5, 6, 7, 1):
         tokens = list(range(len(text), len(text) + size))
-        target.evaluate(tokens)
+        target.sequences[0].evaluate(tokens)
         states.took(states.handed_out(target._ctx), len(text), tokens)
         text += tokens
         (own,) = target._states
@@ -256,13 +256,13 @@ def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def plain(drafting: Target) -> Iterator[SpeculativeDecoder]:
-    with Target(drafting.path, **SETTINGS) as loaded:
+    with Target(drafting.weights.path, **SETTINGS) as loaded:
         yield SpeculativeDecoder(loaded, drafter=None, exact="off", curve=FREE)
 
 
 def on_head(target: Target, draft_max: int = 4) -> SpeculativeDecoder:
     assert target.head is not None
-    drafter = ModelDrafter(target.head, n_vocab=target.n_vocab)
+    drafter = ModelDrafter(target.head, n_vocab=target.vocabulary.n_vocab)
     return SpeculativeDecoder(
         target, drafter=drafter, policy="fixed", draft_max=draft_max, exact=target.exact, curve=FREE
     )
@@ -287,20 +287,20 @@ def test_texts_are_those_of_plain_decoding(drafting: Target, plain: SpeculativeD
 
 
 def test_exact_mode_gives_the_text_of_a_model_without_its_head(drafting: Target) -> None:
-    with Target(drafting.path, n_ctx=400, threads=1, exact="on") as loaded:
+    with Target(drafting.weights.path, n_ctx=400, threads=1, exact="on") as loaded:
         expected = decoded(SpeculativeDecoder(loaded, drafter=None, exact="on"))[0]
-    with Target(drafting.path, n_ctx=400, threads=1, exact="on", head=True) as loaded:
+    with Target(drafting.weights.path, n_ctx=400, threads=1, exact="on", head=True) as loaded:
         text, steps = decoded(on_head(loaded))
     assert text == expected
     # If tokens are evaluated again after a refusal, exact mode drafts nothing.
-    assert any(step.accepted for step in steps) == loaded.exact_rollback
+    assert any(step.accepted for step in steps) == loaded.sequences[0].exact_rollback
 
 
 def test_what_is_missing_is_said(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llama = write_tiny(tmp_path / "llama.gguf", "llama")
     with Target(llama, n_ctx=64, threads=1, head=True) as plain:
         assert plain.head is None
-        assert "its file contains no NextN layer" in plain.notes[0]
+        assert "its file contains no NextN layer" in plain.weights.notes[0]
     with monkeypatch.context() as patched:
         patched.setattr(weights, "ARCHITECTURES", frozenset())
         assert weights.head_missing(file) == "NextN layers of qwen35 are not supported"
@@ -312,4 +312,4 @@ def test_what_is_missing_is_said(file: Path, tmp_path: Path, monkeypatch: pytest
         assert "this build of llama-cpp-python" in weights.head_missing(file)
         with Target(file, n_ctx=64, threads=1, head=True) as without:
             assert without.head is None
-            assert np.isfinite(without.prefill([5, 6])).all()
+            assert np.isfinite(without.sequences[0].prefill([5, 6])).all()

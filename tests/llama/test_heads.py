@@ -181,20 +181,20 @@ def test_states_of_a_copied_text_are_those_of_its_beginning() -> None:
 def test_of_a_long_prompt_the_last_states_are_handed_out(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     with loaded(files["glm4moe"], 2, micro_batch=64) as (target, _):
         states = HiddenStates(128, kept=100)
-        monkeypatch.setattr(target.cache, "states", states)
+        monkeypatch.setattr(target.sequences[0].cache, "states", states)
         text = random_text(1, 300)
-        target.prefill(text)
+        target.sequences[0].prefill(text)
         assert (states.first, states.known(text)) == (192, 300)
-        target.sequences[1].adopt(target, 250)
+        target.sequences[1].adopt(target.sequences[0], 250)
         assert target._states[1].known(text[:250]) == 250
 
 
 def test_prompts_of_exact_mode_give_no_states(files: Files) -> None:
     with loaded(files["glm4moe"], 2, exact="on") as (target, heads):
         text = random_text(1, 40)
-        for _ in target.reading(text[:-1]):
+        for _ in target.sequences[0].reading(text[:-1]):
             pass
         assert target._states[0].known(text) == 0
-        target.evaluate(text[-1:])
+        target.sequences[0].evaluate(text[-1:])
         assert target._states[0].known(text) == 40
         assert np.isfinite(heads.sequences[0].prefill([*text, 5])).all()

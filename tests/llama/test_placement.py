@@ -130,7 +130,7 @@ def test_expert_pattern_matches_the_experts_of_the_first_layers(moe: Path) -> No
 def test_op_offload_is_set_in_contexts() -> None:
     for wanted in (True, False):
         with Target(DEMO, placement=Placement(op_offload=wanted), **SMALL) as target:
-            assert target._params(64, 0, target.present).op_offload == wanted
+            assert target._params(64, 0, target.weights.present).op_offload == wanted
 
 
 # ---------------------------------------------------------------------- fit
@@ -359,7 +359,7 @@ def test_keys_distinguish_placements(set_devices: Callable[..., None]) -> None:
 def test_a_fit_is_part_of_the_keys_of_measurements(set_devices: Callable[..., None], moe: Path) -> None:
     def fingerprint() -> str:
         with Target(moe, **SMALL) as target:
-            return target.fingerprint
+            return target.sequences[0].fingerprint
 
     set_devices(CARD)
     found = {fingerprint()}
@@ -380,7 +380,7 @@ def moe_text(moe: Path) -> Callable[..., str]:
         notes: list[str] = []
         given = {"ctx_size": 128, "threads": 1, "no_memory": True, "no_draft": True, **settings}
         with ngramspec.load(moe, on_note=notes.append, **given) as model:
-            steps = [*model.decoder.generate(model.target.tokenize("def f(n):"), max_tokens=8)]
+            steps = [*model.decoder.generate(model.target.vocabulary.tokenize("def f(n):"), max_tokens=8)]
         assert [line for line in notes if "has no effect" not in line] == []
         return "".join(step.text for step in steps) + "".join(sorted(notes))
 

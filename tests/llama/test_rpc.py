@@ -77,7 +77,7 @@ def test_a_model_s_own_head_is_not_run_with_workers(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(rpc, "_joined", SimpleNamespace(names=("a:1",), watchdog=None))
     target = Target(model, n_ctx=64, n_gpu_layers=0, threads=1, head=True)
     assert target.head is None
-    assert "--mtp is not used: it is not supported with --rpc" in target.notes
+    assert "--mtp is not used: it is not supported with --rpc" in target.weights.notes
 
 
 def test_no_worker_is_registered_unless_all_answer(monkeypatch: pytest.MonkeyPatch) -> None:

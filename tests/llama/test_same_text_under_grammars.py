@@ -81,7 +81,7 @@ def compare(target: Target, seeds: range) -> int:
             with suppress(GrammarError):  # a few random schemas contradict themselves
                 grammar = schema_grammar(json.dumps(whole_schema(rng)))
         sampling = Sampling(**{"temperature": 0.8, "seed": seed, "grammar": grammar} | rng.choice(SAMPLERS))
-        prompt = target.tokenize(rng.choice(PROMPTS))
+        prompt = target.vocabulary.tokenize(rng.choice(PROMPTS))
         drafter = rng.choice(NAMES)
         plain = text_of(decoders[None], prompt, sampling)
         drafted = text_of(decoders[drafter], prompt, sampling)

@@ -29,13 +29,13 @@ class LoadedModel:
 
     def __init__(self, path: Path) -> None:
         self.target = Target(path, n_ctx=64, threads=1, exact="off")
-        self.target.prefill([1, 2, 3])
+        self.target.sequences[0].prefill([1, 2, 3])
         self.again: list[Target] = []
         self.bench = SettingsTimer(self.target, self.load, 256)
 
     def load(self, settings: Settings) -> Target:
         options = {"mmap": settings.mmap, "repack": settings.repack}
-        target = Target(self.target.path, n_ctx=64, threads=1, exact="off", **options)
+        target = Target(self.target.weights.path, n_ctx=64, threads=1, exact="off", **options)
         self.again.append(target)
         return target
 
@@ -48,13 +48,13 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     found.bench.close()
     for again in found.again:
         with pytest.raises(ValueError, match="closed"):
-            again.evaluate([1])
-    assert len(found.target.evaluate([4])) == 1
+            again.sequences[0].evaluate([1])
+    assert len(found.target.sequences[0].evaluate([4])) == 1
     found.target.close()
 
 
 def test_every_candidate_can_be_timed_or_says_why_not(loaded: LoadedModel) -> None:
-    present = loaded.target.present
+    present = loaded.target.weights.present
     assert present == Settings(1, 1)
     for candidate in candidates(present, **SCOPE).values():
         # Blocks of 32 require heads of at least this width.
@@ -64,26 +64,26 @@ def test_every_candidate_can_be_timed_or_says_why_not(loaded: LoadedModel) -> No
             ]
             assert all(0 < seconds < 60 for seconds in times)
     assert all(loaded.bench.seconds(present, m) > 0 for m in (SINGLE, *DRAFTS, READING, LONG_READING, *DEEP))
-    assert loaded.target.tokens == [1, 2, 3]
+    assert loaded.target.sequences[0].tokens == [1, 2, 3]
     # The bench loaded the weights once for each set of load options.
-    assert [t.present.mmap for t in loaded.again] == [False, True]
-    assert [t.present.repack for t in loaded.again] == [True, False]
+    assert [t.weights.present.mmap for t in loaded.again] == [False, True]
+    assert [t.weights.present.repack for t in loaded.again] == [True, False]
 
 
 def test_it_tells_whether_bits_stay(loaded: LoadedModel) -> None:
-    present = loaded.target.present
+    present = loaded.target.weights.present
     assert loaded.bench.alike(present, present)
     assert loaded.bench.alike(present, replace(present, mmap=False))
     rounded = replace(present, cache_types=("q8_0", "q8_0"))
     try:
-        assert loaded.bench.alike(present, rounded) == (loaded.target.architecture == "mamba")
+        assert loaded.bench.alike(present, rounded) == (loaded.target.weights.architecture == "mamba")
     except TargetError:  # The heads are too narrow for blocks of 32.
         assert not loaded.bench.alike(present, replace(present, cache_types=("bf16", "bf16")))
 
 
 def test_weights_that_do_not_fit_are_not_loaded_again(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_timer, "SPARE", 2**60)
-    other = replace(loaded.target.present, mmap=False, repack=False)
+    other = replace(loaded.target.weights.present, mmap=False, repack=False)
     with pytest.raises(TargetError, match="not enough memory to load the weights"):
         loaded.bench.seconds(other, SINGLE)
 
@@ -92,7 +92,7 @@ def test_micro_batches(tmp_path: Path) -> None:
     """A small micro-batch fits the passes of trials, and exact settings keep it small; invalid values are rejected."""
     path = write_model(tmp_path / "m.gguf", "llama")
     with Target(path, n_ctx=64, threads=1, threads_batch=2, micro_batch=64) as target:
-        assert (target.n_batch, target.present.threads_batch) == (64, 2)
+        assert (target.n_batch, target.weights.present.threads_batch) == (64, 2)
         with target.trial("fast") as trial:
             assert trial.identity(1024).agreeing[0] == 1
             trial.deadline = 0.0

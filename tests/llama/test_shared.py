@@ -68,8 +68,8 @@ def test_sequences_with_caches_of_their_own_change_no_bit(demo: Target) -> None:
     with Target(DEMO, n_ctx=480, threads=1, exact="on") as target:
         alone = []
         for text, tail in zip(texts, more, strict=True):
-            target.prefill(text, aligned=True)
-            alone.append(np.concatenate([target.evaluate([token]).copy() for token in tail]))
+            target.sequences[0].prefill(text, aligned=True)
+            alone.append(np.concatenate([target.sequences[0].evaluate([token]).copy() for token in tail]))
     for sequence, text in zip(demo.sequences, texts, strict=True):
         sequence.prefill(text, aligned=True)
     # The first pass has one token of each sequence, the next one drafts of unequal lengths.
@@ -194,7 +194,7 @@ def test_memory_is_divided_among_sequences(folder: Path, monkeypatch: pytest.Mon
     for sequences in (1, 4):
         with opened(tiny(folder, "llama"), sequences=sequences, n_ctx=None) as shared:
             sizes[sequences] = shared.n_ctx
-            assert sequences == 1 or any("4 times" in note for note in shared.notes)
+            assert sequences == 1 or any("4 times" in note for note in shared.weights.notes)
     assert sizes[1] == pytest.approx(4 * sizes[4], abs=4 * GRAIN)
 
 
@@ -248,5 +248,5 @@ def test_chunks_of_a_prompt_are_waited_for_if_passes_return_early(
         chunks = list(target.sequences[1].reading(range(1, 101), most=lambda: 20))
         assert len(chunks) == 5
         assert len(waits) == (5 if returns_early else 0)
-        target.prefill(range(1, 51))  # not timed
+        target.sequences[0].prefill(range(1, 51))  # not timed
         assert len(waits) == (5 if returns_early else 0)

@@ -30,7 +30,7 @@ from ngramspec.llama.target import Target
 
 def own_notes(target: Target) -> list[str]:
     """Return the notes about the model, without the one that a build with broken AMX kernels adds to every model."""
-    return [note for note in target.notes if note != amx.NOTE]
+    return [note for note in target.weights.notes if note != amx.NOTE]
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +51,17 @@ def demo() -> Iterator[Target]:
 
 
 def some(target: Target, n: int, seed: int = 0) -> list[int]:
-    return [int(t) for t in np.random.default_rng(seed).integers(3, target.n_vocab, n)]
+    return [int(t) for t in np.random.default_rng(seed).integers(3, target.vocabulary.n_vocab, n)]
 
 
 def test_progress_goes_by_chunks_and_an_aligned_prefill_reuses_whole_ones(files: dict[str, Path]) -> None:
     with Target(files["llama"], n_ctx=1000, threads=1, flash_attn="off") as target:
         text = some(target, 600)
         seen: list[tuple[int, int]] = []
-        target.prefill(text, aligned=True, progress=lambda *at: seen.append(at))
+        target.sequences[0].prefill(text, aligned=True, progress=lambda *at: seen.append(at))
         assert seen == [(128 * i, 600) for i in range(1, 5)] + [(600, 600)]
         seen.clear()
-        target.prefill([*text[:500], 7, 8], aligned=True, progress=lambda *at: seen.append(at))
+        target.sequences[0].prefill([*text[:500], 7, 8], aligned=True, progress=lambda *at: seen.append(at))
         assert seen == [(502, 502)]  # one chunk of 128 from 384 on
 
 
@@ -77,7 +77,7 @@ def test_prefill_requests_only_the_logits_after_the_last_token(
 
     with Target(files["llama"], n_ctx=1000, threads=1, micro_batch=64) as target:
         monkeypatch.setattr(llama, "llama_decode", counted)
-        target.prefill(some(target, 150))
+        target.sequences[0].prefill(some(target, 150))
     assert requested == [[], [], [150 - 2 * 64 - 1]]
 
 
@@ -94,13 +94,13 @@ def test_prompts_are_read_in_large_chunks_without_flash_attention_only_on_gpus(
 
 
 def test_logits_are_a_view_until_something_is_evaluated(demo: Target) -> None:
-    demo.prefill(some(demo, 20))
-    rows = demo.evaluate([5, 6, 7])
+    demo.sequences[0].prefill(some(demo, 20))
+    rows = demo.sequences[0].evaluate([5, 6, 7])
     before = rows.copy()
     assert not rows.flags.owndata
-    demo.rollback(20)
+    demo.sequences[0].rollback(20)
     assert np.array_equal(rows, before)
-    again = demo.evaluate([8, 9, 10])
+    again = demo.sequences[0].evaluate([8, 9, 10])
     assert again.ctypes.data == rows.ctypes.data
     assert not np.array_equal(rows, before)
 
@@ -108,7 +108,9 @@ def test_logits_are_a_view_until_something_is_evaluated(demo: Target) -> None:
 def test_logits_keep_the_target_alive(files: dict[str, Path]) -> None:
     expected = None
     for _ in range(3):
-        row = Target(files["llama"], n_ctx=64, threads=1).prefill([1, 5, 6])
+        target = Target(files["llama"], n_ctx=64, threads=1)
+        row = target.sequences[0].prefill([1, 5, 6])
+        del target
         gc.collect()
         np.ones(200_000)  # Other data may use the memory.
         expected = row.copy() if expected is None else expected
@@ -119,9 +121,9 @@ def test_logits_keep_the_target_alive(files: dict[str, Path]) -> None:
 def test_which_memories_roll_back(files: dict[str, Path]) -> None:
     for kind, again in (("demo", False), ("llama", False), ("gemma2", False), ("mamba", True)):
         with Target(files[kind], n_ctx=64, threads=1) as target:
-            assert target.can_rollback
-            assert target.replays is again, kind
-            assert target.tokens == []
+            assert target.sequences[0].can_rollback
+            assert target.sequences[0].replays is again, kind
+            assert target.sequences[0].tokens == []
             assert own_notes(target) == []
 
 
@@ -134,39 +136,43 @@ WINDOWS = {"llama": 0, "gemma3": 64, "qwen35": 0, "lfm2-swa": 64, "deepseek4": 6
 )
 def test_windows_are_known_and_exact_mode_goes_by_them(name: str, tmp_path: Path) -> None:
     with Target(write_architecture(tmp_path / f"{name}.gguf", name), n_ctx=256, threads=1, exact="on") as target:
-        assert target.window == WINDOWS[name]
-        assert target.exact_rollback == (name not in ("lfm2-swa", "deepseek4"))
+        assert target.weights.window == WINDOWS[name]
+        assert target.sequences[0].exact_rollback == (name not in ("lfm2-swa", "deepseek4"))
 
 
 def test_a_checkpoint_spares_the_refill(files: dict[str, Path]) -> None:
     with Target(files["mamba"], n_ctx=512, threads=1) as target:
         text = some(target, 300)
-        target.prefill(text)
+        target.sequences[0].prefill(text)
         # This prompt has another end: the cache contains all but its last tokens.
-        target.evaluate([1, 2, 3])
-        target.rollback(295)
-        assert target.owed == 295 - (300 - TAIL)
-        target.rollback(293)
-        target.checkpoint()
-        rows = target.evaluate(text[293:]).copy()
-        target.rollback(293)
-        assert target.owed == 0
-        assert np.array_equal(target.evaluate(text[293:]), rows)
+        target.sequences[0].evaluate([1, 2, 3])
+        target.sequences[0].rollback(295)
+        assert target.sequences[0].owed == 295 - (300 - TAIL)
+        target.sequences[0].rollback(293)
+        target.sequences[0].checkpoint()
+        rows = target.sequences[0].evaluate(text[293:]).copy()
+        target.sequences[0].rollback(293)
+        assert target.sequences[0].owed == 0
+        assert np.array_equal(target.sequences[0].evaluate(text[293:]), rows)
         # The next pass evaluates owed tokens before its own, and returns no rows for them.
-        target.rollback(297)
-        assert target.owed == 4
-        again = target.evaluate(text[297:]).copy()
-        assert again.shape == (3, target.n_vocab)
+        target.sequences[0].rollback(297)
+        assert target.sequences[0].owed == 4
+        again = target.sequences[0].evaluate(text[297:]).copy()
+        assert again.shape == (3, target.vocabulary.n_vocab)
         assert np.array_equal(again, rows[4:])
 
 
 def test_what_is_known_of_a_model(files: dict[str, Path]) -> None:
     with Target(files["llama"], n_ctx=64, threads=1) as target:
-        assert (target.name, target.architecture, target.n_ctx_train) == ("tiny llama", "llama", 1024)
-        assert (target.n_ctx, target.present.threads, target.max_batch) == (64, 1, MAX_EVALUATE)
-        assert target.n_params > 0
-        assert target.size_bytes > 0
-        assert target.n_vocab == len({target.piece(t) for t in range(3, 259)}) + 13
+        assert (target.weights.name, target.weights.architecture, target.weights.n_ctx_train) == (
+            "tiny llama",
+            "llama",
+            1024,
+        )
+        assert (target.n_ctx, target.weights.present.threads, target.sequences[0].max_batch) == (64, 1, MAX_EVALUATE)
+        assert target.weights.n_params > 0
+        assert target.weights.size_bytes > 0
+        assert target.vocabulary.n_vocab == len({target.vocabulary.piece(t) for t in range(3, 259)}) + 13
 
 
 def test_the_context_is_capped_to_memory(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +246,7 @@ def test_a_load_asks_for_huge_pages_first_and_is_an_interrupt_where_ctrl_c_cut_i
 
 def test_a_quantised_cache_goes_with_exact_mode_and_not_without_flash_attention() -> None:
     with Target(DEMO, n_ctx=256, threads=1, exact="on", cache_type_k="q8_0", cache_type_v="q8_0") as target:
-        assert np.isfinite(target.prefill([5, 6, 7])).all()
+        assert np.isfinite(target.sequences[0].prefill([5, 6, 7])).all()
     with pytest.raises(ModelError, match="requires flash_attn"):  # the reason from llama.cpp
         Target(DEMO, n_ctx=64, threads=1, flash_attn="off", cache_type_v="q8_0")
 
@@ -252,7 +258,7 @@ def test_a_file_name_that_is_no_unicode(files: dict[str, Path], tmp_path: Path) 
     except OSError:
         pytest.skip("this file system takes unicode names only")
     with Target(path, n_ctx=64, threads=1) as target:
-        assert np.isfinite(target.prefill([5])).all()
+        assert np.isfinite(target.sequences[0].prefill([5])).all()
 
 
 def test_a_context_that_llama_cpp_refuses(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,22 +272,22 @@ def test_a_llama_cpp_that_does_not_tell_the_width_of_its_last_layer(
 ) -> None:
     monkeypatch.delattr(target_module.llama, "llama_model_n_embd_out")
     with Target(files["llama"], n_ctx=64, threads=1) as target:
-        target.prefill([1, 2, 3])
+        target.sequences[0].prefill([1, 2, 3])
 
 
 def test_a_closed_target_says_so(files: dict[str, Path]) -> None:
     """A failure would end the process."""
     target = Target(files["llama"], n_ctx=64, threads=1)
-    target.prefill([5, 6])
+    target.sequences[0].prefill([5, 6])
     target.close()
     target.close()
     for call in (
-        lambda: target.evaluate([5]),
-        lambda: target.prefill([5]),
-        lambda: target.tokenize("a"),
-        lambda: target.piece(200),
-        lambda: target.rollback(1),
-        target.clear,
+        lambda: target.sequences[0].evaluate([5]),
+        lambda: target.sequences[0].prefill([5]),
+        lambda: target.vocabulary.tokenize("a"),
+        lambda: target.vocabulary.piece(200),
+        lambda: target.sequences[0].rollback(1),
+        target.sequences[0].clear,
     ):
         with pytest.raises(ValueError, match="closed"):
             call()
@@ -296,8 +302,7 @@ def test_the_fingerprint_tells_settings_and_files_apart(files: dict[str, Path], 
 
     def fingerprint(path: Path, **options: Any) -> str:
         with Target(path, **{"n_ctx": 64, "threads": 1, **options}) as target:
-            assert target.fingerprint == target.fingerprint
-            return target.fingerprint
+            return target.sequences[0].fingerprint
 
     same = fingerprint(files["llama"])
     assert fingerprint(copy) == same
@@ -318,21 +323,26 @@ def test_the_fingerprint_tells_settings_and_files_apart(files: dict[str, Path], 
 
 def test_two_threads_at_once_are_told_so(demo: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     text = some(demo, 20)
-    demo.clear()
+    demo.sequences[0].clear()
     with one_pass_held(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
-        first = other.submit(demo.prefill, text)
+        first = other.submit(demo.sequences[0].prefill, text)
         assert held.wait(60)
-        for call in (lambda: demo.prefill([1]), lambda: demo.evaluate([1]), lambda: demo.rollback(0), demo.clear):
+        for call in (
+            lambda: demo.sequences[0].prefill([1]),
+            lambda: demo.sequences[0].evaluate([1]),
+            lambda: demo.sequences[0].rollback(0),
+            demo.sequences[0].clear,
+        ):
             with pytest.raises(RuntimeError, match="two threads at once"):
                 call()
         # The other thread may have begun between a check and the pass.
         with pytest.raises(RuntimeError, match="two threads at once"):
-            demo._passes.decode([(demo.cache, [1], 1)])
+            demo._passes.decode([(demo.sequences[0].cache, [1], 1)])
         go_on.set()
         row = first.result().copy()
-    assert demo.tokens == text
-    demo.clear()
-    assert np.array_equal(demo.prefill(text), row)
+    assert demo.sequences[0].tokens == text
+    demo.sequences[0].clear()
+    assert np.array_equal(demo.sequences[0].prefill(text), row)
 
 
 def test_a_target_cannot_be_copied(demo: Target) -> None:

@@ -24,14 +24,18 @@ def test_it_cuts_as_the_model_does(tmp_path: Path) -> None:
     check_complete(path)
     with Vocabulary(path) as alone, Vocabulary(DEMO) as of_model, Target(DEMO, n_ctx=64, threads=1) as target:
         for special in (True, False):
-            tokens = target.tokenize(TEXT, special=special)
+            tokens = target.vocabulary.tokenize(TEXT, special=special)
             assert alone.tokenize(TEXT, special=special) == of_model.tokenize(TEXT, special=special) == tokens
-            assert [alone.piece(t) for t in tokens] == [target.piece(t) for t in tokens]
-        assert alone.end_of_turn == target.end_of_turn == target.tokenize("<|im_end|>", special=True)[-1]
+            assert [alone.piece(t) for t in tokens] == [target.vocabulary.piece(t) for t in tokens]
+        assert (
+            alone.end_of_turn
+            == target.vocabulary.end_of_turn
+            == target.vocabulary.tokenize("<|im_end|>", special=True)[-1]
+        )
         assert alone.is_eog(alone.end_of_turn)
-        assert alone.n_vocab == target.n_vocab
+        assert alone.n_vocab == target.vocabulary.n_vocab
         messages = [{"role": "user", "content": "hello"}]
-        assert alone.chat_prompt(messages) == target.chat_prompt(messages)
+        assert alone.chat_prompt(messages) == target.vocabulary.chat_prompt(messages)
     alone.close()
     with pytest.raises(ValueError, match="the vocabulary is closed"):
         alone.tokenize("a")

@@ -197,6 +197,8 @@ def answering(*answers: str) -> tuple[NGramSpec, mock.Mock]:
     told = mock.Mock(
         n_ctx=512, chat_template=TEMPLATE, controls={}, notes=(), exactness=SimpleNamespace(bit_identical=True)
     )
+    told.vocabulary = told
+    told.weights.notes = ()
     told.chat.return_value = ChatPrompt([1, 2, 3], "", "")
     told.is_eog.return_value = False
     told.generate.side_effect = generate

@@ -45,15 +45,15 @@ def test_what_is_opened_is_what_the_command_opens(env: dict[str, str]) -> None:
     told: list[str] = []
     save_tuned(tuned_file(DEMO, LoadSettings()), Tuned({"mmap": False}, 0.8, "2026-11-22", applied=True))
     with ngramspec.load(DEMO, on_note=told.append, draft_model=str(DEMO), **SMALL) as model:
-        store = Store(memory_folder(), model.target.vocabulary_hash, "demo")
+        store = Store(memory_folder(), model.target.vocabulary.vocabulary_hash, "demo")
         assert (model.tuned, model.settings.no_mmap) == ({"mmap": False}, True)
         assert model.decoder.drafter is not None
         assert model.decoder.drafter.name == "hybrid"
-        prompt = model.target.tokenize("def add(a, b):\n    return")
+        prompt = model.target.vocabulary.tokenize("def add(a, b):\n    return")
         text = "".join(step.text for step in model.decoder.generate(prompt, max_tokens=12))
     assert model.draft_model is not None
     assert model.draft_model.closed
-    assert [line.partition(" (")[0] for line in told if line not in model.target.notes] == ["tuned: --no-mmap"]
+    assert [line.partition(" (")[0] for line in told if line not in model.target.weights.notes] == ["tuned: --no-mmap"]
     line = ["complete", DEMO, "-c", "256", "-t", "1", "--exact", "off", "-md", DEMO, "-n", "12"]
     assert run(env, *line, stdin=b"def add(a, b):\n    return").out == text
     store.append([5, 6, 7])

@@ -34,9 +34,9 @@ def serving(folder: Path | None, **settings: Any) -> Iterator[Server]:
     """Run a server of the demo model with two slots."""
     with Target(DEMO, texts=2, n_ctx=256, threads=1, exact="off", **settings) as target:
         known = Calibration.from_curve(CostCurve({1: 1.0, 64: 2.0}))
-        engine = Engine(target, target, calibration=known)
+        engine = Engine(target, target.vocabulary, calibration=known)
         try:
-            yield Server(model=ServedModel(engine, target, "demo"), slot_folder=folder)
+            yield Server(model=ServedModel(engine, target.vocabulary, "demo"), slot_folder=folder)
         finally:
             engine.stop()
 

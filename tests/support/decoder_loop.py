@@ -60,7 +60,7 @@ def drive(
         assert not steps or steps[-1].stop is None
         steps.append(step)
         emitted += step.tokens
-        assert target.tokens == [*prompt, *emitted[:-1]]
+        assert target.sequences[0].tokens == [*prompt, *emitted[:-1]]
         assert len(step.pieces) == len(step.tokens) > 0
         assert step.text == "".join(step.pieces)
         assert step.tokens[: step.accepted] == step.drafted[: step.accepted]
@@ -74,7 +74,7 @@ def drive(
         assert not any(decoder.vocabulary.is_eog(token) for token in step.drafted[:-1])
     assert steps[-1].stop is not None
     assert len(emitted) <= max_tokens
-    assert target.tokens == [*prompt, *emitted[:-1]]
+    assert target.sequences[0].tokens == [*prompt, *emitted[:-1]]
     return emitted, steps
 
 

@@ -74,6 +74,15 @@ class MockTarget(EvaluatesAtOnce):
         leaves: Maximum number of branches in the questions of one `ask` call.
     """
 
+    @property
+    def sequences(self) -> Sequence[Any]:
+        """The mock itself, as a model with one sequence."""
+        return (self,)
+
+    @property
+    def vocabulary(self) -> Any:
+        return self
+
     def __init__(
         self,
         n_vocab: int = 16,

@@ -8,4 +8,4 @@ from ngramspec.llama.target import Target
 
 
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Target, "_pooled", property(lambda self: self.exact == "off" and self.can_pool))
+    monkeypatch.setattr(Target, "_pooled", property(lambda self: self.exact == "off" and self.weights.can_pool))

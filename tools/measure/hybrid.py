@@ -68,7 +68,7 @@ class Way:
             drafter = HybridDrafter(DraftModel(small, clock=clock)) if self.both else ModelDrafter(small, clock=clock)
         model: Any = Modelled(Answering(self.target, drafter), curve, 1.0, clock)
         self.decoder = SpeculativeDecoder(
-            model, vocabulary=self.target.model, drafter=drafter, exact="off", curve=curve, clock=clock
+            model, vocabulary=self.target.model.vocabulary, drafter=drafter, exact="off", curve=curve, clock=clock
         )
 
     def play(self, prompt: Sequence[int], kind: str, n: int, text: Sequence[int]) -> None:
@@ -167,7 +167,9 @@ def main() -> None:
     drafts = {path.stem: Memory(Target(path, n_ctx=options.c, threads=options.t)) for path in options.draft}
     answers = Memory(target)
     plain: Any = Answering(answers, None)
-    alone = SpeculativeDecoder(plain, vocabulary=target, drafter=None, exact="off", curve=find_curves("flat")["flat"])
+    alone = SpeculativeDecoder(
+        plain, vocabulary=target.vocabulary, drafter=None, exact="off", curve=find_curves("flat")["flat"]
+    )
     ngrams = {curve: Way(answers, curve) for curve in options.curve}
     ways = {
         (curve, x, name, both): Way(answers, curve, drafts[name], x, both)
@@ -183,7 +185,7 @@ def main() -> None:
         for name in drafts
     }
     knowing = MixtureDrafter()
-    cases, _ = prepare(target, load_prompts(options.prompts), options.n + LARGEST, options.c)
+    cases, _ = prepare(target.vocabulary, load_prompts(options.prompts), options.n + LARGEST, options.c)
     tokens = 0
     for number, case in enumerate(cases, 1):
         text = [token for step in alone.generate(case.tokens, max_tokens=options.n) for token in step.tokens]

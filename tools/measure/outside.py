@@ -23,6 +23,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.text import Text
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.llama.passes import Passes
+from ngramspec.llama.sequence import CacheSequence
 from ngramspec.llama.target import Target
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
@@ -30,12 +31,12 @@ from ngramspec.sampling.settings import Sampling
 PARTS = (
     (MixtureDrafter, "propose"),
     (CostPolicy, "plan"),
-    (Target, "evaluate"),
+    (CacheSequence, "evaluate"),
     (Passes, "decode"),
     (Passes, "logits"),
     (Text, "commit"),
     (RuleVerifier, "verify"),
-    (Target, "rollback"),
+    (CacheSequence, "rollback"),
     (MixtureDrafter, "accept"),
     (CostPolicy, "record"),
 )
@@ -127,7 +128,9 @@ def main() -> None:
     options = parser.parse_args()
     target = Target(options.model, n_ctx=2048, threads=options.t)
     prompt = (
-        target.tokenize((Path(__file__).parents[2] / "ngramspec/drafting/acceptance_estimator.py").read_text())[:700]
+        target.vocabulary.tokenize(
+            (Path(__file__).parents[2] / "ngramspec/drafting/acceptance_estimator.py").read_text()
+        )[:700]
         * 2
     )
     decoder = SpeculativeDecoder(target, exact=options.exact)

@@ -60,11 +60,11 @@ class Memory:
         unknown = [at for at in range(first, len(tokens) + 1) if texts[at] not in self._answers]
         if unknown:
             begin, end = unknown[0] - 1, unknown[-1]
-            self.model.rollback(min(begin, common_prefix(self.model.tokens, tokens)))
-            if end - len(self.model.tokens) > LARGEST:
-                self.model.prefill(tokens[:begin])
-            held = len(self.model.tokens)
-            for text, row in zip(texts[held + 1 :], self.model.evaluate(tokens[held:end]), strict=False):
+            self.model.sequences[0].rollback(min(begin, common_prefix(self.model.sequences[0].tokens, tokens)))
+            if end - len(self.model.sequences[0].tokens) > LARGEST:
+                self.model.sequences[0].prefill(tokens[:begin])
+            held = len(self.model.sequences[0].tokens)
+            for text, row in zip(texts[held + 1 :], self.model.sequences[0].evaluate(tokens[held:end]), strict=False):
                 best = int(row.argmax())
                 self._answers.setdefault(text, (best, 1.0 / float(np.exp(row - row[best]).sum())))
         return [self._answers[text] for text in texts[first : len(tokens) + 1]]
@@ -85,7 +85,7 @@ class Remembered(ModelBase):
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self.n_ctx, self.n_vocab = memory.model.n_ctx, memory.model.n_vocab
+        self.n_ctx, self.n_vocab = memory.model.n_ctx, memory.model.vocabulary.n_vocab
         self.tokens: list[int] = []
         self._texts = [0]
 

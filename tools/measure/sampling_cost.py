@@ -46,21 +46,21 @@ def measure(
 ) -> tuple[float, float]:
     """Return the median milliseconds of llama.cpp on one position and of ngramspec on the whole batch."""
     chain = llama_chain(sampling)
-    target.prefill(prompt)
+    target.sequences[0].prefill(prompt)
 
     def verifier() -> RuleVerifier:
-        sampler = target.sampler(sampling)
+        sampler = target.vocabulary.sampler(sampling)
         sampler.begin(prompt)
         return RuleVerifier(sampler)
 
-    rows = target.evaluate(batch)
+    rows = target.sequences[0].evaluate(batch)
     plain = verifier()
     drawn = [plain.verify([row], NO_DRAFT, len(prompt) + i).tokens[0] for i, row in enumerate(rows)]
     draft = Draft(tuple(drawn[:-1]))
     took: dict[str, list[float]] = {"llama.cpp": [], "ngramspec": []}
     for i in range(2 * rounds):
-        target.rollback(len(prompt))
-        rows = target.evaluate(batch)
+        target.sequences[0].rollback(len(prompt))
+        rows = target.sequences[0].evaluate(batch)
         ours = verifier()
         began = time.perf_counter()
         if i % 2:
@@ -80,9 +80,11 @@ def main() -> None:
     parser.add_argument("-t", type=int, default=None)
     options = parser.parse_args()
     with Target(options.model, n_ctx=512, threads=options.t) as target:
-        prompt = target.tokenize("The quick brown fox jumps over the lazy dog, and then")
-        batch = target.tokenize(" the lazy dog jumps over the quick brown fox and", add_bos=False)[: options.batch]
-        print(f"{target.name}: vocabulary of {target.n_vocab}, batches of {len(batch)}; median ms")
+        prompt = target.vocabulary.tokenize("The quick brown fox jumps over the lazy dog, and then")
+        batch = target.vocabulary.tokenize(" the lazy dog jumps over the quick brown fox and", add_bos=False)[
+            : options.batch
+        ]
+        print(f"{target.weights.name}: vocabulary of {target.vocabulary.n_vocab}, batches of {len(batch)}; median ms")
         for name, sampling in (
             ("greedy", Sampling()),
             ("top-k 40, top-p 0.95, min-p 0.05, T 0.8", Sampling(0.8)),

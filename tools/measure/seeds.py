@@ -176,7 +176,7 @@ def read(target: Target, paths: Sequence[Path]) -> TextIndexSet:
     """Return a memory of text files."""
     recall = TextIndexSet()
     for path in paths:
-        recall.add_text(target.tokenize(path.read_text("utf-8", "replace"), add_bos=False))
+        recall.add_text(target.vocabulary.tokenize(path.read_text("utf-8", "replace"), add_bos=False))
     return recall
 
 
@@ -200,17 +200,17 @@ def main() -> None:
     small = Target(options.draft, n_ctx=options.c, threads=options.t) if options.draft else None
     curve = find_curves(options.curve)[options.curve] if options.curve else None
     clock = Clock()
-    model: Any = target if curve is None else Modelled(target, curve, 1.0, clock)
-    draft = Counted(small, curve or CostCurve({1: 1.0}), options.x, clock) if small is not None else None
+    model: Any = target if curve is None else Modelled(target.sequences[0], curve, 1.0, clock)
+    draft = Counted(small.sequences[0], curve or CostCurve({1: 1.0}), options.x, clock) if small is not None else None
     now = time.perf_counter if curve is None else clock
     table = rows(draft, now, read(target, options.corpus) if options.corpus else None)
     if options.only:
         table = [r for r in table if r is table[0] or any(name in r.seed for name in options.only)]
-    known = Calibration.load(target) if curve is None else None
+    known = Calibration.load(target.sequences[0]) if curve is None else None
     decoders = [
         SpeculativeDecoder(
             model,
-            vocabulary=target,
+            vocabulary=target.vocabulary,
             drafter=row.make(),
             policy=row.policy,
             draft_max=row.draft_max,
@@ -223,7 +223,11 @@ def main() -> None:
     ]
     seen: dict[str, int] = {}
     for prompt in load_prompts(None):
-        ids = target.tokenize(prompt.text) if prompt.text else target.chat_prompt(prompt.messages or ())
+        ids = (
+            target.vocabulary.tokenize(prompt.text)
+            if prompt.text
+            else target.vocabulary.chat_prompt(prompt.messages or ())
+        )
         if seen.get(prompt.category, 0) == options.limit or len(ids) + options.n + 64 > options.c:
             continue
         seen[prompt.category] = seen.get(prompt.category, 0) + 1

@@ -59,7 +59,7 @@ def llama_bench(program: Path, model: Path, tokens: int, threads: int, environme
 
 def ours(decoder: SpeculativeDecoder, tokens: int, sampling: Sampling, prompt: list[int]) -> tuple[float, Stats]:
     """Return the tokens per second of wall-clock time after the first token, everything included, and the counters."""
-    decoder.target.clear()
+    decoder.target.sequences[0].clear()
     steps = decoder.generate(prompt, max_tokens=tokens + 1, sampling=sampling)
     next(steps)
     stats = Stats()
@@ -83,7 +83,7 @@ def main() -> None:
     speeds: dict[str, list[float]] = {name: [] for name in COLUMNS}
     totals = {name: Stats() for name in COLUMNS}
     for i in range(options.repeat):
-        prompt = [int(t) for t in np.random.default_rng(i).integers(0, target.n_vocab, DEPTH)]
+        prompt = [int(t) for t in np.random.default_rng(i).integers(0, target.vocabulary.n_vocab, DEPTH)]
         samplings = {"greedy": Sampling(), "sampled": Sampling(1.5, top_k=40, top_p=1.0, min_p=0.0, seed=i)}
         for name in COLUMNS:
             loop, _, kind = name.partition(" ")

@@ -53,9 +53,10 @@ def main() -> None:
         "ngramspec": lambda p: ours(drafted, p, options.n),
     }
     speeds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    ours(drafted, target.tokenize("warm"), 8)
+    ours(drafted, target.vocabulary.tokenize("warm"), 8)
     for prompt, ids in packaged.chosen(
-        options, lambda p: target.tokenize(p.text) if p.text else target.chat_prompt(p.messages or ())
+        options,
+        lambda p: target.vocabulary.tokenize(p.text) if p.text else target.vocabulary.chat_prompt(p.messages or ()),
     ):
         for name, run in runs.items():
             speeds[prompt.category][name].append(run(ids))

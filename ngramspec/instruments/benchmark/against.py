@@ -136,7 +136,7 @@ def compare(
     """
     for number, case in enumerate(cases):
         before = rival.ask(case.tokens, max_tokens, sampling) if number % 2 else None
-        decoder.target.clear()
+        decoder.sequence.clear()
         steps = list(decoder.generate(case.tokens, max_tokens=max_tokens, sampling=sampling, acceptance=acceptance))
         text, tokens = "".join(step.text for step in steps), sum(len(step.tokens) for step in steps)
         ours = text, tokens, sum(step.elapsed for step in steps)

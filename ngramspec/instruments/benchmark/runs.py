@@ -145,7 +145,7 @@ class Benchmark:
         drafted = self.drafted
         if drafted.drafter is not None:
             drafted.read(self.cases[0].tokens)
-            drafted.calibration.ensure_curve(drafted.target, self.max_tokens)
+            drafted.calibration.ensure_curve(drafted.sequence, self.max_tokens)
         for contender in self._decoders:
             self._run(self.cases[0], contender, 0, min(self.max_tokens, WARM_UP_TOKENS))
         # The curve is measured once. From here on each decoder updates its copy with its own passes, as in real use.
@@ -184,7 +184,7 @@ class Benchmark:
     def _prefill(self, case: Case) -> None:
         """Read the prompt into every target, so that all runs find the same tokens in the KV cache."""
         for decoder in filter(None, (self.drafted, self.default)):
-            decoder.target.clear()
+            decoder.sequence.clear()
             began = time.perf_counter()
             decoder.read(case.tokens)
             seconds = time.perf_counter() - began
@@ -233,11 +233,11 @@ class Benchmark:
             return
         position = common_prefix(a, b)
         x, y = (output[position] if position < len(output) else None for output in (a, b))
-        margin, target = None, self.drafted.target
+        margin, sequence = None, self.drafted.sequence
         bare = self.sampling.greedy and not self.sampling.changes_logits
         if bare and x is not None and y is not None:
-            target.clear()
-            logits = target.prefill([*case.tokens, *a[:position]], aligned=self.drafted.exactness.aligned)
+            sequence.clear()
+            logits = sequence.prefill([*case.tokens, *a[:position]], aligned=self.drafted.exactness.aligned)
             margin = abs(float(logits[x]) - float(logits[y]))
         found = {"repeat": drafted.repeat, "position": position, "plain": x, "drafted": y, "margin": margin}
         self.differences.append(whose | found)

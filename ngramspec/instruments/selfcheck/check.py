@@ -79,9 +79,10 @@ class SelfCheck:
     ) -> None:
         if not cases or max_tokens < 2 or not seconds > 0:
             raise ValueError("a self-check requires a case, at least 2 tokens per text, and a time limit above 0")
-        if target.n_ctx - max_tokens < LEAST_PROMPT:
-            raise ValueError(f"{max_tokens} tokens leave no room for a prompt in a context of {target.n_ctx}")
-        self.target, self.cases, self.exact = target, cases, exact
+        self.sequence = target.sequences[0]
+        if self.sequence.n_ctx - max_tokens < LEAST_PROMPT:
+            raise ValueError(f"{max_tokens} tokens leave no room for a prompt in a context of {self.sequence.n_ctx}")
+        self.cases, self.exact = cases, exact
         self.max_tokens, self.seconds, self.seed = max_tokens, seconds, seed
         self.drafter = drafter if isinstance(drafter, str) else drafter.name
         self.rollbacks: list[RollbackTest] = []
@@ -92,14 +93,14 @@ class SelfCheck:
         self.spent: defaultdict[Name, float] = defaultdict(float)
         self.complete = False
         self._clock = clock
-        self._calibration = Calibration.load(target, calibration_folder)
-        keeper = LogitsKeeper(target)
+        self._calibration = Calibration.load(self.sequence, calibration_folder)
+        keeper = LogitsKeeper(self.sequence)
         options: dict[str, Any] = {"policy": "fixed", "exact": "off", "curve": CostCurve({1: 1.0})}
         if exact:  # the cost of passes is needed only to choose the batch sizes of exact mode
             options |= {"exact": "on", "curve": None, "calibration": self._calibration}
         self.plain, self.drafted = (
             SpeculativeDecoder(
-                keeper, vocabulary=target, drafter=name, calibration_folder=calibration_folder, **options
+                keeper, vocabulary=target.vocabulary, drafter=name, calibration_folder=calibration_folder, **options
             )
             for name in (None, drafter)
         )
@@ -113,7 +114,7 @@ class SelfCheck:
         yield "a first look"
         self._began = self._clock()
         self._take_pace()
-        if self.target.can_rollback:
+        if self.sequence.can_rollback:
             yield "rollback"
             with self._blaming("rollback"):
                 self._check_rollback()
@@ -121,7 +122,7 @@ class SelfCheck:
                 yield "batch sizes"
                 with self._blaming("greedy"):
                     began = self._clock()
-                    self._calibration.ensure_exact(self.target)
+                    self._calibration.ensure_exact(self.sequence)
                     self._began += self._clock() - began  # not included in the time limit
             if not self._texts_broken:
                 yield from self._check_texts()
@@ -146,7 +147,7 @@ class SelfCheck:
             # A batch of these sizes costs about two passes.
             passes = 2 * 2 * sum(-(-POSITIONS // size) for size in SIZES)
             both = passes * self._pass + LONG * self._read < _PROBE_SHARE * self.seconds
-            known = self._calibration.probe = probe(self.target, (SHORT, LONG) if both else (SHORT,))
+            known = self._calibration.probe = probe(self.sequence, (SHORT, LONG) if both else (SHORT,))
         return known.max_difference
 
     @property
@@ -168,24 +169,24 @@ class SelfCheck:
 
     def _take_pace(self) -> None:
         """Measure the time of prefill and of a pass, after a pass that loads the weights into memory."""
-        text = self.cases[0].tokens[: min(_PACE, self.target.n_ctx)]
-        self.target.clear()
-        self.target.prefill(text[:1])
+        text = self.cases[0].tokens[: min(_PACE, self.sequence.n_ctx)]
+        self.sequence.clear()
+        self.sequence.prefill(text[:1])
         began = self._clock()
-        self.target.evaluate(text[:1])
+        self.sequence.evaluate(text[:1])
         self._pass = self._clock() - began
-        self.target.clear()
+        self.sequence.clear()
         began = self._clock()
-        self.target.prefill(text)
+        self.sequence.prefill(text)
         self._read = (self._clock() - began) / len(text)
 
     def _check_rollback(self) -> None:
         text = [token for case in self.cases for token in case.tokens]
-        for test in rollback_tests(self.target, (text * -(-ROOM // len(text)))[:ROOM]):
+        for test in rollback_tests(self.sequence, (text * -(-ROOM // len(text)))[:ROOM]):
             self.rollbacks.append(test)
             if test.left_over or self._clock() - self._began > _ROLLBACK_SHARE * self.seconds:
                 break
-        self.target.clear()
+        self.sequence.clear()
 
     def _check_texts(self) -> Iterator[str]:
         """Check texts in rounds with one prompt of each category, which share the remaining time equally."""
@@ -220,9 +221,9 @@ class SelfCheck:
         with self._blaming("greedy"):
             # In exact mode each text requires another prefill.
             most = int(_READING_SHARE * seconds / (5 if self.exact else 1) / self._read)
-            most = min(max(LEAST_PROMPT, most), self.target.n_ctx - self.max_tokens)
+            most = min(max(LEAST_PROMPT, most), self.sequence.n_ctx - self.max_tokens)
             case = replace(case, tokens=case.tokens[-most:])
-            read(self.target, case.tokens, exact=self.exact)
+            read(self.sequence, case.tokens, exact=self.exact)
             self._read = (self._clock() - began) / len(case.tokens)
             self._compare(case, self.settings[0], (began + seconds - self._clock()) / 2)
         turns = -(-(len(self.settings) - 1) // len(self.cases))  # 1, unless there are fewer prompts than settings

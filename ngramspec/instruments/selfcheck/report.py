@@ -45,7 +45,7 @@ def report(found: SelfCheck) -> list[Check]:
         elif check.name != "rollback" and pairs:
             _judge_texts(check, found, pairs)
         else:
-            check.status, check.reason = "skipped", "not reached" if found.target.can_rollback else NO_ROLLBACK
+            check.status, check.reason = "skipped", "not reached" if found.sequence.can_rollback else NO_ROLLBACK
         if check.name in found.broken:
             check.status, check.reason = "failed", found.broken[check.name]
         if check.status == "failed":

@@ -134,6 +134,10 @@ class LogitsKeeper:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
+    @property
+    def sequences(self) -> Sequence[LogitsKeeper]:
+        return (self,)
+
     def prefill(self, tokens: Sequence[int], **options: Any) -> Logits:
         row = self._target.prefill(tokens, **options)
         self.rows = row[np.newaxis]

@@ -250,7 +250,7 @@ def test_a_given_curve_is_neither_measured_nor_kept(decoder: SpeculativeDecoder,
 
 def test_a_verifier_that_is_handed_in_has_its_own_sampling(decoder: SpeculativeDecoder) -> None:
     for sampling in (Sampling(), Sampling(1.0, seed=3)):
-        given = RuleVerifier(decoder.target.sampler(sampling))
+        given = RuleVerifier(decoder.target.vocabulary.sampler(sampling))
         ways: list[dict[str, Any]] = [{"acceptance": given}, {"sampling": sampling}]
         one, other = (list(decoder.generate([1, 2, 3], max_tokens=50, **how)) for how in ways)
         assert [t for s in one for t in s.tokens] == [t for s in other for t in s.tokens]

@@ -64,7 +64,7 @@ def made(target: Any, path: Path, prompt: Sequence[int], how: str, n: int = 120,
     steps = []
     path.write_text("something older")
     with TraceWriter(path) as trace:
-        trace.begin(prompt, target.piece, TraceHeader.of(decoder, "some model", sampling, verify))
+        trace.begin(prompt, target.vocabulary.piece, TraceHeader.of(decoder, "some model", sampling, verify))
         options |= {"sampling": sampling, "acceptance": verify, "return_decisions": True}
         for step in decoder.generate(prompt, max_tokens=n, **options):
             trace.add(step)
@@ -350,7 +350,7 @@ def test_the_view_of_a_real_model_holds_its_texts(env: dict[str, str], tmp_path:
     steps, raw = [], b""
     with Target(DEMO, n_ctx=512, threads=1) as demo:
         for how in ("greedy", "coupled", "rejection"):
-            steps += made(demo, tmp_path / how, demo.tokenize(CODE), how, n=40)
+            steps += made(demo, tmp_path / how, demo.vocabulary.tokenize(CODE), how, n=40)
             raw += (tmp_path / how).read_bytes()
     done = run(env, "trace", "-", "--numbers", stdin=raw)
     assert (done.code, done.err) == (0, "")
