@@ -54,7 +54,7 @@ def _make_untrained(loaded_model: LoadedModel, policy: str) -> tuple[Drafter | N
     if isinstance(drafter, ModelDrafter | HybridDrafter):
         drafter = drafter.fresh_copy()
     elif drafter is not None:
-        drafter = make_drafter(drafter.name, memory=loaded_model.memory, n_vocab=loaded_model.target.vocabulary.n_vocab)
+        drafter = make_drafter(drafter.name, memory=loaded_model.memory, vocabulary=loaded_model.target.vocabulary)
     return drafter, make_policy(policy, loaded_model.settings.draft_max)
 
 

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drafting import test_drafters
 from support.cli_runner import DEMO, Done, run_process
 from support.mock_target import MockTarget
 
 import ngramspec.drafting
 import ngramspec.policies
 from ngramspec import SpeculativeDecoder, Step
+from ngramspec.drafting import DRAFTERS
 
 ROOT = Path(__file__).parents[1]
 PROMPT = [1, 2, 3, 1, 2]
@@ -57,6 +59,25 @@ def test_the_loop_drafts_with_what_was_added_and_the_text_stays(recipe: str) -> 
     assert tokens(names["steps"]) == tokens(plain)
     assert sum(step.accepted for step in names["steps"]) > 10
     assert "copy" in {step.source for step in names["steps"]} or names["decoder"].policy.name == "doubling"
+
+
+CONTRACT = [
+    test
+    for test in vars(test_drafters).values()
+    for mark in getattr(test, "pytestmark", ())
+    if mark.name == "parametrize" and mark.args[0] == "name" and set(DRAFTERS) <= set(mark.args[1])
+]
+"""The tests of `test_drafters.py` that run for every drafter."""
+
+
+@pytest.mark.parametrize("test", CONTRACT, ids=lambda test: test.__name__)
+def test_recipe_drafter_keeps_the_contract(test: Callable[..., None]) -> None:
+    follow("Add a drafter")
+    test(name="copy")
+
+
+def test_contract_has_the_tests_for_all_drafters() -> None:
+    assert len(CONTRACT) == 6
 
 
 def test_guide_shows_the_drafter_of_the_examples() -> None:

@@ -58,7 +58,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def draft_of(name: str, limit: int = 4, n_vocab: int | None = 10, **options: Any) -> Draft:
-    drafter = make_drafter(name, n_vocab=n_vocab)
+    drafter = make_drafter(name, vocabulary=None if n_vocab is None else MockTarget(n_vocab))
     drafter.begin(PROMPT)
     return drafter.propose(limit, **options)
 
@@ -174,7 +174,7 @@ def test_the_distribution_of_a_user_token_is_recorded(write: Write) -> None:
     ],
 )
 def test_errors_of_a_user_drafter_name_its_file_and_line(write: Write, body: str, message: str) -> None:
-    drafter = make_drafter(write(body), n_vocab=10)
+    drafter = make_drafter(write(body), vocabulary=MockTarget(10))
     drafter.begin(PROMPT)
     assert drafter.accept([1]) == 0
     for _ in range(2):
@@ -312,7 +312,7 @@ def test_engine_constructs_a_user_drafter_for_each_sequence(write: Write) -> Non
     )
     model = MockShared(3, peak=6.0)
     curve = CostCurve({1: 1e-3, 64: 2e-3})
-    drafter = make_drafter(name, n_vocab=16)
+    drafter = make_drafter(name, vocabulary=MockTarget(16))
     assert drafter.clone_for_sequence() is not drafter
     engine = Engine(
         model,

@@ -86,7 +86,7 @@ class SpeculativeDecoder:
         if not sequence.can_rollback or (exact == "on" and not sequence.exact_rollback):
             drafter = None
         self.set_drafter(
-            make_drafter(drafter, n_vocab=sequence.n_vocab) if isinstance(drafter, str) else drafter,
+            make_drafter(drafter, vocabulary=vocabulary) if isinstance(drafter, str) else drafter,
             make_policy(policy, draft_max) if isinstance(policy, str) else policy,
         )
         self.exact = exact

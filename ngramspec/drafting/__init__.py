@@ -1,6 +1,7 @@
 """The drafters by name. `ngramspec.drafting.draft` defines the interface.
 
 A drafter is a class with three methods, in any file or in `DRAFTERS`: see "Add a drafter" in `ngramspec/README.md`.
+`make_drafter` constructs those in `DRAFTERS` without arguments, and then sets `Drafter.vocabulary`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.drafting.user_drafter import UserDrafter
+from ngramspec.tokens import Tokenizer
 from ngramspec.user_class import FORM, is_user_class, load_class
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
@@ -34,7 +36,11 @@ DEFAULT = "mixture"
 
 
 def make_drafter(
-    name: str, *, memory: TextIndexSet | bool | None = None, state_path: Path | None = None, n_vocab: int | None = None
+    name: str,
+    *,
+    memory: TextIndexSet | bool | None = None,
+    state_path: Path | None = None,
+    vocabulary: Tokenizer | None = None,
 ) -> Drafter:
     """Create a drafter by name.
 
@@ -42,7 +48,8 @@ def make_drafter(
         name: Name in `DRAFTERS`, or the user's class as FILE.py:Class, whose file is run.
         memory: Texts to draft from in addition to the context; True means the answers since the drafter was created.
         state_path: File for the statistics of `MixtureDrafter`; other drafters ignore it.
-        n_vocab: Number of tokens in the vocabulary; the user's class may propose only these.
+        vocabulary: Meaning of the tokens, and their number; `None` means unknown, as in `replay`, and when only the
+            name is checked. A drafter may propose only tokens of the vocabulary.
 
     Raises:
         ValueError: The name is unknown, the drafter does not use a memory, or it requires one.
@@ -54,7 +61,9 @@ def make_drafter(
         if memory:
             able = ", ".join(sorted(REMEMBERING))
             raise ValueError(f"the drafter {name!r} does not use earlier answers (drafters that do: {able})")
-        return UserDrafter(name, n_vocab) if is_user_class(name) else DRAFTERS[name]()
+        drafter = UserDrafter(name, vocabulary) if is_user_class(name) else DRAFTERS[name]()
+        drafter.vocabulary = vocabulary
+        return drafter
     if name == "memory" and not memory:
         raise ValueError("the drafter 'memory' requires a memory")
     return DRAFTERS[name](memory=memory, state_path=state_path if name == DEFAULT else None)

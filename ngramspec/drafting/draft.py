@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ngramspec.tokens import Tokenizer
+
 
 Chooser = Callable[[int, Mapping[int, float]], int]
 """Pick among the continuations of a context: (offset in the draft, weights) -> token id.
@@ -33,15 +35,19 @@ most likely token. In sampled decoding, the chooser adds the target's own noise 
 # four times as long to create.
 @dataclass(slots=True, unsafe_hash=True)
 class Draft:
-    """A guess at the next tokens, which must not be changed. Every tuple has one entry per draft token, or is empty."""
+    """A guess at the next tokens, which must not be changed. Every tuple has one entry per draft token, or is empty.
+
+    An exception is `acceptance_probs`, which may be longer with `fixed_length`; see `Drafter.propose`.
+    """
 
     tokens: tuple[int, ...] = ()  # token ids, in order
-    # The distribution that each token was picked from (sums to 1); may be empty if the drafter received no `Chooser`.
+    # The distribution that each token was picked from (sums to 1); empty if `propose` received no `Chooser`. A drafter
+    # with one candidate per position passes {token: 1.0} to the chooser, and stores the same here.
     q: tuple[Mapping[int, float], ...] = ()
     match_lengths: tuple[int, ...] = ()  # length in tokens of the context that each guess rests on
     context_counts: tuple[int, ...] = ()  # number of occurrences of that context; empty if they are not counted
-    # Estimated probability that the target accepts the token, if it accepts all before it. If empty, the probabilities
-    # are estimated from the outcomes of earlier drafts.
+    # Estimated probability that the target accepts the token, if it accepts all before it. Drafters of the package make
+    # these estimates with an `AcceptanceEstimator`. If a user's drafter leaves them empty, the loop does it.
     acceptance_probs: tuple[float, ...] = ()
     source: str = ""  # name of the drafter
     repeats: bool = False  # True if the draft begins with the continuation of an earlier answer to the same request
@@ -126,6 +132,9 @@ class Drafter(ABC):
     prefill_seconds: float = 0.0
     # Text that the next answer is likely to copy, set before `begin`; `None` means that the drafter supports none.
     prediction: Sequence[int] | None = None
+    # Text of the tokens (`vocabulary.piece(token)`), for drafters that need it. `make_drafter` sets it after the
+    # constructor; `None` means unknown, as in `replay`, and such a drafter then drafts nothing.
+    vocabulary: Tokenizer | None = None
 
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> None:
@@ -144,11 +153,13 @@ class Drafter(ABC):
 
         Args:
             limit: Maximum number of tokens, at least 1.
-            choose: See `Chooser`.
-            fixed_length: If True, estimate acceptance for `limit` positions before the first token is drawn. Rejection
-                sampling requires it: q is the distribution of a draft token only if neither that token nor a later one
-                decides whether it stays in the draft.
-            price: Cost of one more token; `None` means to propose every token that may be accepted.
+            choose: Picks each token; see `Chooser`. If it is not `None`, it must be called for every draft token, also
+                if there is only one candidate.
+            fixed_length: If True and something is drafted, return `limit` entries in `acceptance_probs`, estimated
+                before the first token is drawn. Rejection sampling requires it: q is the distribution of a draft token
+                only if neither that token nor a later one decides whether it stays in the draft.
+            price: Cost of one more token; `None` means to propose every token that may be accepted. Drafters of the
+                package pass it to `AcceptanceEstimator.open`.
         """
 
     @abstractmethod
@@ -175,8 +186,13 @@ class Drafter(ABC):
         return
 
     def clone_for_sequence(self) -> Self:
-        """Return a drafter for another sequence at the same time; by default a new instance."""
-        return type(self)()
+        """Return a drafter for another sequence at the same time; by default a new instance with this vocabulary.
+
+        Override it if the constructor has arguments.
+        """
+        clone = type(self)()
+        clone.vocabulary = self.vocabulary
+        return clone
 
     def save_state(self) -> None:
         """Save statistics for later processes; called after a request."""

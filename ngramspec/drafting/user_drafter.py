@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.sampling.settings import Sampling
-from ngramspec.tokens import common_prefix
+from ngramspec.tokens import Tokenizer, common_prefix
 from ngramspec.user_class import UserCodeError, construct, load_class, user_code
 
 if TYPE_CHECKING:
@@ -30,15 +30,17 @@ class UserDrafter(Drafter):
 
     Args:
         name: Class as FILE.py:Class.
-        n_vocab: Number of tokens in the vocabulary; `None` means unknown.
+        vocabulary: Vocabulary of the tokens; `None` means unknown.
 
     Raises:
         UserCodeError: The class cannot be loaded or constructed.
     """
 
-    def __init__(self, name: str, n_vocab: int | None = None) -> None:
-        self.name, self._n_vocab = name, n_vocab
+    def __init__(self, name: str, vocabulary: Tokenizer | None = None) -> None:
+        self.name, self.vocabulary = name, vocabulary
+        self._n_vocab = None if vocabulary is None else vocabulary.n_vocab
         self._user = construct(name, load_class(name, Drafter), {})
+        self._user.vocabulary = vocabulary
         self._tokens: tuple[int, ...] = ()  # tokens of the last proposal
         self._error: UserCodeError | None = None
 
@@ -58,7 +60,7 @@ class UserDrafter(Drafter):
             self._user.prediction = tokens
 
     def clone_for_sequence(self) -> UserDrafter:
-        return UserDrafter(self.name, self._n_vocab)
+        return UserDrafter(self.name, self.vocabulary)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._tokens, self._error = (), None

@@ -260,7 +260,7 @@ def open_drafter(
             raise
     if asked is None:
         name = DEFAULT if settings.drafter == ALONE else settings.drafter
-        return make_drafter(name, memory=memory, state_path=kept, n_vocab=target.vocabulary.n_vocab), memory, None
+        return make_drafter(name, memory=memory, state_path=kept, vocabulary=target.vocabulary), memory, None
     return asked if settings.drafter == ALONE else HybridDrafter(asked, memory, kept), memory, small
 
 

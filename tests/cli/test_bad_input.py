@@ -18,7 +18,9 @@ from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, Done, run, run_
 from support.signals import SIGNALS, by_signal, signal_after, signal_at
 from support.tiny_gguf import write_gguf
 
+from ngramspec.drafting import DRAFTERS
 from ngramspec.llama.passes import Passes
+from ngramspec.policies import POLICIES
 
 SMALL = ["complete", "-t", "1", "-c", "512", "-n", "4"]
 PLAIN = ["--no-draft", "--exact", "off"]
@@ -65,8 +67,8 @@ CONTRADICTIONS = [
     ("complete -n -5", "(until the context is full), got -5"),
     ("complete --temp -0.1", "temperature must be finite and at least 0, in 32 bits, got -0.1"),
     ("complete -s -2", "seed must be a whole number from 0 to 2^64 - 1, got -2"),
-    ("complete --drafter psychic", "choose one of: mixture, memory, ngram, suffix, recycle, nasd, lookahead, model"),
-    ("bench --policy psychic", "'psychic'; choose one of: fixed, heuristic, entropy, threshold, cost, all"),
+    ("complete --drafter psychic", f"choose one of: {', '.join(DRAFTERS)}, model"),
+    ("bench --policy psychic", f"'psychic'; choose one of: {', '.join(POLICIES)}, all"),
     ("complete --policy psychic", "'psychic'; choose one of: "),
     ("complete --acceptance psychic", "'psychic' is not one of 'coupled'"),
     ("complete --stop ''", "--stop"),

@@ -1,6 +1,7 @@
-"""Tests of the rules for every drafter, and of a drafter that follows the package's instructions.
+"""The contract of drafters: every drafter in `DRAFTERS` keeps the rules of `ngramspec.drafting.draft`.
 
-`ngramspec.drafting.draft` contains the rules, `ngramspec.drafting` the instructions.
+The tests take the name of a drafter, so a new one is tested as soon as it is registered. `test_recipes.py` runs those
+for all drafters on the drafter of the recipe in `ngramspec/README.md`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.line_tokenizer import LineTokenizer
 from support.mock_target import MockTarget
 
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
@@ -24,7 +26,7 @@ from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 
 ALL = [*DRAFTERS, "model", "hybrid"]
 COPIERS = ["mixture", "ngram", "suffix", "nasd"]
-"""Drafters that guess from the request's text alone, before they see any logits."""
+"""Drafters that copy what followed the last tokens before, for any distance, so that they draft every token of `LOOP`."""
 WORDS = 4
 LOOP = [1, 2, 3, 0] * 20
 SEEDS, LIMITS = st.integers(0, 10**6), st.integers(1, 15)
@@ -41,7 +43,7 @@ def made(name: str) -> Drafter:
         return ModelDrafter(MockTarget(WORDS, peak=1.5))
     if name == "hybrid":
         return HybridDrafter(DraftModel(MockTarget(WORDS, peak=1.5)))
-    return make_drafter(name)
+    return make_drafter(name, vocabulary=LineTokenizer(WORDS))
 
 
 def picker(rng: random.Random) -> Chooser:

@@ -1,4 +1,4 @@
-"""Comparison of n-grams, a draft model and both by the cost of passes: see `ngramspec/drafting/README.md`.
+"""Comparison of n-grams, a draft model and both by the cost of passes: see `ngramspec/drafting/measurements.md`.
 
     python tools/measure/hybrid.py TARGET --draft SMALL... [--curve NAME...] [-x C...] [--prompts FILE] [-n N]
 
