@@ -26,7 +26,7 @@ from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 
 ALL = [*DRAFTERS, "model", "hybrid"]
 COPIERS = ["mixture", "ngram", "suffix", "nasd"]
-"""Drafters that copy what followed the last tokens before, for any distance, so that they draft every token of `LOOP`."""
+"""Drafters that continue a copy with their own guesses, so that they draft all of `LOOP` without logits."""
 WORDS = 4
 LOOP = [1, 2, 3, 0] * 20
 SEEDS, LIMITS = st.integers(0, 10**6), st.integers(1, 15)
