@@ -90,8 +90,8 @@ def complete(
     --json prints an object with text, tokens, prompt_tokens, target_passes, drafted, accepted, seconds,
     tokens_per_second, stop_reason, seed and more. lossy names the option that changed the output, exact is true if the
     text is bit-identical with and without drafts, and close_calls counts the tokens that rounding could have decided.
-    With --policy entropy, steps has the entropy and gamma of each pass. --logprobs N adds the log-probabilities of
-    each token and of the N most likely ones, before any sampling setting.
+    With --policy entropy, steps has the entropy and gamma of each pass (with --trace, the trace has them). --logprobs N
+    adds the log-probabilities of each token and of the N most likely ones, before any sampling setting.
 
     --suffix FILE fills in the middle: the text comes before the gap, FILE comes after it, and only the text in between
     is printed. This requires a model with tokens for it, such as Qwen2.5-Coder. If both texts do not fit, --truncate
@@ -160,7 +160,7 @@ def complete(
                 if writer is not None:
                     writer.add(step)
                 # The decisions of a long text need much memory and are already in the trace.
-                steps.append(step if writer is None else replace(step, verified_draft=NO_DRAFT, decisions=()))
+                steps.append(step if writer is None else _without_decisions(step))
                 stats.add(step)
                 if not as_json:
                     write_stdout(step.text)
@@ -220,6 +220,11 @@ def _names_model(argument: str, *, text_given: bool) -> bool:
     # The first bytes of a missing file are unknown, so its name decides.
     missing_model = argument.endswith(".gguf") and not Path(argument).exists()
     return text_given or missing_model or is_model_argument(argument)
+
+
+def _without_decisions(step: Step) -> Step:
+    """Return a step without what a trace contains."""
+    return replace(step, verified_draft=NO_DRAFT, decisions=(), policy_details={})
 
 
 def _figures(steps: Sequence[Step], stats: Stats, piece: Callable[[int], bytes]) -> dict[str, Any]:

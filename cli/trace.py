@@ -6,6 +6,7 @@ Matias 2023, "Fast inference from transformers via speculative decoding".
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -36,13 +37,19 @@ MAX_LINE_BYTES = 1 << 26
 
 def trace(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Trace file written by --trace; -: stdin.")],
-    numbers: bool = option(False, help="Show p, q and the other numbers of each token below each pass."),
+    numbers: bool = option(
+        False, help="Also show why each draft had its length, and p, q and other numbers of each token."
+    ),
 ) -> None:
     """Show a trace, one line per pass: ngramspec trace run.jsonl
 
     chat and complete record a trace with --trace. Each pass (one decode call) is one JSON object: position, context,
     draft with q and source, p of each token, the accepted and rejected tokens with the reasons, batch size and seconds.
     The format is documented in ngramspec/instruments/trace.py.
+
+    With --policy cost, the default, --numbers shows why a draft had its length: P(k), the probability that its first k
+    tokens are all accepted, T(1 + k), the cost of the pass in plain passes, and V(k), its expected tokens minus lambda
+    times its cost. The draft has the k with the largest V among those up to the cap, which limits the possible loss.
 
     Accepted draft tokens are green, rejected ones are red and struck through, and the model's own token is blue.
     Without colours (not a terminal, or NO_COLOR): [+accepted] [-rejected] [.after a rejected one] [>the model's own]
@@ -95,6 +102,7 @@ MAX_VALUE_LENGTH = 40
 
 _STYLES = {"+": ACCEPTED, "-": REFUSED, ".": f"dim {REFUSED}", ">": CORRECTION, "~": "dim"}
 _WORDS = {"gamma": "maximum draft length"}  # labels for some figures of policies; others are shown by name
+_BY_LENGTH = re.compile(r"[PTV]\(\d+\)")  # figures of `TracedCostPolicy` for one draft length
 _ONE_LINE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 
 
@@ -169,11 +177,8 @@ class TraceView:
 
     def _show_numbers(self, traced_pass: TracedPass) -> None:
         indent = " " * 9
-        figures = ((_WORDS.get(name, name), value) for name, value in traced_pass.step.policy_details.items())
-        if traced_pass.step.policy_details:
-            self._line(
-                Text(indent + _escape_line(", ".join(f"{words} {value:.4g}" for words, value in figures)), "dim")
-            )
+        for line in _policy_lines(traced_pass.step.policy_details):
+            self._line(Text(indent + _escape_line(line), "dim"))
         for mark, token, numbers in _mark_tokens(traced_pass.step):
             if numbers:
                 style = _STYLES[mark] if self._coloured else ""
@@ -188,6 +193,24 @@ class TraceView:
         with self._console.capture() as capture:
             self._console.print(text, soft_wrap=True)
         write_stdout(capture.get())
+
+
+def _policy_lines(details: Mapping[str, float | str]) -> Iterator[str]:
+    """Yield the numbers that the policy decided by: first the general ones, then those of each draft length."""
+    by_length = {name for name in details if _BY_LENGTH.fullmatch(name)}
+    parts = [f"{_WORDS.get(name, name)}{_short(value)}" for name, value in details.items() if name not in by_length]
+    if parts:
+        yield ", ".join(parts)
+    k = 0
+    while f"V({k})" in details:
+        numbers = ", ".join(f"{name}{_short(details[name])}" for name in (f"P({k})", f"T({1 + k})", f"V({k})"))
+        yield f"  {numbers}{'  <- planned' if k == details.get('planned') else ''}"
+        k += 1
+
+
+def _short(value: float | str) -> str:
+    """Return a value as it follows its name."""
+    return f": {value}" if isinstance(value, str) else f" {value:.4g}"
 
 
 def _columns(position: str, batch: str, ms: str, source: str) -> str:

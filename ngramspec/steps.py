@@ -41,8 +41,8 @@ class Step:
     is_quiet: bool = True  # whether no other program slowed the pass down
     source: str = ""  # name of the drafter; "" without a draft
     close_calls: int = 0  # number of tokens that rounding could have decided, if counted (see `CloseCalls`)
-    # Numbers that the policy's decision depended on; see `Policy.record`.
-    policy_details: Mapping[str, float] = field(default_factory=dict)
+    # Numbers that the policy's decision depended on; see `Policy.record`, and `TracedCostPolicy` for those of `cost`.
+    policy_details: Mapping[str, float | str] = field(default_factory=dict)
     position: int = 0  # absolute index in the sequence of the first token that the pass decided
     stop: StopReason | None = None  # reason why the generation ended with this step; `None` if it did not
     stop_string: str | None = None  # stop string that ended the generation, if one did

@@ -29,6 +29,7 @@ from ngramspec.drafting.draft import Drafter
 from ngramspec.exactness.decision import EXACT, Exact, ExactnessMode
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Policy
+from ngramspec.policies.traced_cost import with_trace
 from ngramspec.request import Request
 from ngramspec.steps import Step
 
@@ -178,6 +179,7 @@ class SpeculativeDecoder:
 
         # The prefill, for the drafter too; the target's logits give the first token.
         began = clock()
+        self.loop.policy = with_trace(self.policy, text.request.return_decisions)
         self.loop.begin()
         text.begin(self.drafts, sequence)
         rows = sequence.prefill(text.prompt, aligned=exactness.aligned, progress=progress)[np.newaxis]

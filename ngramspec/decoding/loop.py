@@ -14,10 +14,11 @@
    checkpoint before the pass; the tokens since then are owed: the next pass evaluates them again before its own.
 6. Learn: policy and cost curve learn what the pass yielded and how long it took.
 
-An example: after `the`, the drafter proposes ` quick brown fox` with p = 0.9, 0.8, 0.3. T(1..4) is 1, 1.2, 1.4, 1.6 in
-units of T(1), and the recent throughput is 1 token per unit. Two tokens yield 1 + 0.9 + 0.72 = 2.62 tokens in 1.4
-units, three 2.84 in 1.6: the third token adds 0.22 tokens for 0.2 units, so three are sent. The target says ` quick
-brown dog`: two drafted tokens are accepted, ` dog` is its own, and the cache is cut to `the quick brown`.
+An example: after `the`, the drafter proposes ` quick brown fox` with p = 0.9, 0.8, 0.3. T(1..4) is 1, 1.1, 1.2, 1.3 in
+units of T(1), and the recent throughput is 1 token per unit. Two tokens yield 1 + 0.9 + 0.72 = 2.62 tokens in 1.2
+units, three 2.84 in 1.3: the third token adds 0.22 tokens for 0.1 units, and a pass may take 1.5 at first (see
+`ngramspec.policies.cost`), so three are sent. The target says ` quick brown dog`: two drafted tokens are accepted,
+` dog` is its own, and the cache is cut to `the quick brown`.
 
 `submit` makes steps 1 to 3, `commit` steps 4 and 5, `report` step 6. On a GPU, `submit` returns before the work is
 done, and `SpeculativeDecoder` submits the next pass before it reports the last one.

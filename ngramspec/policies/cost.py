@@ -13,17 +13,21 @@ Example with an acceptance of 0.8 for each token, times in units of T(1), and wi
     value with lambda = 1     0.00   0.70   1.24   1.35   1.26
     value with lambda = 2    -1.00  -0.40   0.04  -0.25  -0.84
 
-At first the throughput is that of plain decoding, lambda = 1, and three tokens are drafted. If text is then decoded at
-two tokens per T(1), time is worth more, and two tokens are the best draft. The ratio of tokens to time is highest at
-the same length: 2.44 / 1.20 = 2.0, against 2.95 / 1.60 = 1.8.
+At first the throughput is that of plain decoding, lambda = 1. Three tokens have the highest value, but their call takes
+1.60. The estimates may be wrong, so the losses of drafting are limited by a `LossBudget`, and those of a single call by
+half of it. A fresh generation may lose one plain call, so a call may take at most 1 + 1 / 2 = 1.50: two tokens are
+drafted. When drafts have saved another 0.2 and more, three are.
 
-The estimates may be wrong. So the losses of drafting are limited by a `LossBudget`, and single stakes by a part of it.
+If text is then decoded at two tokens per T(1), time is worth more, and two tokens are the best draft. The ratio of
+tokens to time is highest at the same length: 2.44 / 1.20 = 2.0, against 2.95 / 1.60 = 1.8. `ngramspec trace --numbers`
+shows these numbers for each decode call of a real generation.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
@@ -45,6 +49,17 @@ from ngramspec.steps import Step
 
 # Function from the number of tokens of each sequence to the batch sizes; see `SharedModel.batches`.
 Batches = Callable[[Sequence[int]], Sequence[int]]
+
+
+@dataclass(slots=True)
+class PlanNumbers:
+    """Numbers that `CostPolicy.plan` stores in `CostPolicy.numbers`; those that it did not reach are nan or empty."""
+
+    budget: float = math.nan
+    rate: float = math.nan
+    max_cost: float = math.nan
+    costs: list[float] = field(default_factory=list)  # T(1 + k) by k
+    values: list[float] = field(default_factory=list)  # V(k) by k
 
 
 class CostPolicy(Policy):
@@ -92,6 +107,7 @@ class CostPolicy(Policy):
         self._recurring = RecurringSizes()
         self._value = DraftValue()
         self._shared: dict[int, CostPolicy] = {}
+        self.numbers: PlanNumbers | None = None  # where `plan` stores its numbers, if `TracedCostPolicy` calls it
 
     def begin(self) -> None:
         self._budget.begin()
@@ -108,6 +124,11 @@ class CostPolicy(Policy):
 
     def limit(self) -> int:
         return self._draft_max if not self._plain_due and self._budget.can_draft() else 0
+
+    @property
+    def measures_plain(self) -> bool:
+        """True if the next decode call has no draft, so that it shows the speed of plain decoding."""
+        return self._plain_due > 0
 
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
         if curve is None:
@@ -150,6 +171,9 @@ class CostPolicy(Policy):
         if draft.repeats:
             self._budget.forget_inherited_loss()
         left = self._budget.remaining(plain_cost, curve.level)
+        numbers = self.numbers
+        if numbers is not None:
+            numbers.budget = left
         if left < 0:
             return 0, plain
         stake = self.STAKE * left
@@ -177,6 +201,10 @@ class CostPolicy(Policy):
             value = ahead.tokens[k] - rate * cost
             if value > best_value:
                 best, best_size, best_value = k, size, value
+        if numbers is not None:
+            numbers.rate, numbers.max_cost = rate, dearest
+            numbers.costs = [cost for _, cost in costs[1 : 2 + longest]]
+            numbers.values = [ahead.tokens[k] - rate * cost for k, cost in enumerate(numbers.costs)]
         if candidates is not None:
             best, _, best_size, _ = self._recurring.choose(candidates, curve, sizes, rate, dearest)
         # `acceptance_probs` may be longer than the draft; see `fixed_length` in `Drafter.propose`.
@@ -259,6 +287,10 @@ class CostPolicy(Policy):
         least = math.inf
         reach = expected = 1.0
         spent = save
+        numbers = self.numbers
+        if numbers is not None:
+            numbers.rate, numbers.max_cost = rate, stake - refused
+            numbers.costs, numbers.values = [plain], [best_value]
         for k, p in enumerate(draft.acceptance_probs[: min(len(draft), sizes[-1] - 1 - again)], 1):
             cost = curve.ratio(again + 1 + k)
             spent += reach * (1.0 - p) * (load + cost - 1.0)
@@ -266,9 +298,13 @@ class CostPolicy(Policy):
             expected += reach
             if cost - plain + 1.0 + save <= self.SURE * (1 + k):
                 least = min(least, cost)
+            value = expected - rate * (cost + spent)
+            if numbers is not None:
+                numbers.max_cost = max(stake - refused, least)
+                numbers.costs.append(cost)
+                numbers.values.append(value)
             if cost > max(stake - refused, least):
                 continue
-            value = expected - rate * (cost + spent)
             if value > best_value:
                 best, best_value = k, value
         return best, 1 + best

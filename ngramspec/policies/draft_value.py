@@ -9,9 +9,10 @@ With P(i, k) = p_(i+1) * ... * p_(i+k), the value after i right tokens of the ch
 
     W(i) = max over k of 1 + sum over j <= k of P(i, j) - lambda T(1 + k) + P(i, k) p_(i+k+1) W(i + k + 1)
 
-where lambda is the value of time, in tokens. The last term stands for the token that the target adds: if it equals the
-next token of the chain, the chain continues after it. When the text leaves the chain, or the chain ends, W is 0. This
-happens once, however the tokens are divided among decode calls.
+where lambda is the value of time, in tokens per unit of T. The last term stands for the token that the target adds: if
+it equals the next token of the chain, the chain continues after it. When the text leaves the chain, or the chain ends,
+W is 0. This happens once, however the tokens are divided among decode calls. W is a net value, and negative if the
+time of the rest is worth more than its tokens.
 
 Example: p = (0.3, 0.99, 0.99, 0.99), lambda = 1, T(1) = 1, T(4) = 2.2 and T(5) = 2.5.
 
@@ -40,8 +41,8 @@ class DraftValue:
     """Values of all lengths of a draft, for one draft at a time."""
 
     def __init__(self) -> None:
-        # float64 of shape (MAX_TOKENS + 1,): entry k is the expected number of tokens of a decode call with k draft
-        # tokens. It includes the value of the later calls that continue the chain, in tokens.
+        # float64 of shape (MAX_TOKENS + 1,): entry k is the value of a decode call with k draft tokens, in tokens,
+        # before its own cost is subtracted: its expected tokens, and the net value W of later calls.
         self.tokens = array("d", bytes(8 * (MAX_TOKENS + 1)))
         self._p = array("d", bytes(8 * (MAX_TOKENS + 1)))
         self._cost = array("d", bytes(8 * (MAX_TOKENS + 1)))

@@ -1,7 +1,8 @@
 """The interface of policies, which choose the draft length, and `FixedPolicy`, the simplest one.
 
-The loop calls `begin()` once per request, and three methods per decode call: `limit()` before it calls the drafter,
-`plan(draft, curve, sizes)` for the number of draft tokens to verify, and `record(done)` with the resulting `Step`.
+The loop calls `begin()` once per request, and four methods per decode call: `limit()` and `price(curve, sizes)` before
+it calls the drafter, which ends its proposal by both, `plan(draft, curve, sizes)` for the number of proposed tokens to
+verify, and `record(done)` with the resulting `Step`.
 """
 
 from __future__ import annotations

@@ -367,6 +367,24 @@ def test_the_view_of_a_real_model_holds_its_texts(env: dict[str, str], tmp_path:
     assert {"margin", "u", "overlap", "expected", "match"} <= set(re.findall(r", ([a-z]+) ", done.out))
 
 
+def test_numbers_show_why_a_draft_had_its_length(env: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    path = tmp_path / "run.jsonl"
+    options = ["-t", "1", "-c", "512", "-n", "60", "--temp", "0", "--exact", "off", "--trace", path]
+    run(env, "complete", *options, DEMO, stdin=CODE.encode()).ok()
+    done = run(env, "trace", path, "--numbers").ok()
+    _, *passes = [item.step for item in records(path) if isinstance(item, TracedPass)]
+    assert done.out.count(" reason: ") == len(passes)
+    assert all(len(step.drafted) <= int(step.policy_details.get("planned", 0)) for step in passes)
+    costs = r"  P\((\d+)\) \S+, T\(\d+\) (\S+), V\(\d+\) \S+  <- planned"
+    planned = [step.policy_details for step in passes if "V(0)" in step.policy_details]
+    shown = [(int(length), float(cost)) for length, cost in re.findall(costs, done.out)]
+    assert [length for length, _ in shown] == [details["planned"] for details in planned] != []
+    for (_, cost), details in zip(shown, planned, strict=True):
+        assert cost <= float(details["cap"]) + 1e-3
+        assert f"lambda {details['lambda']:.4g}, cap {details['cap']:.4g}" in done.out
+
+
 # --------------------------------------------------------------------------- what goes wrong
 
 

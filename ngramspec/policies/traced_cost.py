@@ -1,0 +1,139 @@
+"""`TracedCostPolicy`: a `CostPolicy` that also reports why a draft has its length, for `ngramspec trace --numbers`.
+
+The decoder uses it for requests with `return_decisions`. The numbers are those that `CostPolicy.plan` computed. Times
+are in units of T(1), values in tokens. For the first draft of a generation, of three tokens, in the example of
+`ngramspec.policies.cost`:
+
+    reason        T(4) is above the cap
+    limit         63       maximum length of the proposal, unless the request or the context ends before
+    proposed      3        length of the drafter's proposal
+    planned       2        chosen length, before it is cut where the text ends or the grammar forbids a token
+    loss budget   1.0      time that drafts may still lose
+    lambda        1.0      value of time: recent tokens per T(1), at least those of plain decoding
+    cap           1.5      maximum T(1 + k): a plain decode call and half of the loss budget
+    P(2)          0.64     probability that the first two tokens are accepted
+    T(3)          1.2      cost of the decode call with a draft of two tokens
+    V(2)          1.24     its tokens, with the value of later calls (`DraftValue`), minus lambda T(3)
+
+`plan` chooses the k with the largest V(k) among those with T(1 + k) up to the cap. The cap is higher if only a longer
+call is sure to pay (`CostPolicy.SURE`). If the cache cannot be cut, T, V and
+the cap include the cost of restoring it (`RestoreCost`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import mul
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.measure import RestoreCost
+from ngramspec.drafting.draft import Draft, MarginalCost
+from ngramspec.policies.cost import CostPolicy, PlanNumbers
+from ngramspec.policies.policy import Policy
+from ngramspec.steps import Step
+
+
+class TracedCostPolicy(Policy):
+    """Wraps a `CostPolicy` and stores the numbers and the reason of each draft length in `Step.policy_details`.
+
+    Args:
+        policy: Policy that makes all decisions.
+    """
+
+    def __init__(self, policy: CostPolicy) -> None:
+        self.name = policy.name
+        self.policy = policy
+        self._price: MarginalCost | None = None
+        # Details of unrecorded decode calls. On a GPU, a call is planned before the last one is recorded.
+        self._waiting: deque[dict[str, float | str]] = deque()
+
+    def begin(self) -> None:
+        self._waiting.clear()
+        self.policy.begin()
+
+    def limit(self) -> int:
+        limit = self.policy.limit()
+        reason = "the request or the context ends here"
+        if limit == 0:
+            measures = self.policy.measures_plain
+            reason = "measuring the speed without drafts" if measures else "drafting has no time left in its budget"
+        self._waiting.append({"reason": reason, "limit": limit})
+        return limit
+
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
+        self._price = self.policy.price(curve, sizes)
+        return self._price
+
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
+    ) -> tuple[int, int]:
+        numbers = self.policy.numbers = PlanNumbers()
+        try:
+            planned, size = self.policy.plan(draft, curve, sizes, restore)
+        finally:
+            self.policy.numbers = None
+        details = self._waiting[-1]
+        details |= {"proposed": len(draft), "planned": planned}
+        named = {"loss budget": numbers.budget, "lambda": numbers.rate, "cap": numbers.max_cost}
+        details |= {name: number for name, number in named.items() if not math.isnan(number)}
+        details |= dict(_by_length(draft, numbers))
+        details["reason"] = _reason(draft, planned, int(details["limit"]), numbers, self._price)
+        return planned, size
+
+    def record(self, done: Step) -> None:
+        self.policy.record(done)
+        details = self._waiting.popleft()
+        if len(done.drafted) < details.get("planned", 0):  # type: ignore[operator]
+            details["reason"] = f"{details['reason']}; cut where the text ends or the grammar forbids a token"
+        done.policy_details = details
+
+
+def with_trace(policy: Policy, is_traced: bool) -> Policy:
+    """Return the policy for a request: wrapped if it is traced and a `CostPolicy`, otherwise without the wrapper."""
+    if isinstance(policy, TracedCostPolicy):
+        policy = policy.policy
+    return TracedCostPolicy(policy) if is_traced and isinstance(policy, CostPolicy) else policy
+
+
+def _by_length(draft: Draft, numbers: PlanNumbers) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of each length k by their names: P(k), T(1 + k) as in "T(3)", and V(k)."""
+    chain_probs = accumulate(draft.acceptance_probs[: len(draft)], mul, initial=1.0)
+    for k, (prob, cost, value) in enumerate(zip(chain_probs, numbers.costs, numbers.values, strict=False)):
+        yield f"P({k})", prob
+        yield f"T({1 + k})", cost
+        yield f"V({k})", value
+
+
+def _reason(draft: Draft, planned: int, limit: int, numbers: PlanNumbers, price: MarginalCost | None) -> str:
+    """Return why the draft has `planned` tokens."""
+    if not draft:
+        return "the drafter had no guess"
+    if numbers.budget < 0:
+        return "the loss budget is used up"
+    if not numbers.values:
+        return "the cost of decode calls is unknown"
+    if planned < len(draft):
+        return _shorter(len(draft), planned, numbers)
+    return "the limit of the policy" if planned >= limit else _end_of_proposal(draft, price)
+
+
+def _shorter(n: int, planned: int, numbers: PlanNumbers) -> str:
+    """Return why `plan` chose fewer than the `n` proposed tokens."""
+    costs, values = numbers.costs, numbers.values
+    better = [k for k in range(planned + 1, min(n + 1, len(values))) if values[k] > values[planned]]
+    expensive = [k for k in better if costs[k] > numbers.max_cost]
+    if expensive:
+        return f"T({1 + expensive[0]}) is above the cap"
+    return "the batch size of an earlier decode call is cheaper" if better else "V is lower for longer drafts"
+
+
+def _end_of_proposal(draft: Draft, price: MarginalCost | None) -> str:
+    """Return why the drafter proposed no more tokens, as far as its price shows it."""
+    n = len(draft)
+    if price is None or price.worth_extending(math.prod(draft.acceptance_probs[:n]), n):
+        return "the drafter had no further guess, or the request or the context ends here"
+    # The rule of `MarginalCost.worth_extending`: the probability of a further token is at most that of the chain.
+    return f"the drafter stopped: P({n}) is below lambda times the cost of one more token, {price.slopes[n]:.3g}"
