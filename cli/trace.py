@@ -50,6 +50,8 @@ def trace(
     With --policy cost, the default, --numbers shows why a draft had its length: P(k), the probability that its first k
     tokens are all accepted, T(1 + k), the cost of the pass in plain passes, and V(k), its expected tokens minus lambda
     times its cost. The draft has the k with the largest V among those up to the cap, which limits the possible loss.
+    Each token has p, the model's probability, q, the drafter's, match, the length of the matching context, and
+    expected, the estimated probability of acceptance, whose products are P(k).
 
     Accepted draft tokens are green, rejected ones are red and struck through, and the model's own token is blue.
     Without colours (not a terminal, or NO_COLOR): [+accepted] [-rejected] [.after a rejected one] [>the model's own]

@@ -192,7 +192,13 @@ class AcceptanceEstimator:
         return reach >= self._min_chain_prob and (price is None or price.worth_extending(reach, len(self._cells)))
 
     def estimate_undrawn(self, match: int, q: Mapping[int, float], support: int) -> float:
-        """Return the estimate for the first guess before it is sampled from `q`; see `Drafter.propose`."""
+        """Return the estimate for the first guess before it is sampled from `q`; see `Drafter.propose`, `fixed_length`.
+
+        Args:
+            match: Length of the context.
+            q: Distribution to sample from. Only its largest value matters, as the share of the guess.
+            support: Number of occurrences of the context.
+        """
         return self.estimate(cell(length_class(match), max(q.values()), support, self._streak))
 
     def add_estimates(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:

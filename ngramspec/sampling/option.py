@@ -71,6 +71,9 @@ def resolve_flags(name: str, setting: Option) -> Option:
 
 # --------------------------------------------------------------------------- ranges
 # Every comparison with nan is false, so nan is in no range.
+#
+# The command line checks the ranges of `allow_int_range` and `allow_range` itself, and its help shows them. The class
+# of the settings checks the others, whose message also gives the meaning of 0 or -1, such as `COUNT` and `WINDOW`.
 
 _LARGEST = float(np.finfo(np.float32).max)  # settings of llama.cpp are 32-bit floats
 
