@@ -32,7 +32,7 @@ ROW_BACKENDS = ("CUDA", "ROCm", "MUSA", "SYCL")  # backends that can split the r
 MARGIN = 2**30  # bytes of each GPU that a fit leaves free, as in llama.cpp
 DRAFT_MARGIN = 2**28  # the same for a draft model, for which the target's fit leaves memory free
 STEP = 2**28  # a fit counts free memory in multiples of this, so that small changes do not change it
-RETRY = 0.8  # share of the memory for which a setting is proposed after a failed load
+RETRY = 0.8  # factor by which the memory is reduced until a setting differs from one that failed
 
 EVERY = -1
 """Value of `cpu_experts` for all layers."""
@@ -158,7 +158,7 @@ class Plan:
     def arguments(self) -> dict[str, Any]:
         """Arguments of a `Target` with this placement, whatever memory is free then."""
         shares = tuple(float(share) for share in self.split)
-        placement = replace(self.asked, cpu_experts=self.cpu_experts, tensor_split=shares)
+        placement = replace(self.asked, cpu_experts=self.cpu_experts or None, tensor_split=shares)
         return {"n_gpu_layers": ALL if self.gpu_layers < 0 else self.gpu_layers, "placement": placement}
 
     def summary(self, layers: Mapping[str, int]) -> dict[str, Any]:
@@ -196,11 +196,16 @@ class Plan:
         """Return the error of a failed load, with a setting that would fit if memory was missing."""
         if not self.on_gpu or not _OUT_OF_MEMORY.search(str(error)):
             return error
-        rooms, shares = _memory(self.gpus, self.asked)
-        if self.fitted is not None:
+        count = len(_layers(self.headers))
+        layers = count + 1 if self.gpu_layers < 0 else self.gpu_layers
+        asked = replace(self.asked, cpu_experts=None)
+        rooms, shares = _memory(self.gpus, asked)
+        smaller = _fit(self.headers, self.demand, asked, rooms, shares)
+        # The estimate was too low if this placement should have fitted.
+        while any(rooms) and smaller.gpu_layers >= layers and smaller.cpu_experts <= self.cpu_experts:
             rooms = [int(room * RETRY) for room in rooms]
-        smaller = _fit(self.headers, self.demand, self.asked, rooms, shares)
-        if smaller.gpu_layers > len(_layers(self.headers)) and smaller.cpu_experts:
+            smaller = _fit(self.headers, self.demand, asked, rooms, shares)
+        if smaller.gpu_layers > count and smaller.cpu_experts:
             advice = f"-ngl all --n-cpu-moe {smaller.cpu_experts}"
         else:
             advice = f"-ngl {smaller.gpu_layers}" + (" --cpu-moe" if smaller.cpu_experts else "")

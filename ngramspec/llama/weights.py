@@ -220,7 +220,7 @@ class Weights(NativeObject):
         self._token_bytes = max(1.0, texts * per_token)
         if asked is None:
             free = devices.free_bytes(self.devices, self.cached_layers, self.size_bytes if self.present.mmap else 0)
-            free -= min(free, self.plan.asked.reserved)
+            free -= min(free, self.plan.asked.reserved) if self.on_gpu else 0
             trained = self.n_ctx_train or 4096
             fits = int(free / 2 / self._token_bytes) // GRAIN * GRAIN
             if fits >= trained:

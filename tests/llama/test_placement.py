@@ -236,6 +236,11 @@ def test_a_copy_has_the_same_placement_in_less_memory(moe: Path, set_devices: Ca
         assert (max(AUTO, copy.gpu_layers), copy.cpu_experts) == (made.gpu_layers, made.cpu_experts)
 
 
+def test_a_copy_on_the_cpu_has_the_same_key(set_devices: Callable[..., None]) -> None:
+    set_devices()
+    assert plan().arguments == {"n_gpu_layers": ALL, "placement": Placement()}
+
+
 # ---------------------------------------------------------------------- errors and notes
 
 
@@ -309,6 +314,7 @@ def test_a_load_without_memory_names_a_setting_that_fits(moe: Path, set_devices:
     assert str(plan(n_gpu_layers=ALL).explained(FULL)) == f"{FULL}; set -ngl {fits} to use less GPU memory"
     smaller = int(re.findall(r"set -ngl (\d+) to", str(plan().explained(FULL)))[0])
     assert smaller < fits
+    assert str(plan(n_gpu_layers=fits - 1).explained(FULL)) == f"{FULL}; set -ngl {smaller} to use less GPU memory"
     other = ModelError("m.gguf: llama.cpp cannot load this model (unknown model architecture)")
     assert plan(n_gpu_layers=ALL).explained(other) is other
     assert plan(n_gpu_layers=0).explained(FULL) is FULL
@@ -369,6 +375,19 @@ def test_a_fit_is_part_of_the_keys_of_measurements(set_devices: Callable[..., No
         set_devices(with_room(room * 1024))
         found.add(fingerprint())
     assert len(found) == 3
+
+
+def test_the_default_context_leaves_memory_for_a_draft_model_on_the_gpu(
+    set_devices: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "free_bytes", lambda *_: 16 * MIB)
+    for made, is_smaller in (((), False), ((CARD,), True)):
+        set_devices(*made)
+        sizes = []
+        for reserved in (0, 12 * MIB):
+            with Target(DEMO, threads=1, exact="off", placement=Placement(reserved=reserved)) as target:
+                sizes.append(target.n_ctx)
+        assert (sizes[1] < sizes[0]) == is_smaller
 
 
 # ---------------------------------------------------------------------- real loads on the CPU
