@@ -14,7 +14,7 @@ from ngramspec.decoding.drafts import Pass
 from ngramspec.decoding.shared_loop import SharedLoop
 from ngramspec.decoding.text import Text
 from ngramspec.errors import NGramSpecError, TargetError
-from ngramspec.exactness.decision import UNMEASURED, ExactnessMode
+from ngramspec.exactness.decision import DEFAULT_LOGIT_SHIFT, ExactnessMode
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.shared_model import SharedModel
 from ngramspec.steps import Step
@@ -156,7 +156,7 @@ def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> t
     tokens = np.random.default_rng(0).integers(0, sequence.n_vocab, min(DEPTH, sequence.n_ctx // 2))
     sequence.prefill([int(token) for token in tokens])
     known.ensure_curve(sequence, TOKENS, SHARED_ORDER)
-    exactness = ExactnessMode(max_logit_shift=UNMEASURED)
+    exactness = ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT)
     if exact and sequence.can_rollback and sequence.exact_rollback:
         whole = known.ensure_exact(sequence, together=True)
         sizes = tuple(size for size in whole if size <= sequence.max_batch) or (1,)

@@ -1,8 +1,8 @@
-"""The choice made by `exact="auto"`: the way to decode, by measured times and by batch sizes that agree bit for bit.
+"""The choice made by `exact="auto"`: the decoding mode, by measured times and by batch sizes that agree bit for bit.
 
 llama.cpp picks its kernels by batch size. So the logits of one position may differ in the last bits between a batch of
-one token and a batch of five. Drafts change the batch sizes, and so they may change the text. Three ways to decode are
-measured (`ngramspec.llama.trial_context`):
+one token and a batch of five. Drafts change the batch sizes, and so they may change the text. Three modes of decoding
+are measured (`ngramspec.llama.trial_context`):
 
     fast     the fastest settings; batches of different sizes may differ in the last bits
     padded   the same settings, but single tokens are padded to two; requires that all sizes from two on agree
@@ -21,7 +21,7 @@ agree and its time is at most `TOLERANCE` times the fastest time, then "exact" u
 
 Measurements are stored and never repeated: if the choice changed with their noise, the text would change too. They are
 made in steps while a model is loaded. A step is postponed to the next load or to `ngramspec info` if the time is too
-short. This also happens to times that were taken while other programs ran. Until then the fastest way is used.
+short. This also happens to times that were taken while other programs ran. Until then the fastest mode is used.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ DEPTHS = (0, 1024)
 """Tokens of context after which sizes are compared; CPU kernels were seen to change at 256 and 512. Decode calls are
 timed after the last depth."""
 
-MOST = 7  # largest size that must agree; larger ones are used only if they agree: K-quants change their kernel at 8
+MAX_DRAFT_SIZE = (
+    7  # largest size that must agree; larger ones are used only if they agree: K-quants change their kernel at 8
+)
 
 NEW, ANSWER = 128, 256
 """Tokens of the usual request: new prompt tokens, which are not in the KV cache from earlier turns, and the answer."""
@@ -77,12 +79,12 @@ class Identity:
     @property
     def all_sizes_agree(self) -> bool:
         """True if single tokens agree with every size that drafts would use."""
-        return set(self.agreeing) >= {n for n in SIZES if n <= MOST}
+        return set(self.agreeing) >= {n for n in SIZES if n <= MAX_DRAFT_SIZE}
 
     @property
     def padding_is_exact(self) -> bool:
         """True if all sizes from two on that drafts would use agree with each other."""
-        return set(self.padded) >= {n for n in SIZES if 2 <= n <= MOST}
+        return set(self.padded) >= {n for n in SIZES if 2 <= n <= MAX_DRAFT_SIZE}
 
     def merge(self, other: Identity) -> Identity:
         """Return the sizes that agree in both, such as at two depths."""
@@ -93,7 +95,7 @@ class Identity:
 
 
 class Times(NamedTuple):
-    """Seconds of one way to decode, measured at one context depth."""
+    """Seconds of one decoding mode, measured at one context depth."""
 
     passes: tuple[float, ...]  # seconds of a decode call for each size in `PASSES`; the first is without a draft
     reading: float  # seconds per prompt token
@@ -106,8 +108,8 @@ class Times(NamedTuple):
         """
         total = 0.0
         for share, p in TYPICAL:
-            timed = zip(PASSES, self.passes, strict=True)
-            total += share * min(seconds / sum(p**i for i in range(size)) for size, seconds in timed)
+            pairs = zip(PASSES, self.passes, strict=True)
+            total += share * min(seconds / sum(p**i for i in range(size)) for size, seconds in pairs)
         return total
 
 
@@ -117,13 +119,13 @@ class Measurements:
 
     # Identities at the first of `DEPTHS`, as far as they were measured, by setting ("fast" or "exact").
     identities: Mapping[str, tuple[Identity, ...]] = field(default_factory=dict)
-    times: Mapping[str, Times] = field(default_factory=dict)  # times of every way at DEPTHS[-1]; empty if not measured
+    times: Mapping[str, Times] = field(default_factory=dict)  # times of every mode at DEPTHS[-1]; empty if not measured
     # Largest difference of one logit between batches and single tokens under the fastest settings. `None` means not
     # measured.
     rounding: float | None = None
 
     def __post_init__(self) -> None:
-        if any(len(found) > len(DEPTHS) for found in self.identities.values()):
+        if any(len(identities) > len(DEPTHS) for identities in self.identities.values()):
             raise ValueError(f"more sizes than were measured at the depths {DEPTHS}")
 
     def join(self, other: Measurements) -> None:
@@ -131,15 +133,15 @@ class Measurements:
         mine = self.identities
         self.identities = {
             **mine,
-            **{name: one + mine.get(name, ())[len(one) :] for name, one in other.identities.items()},
+            **{name: identity + mine.get(name, ())[len(identity) :] for name, identity in other.identities.items()},
         }
         self.times = other.times or self.times
         self.rounding = self.rounding if other.rounding is None else other.rounding
 
     def identity(self, setting: str) -> Identity | None:
         """Return the sizes that agree at all depths; `None` if a depth was not measured yet."""
-        found = self.identities.get(setting, ())
-        return found[0].merge(found[1]) if len(found) == len(DEPTHS) else None
+        by_depth = self.identities.get(setting, ())
+        return by_depth[0].merge(by_depth[1]) if len(by_depth) == len(DEPTHS) else None
 
     def seconds(self, mode: DecodingMode) -> float | None:
         """Return the expected seconds of a usual request; `None` if not measured."""
@@ -147,12 +149,12 @@ class Measurements:
         return None if times is None else NEW * times.reading + ANSWER * times.per_token
 
     def relative_time(self, mode: DecodingMode) -> float | None:
-        """Return the expected time of a usual request over its time with the fastest way; `None` if not measured."""
+        """Return the expected time of a usual request over its time with the fastest mode; `None` if not measured."""
         times = [seconds for other_mode in DECODING_MODES if (seconds := self.seconds(other_mode)) is not None]
         mine = self.seconds(mode)
         return None if mine is None else mine / min(times)
 
-    def _affordable(self, mode: DecodingMode) -> bool:
+    def _is_affordable(self, mode: DecodingMode) -> bool:
         relative = self.relative_time(mode)
         return relative is not None and relative <= TOLERANCE
 
@@ -160,7 +162,7 @@ class Measurements:
         """Return the next measurement that the choice requires.
 
         Args:
-            modes: Ways that may be chosen.
+            modes: Modes that may be chosen.
 
         Returns:
             "times", or the setting ("fast" or "exact") whose batch sizes must be compared; `None` if the choice needs
@@ -169,22 +171,22 @@ class Measurements:
         fast = self.identity("fast")
         if fast is None:
             return "fast"
-        pads, other = fast.padding_is_exact and "padded" in modes, "exact" in modes
-        if fast.all_sizes_agree or not (pads or other):
+        may_pad, may_be_exact = fast.padding_is_exact and "padded" in modes, "exact" in modes
+        if fast.all_sizes_agree or not (may_pad or may_be_exact):
             return None
         if not self.times:
             return "times"
-        decided = not (other and self._affordable("exact")) or (pads and self._affordable("padded"))
-        return None if decided or self.identity("exact") is not None else "exact"
+        is_known = not (may_be_exact and self._is_affordable("exact")) or (may_pad and self._is_affordable("padded"))
+        return None if is_known or self.identity("exact") is not None else "exact"
 
     def choose(self, modes: Sequence[DecodingMode]) -> DecodingMode:
-        """Return the way to decode requests, one of `modes`; "fast" if no better way is known."""
+        """Return the decoding mode for requests, one of `modes`; "fast" if no better mode is known."""
         fast, exact = self.identity("fast"), self.identity("exact")
         if fast is None or fast.all_sizes_agree:
             return "fast"
-        if fast.padding_is_exact and "padded" in modes and self._affordable("padded"):
+        if fast.padding_is_exact and "padded" in modes and self._is_affordable("padded"):
             return "padded"
-        if exact is not None and exact.all_sizes_agree and "exact" in modes and self._affordable("exact"):
+        if exact is not None and exact.all_sizes_agree and "exact" in modes and self._is_affordable("exact"):
             return "exact"
         return "fast"
 
@@ -195,7 +197,7 @@ BUDGET = 7.0  # seconds for measuring while a model is loaded
 GRACE = 2.0  # seconds beyond the budget after which a step is aborted, for example because other programs started
 COST, ROUNDING_COST = 150, 170  # approximate maximum time of a step, and of rounding, in decode calls of one token
 ROUNDS = 2
-UNMEASURED = 1.0  # assumed change of a logit by batch size if there was no time to measure it
+DEFAULT_LOGIT_SHIFT = 1.0  # assumed change of a logit by batch size if there was no time to measure it
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ class ExactnessSelector:
         model: A `Target`, or an object with these members: `settings`, the names of the settings, "fast" first;
             `identity`, the key of all that measurements depend on ("" means that they are not stored); and
             `trial(setting)`, which opens a context for measuring, see `ngramspec.llama.trial_context.TrialContext`.
-        modes: Ways to decode that may be chosen, including "fast".
+        modes: Decoding modes that may be chosen, including "fast".
         text: Token ids on which rounding is measured if drafts may change the last bits; empty means that rounding is
             not measured.
         folder: Folder of the stored measurements; `None` means the user's cache folder.
@@ -241,7 +243,7 @@ class ExactnessSelector:
 
     @property
     def mode(self) -> DecodingMode:
-        """The way to decode requests, by the measurements so far."""
+        """The decoding mode for requests, by the measurements so far."""
         return self.measurements.choose(self._modes)
 
     @property
@@ -252,18 +254,18 @@ class ExactnessSelector:
         """
         if self.exactness.bit_identical:
             return None
-        prices = [self.measurements.relative_time(mode) for mode in self._modes if mode != "fast"]
-        return min((price for price in prices if price is not None), default=None)
+        times = [self.measurements.relative_time(mode) for mode in self._modes if mode != "fast"]
+        return min((seconds for seconds in times if seconds is not None), default=None)
 
     @property
     def exactness(self) -> ExactnessMode:
         """The batch sizes and the guarantee for requests that follow from `mode`."""
         mode = self.mode
-        found = self.measurements.identity("exact" if mode == "exact" else "fast")
-        if found is not None and (mode == "padded" or found.all_sizes_agree):
-            return ExactnessMode(found.padded if mode == "padded" else found.agreeing, bit_identical=True)
-        bound = UNMEASURED if self.measurements.rounding is None else self.measurements.rounding
-        return ExactnessMode(max_logit_shift=bound, agreeing=(1,) if found is None else found.agreeing)
+        identity = self.measurements.identity("exact" if mode == "exact" else "fast")
+        if identity is not None and (mode == "padded" or identity.all_sizes_agree):
+            return ExactnessMode(identity.padded if mode == "padded" else identity.agreeing, bit_identical=True)
+        max_shift = DEFAULT_LOGIT_SHIFT if self.measurements.rounding is None else self.measurements.rounding
+        return ExactnessMode(max_logit_shift=max_shift, agreeing=(1,) if identity is None else identity.agreeing)
 
     def measure(self, budget: float | None = None) -> None:
         """Run the measurements that are still missing, as far as the time allows.
@@ -280,43 +282,51 @@ class ExactnessSelector:
 
     def _missing(self) -> str | None:
         """Return the name of the next measurement; `None` if nothing is missing."""
-        wanted = self._text and self.measurements.rounding is None and not self.exactness.bit_identical
-        return self.measurements.missing(self._modes) or ("rounding" if wanted else None)
+        needs_rounding = self._text and self.measurements.rounding is None and not self.exactness.bit_identical
+        return self.measurements.missing(self._modes) or ("rounding" if needs_rounding else None)
 
-    def _measure(self, what: str, ends: float) -> bool:
+    def _measure(self, measurement: str, ends: float) -> bool:
         """Run one measurement, at the next depth, if a first decode call shows that there is enough time.
 
         Returns:
             True if the measurement was made.
         """
-        known = self.measurements
         if time.perf_counter() >= ends:
             return False
-        settings = self._model.settings if what == "times" else ("exact" if what == "exact" else "fast",)
+        settings = self._model.settings if measurement == "times" else ("exact" if measurement == "exact" else "fast",)
         with ExitStack() as stack:
             trials = {name: stack.enter_context(self._model.trial(name)) for name in settings}
             for trial in trials.values():
                 trial.deadline = ends + GRACE
-            expected = trials[settings[0]].single() * (ROUNDING_COST if what == "rounding" else COST)
-            if time.perf_counter() + expected > ends:
+            duration = trials[settings[0]].single() * (ROUNDING_COST if measurement == "rounding" else COST)
+            if time.perf_counter() + duration > ends:
                 return False
-            if what == "times":
-                self._load.sample()
-                if not self._load.is_quiet:
-                    return False
-                measured = times(trials)
-                self._load.call_ended = self._load.clock()  # the sample is then the average over these calls
-                self._load.sample()
-                if not self._load.is_quiet:
-                    return False
-                known.times = measured
-            elif what == "rounding":
-                known.rounding = trials["fast"].rounding(self._text)
+            if measurement == "times":
+                return self._measure_times(trials)
+            if measurement == "rounding":
+                self.measurements.rounding = trials["fast"].rounding(self._text)
             else:
-                before = known.identities.get(what, ())
-                found = (*before, trials[what].identity(DEPTHS[len(before)]))
-                known.identities = {**known.identities, what: found}
+                self._measure_identity(measurement, trials[measurement])
         return True
+
+    def _measure_times(self, trials: Mapping[str, Any]) -> bool:
+        """Measure the times of all modes; return False if other programs ran at the same time."""
+        self._load.sample()
+        if not self._load.is_quiet:
+            return False
+        result = times(trials)
+        self._load.call_ended = self._load.clock()  # the sample is then the average over these calls
+        self._load.sample()
+        if not self._load.is_quiet:
+            return False
+        self.measurements.times = result
+        return True
+
+    def _measure_identity(self, setting: str, trial: Any) -> None:
+        """Compare the batch sizes of a setting at the next depth."""
+        known = self.measurements.identities
+        before = known.get(setting, ())
+        self.measurements.identities = {**known, setting: (*before, trial.identity(DEPTHS[len(before)]))}
 
     def _read(self) -> None:
         """Load the stored measurements; the first ones count, whichever process made them."""
@@ -325,14 +335,14 @@ class ExactnessSelector:
                 self.measurements.join(decode(Measurements, json.loads(read_cache(self._path) or "")))
 
     def forget(self) -> None:
-        """Delete the measurements, including the file; the next measurements may lead to another way."""
+        """Delete the measurements, including the file; the next measurements may lead to another mode."""
         self.measurements = Measurements()
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
 
 def times(trials: Mapping[str, Any]) -> dict[str, Times]:
-    """Return the times of each way to decode; "padded" is measured in the context of "fast".
+    """Return the times of each decoding mode; "padded" is measured in the context of "fast".
 
     The settings take turns, and the fastest of all rounds counts, because other load of the machine only adds time.
     """
@@ -349,10 +359,10 @@ def times(trials: Mapping[str, Any]) -> dict[str, Times]:
             note(name, size)
             note(name, size)
         note(name, MIN_PREFILL)
-    found = {
+    result = {
         name: Times(tuple(best[name, size] for size in PASSES), best[name, MIN_PREFILL] / MIN_PREFILL)
         for name in trials
     }
-    fast = found["fast"]
-    found["padded"] = fast._replace(passes=(best["fast", 2], *fast.passes[1:]))
-    return found
+    fast = result["fast"]
+    result["padded"] = fast._replace(passes=(best["fast", 2], *fast.passes[1:]))
+    return result

@@ -44,8 +44,8 @@ from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import ModelError
 from ngramspec.exactness.decision import (
     DECODING_MODES,
+    DEFAULT_LOGIT_SHIFT,
     EXACT,
-    UNMEASURED,
     DecodingMode,
     Exact,
     ExactnessMode,
@@ -302,7 +302,7 @@ class Target(NativeObject):
         # Here rollback is not exact (see `CacheSequence.exact_rollback`): a rejected draft may change last bits under
         # all settings.
         elif self.weights.is_recurrent and (self.weights.window or not self._snapshots(1, "fast")):
-            self.exactness = ExactnessMode(max_logit_shift=UNMEASURED)
+            self.exactness = ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT)
         else:
             auto = ExactnessSelector(self, ways, self.vocabulary.tokenize(SAMPLE) if self.texts is None else ())
             auto.measure()

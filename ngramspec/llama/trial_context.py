@@ -24,7 +24,7 @@ import numpy as np
 
 from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
-from ngramspec.exactness.decision import DEPTHS, MOST, SIZES, Identity
+from ngramspec.exactness.decision import DEPTHS, MAX_DRAFT_SIZE, SIZES, Identity
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
@@ -122,7 +122,7 @@ class TrialContext:
         def agreeing(with_size: int) -> tuple[int, ...]:
             return tuple(n for n in SIZES if _equal(found[n], found[with_size]))
 
-        return Identity(agreeing(1), tuple(n for n in agreeing(MOST) if n > 1))
+        return Identity(agreeing(1), tuple(n for n in agreeing(MAX_DRAFT_SIZE) if n > 1))
 
     def rounding(self, text: Sequence[int]) -> float:
         """Return the largest difference of a logit between passes and single tokens after an ordinary text.

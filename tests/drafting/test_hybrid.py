@@ -144,7 +144,7 @@ def test_the_models_answers_are_those_to_the_chain(replays: bool) -> None:
     for _ in range(60):
         draft = drafter.propose(8, price=MarginalCost(1.2, [0.1] * 10))
         chain = [guess.token for guess in drafter._chain]
-        for at, (_, _, guess, answer, better) in drafter._asked_about:
+        for at, (_, _, guess, answer, better) in drafter._observations:
             assert answer == int(model.row([*text, *chain[:at]]).argmax())
             assert chain[at] == better
             asked += 1

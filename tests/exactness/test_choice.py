@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ngramspec.exactness.decision import (
     ANSWER,
     DECODING_MODES,
-    MOST,
+    MAX_DRAFT_SIZE,
     NEW,
     SIZES,
     TOLERANCE,
@@ -25,7 +25,9 @@ from ngramspec.json_data import decode, encode
 
 ALL = Identity(SIZES, SIZES[1:])
 SPLIT = Identity((1,), SIZES[1:])
-LARGE_DIFFER = Identity(tuple(n for n in SIZES if n <= MOST), tuple(n for n in SIZES if 1 < n <= MOST))
+LARGE_DIFFER = Identity(
+    tuple(n for n in SIZES if n <= MAX_DRAFT_SIZE), tuple(n for n in SIZES if 1 < n <= MAX_DRAFT_SIZE)
+)
 NONE = Identity((1,), (8, 16))
 
 TIMES = Times((0.020, 0.040, 0.080), 0.002)

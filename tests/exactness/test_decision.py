@@ -15,10 +15,10 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
 from ngramspec.exactness import decision
 from ngramspec.exactness.decision import (
+    DEFAULT_LOGIT_SHIFT,
     DEPTHS,
     PASSES,
     SIZES,
-    UNMEASURED,
     DecodingMode,
     ExactnessMode,
     ExactnessSelector,
@@ -135,7 +135,7 @@ def test_the_least_that_decides_is_measured(tmp_path: Path, measured: list[str])
 def test_dear_settings_are_not_taken_and_rounding_is_known(tmp_path: Path, measured: list[str]) -> None:
     model = Model()
     model.times_of["exact"] = slow(0.012)
-    assert chosen(model, tmp_path) == ("fast", ExactnessMode(max_logit_shift=UNMEASURED))
+    assert chosen(model, tmp_path) == ("fast", ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT))
     assert measured == FAST_STEPS
     assert chosen(model, tmp_path, text=[1, 2]) == ("fast", ExactnessMode(max_logit_shift=0.5))
     assert measured == [*FAST_STEPS, "rounding"]
@@ -173,7 +173,7 @@ def test_a_slow_model_is_measured_step_by_step_each_time_that_it_is_loaded(tmp_p
         found.append(chosen(Model(0.1), tmp_path))
         assert len(measured) == number + 1
     assert measured == ALL_STEPS
-    assert found[0] == ("fast", ExactnessMode(max_logit_shift=UNMEASURED))
+    assert found[0] == ("fast", ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT))
     assert [way for way, _ in found] == ["fast"] * 4 + ["exact"]
 
 
@@ -216,7 +216,7 @@ def test_without_memory_for_a_trial_the_fastest_settings_are_taken(tmp_path: Pat
 
     model = Model()
     model.trial = refuse  # type: ignore[method-assign]
-    assert chosen(model, tmp_path) == ("fast", ExactnessMode(max_logit_shift=UNMEASURED))
+    assert chosen(model, tmp_path) == ("fast", ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"identities": {}, "times": {"fast": [1]}}', "\0"])
