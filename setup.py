@@ -16,6 +16,7 @@ MODULES = (
     "ngramspec.drafting.mixture.context_counts",
     "ngramspec.drafting.mixture.answers",
     "ngramspec.drafting.mixture.pointers",
+    "ngramspec.drafting.mixture.position_scorer",
     "ngramspec.drafting.mixture.guesser",
     "ngramspec.decoding.branches",
     "ngramspec.sampling.rows",

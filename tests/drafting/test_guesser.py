@@ -33,15 +33,15 @@ FREE = array("d", bytes(8 * (POSITIONS + 1)))
 
 def test_constants_that_stand_in_several_modules_agree() -> None:
     """The compiler requires these constants in each module; with different ones, writes could exceed an array."""
-    ours, mixer, counts = (vars(PLAIN[name]) for name in ("guesser", "chance_mixer", "context_counts"))
+    ours, mixer, counts = (vars(PLAIN[name]) for name in ("position_scorer", "chance_mixer", "context_counts"))
     shared = {name for name in ours.keys() & mixer.keys() if name.isupper()}
     assert len(shared) >= 6
     assert {name: ours[name] for name in shared} == {name: mixer[name] for name in shared}
     assert (ours["VIEWS"], ours["CONTEXT_SOURCES"]) == (mixer["EXPERTS"] + 1, counts["SOURCES"])
     users = {
-        "CANDIDATES": ("guesser", "context_counts", "branches"),
-        "POSITIONS": ("guesser", "branches"),
-        "POINTERS": ("guesser", "pointers"),
+        "CANDIDATES": ("position_scorer", "guesser", "context_counts", "branches"),
+        "POSITIONS": ("position_scorer", "guesser", "branches"),
+        "POINTERS": ("position_scorer", "pointers"),
         "FACTS": ("chance_mixer", "pointers", "answers"),
         "ORDERS": ("history", "context_counts", "pointers", "answers"),
     }

@@ -25,6 +25,7 @@ NAMES = (
     "drafting.mixture.context_counts",
     "drafting.mixture.answers",
     "drafting.mixture.pointers",
+    "drafting.mixture.position_scorer",
     "drafting.mixture.guesser",
     "drafting.mixture.drafter",
     "decoding.branches",
