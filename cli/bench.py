@@ -13,14 +13,14 @@ from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
-from ngramspec.instruments.benchmark.against import SENT, Pair, Rival, compare
 from ngramspec.instruments.benchmark.alpha import ORDERS, AlphaOfOrder, alpha_section
 from ngramspec.instruments.benchmark.figures import summarise, verdicts
 from ngramspec.instruments.benchmark.report import benchmark_report, text_sections
 from ngramspec.instruments.benchmark.runs import Benchmark
+from ngramspec.instruments.benchmark.server_comparison import SHARED_SETTINGS, Pair, RemoteServer, compare_with_server
 from ngramspec.instruments.prompts import Case, Prompt, load_prompts, prepare
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import LoadedModel, open_target, tuned_file
+from ngramspec.loading.load import LoadedModel, model_tuning_path, open_target
 from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
 from ngramspec.machine import load_tuned
 from ngramspec.memory.memory import DEFAULT
@@ -145,7 +145,7 @@ def bench(
     selection = _select(load_prompts(prompts), category or [], limit)
     output = Output(as_json, post)
     source = find(model, load)
-    tuning = tuning_line(load_tuned(tuned_file(source.path, load)), left_out=load.ignore_tuned)
+    tuning = tuning_line(load_tuned(model_tuning_path(source.path, load)), left_out=load.ignore_tuned)
     loaded_model = _open(source, load, sampling_settings)
     load, target, memory, decoder = (
         loaded_model.settings,
@@ -163,10 +163,10 @@ def bench(
             )  # its notes are those of the first
         default = SpeculativeDecoder(second, drafter=None, exact="off")
     settings = predict, repeat or REPEATS, sampling_settings, acceptance, default, more_policies
-    benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(_make_untrained, loaded_model))
+    benchmark = Benchmark(decoder, cases, *settings, make_untrained=partial(_make_untrained, loaded_model))
     heading = _heading(target, benchmark, sampling_settings)
     if against is not None:
-        reraise(_run_against(Rival(against, target.vocabulary), target, benchmark, heading, output))
+        reraise(_run_against(RemoteServer(against, target.vocabulary), target, benchmark, heading, output))
         return
     note(
         f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
@@ -261,29 +261,31 @@ def _check_against(sampling: Sampling, exclusive_options: Mapping[str, object]) 
     """End the program if the server does not support the sampling or an option applies only to ngramspec's runs."""
     if conflicts := [f"--{name}" for name, value in exclusive_options.items() if value]:
         usage_error(f"--against cannot be combined with {', '.join(conflicts)}")
-    if sampling != Sampling(**{name: getattr(sampling, name) for name in SENT}):
+    if sampling != Sampling(**{name: getattr(sampling, name) for name in SHARED_SETTINGS}):
         usage_error("--against supports only the sampling options --temp, --top-k, --top-p, --min-p and -s")
 
 
-def _run_against(rival: Rival, target: Target, benchmark: Benchmark, heading: Sequence[str], output: Output) -> Outcome:
+def _run_against(
+    server: RemoteServer, target: Target, benchmark: Benchmark, heading: Sequence[str], output: Output
+) -> Outcome:
     """Run every prompt on the server and the first decoder of a benchmark, and show the results, even if incomplete."""
     pairs: list[Pair] = []
 
     def ask() -> Iterator[str]:
         sampling = benchmark.sampling
         # If the server is not reachable, the benchmark fails here, before a minute of measuring.
-        rival.ask(benchmark.cases[0].tokens[:2], 2, sampling)
+        server.ask(benchmark.cases[0].tokens[:2], 2, sampling)
         benchmark.warm_up()
         benchmark.forget()
         arguments = benchmark.cases, benchmark.max_tokens, sampling, benchmark.acceptance
-        for pair in compare(benchmark.drafted, rival, *arguments):
+        for pair in compare_with_server(benchmark.drafted, server, *arguments):
             pairs.append(pair)
             yield f"{pair['category']}/{pair['prompt']}"
 
     outcome = run_counted(ask(), len(benchmark.cases), "warming up")
     if pairs:
         output.write(
-            lambda: show_against(rival, pairs, heading, len(benchmark.cases)),
-            lambda: provenance(target) | {"against": rival.url, "pairs": pairs},
+            lambda: show_against(server, pairs, heading, len(benchmark.cases)),
+            lambda: provenance(target) | {"against": server.url, "pairs": pairs},
         )
     return outcome

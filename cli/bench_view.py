@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from ngramspec.instruments.benchmark.against import Pair, Rival
 from ngramspec.instruments.benchmark.figures import Spread, Summary, verdicts
 from ngramspec.instruments.benchmark.report import ratio
 from ngramspec.instruments.benchmark.runs import Benchmark, Run
-from ngramspec.instruments.prompts import Skipped
+from ngramspec.instruments.benchmark.server_comparison import Pair, RemoteServer
+from ngramspec.instruments.prompts import SkippedPrompt
 from ngramspec.instruments.reports.report import OVERALL, Report, Table
 from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
@@ -24,7 +24,7 @@ from .view import figures_table, format_skipped, limit_lines, print_report, sect
 
 
 def show(
-    benchmark: Benchmark, report: Report, heading: Sequence[str], skipped_prompts: Sequence[Skipped], verdict: str
+    benchmark: Benchmark, report: Report, heading: Sequence[str], skipped_prompts: Sequence[SkippedPrompt], verdict: str
 ) -> None:
     """Print the report to stdout below the lines of `heading`, with details such as the reason why texts differ."""
     parts: list[RenderableType] = [*heading, *section_parts(report.sections), "", *report.notes[:-1]]
@@ -75,11 +75,11 @@ def _close_calls(benchmark: Benchmark) -> list[str]:
     return [f"{calls} of {tokens} tokens with drafts were near-ties that rounding could have decided differently"]
 
 
-def show_against(rival: Rival, pairs: Sequence[Pair], heading: Sequence[str], total: int) -> None:
+def show_against(server: RemoteServer, pairs: Sequence[Pair], heading: Sequence[str], total: int) -> None:
     """Print the speeds of both sides to stdout by category.
 
     Args:
-        rival: Server that ngramspec is compared with.
+        server: Server that ngramspec is compared with.
         pairs: Results of the prompts that both sides completed.
         heading: Lines above the table.
         total: Number of prompts of the whole comparison.
@@ -89,7 +89,7 @@ def show_against(rival: Rival, pairs: Sequence[Pair], heading: Sequence[str], to
         groups.setdefault(pair["category"], []).append(pair)
     rows = [_against_row(name, group) for name, group in [*groups.items(), (OVERALL, pairs)]]
     headings = ["category", "prompts", "theirs", "ours", "ratio", "from-to", "same text"]
-    parts = [*heading, f"compared with {rival.url}, alternating, each prompt once"]
+    parts = [*heading, f"compared with {server.url}, alternating, each prompt once"]
     if len(pairs) < total:
         parts.append(f"INCOMPLETE: stopped after {len(pairs)} of {total} prompts")
     table = figures_table(Table(headings, rows, totals=1))
@@ -114,7 +114,7 @@ def document(
     target: Target,
     benchmark: Benchmark,
     summaries: Mapping[str, Sequence[Summary]],
-    skipped_prompts: Sequence[Skipped],
+    skipped_prompts: Sequence[SkippedPrompt],
     sampling: Sampling,
 ) -> dict[str, Any]:
     """Return all measurements and the conditions that they depend on."""
@@ -122,7 +122,7 @@ def document(
     return {
         **provenance(target),
         "complete": benchmark.complete,
-        "slowed_passes": benchmark.slowed,
+        "slowed_passes": benchmark.share_slowed,
         "verdict": "\n".join(verdicts(summaries, benchmark.caveat)),
         "settings": {
             "max_tokens": benchmark.max_tokens,

@@ -153,19 +153,19 @@ def _set_schema(session: Session, value: str | None) -> None:
 # ---------------------------------------------------------------------- rules of the text
 
 
-def _rule(field: str, known: Option) -> Setting:
-    assert known.allowed is not None
-    holds, words = known.allowed.accepts, known.allowed.description
+def _rule(field: str, spec: Option) -> Setting:
+    assert spec.allowed is not None
+    holds, words = spec.allowed.accepts, spec.allowed.description
 
     def change(session: Session, value: str | None) -> None:
-        number = getattr(NO_RULES, field) if value is None else _parse(known, int, value)
+        number = getattr(NO_RULES, field) if value is None else _parse(spec, int, value)
         if not holds(number):
             raise NGramSpecError(f"must be {words}, got {number}")
         rules = replace(session.rules, **{field: number})
         session.acceptance.rule(session.sampling, rules.restriction)
         session.rules = rules
 
-    return Setting(known.help, lambda session: str(getattr(session.rules, field)), change)
+    return Setting(spec.help, lambda session: str(getattr(session.rules, field)), change)
 
 
 # ---------------------------------------------------------------------- other settings

@@ -24,7 +24,7 @@ from ngramspec.llama.bindings import init_backend
 from ngramspec.llama.devices import build, devices
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import tuned_file
+from ngramspec.loading.load import model_tuning_path
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine import load_tuned
 from ngramspec.sampling.option import option
@@ -52,7 +52,7 @@ def info(
         print_report(_device_lines())
         return
     source = find(model, load)
-    tuning = load_tuned(tuned_file(source.path, load))
+    tuning = load_tuned(model_tuning_path(source.path, load))
     target = open_target(source, load)
     sequence = target.sequences[0]
     calibration = Calibration.load(sequence)

@@ -89,12 +89,12 @@ def open_resolved(
 ) -> LoadedModel:
     """Open a model with `ngramspec.loading.load.open_found` and print its notes on stderr."""
     with defer_signals():
-        return loading.open_found(source, settings, on_note=note, learn=learn, remember=remember)
+        return loading.open_resolved(source, settings, on_note=note, learn=learn, remember=remember)
 
 
 def open_target(model: ModelSource, settings: LoadSettings, *, n_seq: int | None = None, head: bool = False) -> Target:
     """Load a model without a drafter, with the settings that tuning saved for it."""
-    settings, _ = loading.tuned(model.path, settings, note)
+    settings, _ = loading.apply_tuning(model.path, settings, note)
     with defer_signals():
         return loading.open_target(model.path, settings, note, n_seq=n_seq, head=head)
 
@@ -199,7 +199,7 @@ def flags_in_errors() -> Iterator[None]:
     try:
         yield
     except LoadSettingsError as error:
-        usage_error(error.worded(_FLAGS))
+        usage_error(error.message(_FLAGS))
 
 
 def _parameter(name: str, hint: Any, field: Field[Any], override: str | Field[Any] | None = None) -> inspect.Parameter:

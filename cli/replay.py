@@ -17,10 +17,10 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, SWITCH, find_curves, freeze
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.errors import NGramSpecError
-from ngramspec.instruments.replay.comparison import MEASURED, CurveComparison, replay_report
+from ngramspec.instruments.replay.comparison import MEASURED_CURVE, CurveComparison, replay_report
 from ngramspec.instruments.replay.replay import Recording, Replay
 from ngramspec.instruments.replay.transcripts import TranscriptReader, Transcripts, sample
-from ngramspec.instruments.reports.report import drafted_texts
+from ngramspec.instruments.reports.report import draft_section
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.settings import PLACEMENT, LoadSettings
@@ -131,7 +131,7 @@ def replay(
         )
         recordings = _record(transcripts, vocabulary, limit)
         if target is not None:
-            curves[MEASURED] = _measure_curve(target)
+            curves[MEASURED_CURVE] = _measure_curve(target)
         if not curves:
             note(
                 "no --curve or --model given: assuming that a batch costs the same as one token (flat, the upper bound)"
@@ -162,7 +162,7 @@ def replay(
         }
         command = command_line("replay", files, own, load)
         description = f"The first answer of each category, on the curve {next(iter(curves))}."
-        texts = [drafted_texts(description, comparison.texts, vocabulary.piece)] if include_text else []
+        texts = [draft_section(description, comparison.texts, vocabulary.piece)] if include_text else []
         report = replay_report(document, len(recordings), vocabulary.path.name, command, texts)
         heading = [report.origin, *report.notes, *filter(None, [slow_core()])]
         output.write(
@@ -180,7 +180,7 @@ def _find_curves(names: Sequence[str]) -> dict[str, CostCurve]:
         except NGramSpecError as error:
             usage_error(str(error))
         for key, curve in matches.items():
-            if key in curves or key == MEASURED:
+            if key in curves or key == MEASURED_CURVE:
                 usage_error(f"--curve {name}: there is already a curve named {key}; use another name")
             curves[key] = curve
     return curves

@@ -28,7 +28,7 @@ from ngramspec.grammars.worker import worker as grammar_worker
 from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.rpc import wait_for_loss
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import open_found
+from ngramspec.loading.load import open_resolved
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
@@ -157,7 +157,7 @@ def open_served_model(
     path = source.path
     template_worker.start()
     note(f"loading {path.name}" + ("" if source.draft is None else f" and the draft model {source.draft.path.name}"))
-    loaded_model = executor.submit(open_found, source, load, on_note=note, texts=options.parallel).result()
+    loaded_model = executor.submit(open_resolved, source, load, on_note=note, texts=options.parallel).result()
     target, drafter = loaded_model.target, loaded_model.decoder.drafter
     _prepare_template(target, options.template)
     reasoning.check(target.vocabulary.chat_template)

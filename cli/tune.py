@@ -14,13 +14,13 @@ from ngramspec.cpu.cores import logical_cores, physical_cores
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.reports.report import Table as Figures
 from ngramspec.instruments.tuning.candidates import candidates
-from ngramspec.instruments.tuning.search import FALSE_ALARMS, LEAST_GAIN, NO_TIME, TOGETHER, Comparison, Tuning
+from ngramspec.instruments.tuning.search import FALSE_ALARMS, MIN_GAIN, NO_TIME, TOGETHER, Comparison, Tuning
 from ngramspec.llama.cache import UNQUANTISED
 from ngramspec.llama.settings_timer import SettingsTimer
 from ngramspec.llama.target import Target
 from ngramspec.llama.trial_context import STRETCH
 from ngramspec.loading import load as loading
-from ngramspec.loading.load import tuned_file
+from ngramspec.loading.load import model_tuning_path
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine import DRAFTS, SINGLE, Settings, Tuned, flags, load_tuned, save_tuned
 from ngramspec.sampling.option import allow_int_range, allow_range, option
@@ -86,7 +86,7 @@ def tune(
         tune_quants(load, model, time_limit, context_depth or QUANTS_DEPTH, output)
         return
     source = find(model, load)
-    file = tuned_file(source.path, load)
+    file = model_tuning_path(source.path, load)
     if reset:
         note("deleted the saved settings" if file.exists() else "no saved settings for this model and machine")
         file.unlink(missing_ok=True)
@@ -124,12 +124,12 @@ def tune(
     # Without --apply, keep settings that are in use.
     if tuning.complete and (apply or before is None or not before.applied):
         today = datetime.now(UTC).date().isoformat()
-        changes = tuning.found.changes(tuning.present) if tuning.found else {}
+        changes = tuning.best_settings.changes(tuning.present) if tuning.best_settings else {}
         ratio = tuning.gain.ratio if tuning.gain and changes else None
         save_tuned(file, Tuned(changes, ratio, today, applied=apply and bool(changes)))
     quantisation = _quantisation(target, tuning, load)
     document = {"load": asdict(load), **_document(target, tuning, deep, same_bits, applied=apply)}
-    document["advice"] = [*tuning.advised, *quantisation]
+    document["advice"] = [*tuning.advice_names, *quantisation]
     output.write(
         lambda: print_report([*heading, *_table(document), *_conclusions(tuning, document), *quantisation]),
         lambda: document,
@@ -152,9 +152,9 @@ def _test_same_bits(bench: SettingsTimer, tuning: Tuning) -> bool | None:
 
     `None` means that this was not tested.
     """
-    if tuning.found is not None:
+    if tuning.best_settings is not None:
         try:
-            return bench.alike(tuning.present, tuning.found)
+            return bench.alike(tuning.present, tuning.best_settings)
         except NGramSpecError as error:
             note(f"could not test whether the settings change the rounding: {error}")
     return None
@@ -171,12 +171,12 @@ def _quantisation(target: Target, tuning: Tuning, load: LoadSettings) -> list[st
 
 def _document(target: Target, tuning: Tuning, depth: int, same_bits: bool | None, *, applied: bool) -> dict[str, Any]:
     """Return all measurements and their conditions; `depth` is the number of tokens in the long context."""
-    best, gain = tuning.found, tuning.gain
+    best, gain = tuning.best_settings, tuning.gain
     recommendation = None
     if best is not None:
         changes = best.changes(tuning.present)
         recommendation = {"options": flags(changes), "changes": changes, "same_bits": same_bits, "applied": applied}
-    limits = {"seconds": tuning.seconds, "depth": depth, "least_gain": LEAST_GAIN, "false_alarms": FALSE_ALARMS}
+    limits = {"seconds": tuning.seconds, "depth": depth, "least_gain": MIN_GAIN, "false_alarms": FALSE_ALARMS}
     measures = sorted(tuning.times, key=lambda m: (m.deep, m))
     return {
         **provenance(target),
@@ -184,7 +184,7 @@ def _document(target: Target, tuning: Tuning, depth: int, same_bits: bool | None
         "settings": limits,
         "present": asdict(tuning.present),
         "present_seconds": {m.label(depth): tuning.times[m] for m in measures},
-        "compared": {name: _comparison(c, depth) for name, c in tuning.compared.items()},
+        "compared": {name: _comparison(c, depth) for name, c in tuning.comparisons.items()},
         "together": _comparison(gain, depth) if gain else None,
         "recommended": recommendation,
         "trades": tuning.trades,
@@ -252,7 +252,7 @@ def _conclusions(tuning: Tuning, document: Mapping[str, Any]) -> list[str]:
         )
     elif comparisons:
         lines.append(
-            f"None of the settings tried is faster than your current ones: none saves {LEAST_GAIN:.0%} beyond noise"
+            f"None of the settings tried is faster than your current ones: none saves {MIN_GAIN:.0%} beyond noise"
             " without making something else slower."
         )
     else:
@@ -264,7 +264,7 @@ def _conclusions(tuning: Tuning, document: Mapping[str, Any]) -> list[str]:
             for which in ("faster", "slower")
         )
         lines.append(f"Trade-off, not recommended: {name} makes {faster} faster and {slower} slower.")
-    lines += [f"{name} would also be faster, but changes the text; it is never saved." for name in tuning.advised]
+    lines += [f"{name} would also be faster, but changes the text; it is never saved." for name in tuning.advice_names]
     left_out = document["left_out"]
     lines += [f"Not compared: {name}: {reason}." for name, reason in left_out.items() if reason != NO_TIME]
     if late := [name for name, reason in left_out.items() if reason == NO_TIME]:

@@ -24,7 +24,7 @@ from ngramspec.instruments.tuning.quants import (
     QuantTiming,
     advice,
     keep_costs,
-    recalled_costs,
+    load_costs,
     recommend,
 )
 from ngramspec.llama.devices import build, quantisation
@@ -117,15 +117,15 @@ def quant_note(target: Target, gpu_layers: int, steepness: float) -> str | None:
         shape = shape_of(target.weights.path)
     except ModelError:  # such as a mixture of experts, whose batches are expensive in every quantisation
         return None
-    return advice(target.weights.quantisation, steepness, recalled_costs(measurement_path(shape, gpu_layers)))
+    return advice(target.weights.quantisation, steepness, load_costs(measurement_path(shape, gpu_layers)))
 
 
 def _check(load: LoadSettings) -> None:
     """End the program if a setting of another kind is changed, because it would have no effect."""
-    plain, known = LoadSettings(), options(LoadSettings)
+    plain, specs = LoadSettings(), options(LoadSettings)
     for name in LOADING:
         if name not in _USED and getattr(load, name) != getattr(plain, name):
-            usage_error(f"{known[name].flags[0]} cannot be combined with --quants")
+            usage_error(f"{specs[name].flags[0]} cannot be combined with --quants")
 
 
 def _find_shape(load: LoadSettings, model: str | None) -> tuple[str, Shape, Path | None]:

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ngramspec.drafting import DEFAULT
-from ngramspec.instruments.prompts import Skipped, load_prompts, prepare
+from ngramspec.instruments.prompts import SkippedPrompt, load_prompts, prepare
 from ngramspec.instruments.selfcheck.check import SelfCheck
-from ngramspec.instruments.selfcheck.report import Check, report, verdict
+from ngramspec.instruments.selfcheck.report import Check, list_checks, verdict
 from ngramspec.instruments.selfcheck.texts import TextDifference
 from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
@@ -79,7 +79,7 @@ def verify(
         note("comparing the logits of batch sizes; this happens once per model and machine")
     note(f"checking for up to {time_limit:g} seconds")
     outcome = run_timed(selfcheck.run(), selfcheck.seconds)
-    checks = report(selfcheck)
+    checks = list_checks(selfcheck)
     inputs = {"selection": {"prompts": str(prompts) if prompts else None}, "load": asdict(load)}
     output.write(
         lambda: _show(selfcheck, checks, _heading(target, selfcheck), skipped_prompts),
@@ -99,7 +99,7 @@ def _heading(target: Target, selfcheck: SelfCheck) -> list[str]:
 
 
 def _document(
-    target: Target, selfcheck: SelfCheck, checks: Sequence[Check], skipped_prompts: Sequence[Skipped]
+    target: Target, selfcheck: SelfCheck, checks: Sequence[Check], skipped_prompts: Sequence[SkippedPrompt]
 ) -> dict[str, Any]:
     """Return all results and the conditions that they depend on."""
     return {
@@ -115,7 +115,7 @@ def _document(
             "exact_sizes": selfcheck.exact_sizes,
             **load_settings(target),
         },
-        "probe": encode(selfcheck.probed),
+        "probe": encode(selfcheck.probe_report),
         "checks": [asdict(check) for check in checks],
         "texts": [_finite(asdict(pair)) for pair in selfcheck.pairs],
         "rollbacks": [_finite(asdict(test)) for test in selfcheck.rollbacks],
@@ -134,7 +134,7 @@ _STYLES = {"passed": "green", "explained": "yellow", "failed": "bold red", "skip
 
 
 def _show(
-    selfcheck: SelfCheck, checks: Sequence[Check], heading: Sequence[str], skipped_prompts: Sequence[Skipped]
+    selfcheck: SelfCheck, checks: Sequence[Check], heading: Sequence[str], skipped_prompts: Sequence[SkippedPrompt]
 ) -> None:
     """Print the report to stdout."""
     parts: list[RenderableType] = [

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from ngramspec.cpu.cores import logical_cores, read_cpu_seconds
 from ngramspec.drafting import find_uncompiled_modules
-from ngramspec.instruments.prompts import Skipped
+from ngramspec.instruments.prompts import SkippedPrompt
 from ngramspec.instruments.reports import report
 from ngramspec.machine import Tuned, flags
 
@@ -189,7 +189,7 @@ def limit_lines(lines: Sequence[str], rest: str) -> list[str]:
     return [*lines[:MAX_LISTED], f"{len(lines)} {rest}"] if len(lines) > MAX_LISTED else list(lines)
 
 
-def format_skipped(prompts: Sequence[Skipped]) -> list[str]:
+def format_skipped(prompts: Sequence[SkippedPrompt]) -> list[str]:
     """Return lines on the skipped prompts and the reasons."""
     return limit_lines(
         [f"skipped {prompt['category']}/{prompt['id']}: {prompt['reason']}" for prompt in prompts],

@@ -10,7 +10,7 @@ from support.mock_target import Clock, MockTarget
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.instruments.reports.report import drafted_texts
+from ngramspec.instruments.reports.report import draft_section
 from ngramspec.steps import Stats, Step
 
 PREFILL = Step((9,), ("x",), seconds=2.0)
@@ -103,7 +103,7 @@ PIECES = {1: b"one ", 2: b"t\xc3", 3: b"three", 4: b"four"}
 
 
 def spans(*steps: Step) -> list[tuple[str, str]]:
-    (passage,) = drafted_texts("", {"code": ("a prompt", steps)}, PIECES.__getitem__).figures
+    (passage,) = draft_section("", {"code": ("a prompt", steps)}, PIECES.__getitem__).figures
     return passage.spans
 
 

@@ -28,7 +28,7 @@ from ngramspec.llama.llama_class import DraftModel, LlamaCpp, adapted, obstacle,
 from ngramspec.llama.passes import UsedAtOnceError
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.loading.load import as_drafter, open_target
+from ngramspec.loading.load import make_model_drafter, open_target
 from ngramspec.loading.settings import LoadSettings, LoadSettingsError
 from ngramspec.models.find import resolve
 from ngramspec.steps import Stats
@@ -89,7 +89,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         try:
             load = LoadSettings(exact=exact, rpc=rpc_servers, gpu_layers=-1 if layers else 0)
         except LoadSettingsError as error:
-            raise ValueError(error.worded({"gpu_layers": "n_gpu_layers", "rpc": "rpc_servers"})) from None
+            raise ValueError(error.message({"gpu_layers": "n_gpu_layers", "rpc": "rpc_servers"})) from None
         if rpc_servers is not None:
             settings["n_gpu_layers"] = layers
         adapted(model_path, settings.get("lora_path"), settings.get("lora_scale", 1.0))
@@ -105,10 +105,10 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             with bindings.log_given_back():
                 small = self._small
                 if not isinstance(small, Target):
-                    own = load.for_draft_model(self.n_ctx(), self.n_threads)
+                    own = load.make_draft_settings(self.n_ctx(), self.n_threads)
                     small = open_target(resolve(os.fspath(small)).path, own)
                 self._draft_target = small  # its sequence, which the draft model uses, does not keep it open
-                self._small_model = as_drafter(Vocabulary.borrowed(self.model_path, self.model), small)
+                self._small_model = make_model_drafter(Vocabulary.borrowed(self.model_path, self.model), small)
         if self.draft_model is not None:
             warnings.warn(
                 "ngramspec.Llama does not draft if a LlamaDraftModel is passed as draft_model; remove that argument",

@@ -11,7 +11,7 @@ from ngramspec.instruments.reports.report import Bar, Bars, Report, Section, Tab
 from ngramspec.memory.store import Store, total
 from ngramspec.version import __version__
 
-MOST_KINDS = 12
+MAX_KINDS = 12
 """Maximum number of file types with a separate bar; the other types share one bar."""
 
 
@@ -40,10 +40,10 @@ def statistics(store: Store) -> Statistics:
     }
 
 
-def bytes_per_token(one: Statistics) -> float:
+def bytes_per_token(figures: Statistics) -> float:
     """Return the number of bytes on the disk per token."""
-    held: float = one["size_bytes"] / max(1, one["file_tokens"] + one["answer_tokens"])
-    return held
+    size: float = figures["size_bytes"] / max(1, figures["file_tokens"] + figures["answer_tokens"])
+    return size
 
 
 def report(name: str, stores: Sequence[Statistics], command: str) -> Report:
@@ -58,27 +58,27 @@ def report(name: str, stores: Sequence[Statistics], command: str) -> Report:
     counts = ("files", "file_tokens", "answers", "answer_tokens")
     rows = [
         [
-            one["model"],
-            *(f"{one[count]:,}" for count in counts),
-            f"{one['size_bytes'] / 2**20:.1f}",
-            f"{bytes_per_token(one):.1f}",
+            figures["model"],
+            *(f"{figures[count]:,}" for count in counts),
+            f"{figures['size_bytes'] / 2**20:.1f}",
+            f"{bytes_per_token(figures):.1f}",
         ]
-        for one in stores
+        for figures in stores
     ]
     table = Table(headings, rows)
-    charts = [_bars(one) for one in stores]
+    charts = [_bars(figures) for figures in stores]
     sections = [Section("Contents", "Texts that are used for drafting.", [table, *charts])]
     first = charts[0] if charts else Bars("nothing", ())
     return Report(f"The memory {name!r}", table, first, f"ngramspec {__version__}", command, sections)
 
 
-def _bars(one: Statistics) -> Bars:
+def _bars(figures: Statistics) -> Bars:
     """Return the chart of tokens by file type, and of answers."""
-    kinds = list(one["kinds"].items())
-    found = [(kind or "no suffix", tokens) for kind, tokens in kinds[:MOST_KINDS]]
-    if rest := sum(tokens for _, tokens in kinds[MOST_KINDS:]):
-        found.append((f"{len(kinds) - MOST_KINDS} other types", rest))
-    if one["answers"]:
-        found.append(("answers", one["answer_tokens"]))
-    bars = [Bar(kind, tokens, None, None, f"{tokens:,}") for kind, tokens in found]
-    return Bars(f"Tokens by file type, for the tokenizer of {one['model']}", bars)
+    kinds = list(figures["kinds"].items())
+    counts = [(kind or "no suffix", tokens) for kind, tokens in kinds[:MAX_KINDS]]
+    if rest := sum(tokens for _, tokens in kinds[MAX_KINDS:]):
+        counts.append((f"{len(kinds) - MAX_KINDS} other types", rest))
+    if figures["answers"]:
+        counts.append(("answers", figures["answer_tokens"]))
+    bars = [Bar(kind, tokens, None, None, f"{tokens:,}") for kind, tokens in counts]
+    return Bars(f"Tokens by file type, for the tokenizer of {figures['model']}", bars)

@@ -58,31 +58,31 @@ def load_prompts(path: Path | None) -> list[Prompt]:
         NGramSpecError: The file does not exist, cannot be read, is malformed, or contains no prompts.
     """
     if path is None:
-        prompts = _packaged()
+        prompts = _load_packaged()
     elif path.is_dir():
-        prompts = _in_folder(path)
+        prompts = _load_folder(path)
     else:
         _require(path.is_file(), f"no such file or folder of prompts: {path}")
-        prompts = _in_file(path, path.stem)
+        prompts = _load_file(path, path.stem)
     where = path or PACKAGE
     _require(prompts, f"{where} contains no prompts")
-    seen: set[tuple[str, str]] = set()
+    keys: set[tuple[str, str]] = set()
     for prompt in prompts:
         key = prompt.category, prompt.id
-        _require(key not in seen, f"{where}: two prompts of {prompt.category} have the id {prompt.id}")
-        seen.add(key)
+        _require(key not in keys, f"{where}: two prompts of {prompt.category} have the id {prompt.id}")
+        keys.add(key)
     return prompts
 
 
-def _packaged() -> list[Prompt]:
+def _load_packaged() -> list[Prompt]:
     try:
         files = sorted(importlib.resources.files(PACKAGE).iterdir(), key=lambda file: file.name)
     except (ModuleNotFoundError, OSError) as error:
         raise NGramSpecError("the packaged prompts are missing from this installation") from error
-    return [prompt for file in files if file.name.endswith(".toml") for prompt in _in_file(file, "")]
+    return [prompt for file in files if file.name.endswith(".toml") for prompt in _load_file(file, "")]
 
 
-def _in_folder(folder: Path) -> list[Prompt]:
+def _load_folder(folder: Path) -> list[Prompt]:
     try:
         files = sorted(file for file in folder.iterdir() if file.is_file())
     except OSError as error:
@@ -94,20 +94,20 @@ def _in_folder(folder: Path) -> list[Prompt]:
             continue
         with suppress(UnicodeError):
             if file.suffix in (".toml", ".jsonl") or _read(file).strip():
-                prompts += _in_file(file, category)
+                prompts += _load_file(file, category)
     return prompts
 
 
-def _in_file(file: Path | Traversable, category: str) -> list[Prompt]:
+def _load_file(file: Path | Traversable, category: str) -> list[Prompt]:
     """Return the prompts of one file; `category` is used for a raw text."""
     try:
         text = _read(file)
     except UnicodeError as error:
         raise NGramSpecError(f"{file.name} is {error}") from error
     if file.name.endswith(".toml"):
-        return _from_toml(text, file.name)
+        return _parse_toml(text, file.name)
     if file.name.endswith(".jsonl"):
-        return list(_from_jsonl(text, file.name))
+        return list(_parse_jsonl(text, file.name))
     _require(text.strip(), f"{file.name} is empty")
     return [Prompt(file.name, category, text=text)]
 
@@ -123,7 +123,7 @@ def _read(file: Path | Traversable) -> str:
     return text
 
 
-def _from_toml(text: str, where: str) -> list[Prompt]:
+def _parse_toml(text: str, where: str) -> list[Prompt]:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -138,7 +138,7 @@ def _from_toml(text: str, where: str) -> list[Prompt]:
     return [_prompt(entry, category, f"{where}, prompt {number}") for number, entry in enumerate(entries, 1)]
 
 
-def _from_jsonl(text: str, where: str) -> Iterator[Prompt]:
+def _parse_jsonl(text: str, where: str) -> Iterator[Prompt]:
     # splitlines() would also split at U+2028 and other characters that JSON strings may contain.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -188,14 +188,14 @@ def _string(table: dict[str, Any], key: str, where: str) -> str:
     return value
 
 
-def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
-    for key in sorted(table.keys() - set(known)):
-        raise NGramSpecError(f"{where}: unknown key {key!r}; known keys: {', '.join(known)}")
+def _check_keys(table: dict[str, Any], allowed: tuple[str, ...], where: str) -> None:
+    for key in sorted(table.keys() - set(allowed)):
+        raise NGramSpecError(f"{where}: unknown key {key!r}; known keys: {', '.join(allowed)}")
 
 
-def _require(held: object, words: str) -> None:
-    if not held:
-        raise NGramSpecError(words)
+def _require(condition: object, message: str) -> None:
+    if not condition:
+        raise NGramSpecError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +207,13 @@ class Case:
     tokens: tuple[int, ...]
 
 
-Skipped = dict[str, str]
+SkippedPrompt = dict[str, str]
 """The "category" and "id" of a prompt that this target cannot run, and the "reason"."""
 
 
 def prepare(
     tokenizer: Vocabulary, prompts: Iterable[Prompt], max_tokens: int, n_ctx: int | None
-) -> tuple[list[Case], list[Skipped]]:
+) -> tuple[list[Case], list[SkippedPrompt]]:
     """Tokenize prompts, and skip those that the chat template rejects or that are too long for the context.
 
     Args:
@@ -229,7 +229,7 @@ def prepare(
         NGramSpecError: All prompts were skipped.
     """
     cases: list[Case] = []
-    skipped: list[Skipped] = []
+    skipped_prompts: list[SkippedPrompt] = []
     for prompt in prompts:
         try:
             if prompt.text is not None:
@@ -237,15 +237,15 @@ def prepare(
             else:
                 tokens = tokenizer.chat_prompt(prompt.messages or ())
             _require(tokens, "no tokens")
-            fits = n_ctx is None or len(tokens) + max_tokens <= n_ctx
-            long = f"{len(tokens)} tokens and {max_tokens} to generate do not fit in a context of {n_ctx}"
-            _require(fits, long)
+            is_short_enough = n_ctx is None or len(tokens) + max_tokens <= n_ctx
+            message = f"{len(tokens)} tokens and {max_tokens} to generate do not fit in a context of {n_ctx}"
+            _require(is_short_enough, message)
             cases.append(Case(prompt.category, prompt.id, tuple(tokens)))
         except NGramSpecError as error:
-            skipped.append({"category": prompt.category, "id": prompt.id, "reason": str(error)})
-    if not cases and skipped:
-        first = skipped[0]
+            skipped_prompts.append({"category": prompt.category, "id": prompt.id, "reason": str(error)})
+    if not cases and skipped_prompts:
+        first = skipped_prompts[0]
         raise NGramSpecError(
-            f"all {len(skipped)} prompts were skipped; {first['category']}/{first['id']}: {first['reason']}"
+            f"all {len(skipped_prompts)} prompts were skipped; {first['category']}/{first['id']}: {first['reason']}"
         )
-    return cases, skipped
+    return cases, skipped_prompts

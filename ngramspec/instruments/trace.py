@@ -124,8 +124,8 @@ class TraceWriter:
         self._context = deque(prompt[-CONTEXT:], maxlen=CONTEXT)
         if header != self._header:
             self._header = header
-            dated = replace(header, date=datetime.now(UTC).isoformat(timespec="seconds"))
-            self._write({_MARK: VERSION, **encode(dated)})
+            dated_header = replace(header, date=datetime.now(UTC).isoformat(timespec="seconds"))
+            self._write({_MARK: VERSION, **encode(dated_header)})
 
     def add(self, step: Step) -> None:
         """Write a step of the generation that began.
@@ -175,18 +175,25 @@ class TraceWriter:
 
 def _brief(step: Step) -> Step:
     """Return the step with only the most likely tokens of each q, because whole distributions would fill the file."""
-    draft, laws = step.verified_draft, []
+    draft, distributions = step.verified_draft, []
     for token, q in zip(draft.tokens, draft.q, strict=False):
-        top = nsmallest(TOP, q, key=lambda other, q=q: (-q[other], other))  # type: ignore[misc]
-        laws.append({one: q[one] for one in dict.fromkeys((*top, token)) if one in q})
-    known = draft.match_lengths, draft.context_counts, draft.acceptance_probs, draft.source
-    return replace(step, verified_draft=Draft(draft.tokens, tuple(laws), *known))
+        top = nsmallest(TOP, q, key=lambda candidate, q=q: (-q[candidate], candidate))  # type: ignore[misc]
+        distributions.append(
+            {likely_token: q[likely_token] for likely_token in dict.fromkeys((*top, token)) if likely_token in q}
+        )
+    details = draft.match_lengths, draft.context_counts, draft.acceptance_probs, draft.source
+    return replace(step, verified_draft=Draft(draft.tokens, tuple(distributions), *details))
 
 
 def _tokens_of(step: Step) -> set[int]:
-    found = {*step.tokens, *step.drafted, *step.verified_draft.tokens, *(one.token for one in step.decisions)}
-    found |= {entry.token for entry in step.logprobs}
-    return found.union(*step.verified_draft.q, *(dict(entry.top) for entry in step.logprobs))
+    tokens = {
+        *step.tokens,
+        *step.drafted,
+        *step.verified_draft.tokens,
+        *(decision.token for decision in step.decisions),
+    }
+    tokens |= {entry.token for entry in step.logprobs}
+    return tokens.union(*step.verified_draft.q, *(dict(entry.top) for entry in step.logprobs))
 
 
 def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | BrokenLine]:
@@ -195,24 +202,24 @@ def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | Br
     Raises:
         NGramSpecError: The lines are not a trace, or the trace has another version.
     """
-    begun = False
+    has_header = False
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             item = _parse(line)
         except (ValueError, RecursionError) as error:
-            if not begun:
+            if not has_header:
                 raise NGramSpecError(f"this is not a trace: line {number} is not a header") from error
             yield number, str(error), not line.endswith(b"\n")
             continue
-        if not begun and isinstance(item, TracedPass):
+        if not has_header and isinstance(item, TracedPass):
             raise NGramSpecError(
                 "the header is missing: the first line of a trace must contain its format and settings"
             )
-        begun = True
+        has_header = True
         yield item
-    if not begun:
+    if not has_header:
         raise NGramSpecError("this is not a trace: it is empty")
 
 

@@ -141,7 +141,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
         "estimated_gain": stats.estimated_gain,
         "exact": model.decoder.exactness.bit_identical,
         "close_calls": stats.close_calls,
-        "tuned": dict(model.tuned),
+        "tuned": dict(model.tuning),
         "notes": list(target.weights.notes),
     }
 

@@ -28,7 +28,7 @@ from ngramspec.llama.rpc import PATIENCE, connect, workers
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary, common_tokens
 from ngramspec.llama.weights import tuning_key
-from ngramspec.loading.settings import ALONE, NO_DEVICE, LoadSettings, LoadSettingsError
+from ngramspec.loading.settings import MODEL_ONLY, NO_DEVICE, LoadSettings, LoadSettingsError
 from ngramspec.machine import flags, load_tuned, tuning_path
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
@@ -38,7 +38,7 @@ from ngramspec.models.find import ModelSource, resolve
 from ngramspec.models.hub import PREFIX, Progress
 from ngramspec.shared_model import SharedModel
 
-Tell = Callable[[str], object]
+OnNote = Callable[[str], object]
 """Function that receives notes for the user."""
 
 
@@ -51,7 +51,7 @@ class LoadedModel:
     # The user's texts for drafting; it remembers the tokens passed to `hear`. `None` without a memory.
     memory: Memory | None
     settings: LoadSettings  # settings of the model, including the tuned ones
-    tuned: Mapping[str, Any]  # settings that tuning changed
+    tuning: Mapping[str, Any]  # settings that tuning changed
     draft_model: Target | None  # second model that drafts, if there is one
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ def load(
     model: str | os.PathLike[str] | None = None,
     settings: LoadSettings | None = None,
     *,
-    on_note: Tell = lambda _: None,
+    on_note: OnNote = lambda _: None,
     progress: Progress | None = None,
     **changes: Any,
 ) -> LoadedModel:
@@ -90,7 +90,7 @@ def load(
             for this model.
     """
     settings = replace(settings or LoadSettings(), **changes)
-    return open_found(find(model, settings, progress), settings, on_note=on_note)
+    return open_resolved(find(model, settings, progress), settings, on_note=on_note)
 
 
 def find(model: str | os.PathLike[str] | None, settings: LoadSettings, progress: Progress | None = None) -> ModelSource:
@@ -106,17 +106,17 @@ def find(model: str | os.PathLike[str] | None, settings: LoadSettings, progress:
             raise LoadSettingsError(f"two models were given: {name} and {{hf_repo}} {settings.hf_repo}; remove one")
         name = f"{PREFIX}{settings.hf_repo}"
     env = {**os.environ, "HF_HUB_OFFLINE": "1"} if settings.offline else os.environ
-    found = resolve(name, env, progress)
+    source = resolve(name, env, progress)
     if settings.draft_model is not None:
-        found = replace(found, draft=resolve(settings.draft_model, env, progress))
-    return found
+        source = replace(source, draft=resolve(settings.draft_model, env, progress))
+    return source
 
 
-def open_found(
-    found: ModelSource,
+def open_resolved(
+    source: ModelSource,
     settings: LoadSettings,
     *,
-    on_note: Tell = lambda _: None,
+    on_note: OnNote = lambda _: None,
     texts: int | None = None,
     learn: bool = True,
     remember: bool = False,
@@ -124,7 +124,7 @@ def open_found(
     """Load the files that `find` returned.
 
     Args:
-        found: Files of the model and of the draft model.
+        source: Files of the model and of the draft model.
         settings: Settings.
         on_note: Function that receives notes for the user.
         texts: Number of sequences that an engine generates at once; see `Target`.
@@ -132,18 +132,20 @@ def open_found(
             Benchmarks disable this, because they repeat prompts.
         remember: Let the memory save answers for later sessions, if the user has enabled that.
     """
-    settings, changes = tuned(found.path, settings, on_note)
+    settings, changes = apply_tuning(source.path, settings, on_note)
     target = open_target(
-        found.path,
+        source.path,
         settings,
         on_note,
         texts=texts,
         head=settings.mtp,
         tuned_threads="threads" in changes,
-        placement=replace(settings.placement, reserved=_draft_bytes(found, settings)),
+        placement=replace(settings.placement, reserved=_draft_bytes(source, settings)),
     )
     try:
-        drafter, memory, small = open_drafter(target, found, settings, on_note=on_note, learn=learn, remember=remember)
+        drafter, memory, draft_model = open_drafter(
+            target, source, settings, on_note=on_note, learn=learn, remember=remember
+        )
     except BaseException:
         target.close()
         raise
@@ -157,10 +159,10 @@ def open_found(
         )
     if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.sequences[0].can_rollback:
         on_note("comparing the logits of batch sizes for --exact on; this happens once per model and machine")
-    return LoadedModel(target, decoder, memory, settings, changes, small)
+    return LoadedModel(target, decoder, memory, settings, changes, draft_model)
 
 
-def open_target(path: Path, settings: LoadSettings, on_note: Tell = lambda _: None, **more: Any) -> Target:
+def open_target(path: Path, settings: LoadSettings, on_note: OnNote = lambda _: None, **more: Any) -> Target:
     """Load only a model, from a checked file. All targets and draft models are made here.
 
     Args:
@@ -169,63 +171,65 @@ def open_target(path: Path, settings: LoadSettings, on_note: Tell = lambda _: No
         on_note: Function that receives notes for the user.
         more: Arguments of `Target` that are not in `settings`.
     """
-    target = Target(path, **{**settings.for_target, **more})
+    target = Target(path, **{**settings.target_arguments, **more})
     for line in target.weights.notes:
         on_note(line)
     return target
 
 
-def _draft_bytes(found: ModelSource, settings: LoadSettings) -> int:
+def _draft_bytes(source: ModelSource, settings: LoadSettings) -> int:
     """Return an estimate of the GPU memory for the draft model; 0 if it has none there."""
-    own = settings.for_draft_model(0, None)
-    if found.draft is None or not own.gpu_layers or own.device == NO_DEVICE:
+    draft_settings = settings.make_draft_settings(0, None)
+    if source.draft is None or not draft_settings.gpu_layers or draft_settings.device == NO_DEVICE:
         return 0
-    return DRAFT_MARGIN + sum(part.stat().st_size for part in parts_of(found.draft.path)) * 5 // 4
+    return DRAFT_MARGIN + sum(part.stat().st_size for part in parts_of(source.draft.path)) * 5 // 4
 
 
 # --------------------------------------------------------------------------- tuned settings
 
 
-def tuned_file(path: Path, settings: LoadSettings) -> Path:
+def model_tuning_path(path: Path, settings: LoadSettings) -> Path:
     """Return the path at which `ngramspec tune` saves the fastest settings for a model with these settings."""
     types = (settings.cache_type_k, settings.cache_type_v)
     return tuning_path(tuning_key(path, settings.gpu_layers, types, settings.placement))
 
 
-_TUNED = {
+_TUNED_FIELDS = {
     **{name: name for name in ("threads", "threads_batch", "flash_attn")},
     **{"micro_batch": "ubatch_size", "mmap": "no_mmap", "repack": "no_repack"},
 }
 """The fields of `LoadSettings` by their names in tuning."""
 
 
-def tuned(path: Path, settings: LoadSettings, on_note: Tell) -> tuple[LoadSettings, dict[str, Any]]:
+def apply_tuning(path: Path, settings: LoadSettings, on_note: OnNote) -> tuple[LoadSettings, dict[str, Any]]:
     """Return the settings with the saved ones of `tune --apply` for all that have their default, and the changes."""
     if settings.ignore_tuned:
         return settings, {}
-    kept, plain = load_tuned(tuned_file(path, settings)), LoadSettings()
-    said = {name for name, field in _TUNED.items() if getattr(settings, field) != getattr(plain, field)}
-    if "threads" in said:
-        said.add("threads_batch")
+    tuning, plain = load_tuned(model_tuning_path(path, settings)), LoadSettings()
+    explicit_names = {
+        name for name, field in _TUNED_FIELDS.items() if getattr(settings, field) != getattr(plain, field)
+    }
+    if "threads" in explicit_names:
+        explicit_names.add("threads_batch")
     if settings.flash_attn == "off":
-        said.add("micro_batch")  # tuning measured larger micro-batches only with flash attention
-    applied = kept.changes if kept is not None and kept.applied else {}
-    changes = {name: value for name, value in applied.items() if name not in said}
+        explicit_names.add("micro_batch")  # tuning measured larger micro-batches only with flash attention
+    saved_changes = tuning.changes if tuning is not None and tuning.applied else {}
+    changes = {name: value for name, value in saved_changes.items() if name not in explicit_names}
     if changes:
         on_note(f"tuned: {flags(changes)} (--ignore-tuned ignores it, ngramspec tune --reset deletes it)")
-    new: dict[str, Any] = {
-        _TUNED[name]: not value if isinstance(value, bool) else value for name, value in changes.items()
+    new_values: dict[str, Any] = {
+        _TUNED_FIELDS[name]: not value if isinstance(value, bool) else value for name, value in changes.items()
     }
-    return replace(settings, ignore_tuned=True, **new), changes
+    return replace(settings, ignore_tuned=True, **new_values), changes
 
 
 # --------------------------------------------------------------------------- drafts
 
 
 def open_drafter(
-    target: Target, found: ModelSource, settings: LoadSettings, *, on_note: Tell, learn: bool, remember: bool = False
+    target: Target, source: ModelSource, settings: LoadSettings, *, on_note: OnNote, learn: bool, remember: bool = False
 ) -> tuple[Drafter | None, Memory | None, Target | None]:
-    """Open the drafter (`None` for plain decoding), its memory and the draft model; see `open_found`."""
+    """Open the drafter (`None` for plain decoding), its memory and the draft model; see `open_resolved`."""
     if settings.no_draft:
         return None, None, None
     if not target.sequences[0].can_rollback:
@@ -233,38 +237,45 @@ def open_drafter(
         return None, None, None
     if not target.sequences[0].exact_rollback and target.exact == "on":
         on_note("drafting is off with --exact on: rollbacks can change the rounding on this model")
-    memory = kept = None
+    memory = state_path = None
     if not settings.no_memory and settings.drafter in REMEMBERING:
         memory = open_memory(settings.memory, target.vocabulary, on_note=on_note, keep=remember)
         if not learn:
             memory.answers = None
-        kept = file_of(target.vocabulary.vocabulary_hash) if learn and settings.drafter == DEFAULT else None
-    asked = small = None
+        state_path = file_of(target.vocabulary.vocabulary_hash) if learn and settings.drafter == DEFAULT else None
+    drafting_model = draft_model = None
     if target.heads is not None:
         # The cast is valid because a draft model is only evaluated and rolled back, never copied.
         shared = cast(SharedModel, target.heads) if target.texts is not None else None
-        asked = DraftModel(target.heads.sequences[0], n_vocab=target.vocabulary.n_vocab, shared_model=shared)
-    elif found.draft is not None:
-        own, known = settings.for_draft_model(target.n_ctx, settings.threads), target.weights.notes
-        small = open_target(
-            found.draft.path,
-            own,
-            lambda line: line in known or on_note(f"draft model: {line}"),
+        drafting_model = DraftModel(target.heads.sequences[0], n_vocab=target.vocabulary.n_vocab, shared_model=shared)
+    elif source.draft is not None:
+        draft_settings, target_notes = (
+            settings.make_draft_settings(target.n_ctx, settings.threads),
+            target.weights.notes,
+        )
+        draft_model = open_target(
+            source.draft.path,
+            draft_settings,
+            lambda line: line in target_notes or on_note(f"draft model: {line}"),
             texts=target.texts,
-            placement=replace(own.placement, margin=DRAFT_MARGIN),
+            placement=replace(draft_settings.placement, margin=DRAFT_MARGIN),
         )
         try:
-            asked = as_drafter(target.vocabulary, small)
+            drafting_model = make_model_drafter(target.vocabulary, draft_model)
         except ModelError:
-            small.close()
+            draft_model.close()
             raise
-    if asked is None:
-        name = DEFAULT if settings.drafter == ALONE else settings.drafter
-        return make_drafter(name, memory=memory, state_path=kept, vocabulary=target.vocabulary), memory, None
-    return asked if settings.drafter == ALONE else HybridDrafter(asked, memory, kept), memory, small
+    if drafting_model is None:
+        name = DEFAULT if settings.drafter == MODEL_ONLY else settings.drafter
+        return make_drafter(name, memory=memory, state_path=state_path, vocabulary=target.vocabulary), memory, None
+    return (
+        drafting_model if settings.drafter == MODEL_ONLY else HybridDrafter(drafting_model, memory, state_path),
+        memory,
+        draft_model,
+    )
 
 
-def as_drafter(target: Vocabulary, model: Target) -> DraftModel:
+def make_model_drafter(target: Vocabulary, model: Target) -> DraftModel:
     """Return a loaded model as a draft model for a target.
 
     A model with several sequences can draft for as many sequences of the target.
@@ -272,15 +283,15 @@ def as_drafter(target: Vocabulary, model: Target) -> DraftModel:
     Raises:
         ModelError: The model has another vocabulary, or its state cannot be rolled back.
     """
-    known = common_tokens(target, model.vocabulary)
+    n_common = common_tokens(target, model.vocabulary)
     if not model.sequences[0].can_rollback:
         raise ModelError(
             f"{model.weights.path} cannot be used as a draft model: its state cannot be rolled back; use another one"
         )
-    return DraftModel(model.sequences[0], n_vocab=known, shared_model=model if model.texts is not None else None)
+    return DraftModel(model.sequences[0], n_vocab=n_common, shared_model=model if model.texts is not None else None)
 
 
-def open_memory(name: str | None, target: Vocabulary, *, on_note: Tell, keep: bool) -> Memory:
+def open_memory(name: str | None, target: Vocabulary, *, on_note: OnNote, keep: bool) -> Memory:
     """Return a memory for the tokenizer of a target.
 
     Args:
@@ -294,9 +305,9 @@ def open_memory(name: str | None, target: Vocabulary, *, on_note: Tell, keep: bo
     """
     keep = keep and saves_answers()
     folder = memory_folder(name or DEFAULT_MEMORY)
-    there = Store.all_in(folder)
+    stores = Store.all_in(folder)
     store = Store(folder, target.vocabulary_hash, target.path.name)
-    if not there and name is None and not keep:
+    if not stores and name is None and not keep:
         return Memory(store=store)
     try:
         contents = store.read()

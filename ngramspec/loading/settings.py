@@ -30,16 +30,16 @@ from ngramspec.policies.policy import FixedPolicy, Policy
 from ngramspec.sampling.option import FINITE, Allowed, allow_choices, allow_int_range, allow_range, option, options
 from ngramspec.user_class import FORM, is_user_class, load_class
 
-ALONE = "model"
+MODEL_ONLY = "model"
 """Value of `drafter` for a draft model without n-grams."""
 
 NO_DEVICE = "none"
 """Value of `device` for the CPU."""
 
-LEAST_CONTEXT = 16
+MIN_CONTEXT = 16
 CONTEXT = Allowed(
-    lambda x: isinstance(x, int) and (x == 0 or LEAST_CONTEXT <= x <= 2**24),
-    f"0 or from {LEAST_CONTEXT} to {2**24}",
+    lambda x: isinstance(x, int) and (x == 0 or MIN_CONTEXT <= x <= 2**24),
+    f"0 or from {MIN_CONTEXT} to {2**24}",
     0,
     2**24,
 )
@@ -78,7 +78,7 @@ def _parse_overrides(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return pairs
 
 
-def _adapters(words: str) -> Allowed:
+def _allow_adapters(words: str) -> Allowed:
     """Return the allowed values of a list of adapter files with their scales."""
 
     def holds(value: Any) -> bool:
@@ -94,11 +94,11 @@ class LoadSettingsError(ValueError):
     """A setting cannot have its value, or two contradict each other; the text has settings as {draft_model}."""
 
     def __str__(self) -> str:
-        return self.worded({})
+        return self.message({})
 
-    def worded(self, names: Mapping[str, str]) -> str:
+    def message(self, names: Mapping[str, str]) -> str:
         """Format the message, replacing field names by the given display names (such as command-line flags)."""
-        return re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], found[1]), self.args[0])
+        return re.sub(r"\{(\w+)\}", lambda match: names.get(match[1], match[1]), self.args[0])
 
 
 def _parse_lora(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
@@ -237,7 +237,7 @@ class LoadSettings:
         (),
         metavar="FILE,...",
         help="LoRA adapters (GGUF files); repeatable.",
-        allowed=_adapters("file names with a scale each"),
+        allowed=_allow_adapters("file names with a scale each"),
         parse=_parse_lora,
         repeatable=True,
     )
@@ -245,7 +245,7 @@ class LoadSettings:
         (),
         metavar="FILE:SCALE,...",
         help="LoRA adapters with a scale; repeatable.",
-        allowed=_adapters("file names with a finite scale each"),
+        allowed=_allow_adapters("file names with a finite scale each"),
         parse=_parse_scaled,
         repeatable=True,
     )
@@ -292,7 +292,7 @@ class LoadSettings:
     drafter: str = option(
         DEFAULT,
         metavar=f"NAME|{FORM}",
-        help=f"Drafter: {', '.join(DRAFTERS)}, {ALONE} (the draft model without n-grams), or your own class.",
+        help=f"Drafter: {', '.join(DRAFTERS)}, {MODEL_ONLY} (the draft model without n-grams), or your own class.",
     )
     policy: str = option(
         "cost", metavar=f"NAME|{FORM}", help=f"Policy for the draft length: {', '.join(POLICIES)}, or your own class."
@@ -314,12 +314,12 @@ class LoadSettings:
     )
 
     def __post_init__(self) -> None:
-        for name, known in options(self).items():
+        for name, spec in options(self).items():
             value = getattr(self, name)
-            if value is not None and known.allowed is not None and not known.allowed.accepts(value):
-                raise LoadSettingsError(f"{{{name}}} must be {known.allowed.description}, got {value!r}")
-        for wrong in self._contradictions():
-            raise LoadSettingsError(wrong)
+            if value is not None and spec.allowed is not None and not spec.allowed.accepts(value):
+                raise LoadSettingsError(f"{{{name}}} must be {spec.allowed.description}, got {value!r}")
+        for message in self._contradictions():
+            raise LoadSettingsError(message)
 
     def _contradictions(self) -> Iterator[str]:
         """Yield messages about settings that contradict each other."""
@@ -364,21 +364,21 @@ class LoadSettings:
             yield "{draft_model} cannot be combined with {mtp}"
         if self.draft_model is None and (self.gpu_layers_draft, self.device_draft, self.threads_draft) != (None,) * 3:
             yield "{gpu_layers_draft}, {device_draft} and {threads_draft} require a draft model; set {draft_model}"
-        if flag and self.drafter not in (DEFAULT, ALONE):
+        if flag and self.drafter not in (DEFAULT, MODEL_ONLY):
             yield (
                 f"{{drafter}} {self.drafter} cannot be combined with {flag}; use {{drafter}} {DEFAULT} (both) or"
-                f" {{drafter}} {ALONE} (the model only)"
+                f" {{drafter}} {MODEL_ONLY} (the model only)"
             )
-        if not flag and self.drafter == ALONE:
-            yield f"{{drafter}} {ALONE} requires a draft model; set {{draft_model}}"
-        if self.drafter not in (*DRAFTERS, ALONE) and not is_user_class(self.drafter):
-            yield f"unknown drafter {self.drafter!r}; choose one of: {', '.join([*DRAFTERS, ALONE])}, or {FORM}"
+        if not flag and self.drafter == MODEL_ONLY:
+            yield f"{{drafter}} {MODEL_ONLY} requires a draft model; set {{draft_model}}"
+        if self.drafter not in (*DRAFTERS, MODEL_ONLY) and not is_user_class(self.drafter):
+            yield f"unknown drafter {self.drafter!r}; choose one of: {', '.join([*DRAFTERS, MODEL_ONLY])}, or {FORM}"
         # The user's classes are constructed only when they are used.
         for name, base in ((self.drafter, Drafter), (self.policy, Policy)):
             if is_user_class(name):
                 load_class(name, base)
         try:
-            if self.drafter not in (DEFAULT, ALONE) and not is_user_class(self.drafter):
+            if self.drafter not in (DEFAULT, MODEL_ONLY) and not is_user_class(self.drafter):
                 make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
             if not is_user_class(self.policy):
                 make_policy(self.policy, self.draft_max)
@@ -388,7 +388,7 @@ class LoadSettings:
             yield f"{flag} cannot be combined with {{no_draft}}"
 
     @property
-    def for_target(self) -> dict[str, Any]:
+    def target_arguments(self) -> dict[str, Any]:
         """Arguments of `Target`, by name."""
         longest = 1 if self.no_draft else self.draft_max or (FixedPolicy.DRAFT_MAX if self.policy == "fixed" else None)
         return {
@@ -428,7 +428,7 @@ class LoadSettings:
         """Files of all LoRA adapters, each with its scale."""
         return *self.lora, *self.lora_scaled
 
-    def for_draft_model(self, n_ctx: int, threads: int | None) -> LoadSettings:
+    def make_draft_settings(self, n_ctx: int, threads: int | None) -> LoadSettings:
         """Return the settings of the draft model.
 
         A draft model is small, so by default as many of its layers as fit are on the GPU, even if the target does not
@@ -444,7 +444,7 @@ class LoadSettings:
             layers = AUTO if self.gpu_layers else 0
         own = self.device_draft is not None
         return LoadSettings(
-            ctx_size=max(LEAST_CONTEXT, n_ctx),
+            ctx_size=max(MIN_CONTEXT, n_ctx),
             gpu_layers=layers,
             device=self.device_draft if own else self.device,
             split_mode="layer" if own else self.split_mode,

@@ -31,7 +31,7 @@ from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
-from ngramspec.instruments.selfcheck.texts import LogitsKeeper
+from ngramspec.instruments.selfcheck.texts import LogitsRecorder
 from ngramspec.llama.target import Target
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
@@ -110,7 +110,7 @@ class Bench:
         folder = self._folder / str(self._sessions)
         try:
             for asks in setting.asks:
-                recorder = LogitsKeeper(self.target.sequences[0])
+                recorder = LogitsRecorder(self.target.sequences[0])
                 decoder = SpeculativeDecoder(
                     recorder,
                     vocabulary=self.target.vocabulary,
@@ -133,7 +133,7 @@ class Bench:
         return Oracle(expected, self.target.vocabulary.n_vocab, seed=setting.draft_max or 0)
 
     def _request(
-        self, decoder: SpeculativeDecoder, recorder: LogitsKeeper, setting: Setting, prompts: Prompts, ask: Ask
+        self, decoder: SpeculativeDecoder, recorder: LogitsRecorder, setting: Setting, prompts: Prompts, ask: Ask
     ) -> Result:
         answer = self._expected(prompts["same"], setting)[0]
         prompt, sampling = prompts.get(ask.prompt, answer), Sampling(setting.temperature, seed=SEED)

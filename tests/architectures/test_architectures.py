@@ -19,7 +19,7 @@ from architectures.files import names, write_models
 from architectures.settings import BRIEF, QUICK
 from ngramspec.instruments.prompts import Case
 from ngramspec.instruments.selfcheck.check import SelfCheck
-from ngramspec.instruments.selfcheck.report import report
+from ngramspec.instruments.selfcheck.report import list_checks
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.cache_tree import BranchingSequence
 from ngramspec.llama.target import Target
@@ -129,7 +129,7 @@ def verify(path: Path, folder: Path, *, exact: bool = False, until: str = "") ->
         for doing in found.run():
             if doing == until:
                 break
-        return {check.name: check.status for check in report(found) if check.status != "skipped"}
+        return {check.name: check.status for check in list_checks(found) if check.status != "skipped"}
 
 
 @models("lfm2")

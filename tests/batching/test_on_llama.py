@@ -24,7 +24,7 @@ from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import as_drafter
+from ngramspec.loading.load import make_model_drafter
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.shared_model import Part
@@ -113,7 +113,7 @@ def test_a_draft_model_has_a_sequence_for_each_text(
         prompts = [[chance.randrange(3, shared.vocabulary.n_vocab - 3) for _ in range(30)] for _ in range(5)]
         together = noted_passes(small, monkeypatch)
         found, counted = [], []
-        for drafter in (None, HybridDrafter(as_drafter(shared.vocabulary, small))):
+        for drafter in (None, HybridDrafter(make_model_drafter(shared.vocabulary, small))):
             engine = Engine(
                 shared,
                 shared.vocabulary,

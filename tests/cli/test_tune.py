@@ -15,7 +15,7 @@ from support.cli_runner import DEMO, environment, run
 from support.signals import signal_at
 
 from ngramspec.llama.settings_timer import SettingsTimer
-from ngramspec.loading.load import tuned, tuned_file
+from ngramspec.loading.load import apply_tuning, model_tuning_path
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.machine import Measure, Settings, Tuned, save_tuned, load_tuned
 
@@ -47,11 +47,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kept() -> Tuned | None:
-    return load_tuned(tuned_file(DEMO, LoadSettings()))
+    return load_tuned(model_tuning_path(DEMO, LoadSettings()))
 
 
 def apply(what: Tuned = FASTER, model: Path = DEMO) -> None:
-    save_tuned(tuned_file(model, LoadSettings()), what)
+    save_tuned(model_tuning_path(model, LoadSettings()), what)
 
 
 @pytest.mark.usefixtures("_quick")
@@ -135,19 +135,19 @@ def test_another_model_and_other_layers_have_settings_of_their_own(home: dict[st
     apply()
     copy = tmp_path / "copy.gguf"
     shutil.copy(DEMO, copy)
-    assert tuned_file(copy, LoadSettings()) == tuned_file(DEMO, LoadSettings())
+    assert model_tuning_path(copy, LoadSettings()) == model_tuning_path(DEMO, LoadSettings())
     with copy.open("ab") as file:
         file.write(b"\0")
-    others = [tuned_file(copy, LoadSettings()), tuned_file(DEMO, LoadSettings(gpu_layers=0))]
-    others.append(tuned_file(DEMO, LoadSettings(cache_type_k="q8_0")))
-    assert len({tuned_file(DEMO, LoadSettings()), *others}) == 4
+    others = [model_tuning_path(copy, LoadSettings()), model_tuning_path(DEMO, LoadSettings(gpu_layers=0))]
+    others.append(model_tuning_path(DEMO, LoadSettings(cache_type_k="q8_0")))
+    assert len({model_tuning_path(DEMO, LoadSettings()), *others}) == 4
 
 
 def test_options_come_first(home: dict[str, str]) -> None:
     told: list[str] = []
 
     def using(**settings: Any) -> LoadSettings:
-        return tuned(DEMO, LoadSettings(**settings), told.append)[0]
+        return apply_tuning(DEMO, LoadSettings(**settings), told.append)[0]
 
     apply(Tuned({"threads": 1, "threads_batch": 2, "flash_attn": "off"}, 0.8, "2026-11-22", applied=True))
     plain = using()
@@ -157,7 +157,7 @@ def test_options_come_first(home: dict[str, str]) -> None:
     assert (said.threads, said.threads_batch, said.flash_attn) == (2, None, "auto")
     assert len(told) == 2
     # The note appears only once.
-    assert tuned(DEMO, plain, told.append) == (plain, {})
+    assert apply_tuning(DEMO, plain, told.append) == (plain, {})
     apply(Tuned({"micro_batch": 1024, "repack": False}, 0.8, "2026-11-22", applied=True))
     assert using() == LoadSettings(ubatch_size=1024, no_repack=True, ignore_tuned=True)
     assert using(flash_attn="off").ubatch_size is None

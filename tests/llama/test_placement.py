@@ -460,5 +460,5 @@ def test_command_line_options_reach_the_model(env: dict[str, str], monkeypatch: 
 def test_a_draft_model_uses_the_devices_of_the_target_unless_it_has_its_own(
     settings: dict[str, Any], asked: dict[str, Any]
 ) -> None:
-    made = LoadSettings(draft_model="small.gguf", **settings).for_draft_model(64, 1)
+    made = LoadSettings(draft_model="small.gguf", **settings).make_draft_settings(64, 1)
     assert made.placement == Placement(**asked)

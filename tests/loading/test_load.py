@@ -16,7 +16,7 @@ import ngramspec
 from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.llama.placement import DRAFT_MARGIN, MARGIN
 from ngramspec.loading import load
-from ngramspec.loading.load import tuned_file
+from ngramspec.loading.load import model_tuning_path
 from ngramspec.loading.settings import LoadSettings, LoadSettingsError
 from ngramspec.machine import Tuned, save_tuned
 from ngramspec.memory import Store
@@ -43,10 +43,10 @@ def test_the_readmes_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_opened_is_what_the_command_opens(env: dict[str, str]) -> None:
     told: list[str] = []
-    save_tuned(tuned_file(DEMO, LoadSettings()), Tuned({"mmap": False}, 0.8, "2026-11-22", applied=True))
+    save_tuned(model_tuning_path(DEMO, LoadSettings()), Tuned({"mmap": False}, 0.8, "2026-11-22", applied=True))
     with ngramspec.load(DEMO, on_note=told.append, draft_model=str(DEMO), **SMALL) as model:
         store = Store(memory_folder(), model.target.vocabulary.vocabulary_hash, "demo")
-        assert (model.tuned, model.settings.no_mmap) == ({"mmap": False}, True)
+        assert (model.tuning, model.settings.no_mmap) == ({"mmap": False}, True)
         assert model.decoder.drafter is not None
         assert model.decoder.drafter.name == "hybrid"
         prompt = model.target.vocabulary.tokenize("def add(a, b):\n    return")
@@ -118,7 +118,7 @@ def test_settings_that_cannot_be_are_named_as_the_user_named_them() -> None:
             LoadSettings(**given)
     with pytest.raises(LoadSettingsError) as raised:
         LoadSettings(draft_model="a", mtp=True)
-    assert raised.value.worded({"draft_model": "-md"}) == "-md cannot be combined with mtp"
+    assert raised.value.message({"draft_model": "-md"}) == "-md cannot be combined with mtp"
     with pytest.raises(LoadSettingsError, match="two models were given: a and hf_repo b/c"):
         ngramspec.load("a", hf_repo="b/c")
 
@@ -137,4 +137,4 @@ def test_a_draft_model_is_on_the_gpu_unless_the_target_is_kept_off_it(target: in
     settings = LoadSettings(
         gpu_layers=target, draft_model="small.gguf", gpu_layers_draft=said, threads=3, lora=adapters
     )
-    assert settings.for_draft_model(512, 2) == LoadSettings(ctx_size=512, gpu_layers=layers, threads=2, exact="off")
+    assert settings.make_draft_settings(512, 2) == LoadSettings(ctx_size=512, gpu_layers=layers, threads=2, exact="off")

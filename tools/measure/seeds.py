@@ -36,7 +36,7 @@ from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import TextIndexSet
-from ngramspec.instruments.benchmark.figures import expected_tokens
+from ngramspec.instruments.benchmark.figures import count_expected_tokens
 from ngramspec.instruments.prompts import load_prompts
 from ngramspec.llama.target import Target
 from ngramspec.steps import Stats
@@ -120,7 +120,7 @@ class Row:
         s = self.stats
         tested = sum(s.tested_at)
         alpha = s.accepted / tested if tested else 0.0
-        formula = sum(expected_tokens(alpha, length) for length in self.lengths) / s.passes
+        formula = sum(count_expected_tokens(alpha, length) for length in self.lengths) / s.passes
         gain = (s.tokens_per_second or 0) / (plain.stats.tokens_per_second or 1)
         clock = ""
         if self.clock:

@@ -54,16 +54,16 @@ class OrderDrafter(Drafter):
         price: MarginalCost | None = None,
     ) -> Draft:
         tokens: list[int] = []
-        laws: list[dict[int, float]] = []
+        distributions: list[dict[int, float]] = []
         tail = self._tail
         while len(tokens) < limit and (counts := self._counts.get(tail)):
             token = choose(len(tokens), counts) if choose is not None else max(counts, key=lambda x: (counts[x], -x))
             total = counts.total()
-            laws.append({x: count / total for x, count in counts.items()})
+            distributions.append({x: count / total for x, count in counts.items()})
             tokens.append(token)
             tail = self._after(tail, token)
         self._proposed = tuple(tokens)
-        return Draft(self._proposed, tuple(laws) if choose is not None else (), source=self.name)
+        return Draft(self._proposed, tuple(distributions) if choose is not None else (), source=self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._count(tokens)
@@ -109,30 +109,30 @@ class AlphaOfOrder:
         settings: dict[str, Any] = {"sampling": self._sampling, "acceptance": acceptance, "return_decisions": True}
         for step in self._decoder.generate(prompt, max_tokens=max_tokens, **settings):
             self.stats.add(step)
-            for one in step.decisions:
-                if one.accepted is not None:
+            for decision in step.decisions:
+                if decision.accepted is not None:
                     self.n_verified += 1
-                    self.overlap += one.why.get("overlap", float(one.accepted))
+                    self.overlap += decision.why.get("overlap", float(decision.accepted))
 
     @property
-    def measured(self) -> float | None:
+    def mean_overlap(self) -> float | None:
         """Alpha by its definition; `None` if nothing was drafted."""
         return self.overlap / self.n_verified if self.n_verified else None
 
     @property
-    def inferred(self) -> float | None:
+    def acceptance_rate(self) -> float | None:
         """Alpha as accepted / tested positions; `None` if nothing was drafted."""
         return alpha(self.stats)
 
     def to_json(self) -> dict[str, Any]:
-        counted = ("drafted", "accepted", "passes", "passes_without_draft", "tokens_per_pass")
+        names = ("drafted", "accepted", "passes", "passes_without_draft", "tokens_per_pass")
         return {
             "order": self.order,
             "gamma": self.gamma,
-            "measured": self.measured,
-            "inferred": self.inferred,
+            "measured": self.mean_overlap,
+            "inferred": self.acceptance_rate,
             "verified": self.n_verified,
-            **{name: getattr(self.stats, name) for name in counted},
+            **{name: getattr(self.stats, name) for name in names},
         }
 
 
@@ -140,14 +140,14 @@ def alpha_section(orders: Sequence[AlphaOfOrder], *, greedy: bool) -> Section:
     """Return the section with one row per order."""
     rows = [
         [
-            {1: "1 (unigram)", 2: "2 (bigram)"}.get(one.order, str(one.order)),
-            figure(one.measured, ".3f"),
-            figure(one.inferred, ".3f"),
-            str(one.n_verified),
-            f"{1 - one.stats.passes_without_draft / one.stats.passes if one.stats.passes else 0.0:.0%}",
-            f"{one.stats.tokens_per_pass:.2f}",
+            {1: "1 (unigram)", 2: "2 (bigram)"}.get(row.order, str(row.order)),
+            figure(row.mean_overlap, ".3f"),
+            figure(row.acceptance_rate, ".3f"),
+            str(row.n_verified),
+            f"{1 - row.stats.passes_without_draft / row.stats.passes if row.stats.passes else 0.0:.0%}",
+            f"{row.stats.tokens_per_pass:.2f}",
         ]
-        for one in orders
+        for row in orders
     ]
     headings = ["order", "measured", "inferred", "verified", "passes with a draft", "tokens per pass"]
     about = f"{'greedy' if greedy else 'rejection sampling'}, drafts of up to {orders[0].gamma} tokens."

@@ -31,8 +31,8 @@ class Spread:
     @classmethod
     def of(cls, figures: Iterable[float | None]) -> Spread | None:
         """Return the spread of the known figures; `None` if no figure is known."""
-        known = [figure for figure in figures if figure is not None]
-        return cls(median(known), min(known), max(known)) if known else None
+        values = [figure for figure in figures if figure is not None]
+        return cls(median(values), min(values), max(values)) if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Summary:
     exact_price: Spread | None  # plain speed with / without exact mode in each round; `None` if not measured
     stats: Stats  # counters of the drafted runs
     alpha: float | None  # acceptance rate; see `alpha`
-    predicted: float | None  # predicted gain; see `predicted_gain`
+    predicted: float | None  # predicted gain; see `predict_gain`
     identical: int  # number of prompts with equal drafted and plain output in every finished round
 
     @property
-    def without_draft(self) -> float | None:
+    def share_without_draft(self) -> float | None:
         """Share of target passes without a draft."""
         return self.stats.passes_without_draft / self.stats.passes if self.stats.passes else None
 
@@ -63,14 +63,14 @@ class Summary:
     def acceptance_by_position(self) -> list[float | None]:
         """Accepted / tested at each position of a draft; a position is tested if all before it were accepted."""
         pairs = zip(self.stats.accepted_at, self.stats.tested_at, strict=True)
-        return [accepted / tested if tested else None for accepted, tested in pairs]
+        return [n_accepted / n_tested if n_tested else None for n_accepted, n_tested in pairs]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {
             "tokens_per_pass": self.stats.tokens_per_pass,
             "acceptance_rate": self.stats.acceptance_rate,
             "acceptance_by_position": self.acceptance_by_position,
-            "share_of_passes_without_draft": self.without_draft,
+            "share_of_passes_without_draft": self.share_without_draft,
         }
 
 
@@ -81,60 +81,60 @@ def summarise(runs: Iterable[Run], curve: CostCurve | None) -> list[Summary]:
         runs: Runs of one policy, and those that it is compared with (see `Benchmark.runs_of`).
         curve: Measured cost of a pass; `None` if it was not measured.
     """
-    rounds: dict[tuple[str, str, int], Round] = {}
+    rounds_by_key: dict[tuple[str, str, int], Round] = {}
     for run in runs:
-        rounds.setdefault((run.category, run.prompt, run.repeat), {})[run.kind] = run
-    finished = [done for done in rounds.values() if {"plain", "drafted"} <= done.keys()]
+        rounds_by_key.setdefault((run.category, run.prompt, run.repeat), {})[run.kind] = run
+    rounds = [runs_by_kind for runs_by_kind in rounds_by_key.values() if {"plain", "drafted"} <= runs_by_kind.keys()]
     groups: dict[str, list[Round]] = {}
-    for done in finished:
-        groups.setdefault(done["plain"].category, []).append(done)
-    return [_summary(*group, curve) for group in (*groups.items(), (OVERALL, finished))] if finished else []
+    for runs_by_kind in rounds:
+        groups.setdefault(runs_by_kind["plain"].category, []).append(runs_by_kind)
+    return [_summary(*group, curve) for group in (*groups.items(), (OVERALL, rounds))] if rounds else []
 
 
 def _summary(category: str, rounds: Sequence[Round], curve: CostCurve | None) -> Summary:
-    same: dict[tuple[str, str], bool] = {}
+    identical: dict[tuple[str, str], bool] = {}
     stats = Stats()
     batches: Counter[int] = Counter()
     plain_batches: Counter[int] = Counter()
-    for done in rounds:
-        plain, drafted = done["plain"], done["drafted"]
-        key = plain.category, plain.prompt
-        same[key] = same.get(key, True) and plain.output == drafted.output
-        stats.merge(drafted.stats)
-        batches += drafted.batches
-        plain_batches += plain.batches
+    for round_ in rounds:
+        plain_run, drafted_run = round_["plain"], round_["drafted"]
+        key = plain_run.category, plain_run.prompt
+        identical[key] = identical.get(key, True) and plain_run.output == drafted_run.output
+        stats.merge(drafted_run.stats)
+        batches += drafted_run.batches
+        plain_batches += plain_run.batches
     return Summary(
         category,
-        prompts=len(same),
+        prompts=len(identical),
         rounds=len(rounds),
-        plain=Spread.of(_speed(done, "plain") for done in rounds),
-        drafted=Spread.of(_speed(done, "drafted") for done in rounds),
-        default=Spread.of(_speed(done, "default") for done in rounds),
-        ratio=Spread.of(_ratio(done, "drafted", "plain") for done in rounds),
-        exact_price=Spread.of(_ratio(done, "plain", "default") for done in rounds),
+        plain=Spread.of(_speed(round_, "plain") for round_ in rounds),
+        drafted=Spread.of(_speed(round_, "drafted") for round_ in rounds),
+        default=Spread.of(_speed(round_, "default") for round_ in rounds),
+        ratio=Spread.of(_ratio(round_, "drafted", "plain") for round_ in rounds),
+        exact_price=Spread.of(_ratio(round_, "plain", "default") for round_ in rounds),
         stats=stats,
         alpha=alpha(stats),
-        predicted=predicted_gain(stats, batches, plain_batches, curve),
-        identical=sum(same.values()),
+        predicted=predict_gain(stats, batches, plain_batches, curve),
+        identical=sum(identical.values()),
     )
 
 
-def _speed(done: Round, kind: Kind) -> float | None:
-    return done[kind].tokens_per_second if kind in done else None
+def _speed(round_: Round, kind: Kind) -> float | None:
+    return round_[kind].tokens_per_second if kind in round_ else None
 
 
-def _ratio(done: Round, above: Kind, below: Kind) -> float | None:
-    a, b = _speed(done, above), _speed(done, below)
+def _ratio(round_: Round, above: Kind, below: Kind) -> float | None:
+    a, b = _speed(round_, above), _speed(round_, below)
     return None if a is None or b is None else a / b
 
 
 def alpha(stats: Stats) -> float | None:
     """Return accepted / tested positions of drafts, Leviathan's alpha; `None` if nothing was drafted."""
-    tested = sum(stats.tested_at)
-    return sum(stats.accepted_at) / tested if tested else None
+    n_tested = sum(stats.tested_at)
+    return sum(stats.accepted_at) / n_tested if n_tested else None
 
 
-def expected_tokens(alpha: float, gamma: int) -> float:
+def count_expected_tokens(alpha: float, gamma: int) -> float:
     """Return the expected number of tokens of a pass with gamma draft tokens.
 
     Each draft token is accepted with probability alpha if all before it were. Equation (1) of Leviathan et al. 2023 is
@@ -147,7 +147,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return total
 
 
-def predicted_gain(
+def predict_gain(
     stats: Stats, batches: Mapping[int, int], plain_batches: Mapping[int, int], curve: CostCurve | None
 ) -> float | None:
     """Return the speed-up that theory predicts from alpha, the draft lengths and the cost curve.
@@ -172,7 +172,7 @@ def predicted_gain(
     rate = alpha(stats) or 0.0
     # Drafts of exactly k tokens: those that had a position k - 1, less those that had a position k.
     lengths = [a - b for a, b in pairwise([*stats.drafted_at, 0])]
-    tokens = stats.passes_without_draft + sum(n * expected_tokens(rate, k) for k, n in enumerate(lengths, 1))
+    tokens = stats.passes_without_draft + sum(n * count_expected_tokens(rate, k) for k, n in enumerate(lengths, 1))
     plain = sum(n * curve.ratio(size) for size, n in plain_batches.items()) / sum(plain_batches.values())
     return tokens * plain / sum(n * curve.ratio(size) for size, n in batches.items())
 
@@ -195,5 +195,5 @@ def verdict(summaries: Sequence[Summary], caveat: str | None = None) -> str:
 
 def verdicts(summaries: Mapping[str, Sequence[Summary]], caveat: str | None = None) -> list[str]:
     """Return the verdict on each policy, with its name if there are several."""
-    named = len(summaries) > 1
-    return [f"{policy}: {verdict(s, caveat)}" if named else verdict(s, caveat) for policy, s in summaries.items()]
+    several = len(summaries) > 1
+    return [f"{policy}: {verdict(s, caveat)}" if several else verdict(s, caveat) for policy, s in summaries.items()]

@@ -57,11 +57,11 @@ def benchmark_report(
 
 def _headline(summaries: Mapping[str, Sequence[Summary]]) -> str:
     """Return the speed-up over all runs of each policy; "" if none was measured."""
-    known = {policy: all[-1].ratio for policy, all in summaries.items() if all and all[-1].ratio is not None}
+    ratios = {policy: all[-1].ratio for policy, all in summaries.items() if all and all[-1].ratio is not None}
     return "; ".join(
         f"{f'{policy}: ' if len(summaries) > 1 else ''}{ratio.median:.2f} times as fast with drafts as without,"
         f" from {ratio.low:.2f} to {ratio.high:.2f}"
-        for policy, ratio in known.items()
+        for policy, ratio in ratios.items()
         if ratio is not None
     )
 
@@ -71,8 +71,8 @@ Rows = Sequence[tuple[str, Summary]]
 
 
 def _gains(rows: Rows) -> Bars:
-    known = {name: (s.ratio.median, s.ratio.low, s.ratio.high) for name, s in rows if s.ratio is not None}
-    return reports.gains("Tokens per second, drafted / plain: median, minimum and maximum", known, ".2f")
+    ratios = {name: (s.ratio.median, s.ratio.low, s.ratio.high) for name, s in rows if s.ratio is not None}
+    return reports.gains("Tokens per second, drafted / plain: median, minimum and maximum", ratios, ".2f")
 
 
 def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
@@ -107,7 +107,7 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
                 name,
                 f"{s.stats.tokens_per_pass:.2f}",
                 figure(s.stats.acceptance_rate, ".0%"),
-                figure(s.without_draft, ".0%"),
+                figure(s.share_without_draft, ".0%"),
             ]
             for name, s in rows
         ]
@@ -135,15 +135,15 @@ def text_sections(benchmark: Benchmark) -> Iterator[Section]:
         return
     yield from reports.calibration(benchmark.reliability.to_json(), benchmark.reliability.calibration_error)
     about = "The answer to the first prompt of each category."
-    yield reports.drafted_texts(about, benchmark.texts, benchmark.drafted.vocabulary.piece)
+    yield reports.draft_section(about, benchmark.texts, benchmark.drafted.vocabulary.piece)
 
 
 def _notes(benchmark: Benchmark) -> list[str]:
     notes = []
-    if benchmark.slowed > MAX_SLOWED_SHARE:
+    if benchmark.share_slowed > MAX_SLOWED_SHARE:
         notes.append(
-            f"the machine was busy: other programs slowed {benchmark.slowed:.0%} of the decode calls down, which widens"
-            " the ranges; measure again when it is idle"
+            f"the machine was busy: other programs slowed {benchmark.share_slowed:.0%} of the decode calls down, which"
+            " widens the ranges; measure again when it is idle"
         )
     if not benchmark.complete:
         notes.append(f"INCOMPLETE: stopped after {len(benchmark.runs)} of {benchmark.total} runs")

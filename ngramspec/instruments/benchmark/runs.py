@@ -78,10 +78,10 @@ class Benchmark:
     acceptance: Acceptance = field(default_factory=Acceptance)  # rule of acceptance in all runs
     # A plain decoder on a target of the same model without exact mode, if the cost of exact mode is measured.
     default: SpeculativeDecoder | None = None
-    others: Sequence[str] = ()  # further policies, for decoders like `drafted`
+    other_policies: Sequence[str] = ()  # further policies, for decoders like `drafted`
     _: KW_ONLY
     # Function that returns a new drafter and a new policy of the given name, which have learned nothing.
-    unlearnt: Callable[[str], tuple[Drafter | None, Policy]]
+    make_untrained: Callable[[str], tuple[Drafter | None, Policy]]
     runs: list[Run] = field(default_factory=list, init=False)
     # "category", "prompt", "tokens" and "seconds" of each prompt read into an empty KV cache.
     prefills: list[dict[str, Any]] = field(default_factory=list, init=False)
@@ -95,14 +95,14 @@ class Benchmark:
     def __post_init__(self) -> None:
         first = self.drafted
 
-        def like_first(drafter: Drafter | None, policy: Policy | str = "cost") -> SpeculativeDecoder:
+        def make_decoder(drafter: Drafter | None, policy: Policy | str = "cost") -> SpeculativeDecoder:
             # Exact mode must use the same batch sizes on all sides, whatever a probe of each would have chosen.
-            how: dict[str, Any] = {"exact": first.exact, "calibration": first.calibration}
-            return SpeculativeDecoder(first.target, drafter=drafter, policy=policy, **how)
+            options: dict[str, Any] = {"exact": first.exact, "calibration": first.calibration}
+            return SpeculativeDecoder(first.target, drafter=drafter, policy=policy, **options)
 
-        self._decoders = {("plain", None): like_first(None), ("drafted", first.policy.name): first}
-        for name in self.others if first.drafter is not None else ():
-            self._decoders["drafted", name] = like_first(*self.unlearnt(name))
+        self._decoders = {("plain", None): make_decoder(None), ("drafted", first.policy.name): first}
+        for name in self.other_policies if first.drafter is not None else ():
+            self._decoders["drafted", name] = make_decoder(*self.make_untrained(name))
         if self.default is not None:
             self._decoders["default", None] = self.default
 
@@ -126,7 +126,7 @@ class Benchmark:
         return len(self.runs) == self.total
 
     @property
-    def slowed(self) -> float:
+    def share_slowed(self) -> float:
         """Share of passes that other programs slowed down, or that had fewer threads because of them."""
         passes = sum(run.stats.passes for run in self.runs)
         return sum(run.stats.slowed for run in self.runs) / passes if passes else 0.0
@@ -142,20 +142,20 @@ class Benchmark:
 
     def warm_up(self) -> None:
         """Measure the cost curve of runs of this length, then run every decoder once without counting the run."""
-        drafted = self.drafted
-        if drafted.drafter is not None:
-            drafted.read(self.cases[0].tokens)
-            drafted.calibration.ensure_curve(drafted.sequence, self.max_tokens)
+        first = self.drafted
+        if first.drafter is not None:
+            first.read(self.cases[0].tokens)
+            first.calibration.ensure_curve(first.sequence, self.max_tokens)
         for contender in self._decoders:
             self._run(self.cases[0], contender, 0, min(self.max_tokens, WARM_UP_TOKENS))
         # The curve is measured once. From here on each decoder updates its copy with its own passes, as in real use.
-        for other in self.policies.values():
-            if other is not drafted:
-                other.calibrate(drafted.calibration)
+        for decoder in self.policies.values():
+            if decoder is not first:
+                decoder.calibrate(first.calibration)
 
     def measure(self) -> Iterator[Run]:
         """Make the runs, one per `next`; if the caller stops early, the finished runs remain."""
-        order, shown = list(self._decoders), ("drafted", self.drafted.policy.name)
+        order, text_contender = list(self._decoders), ("drafted", self.drafted.policy.name)
         for repeat in range(self.repeat):
             self.forget()
             for number, case in enumerate(self.cases):
@@ -167,7 +167,7 @@ class Benchmark:
                 for contender in order[first:] + order[:first]:
                     pair[contender], steps, proposals = self._run(case, contender, repeat, self.max_tokens)
                     self.runs.append(pair[contender])
-                    if contender == shown:
+                    if contender == text_contender:
                         self.texts.setdefault(case.category, (case.id, steps))
                         for proposal, step in zip(proposals, steps, strict=True):
                             self.reliability.add(proposal or NO_DRAFT, step.tokens)
@@ -179,33 +179,33 @@ class Benchmark:
         """Give the drafted decoders new drafters and policies, which have learned nothing; keep the cost curves."""
         for name, decoder in self.policies.items():
             if decoder.drafter is not None:
-                decoder.set_drafter(*self.unlearnt(name))
+                decoder.set_drafter(*self.make_untrained(name))
 
     def _prefill(self, case: Case) -> None:
         """Read the prompt into every target, so that all runs find the same tokens in the KV cache."""
         for decoder in filter(None, (self.drafted, self.default)):
             decoder.sequence.clear()
-            began = time.perf_counter()
+            start = time.perf_counter()
             decoder.read(case.tokens)
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - start
             if decoder is self.drafted:
-                read = {"category": case.category, "prompt": case.id, "tokens": len(case.tokens), "seconds": seconds}
-                self.prefills.append(read)
+                prefill = {"category": case.category, "prompt": case.id, "tokens": len(case.tokens), "seconds": seconds}
+                self.prefills.append(prefill)
 
     def _run(
-        self, case: Case, contender: Contender, repeat: int, most: int
+        self, case: Case, contender: Contender, repeat: int, max_tokens: int
     ) -> tuple[Run, list[Step], list[Draft | None]]:
         """Generate once, and return the run, its steps, and the drafter's proposal for each step."""
-        how: dict[str, Any] = {"max_tokens": most, "sampling": self.sampling, "acceptance": self.acceptance}
-        began = time.perf_counter()
+        options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": self.sampling, "acceptance": self.acceptance}
+        start = time.perf_counter()
         decoder = self._decoders[contender]
-        generation = decoder.generate(case.tokens, **how)
+        generation = decoder.generate(case.tokens, **options)
         steps, proposals = [next(generation)], [decoder.drafts.proposal]
         first = time.perf_counter()
         for step in generation:
             steps.append(step)
             proposals.append(decoder.drafts.proposal)
-        ended = time.perf_counter()
+        end = time.perf_counter()
         stats = Stats()
         for step in steps:
             stats.add(step)
@@ -216,8 +216,8 @@ class Benchmark:
             kind,
             repeat,
             output=tuple(token for step in steps for token in step.tokens),
-            seconds=ended - first,
-            prefill_seconds=first - began,
+            seconds=end - first,
+            prefill_seconds=first - start,
             stats=stats,
             batches=Counter(step.batch for step in steps if step.batch),
             stop=steps[-1].stop,
@@ -225,11 +225,11 @@ class Benchmark:
         )
         return run, steps, proposals
 
-    def _compare(self, case: Case, plain: Run, drafted: Run) -> None:
+    def _compare(self, case: Case, plain_run: Run, drafted_run: Run) -> None:
         """Record the first difference of two outputs, unless an earlier repeat of this prompt had one."""
-        a, b = plain.output, drafted.output
-        whose = {"category": case.category, "prompt": case.id, "policy": drafted.policy}
-        if a == b or any(whose.items() <= noted.items() for noted in self.differences):
+        a, b = plain_run.output, drafted_run.output
+        key = {"category": case.category, "prompt": case.id, "policy": drafted_run.policy}
+        if a == b or any(key.items() <= entry.items() for entry in self.differences):
             return
         position = common_prefix(a, b)
         x, y = (output[position] if position < len(output) else None for output in (a, b))
@@ -239,5 +239,5 @@ class Benchmark:
             sequence.clear()
             logits = sequence.prefill([*case.tokens, *a[:position]], aligned=self.drafted.exactness.aligned)
             margin = abs(float(logits[x]) - float(logits[y]))
-        found = {"repeat": drafted.repeat, "position": position, "plain": x, "drafted": y, "margin": margin}
-        self.differences.append(whose | found)
+        details = {"repeat": drafted_run.repeat, "position": position, "plain": x, "drafted": y, "margin": margin}
+        self.differences.append(key | details)

@@ -24,7 +24,7 @@ from ngramspec.version import __version__
 
 Figures = dict[str, Any]
 
-AVERAGED = (
+AVERAGED_FIGURES = (
     *("tokens", "passes", "tokens_per_pass", "drafted_per_pass", "acceptance", "no_draft_share", "cpu_us_per_pass"),
     *("start_us_per_prompt_token", "calibration_error"),
 )
@@ -52,7 +52,7 @@ def figures(tally: ReplayCounts, curves: Mapping[str, CostCurve]) -> Figures:
         "no_draft_share": stats.passes_without_draft / passes,
         "max_draft": len(stats.drafted_at),
         "batches": {str(size): count for size, count in sorted(tally.batches.items())},
-        "accept_by_position": [round(accepted / drafted, 4) for accepted, drafted in by_position],
+        "accept_by_position": [round(n_accepted / n_drafted, 4) for n_accepted, n_drafted in by_position],
         "drafts_reaching_position": list(stats.drafted_at),
         "cpu_us_per_pass": 1e6 * tally.work_seconds / passes,
         "start_us_per_prompt_token": 1e6 * tally.begin_seconds / prompt,
@@ -71,9 +71,9 @@ def by_category(tallies: Mapping[str, ReplayCounts], curves: Mapping[str, CostCu
         total.merge(tally)
     rows = {category: figures(tally, curves) for category, tally in tallies.items()}
     macro: Figures = {}
-    for key in AVERAGED:
-        known = [row[key] for row in rows.values() if row[key] is not None]
-        macro[key] = sum(known) / len(known) if known else None
+    for key in AVERAGED_FIGURES:
+        values = [row[key] for row in rows.values() if row[key] is not None]
+        macro[key] = sum(values) / len(values) if values else None
     macro["speedup"] = {name: sum(row["speedup"][name] for row in rows.values()) / len(rows) for name in curves}
     return {**rows, OVERALL: figures(total, curves), MACRO: macro}
 
@@ -109,7 +109,7 @@ def copy_lengths(prompt: Sequence[int], response: Sequence[int]) -> NDArray[np.i
     return lengths
 
 
-def least_cost(lengths: NDArray[np.int32], curves: Sequence[CostCurve]) -> NDArray[np.float64]:
+def find_min_cost(lengths: NDArray[np.int32], curves: Sequence[CostCurve]) -> NDArray[np.float64]:
     """Return the cost of the cheapest passes for a response, in units of T(1) of each curve, shape (len(curves),).
 
     This is dynamic programming from the end. A draft of k <= lengths[i] correct tokens at position i costs T(1 + k) and
@@ -119,10 +119,10 @@ def least_cost(lengths: NDArray[np.int32], curves: Sequence[CostCurve]) -> NDArr
     passes = np.array([[curve.ratio(size) for size in range(1, LARGEST + 1)] for curve in curves])
     cost = np.zeros((len(curves), total + 1))
     for i in range(total - 1, 0, -1):
-        most = min(int(lengths[i]), total - 1 - i)
-        cost[:, i] = (passes[:, : most + 1] + cost[:, i + 1 : i + most + 2]).min(axis=1)
-    least: NDArray[np.float64] = cost[:, min(1, total)]
-    return least
+        max_length = min(int(lengths[i]), total - 1 - i)
+        cost[:, i] = (passes[:, : max_length + 1] + cost[:, i + 1 : i + max_length + 2]).min(axis=1)
+    min_cost: NDArray[np.float64] = cost[:, min(1, total)]
+    return min_cost
 
 
 # --------------------------------------------------------------------------- several curves
@@ -154,7 +154,7 @@ class CurveComparison:
         self._curves = {name: replay.curve for name, replay in replays.items()}
         self.texts: dict[str, tuple[str, list[Step]]] = {}
         # Cost of the oracle's passes by each curve, for each category.
-        self._least: dict[str, NDArray[np.float64]] | None = {} if oracle else None
+        self._oracle_costs: dict[str, NDArray[np.float64]] | None = {} if oracle else None
         self._counts: dict[str, dict[str, ReplayCounts]] = {name: {} for name in replays}
         self.done = 0
 
@@ -166,11 +166,11 @@ class CurveComparison:
                 steps: list[Step] = []
                 counts[name] = replay.run(recording, steps.append)
                 self.texts.setdefault(recording.category, (recording.id, steps))
-            if self._least is not None:
-                cost = least_cost(copy_lengths(recording.prompt, recording.response), list(self._curves.values()))
-                self._least[recording.category] = self._least.get(recording.category, 0.0) + cost
-            for name, found in counts.items():
-                self._counts[name].setdefault(recording.category, ReplayCounts()).merge(found)
+            if self._oracle_costs is not None:
+                cost = find_min_cost(copy_lengths(recording.prompt, recording.response), list(self._curves.values()))
+                self._oracle_costs[recording.category] = self._oracle_costs.get(recording.category, 0.0) + cost
+            for name, replay_counts in counts.items():
+                self._counts[name].setdefault(recording.category, ReplayCounts()).merge(replay_counts)
             self.done += 1
             yield recording
 
@@ -180,16 +180,16 @@ class CurveComparison:
         The name of a result is DRAFTER@CURVE, with the curve that the policy used; it contains the speedups by all
         curves.
         """
-        replayed = self._recordings[: self.done]
+        finished_recordings = self._recordings[: self.done]
         return {
             "complete": self.done == len(self._recordings),
             "transcripts": self.done,
-            "decode_tokens": sum(len(r.response) - 1 for r in replayed),
-            "prompt_tokens": sum(len(r.prompt) for r in replayed),
-            "categories": dict(Counter(r.category for r in replayed)),
+            "decode_tokens": sum(len(r.response) - 1 for r in finished_recordings),
+            "prompt_tokens": sum(len(r.prompt) for r in finished_recordings),
+            "categories": dict(Counter(r.category for r in finished_recordings)),
             "curves": {name: to_json(curve) for name, curve in self._curves.items()},
             "results": {f"{self._drafter}@{name}": by_category(t, self._curves) for name, t in self._counts.items()},
-            "oracle": None if self._least is None else self._oracle(self._least),
+            "oracle": None if self._oracle_costs is None else self._oracle(self._oracle_costs),
         }
 
     def _oracle(self, costs: Mapping[str, NDArray[np.float64]]) -> dict[str, dict[str, Figures]]:
@@ -210,7 +210,7 @@ class CurveComparison:
 
 # --------------------------------------------------------------------------- the report
 
-MEASURED = "measured"
+MEASURED_CURVE = "measured"
 """Name of the curve that was measured on a model before the replay."""
 
 
@@ -269,13 +269,13 @@ def _bars(results: Mapping[str, Mapping[str, Figures]]) -> Bars:
         name: {category: row["speedup"][name] for category, row in rows.items()} for name, rows in results.items()
     }
     if len(by_curve) == 1:
-        ((name, found),) = by_curve.items()
+        ((name, category_gains),) = by_curve.items()
         about = f"Tokens per second, drafted / plain, on the curve {name}"
-        return reports.gains(about, {category: (gain, None, None) for category, gain in found.items()}, ".3f")
+        return reports.gains(about, {category: (gain, None, None) for category, gain in category_gains.items()}, ".3f")
     spread = {}
-    for name, found in by_curve.items():
-        if kinds := [gain for category, gain in found.items() if category not in (OVERALL, MACRO)]:
-            spread[name] = found[MACRO], min(kinds), max(kinds)
+    for name, category_gains in by_curve.items():
+        if values := [gain for category, gain in category_gains.items() if category not in (OVERALL, MACRO)]:
+            spread[name] = category_gains[MACRO], min(values), max(values)
     about = "Tokens per second, drafted / plain, by cost curve: mean, minimum and maximum over categories"
     return reports.gains(about, spread, ".3f")
 
@@ -283,7 +283,7 @@ def _bars(results: Mapping[str, Mapping[str, Figures]]) -> Bars:
 def _sections(name: str, rows: Mapping[str, Figures], document: Figures) -> Iterator[Section]:
     seconds = document["curves"][name]
     source = CURVES[name][1] if name in CURVES else "from a file"
-    if name == MEASURED:
+    if name == MEASURED_CURVE:
         source = "Cost of passes of the model, measured before the replay"
     about = f"{source}. A gain of 1.20x is 1.2 times as many tokens per second."
     if document["oracle"]:

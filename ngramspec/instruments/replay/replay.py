@@ -57,7 +57,7 @@ class RecordedTarget(ModelBase):
 
     Args:
         curve: Cost of a pass.
-        says: Function that returns the bytes of a token; `None` means that tokens have no text.
+        piece: Function that returns the bytes of a token; `None` means that tokens have no text.
     """
 
     n_ctx = ENDLESS
@@ -65,9 +65,9 @@ class RecordedTarget(ModelBase):
     max_batch = LARGEST
     leaves = 8  # same number as for a model on a GPU
 
-    def __init__(self, curve: CostCurve, says: Piece | None = None) -> None:
+    def __init__(self, curve: CostCurve, piece: Piece | None = None) -> None:
         self.tokens: list[int] = []
-        self._says = says
+        self._piece = piece
         self.seconds = 0.0
         self._curve = curve
         self._last = 1
@@ -107,7 +107,7 @@ class RecordedTarget(ModelBase):
         raise NotImplementedError("a record is tokens already")
 
     def piece(self, token: int) -> bytes:
-        return b"" if self._says is None else self._says(token)
+        return b"" if self._piece is None else self._piece(token)
 
     def is_eog(self, token: int) -> bool:
         return False
@@ -133,7 +133,7 @@ class RecordedVerifier:
         right = common_prefix(draft.tokens, truth)
         return Verdict(truth[: right + 1], right)
 
-    def recorded(self, position: int) -> int | None:
+    def token_at(self, position: int) -> int | None:
         offset = position - self._start
         return self._response[offset] if offset < len(self._response) else None
 
@@ -165,19 +165,19 @@ class ReplayCounts:
         return self.stats.tokens / cost if cost else 1.0
 
 
-class MeteredDrafts(Drafts):
+class TimedDrafts(Drafts):
     """Drafts that measure the CPU time of this thread in which the drafter learns (`work_seconds`)."""
 
     work_seconds = 0.0
 
     def accept(self, step: Step) -> float:
-        began = time.thread_time()
+        start = time.thread_time()
         seconds = super().accept(step)
-        self.work_seconds += time.thread_time() - began
+        self.work_seconds += time.thread_time() - start
         return seconds
 
 
-class MeteredLoop(BranchingLoop):
+class TimedLoop(BranchingLoop):
     """A decoding loop that measures the CPU time of this thread for drafting and planning (`work_seconds`).
 
     The recording answers branches.
@@ -186,19 +186,19 @@ class MeteredLoop(BranchingLoop):
     work_seconds = 0.0
 
     def plan(self, text: DraftedText, owed: int) -> Plan:
-        began = time.thread_time()
+        start = time.thread_time()
         plan = super().plan(text, owed)
-        self.work_seconds += time.thread_time() - began
+        self.work_seconds += time.thread_time() - start
         return plan
 
     def report(self, current: Pass) -> Sequence[Step | None]:
-        began = time.thread_time()
+        start = time.thread_time()
         steps = super().report(current)
-        self.work_seconds += time.thread_time() - began
+        self.work_seconds += time.thread_time() - start
         return steps
 
     def answer(self, text: Text, row: Row, position: int) -> int | None:
-        return text.verifier.recorded(position) if isinstance(text.verifier, RecordedVerifier) else None
+        return text.verifier.token_at(position) if isinstance(text.verifier, RecordedVerifier) else None
 
 
 class Replay:
@@ -224,40 +224,40 @@ class Replay:
         curve: CostCurve,
         piece: Piece | None = None,
     ) -> None:
-        self.curve, recorded = curve, RecordedTarget(curve, piece)
-        options: dict[str, Any] = {"exact": "off", "curve": curve, "clock": recorded.clock}
-        self.decoder = SpeculativeDecoder(recorded, drafter=drafter, policy=policy, draft_max=draft_max, **options)
+        self.curve, target = curve, RecordedTarget(curve, piece)
+        options: dict[str, Any] = {"exact": "off", "curve": curve, "clock": target.clock}
+        self.decoder = SpeculativeDecoder(target, drafter=drafter, policy=policy, draft_max=draft_max, **options)
         for kind, part in (("drafter", drafter), ("policy", self.decoder.policy)):
             if part is not None and part.wants_logits:
                 raise ValueError(
                     f"the {kind} {part.name!r} needs a model's logits, and a recorded conversation has none"
                 )
-        self.decoder.loop = self._meter = MeteredLoop(self.decoder.policy, recorded.clock)
-        self.decoder.drafts = self._drafts = MeteredDrafts(drafter, self.decoder.policy)
+        self.decoder.loop = self._timed_loop = TimedLoop(self.decoder.policy, target.clock)
+        self.decoder.drafts = self._drafts = TimedDrafts(drafter, self.decoder.policy)
         self._last = 1
 
     def run(self, recording: Recording, watch: Callable[[Step], None] | None = None) -> ReplayCounts:
         """Replay one recording and return its counts; `watch` is called with each step before the next pass."""
         tally = ReplayCounts(1, len(recording.prompt))
-        self._meter.work_seconds = self._drafts.work_seconds = 0.0
-        emitted, end = 0, len(recording.response)
+        self._timed_loop.work_seconds = self._drafts.work_seconds = 0.0
+        n_emitted, end = 0, len(recording.response)
         steps = self.decoder.generate(recording.prompt, max_tokens=ENDLESS, acceptance=RecordedVerifier(recording))
-        began = time.thread_time()
+        start = time.thread_time()
         for step in steps:
             proposal = self.decoder.drafts.proposal
             if not step.batch:
-                tally.begin_seconds = time.thread_time() - began
+                tally.begin_seconds = time.thread_time() - start
             else:
                 if proposal is not None:
-                    tally.reliability.add(proposal, recording.response[emitted : emitted + len(proposal)])
+                    tally.reliability.add(proposal, recording.response[n_emitted : n_emitted + len(proposal)])
                 tally.batches[step.batch] += 1
                 tally.changes += step.batch != self._last
                 self._last = step.batch
             tally.stats.add(step)
             if watch is not None:
                 watch(step)
-            emitted += len(step.tokens)
-            if emitted == end:
+            n_emitted += len(step.tokens)
+            if n_emitted == end:
                 steps.close()
-        tally.work_seconds = self._meter.work_seconds + self._drafts.work_seconds
+        tally.work_seconds = self._timed_loop.work_seconds + self._drafts.work_seconds
         return tally

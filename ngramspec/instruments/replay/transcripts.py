@@ -123,10 +123,10 @@ def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     parts = [(mark[1], mark.start(), text[mark.end() : end][:-1]) for mark, end in zip(marks, ends, strict=True)]
     while parts:
-        kind, start, said = parts.pop(0)
+        kind, start, content = parts.pop(0)
         place = f"line {1 + text.count(chr(10), 0, start)}"
         if kind == "prompt" and parts and parts[0][0] == "response":
-            yield place, {"prompt": said, "response": parts.pop(0)[2]}
+            yield place, {"prompt": content, "response": parts.pop(0)[2]}
         else:
             yield place, ValueError(f"a prompt and a response are required, but there is only a {kind}")
 
@@ -239,9 +239,9 @@ class TranscriptReader:
     def __init__(self, tokenizer: Vocabulary) -> None:
         self._tokenizer = tokenizer
         marks = ("<|im_start|>", "<|im_end|>")
-        known = all(len(tokenizer.tokenize(mark, special=True, add_bos=False)) == 1 for mark in marks)
-        self.layout = "ChatML" if known or tokenizer.chat_template is None else "template"
-        self.spelled = self.layout == "ChatML" and not known
+        has_tokens = all(len(tokenizer.tokenize(mark, special=True, add_bos=False)) == 1 for mark in marks)
+        self.layout = "ChatML" if has_tokens or tokenizer.chat_template is None else "template"
+        self.spelled = self.layout == "ChatML" and not has_tokens
 
     def record(self, transcript: Transcript) -> Recording | None:
         """Return the tokens of a transcript; `None` if it is too short to replay, or the template rejects it."""

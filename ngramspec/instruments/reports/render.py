@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from html import escape
 
-from ngramspec.instruments.reports.report import Mark, Passage, Report, Section, Table, shown
+from ngramspec.instruments.reports.report import Mark, Passage, Report, Section, Table, escape_controls
 from ngramspec.instruments.reports.svg import STYLE, chart
 
 _SPECIAL = {ord(character): f"\\{character}" for character in "\\`*[]|"} | {ord("<"): "&lt;", ord("\n"): " "}
@@ -27,23 +27,23 @@ def _lines(table: Table) -> list[str]:
     cells = [[_cell(cell) for cell in row] for row in (table.headings, *table.rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(table.headings))]
     rule = ["-" * w if i < table.text else f"{'-' * (w - 1)}:" for i, w in enumerate(widths)]
-    padded = [
+    padded_rows = [
         [c.ljust(w) if i < table.text else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
         for row in cells
     ]
-    return [f"| {' | '.join(row)} |" for row in (padded[0], rule, *padded[1:])]
+    return [f"| {' | '.join(row)} |" for row in (padded_rows[0], rule, *padded_rows[1:])]
 
 
 def _code(text: str) -> str:
     """Return a text as inline code, inside a fence that is longer than any run of backticks in the text."""
-    text = " ".join(shown(text).split("\n"))
+    text = " ".join(escape_controls(text).split("\n"))
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{space}{text}{space}{fence}"
 
 
 def _cell(text: str) -> str:
-    return shown(text).translate(_SPECIAL)
+    return escape_controls(text).translate(_SPECIAL)
 
 
 # ----------------------------------------------------------------------------------------- HTML
@@ -79,8 +79,8 @@ _LEGEND = (
 def html(report: Report) -> str:
     """Return the whole page: the headline first, how to get the figures again last."""
     body = [part for section in report.sections for part in _section(section)]
-    headline = [f'<p class="headline">{_escaped(report.headline)}</p>'] if report.headline else []
-    title = _escaped(report.title)
+    headline = [f'<p class="headline">{_escape(report.headline)}</p>'] if report.headline else []
+    title = _escape(report.title)
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -89,42 +89,42 @@ def html(report: Report) -> str:
             f"<title>{title}</title>\n<style>\n{_PAGE}\n{STYLE}\n</style>\n</head>\n<body>\n<main>",
             f"<h1>{title}</h1>",
             *headline,
-            *(f'<p class="dim">{_escaped(line)}</p>' for line in report.notes),
+            *(f'<p class="dim">{_escape(line)}</p>' for line in report.notes),
             *body,
-            f'<p class="dim">{_escaped(report.origin)}; <code>{_escaped(report.command)}</code></p>',
+            f'<p class="dim">{_escape(report.origin)}; <code>{_escape(report.command)}</code></p>',
             "</main>\n</body>\n</html>\n",
         ]
     )
 
 
 def _section(section: Section) -> Iterator[str]:
-    yield f"<section>\n<h2>{_escaped(section.heading)}</h2>\n<p>{_escaped(section.about)}</p>"
+    yield f"<section>\n<h2>{_escape(section.heading)}</h2>\n<p>{_escape(section.about)}</p>"
     if any(isinstance(figure, Passage) for figure in section.figures):
         yield _LEGEND
     for figure in section.figures:
         if isinstance(figure, Table):
             yield _table(figure)
         elif isinstance(figure, Passage):
-            text = "".join(_marked(*span) for span in figure.spans)
-            yield f"<h3>{_escaped(figure.name)}</h3>\n<pre>{text}</pre>"
+            text = "".join(_mark_span(*span) for span in figure.spans)
+            yield f"<h3>{_escape(figure.name)}</h3>\n<pre>{text}</pre>"
         else:
-            yield f"<figure>\n<figcaption>{_escaped(figure.about)}</figcaption>\n{chart(figure)}\n</figure>"
+            yield f"<figure>\n<figcaption>{_escape(figure.about)}</figcaption>\n{chart(figure)}\n</figure>"
     yield "</section>"
 
 
 def _table(table: Table) -> str:
     def row(cells: list[str], kind: str, total: bool) -> str:
-        opened = [f'<{kind} class="text">' if i < table.text else f"<{kind}>" for i in range(len(cells))]
-        made = "".join(f"{before}{cell}</{kind}>" for before, cell in zip(opened, cells, strict=True))
-        return f'<tr class="total">{made}</tr>' if total else f"<tr>{made}</tr>"
+        start_tags = [f'<{kind} class="text">' if i < table.text else f"<{kind}>" for i in range(len(cells))]
+        content = "".join(f"{before}{cell}</{kind}>" for before, cell in zip(start_tags, cells, strict=True))
+        return f'<tr class="total">{content}</tr>' if total else f"<tr>{content}</tr>"
 
     below = len(table.rows) - table.totals
     return "\n".join(
         [
             '<div class="wide"><table>',
-            f"<thead>{row([*map(_escaped, table.headings)], 'th', False)}</thead>",
+            f"<thead>{row([*map(_escape, table.headings)], 'th', False)}</thead>",
             "<tbody>",
-            *(row([*map(_escaped, cells)], "td", n >= below) for n, cells in enumerate(table.rows)),
+            *(row([*map(_escape, cells)], "td", n >= below) for n, cells in enumerate(table.rows)),
             "</tbody>\n</table></div>",
         ]
     )
@@ -138,11 +138,11 @@ _TAGS: dict[Mark, tuple[str, str]] = {
 }
 
 
-def _marked(text: str, mark: Mark) -> str:
+def _mark_span(text: str, mark: Mark) -> str:
     # A line break in a rejected token is shown as a symbol, because the text does not contain the break.
     before, after = _TAGS[mark]
-    return f"{before}{_escaped(text.replace(chr(10), '⏎') if mark == 'refused' else text)}{after}"
+    return f"{before}{_escape(text.replace(chr(10), '⏎') if mark == 'refused' else text)}{after}"
 
 
-def _escaped(text: str) -> str:
-    return escape(shown(text))
+def _escape(text: str) -> str:
+    return escape(escape_controls(text))

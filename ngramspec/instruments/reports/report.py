@@ -114,20 +114,20 @@ def spans_of(step: Step, piece: Piece) -> Iterator[Span]:
     Rejected tokens were never decoded as part of the text, so incomplete characters in them become U+FFFD.
     """
     # If the text ended inside its draft, it has no token at index `accepted`: the rest was not rejected, only unread.
-    for i, released in enumerate(step.pieces):
-        refused = i == step.accepted and step.draft_remainder
-        if refused:
+    for i, text in enumerate(step.pieces):
+        is_rejected = i == step.accepted and step.draft_remainder
+        if is_rejected:
             yield b"".join(map(piece, step.draft_remainder)).decode(errors="replace"), "refused"
-        yield released, "kept" if i < step.accepted else "corrected" if refused else ""
+        yield text, "kept" if i < step.accepted else "corrected" if is_rejected else ""
 
 
-def drafted_texts(about: str, texts: Texts, piece: Piece) -> Section:
+def draft_section(about: str, texts: Texts, piece: Piece) -> Section:
     """Return the section that shows how texts were drafted."""
     passages = []
     for category, (name, steps) in texts.items():
         spans = (span for step in steps for span in spans_of(step, piece) if span[0])
-        joined = [("".join(text for text, _ in group), mark) for mark, group in groupby(spans, key=itemgetter(1))]
-        passages.append(Passage(f"{category}: {name}", joined))
+        merged_spans = [("".join(text for text, _ in group), mark) for mark, group in groupby(spans, key=itemgetter(1))]
+        passages.append(Passage(f"{category}: {name}", merged_spans))
     return Section("Drafts", about, passages)
 
 
@@ -148,15 +148,15 @@ def figure(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-def gains(about: str, known: Mapping[str, tuple[float, float | None, float | None]], form: str) -> Bars:
+def gains(about: str, values: Mapping[str, tuple[float, float | None, float | None]], form: str) -> Bars:
     """Return a bar chart of speeds relative to plain decoding.
 
     Args:
         about: Description of the chart.
-        known: Value, minimum and maximum of each bar, by name.
+        values: Value, minimum and maximum of each bar, by name.
         form: Format of the values.
     """
-    bars = [Bar(name, value, low, high, f"{value:{form}}x") for name, (value, low, high) in known.items()]
+    bars = [Bar(name, value, low, high, f"{value:{form}}x") for name, (value, low, high) in values.items()]
     return Bars(about, bars, even=(1.0, "plain decoding"))
 
 
@@ -171,12 +171,15 @@ def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, total
     longest = max(map(len, rates.values()), default=0)
     places = [place for place in POSITIONS if place <= longest]
     rows = [
-        [name, *(figure(found[place - 1] if place <= len(found) else None, ".2f") for place in places)]
-        for name, found in rates.items()
+        [
+            name,
+            *(figure(position_rates[place - 1] if place <= len(position_rates) else None, ".2f") for place in places),
+        ]
+        for name, position_rates in rates.items()
     ]
     series = {
-        name: [(place, rate) for place, rate in enumerate(found, 1) if rate is not None]
-        for name, found in list(rates.items())[len(rates) - totals :]
+        name: [(place, rate) for place, rate in enumerate(position_rates, 1) if rate is not None]
+        for name, position_rates in list(rates.items())[len(rates) - totals :]
     }
     chart = Lines("Accepted, by position in the draft", "position in the draft", "accepted", series)
     return Section("Acceptance by position", about, [chart, Table(["", *map(str, places)], rows, totals=totals)])
@@ -212,12 +215,12 @@ def calibration(cells: Sequence[Mapping[str, Any]], error: float | None) -> list
     if error is None:
         return []
     about = f"All positions of all proposed drafts, verified or not; expected calibration error {error:.4f}."
-    known = [cell for cell in cells if cell["count"]]
+    used_cells = [cell for cell in cells if cell["count"]]
     right = "perfect calibration"
-    points = [(cell["predicted"], cell["observed"]) for cell in known]
+    points = [(cell["predicted"], cell["observed"]) for cell in used_cells]
     rows = [
         [f"{c['from']:.1f}-{c['to']:.1f}", str(c["count"]), f"{c['predicted']:.3f}", f"{c['observed']:.3f}"]
-        for c in known
+        for c in used_cells
     ]
     series = {"observed": points, right: [(0.0, 0.0), (1.0, 1.0)]}
     chart = Lines("Acceptance probability", "predicted", "observed", series, guide=right)
@@ -233,9 +236,9 @@ CONTROLS: Mapping[int, int] = {
 }
 """Table for `str.translate` that replaces control characters except \\n and \\t by their symbols (ESC: ␛)."""
 
-_SHOWN = {**CONTROLS, **dict.fromkeys((0xFFFE, 0xFFFF), 0xFFFD)}
+_ESCAPES = {**CONTROLS, **dict.fromkeys((0xFFFE, 0xFFFF), 0xFFFD)}
 
 
-def shown(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Return a text that is safe in XML and on terminals: control characters become their symbols."""
-    return text.encode("utf-8", "replace").decode("utf-8").translate(_SHOWN)
+    return text.encode("utf-8", "replace").decode("utf-8").translate(_ESCAPES)

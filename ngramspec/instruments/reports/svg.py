@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from textwrap import wrap
 
-from ngramspec.instruments.reports.report import Bar, Bars, Lines, Report, shown
+from ngramspec.instruments.reports.report import Bar, Bars, Lines, Report, escape_controls
 
 WIDTH = 760
 
@@ -37,7 +37,7 @@ _DASHES = {"even": "; stroke-dasharray: 4 3", "guide": "; stroke-dasharray: 4 3;
 
 
 def _rule(name: str, properties: Sequence[str], colour: str) -> str:
-    return f".chart .{name} {{ {'; '.join(f'{one}: {colour}' for one in properties)}"
+    return f".chart .{name} {{ {'; '.join(f'{property_}: {colour}' for property_ in properties)}"
 
 
 STYLE = "\n".join(
@@ -55,21 +55,21 @@ STYLE = "\n".join(
 
 _CHARACTER = 7.2  # approximate width in pixels of a character of 13 px
 _ROW, _BAR = 30, 16
-_MOST_NAME = 30
+_MAX_NAME = 30
 
 
 def svg(report: Report) -> str:
     """Return an SVG file with the chart, the title and the origin of a report."""
-    height, drawn = _bars(report.bars, top=64)
+    height, shapes = _bars(report.bars, top=64)
     for text in (f"{report.origin}; {report.command}", *report.notes):
-        for line in wrap(shown(text), 104, break_on_hyphens=False):
+        for line in wrap(escape_controls(text), 104, break_on_hyphens=False):
             height += 16
-            drawn.append(_text(24, height, line, "dim small"))
-    whole, elements = height + 16, "\n".join(drawn)
+            shapes.append(_text(24, height, line, "dim small"))
+    whole, elements = height + 16, "\n".join(shapes)
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" width="{WIDTH}" height="{whole}"\
  viewBox="0 0 {WIDTH} {whole}">
-<title>{escape(shown(report.title))}</title>
+<title>{escape(escape_controls(report.title))}</title>
 <style>
 {STYLE}
 </style>
@@ -83,10 +83,10 @@ def svg(report: Report) -> str:
 
 def chart(figure: Bars | Lines) -> str:
     """Return a chart for a page that contains `STYLE`."""
-    height, drawn = _bars(figure, top=12) if isinstance(figure, Bars) else _lines(figure)
-    about = escape(shown(figure.about))
-    opened = f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}" aria-label="{about}">'
-    return "\n".join([opened, *drawn, "</svg>"])
+    height, shapes = _bars(figure, top=12) if isinstance(figure, Bars) else _lines(figure)
+    about = escape(escape_controls(figure.about))
+    start_tag = f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}" aria-label="{about}">'
+    return "\n".join([start_tag, *shapes, "</svg>"])
 
 
 # --------------------------------------------------------------------------- bars
@@ -101,14 +101,14 @@ def _bars(figure: Bars, top: int) -> tuple[int, list[str]]:
     greatest = max(greatest, figure.even[0] if figure.even else 0.0) or 1.0
     scale = max(60.0, right - left) / greatest
     below = top + _ROW * len(figure.bars)
-    drawn: list[str] = []
+    shapes: list[str] = []
     for number, (name, bar) in enumerate(zip(names, figure.bars, strict=True)):
-        drawn += _bar(bar, name, left, top + _ROW * number, scale, figure.even[0] if figure.even else None)
+        shapes += _bar(bar, name, left, top + _ROW * number, scale, figure.even[0] if figure.even else None)
     if figure.even:
         at = left + scale * figure.even[0]
-        drawn.append(f'<line class="even" x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{below}"/>')
-        drawn.append(_text(at, below + 14, figure.even[1], "dim small", "middle"))
-    return below + (24 if figure.even else 8), drawn
+        shapes.append(f'<line class="even" x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{below}"/>')
+        shapes.append(_text(at, below + 14, figure.even[1], "dim small", "middle"))
+    return below + (24 if figure.even else 8), shapes
 
 
 def _bar(bar: Bar, name: str, left: float, top: float, scale: float, even: float | None) -> Iterator[str]:
@@ -116,9 +116,10 @@ def _bar(bar: Bar, name: str, left: float, top: float, scale: float, even: float
     kind = "other" if bar.other else "loss" if even is not None and round(bar.value, 2) < even else "gain"
     end = left + scale * bar.value
     yield _text(left - 8, base, name, "ink", "end")
+    title = escape(escape_controls(f"{bar.name}: {bar.label}"))
     yield (
         f'<rect class="{kind}" x="{left:.1f}" y="{middle - _BAR / 2:.1f}" width="{max(0.0, end - left):.1f}"'
-        f' height="{_BAR}" rx="2"><title>{escape(shown(bar.name))}: {escape(shown(bar.label))}</title></rect>'
+        f' height="{_BAR}" rx="2"><title>{title}</title></rect>'
     )
     if bar.low is not None and bar.high is not None:
         low, high = left + scale * bar.low, left + scale * bar.high
@@ -150,46 +151,46 @@ def _lines(figure: Lines) -> tuple[int, list[str]]:
             _BOTTOM - (_BOTTOM - _TOP) * (y - up[0]) / (up[-1] - up[0]),
         )
 
-    drawn: list[str] = []
+    shapes: list[str] = []
     for y in up:
         _, at = place(across[0], y)
-        drawn.append(f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{_RIGHT}" y2="{at:.1f}"/>')
-        drawn.append(_text(_LEFT - 8, at + 4, f"{y:g}", "dim small", "end"))
+        shapes.append(f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{_RIGHT}" y2="{at:.1f}"/>')
+        shapes.append(_text(_LEFT - 8, at + 4, f"{y:g}", "dim small", "end"))
     for x in across:
-        drawn.append(_text(place(x, up[0])[0], _BOTTOM + 18, f"{x:g}", "dim small", "middle"))
-    drawn.append(_text((_LEFT + _RIGHT) / 2, _BOTTOM + 38, figure.across, "dim", "middle"))
-    drawn.append(
+        shapes.append(_text(place(x, up[0])[0], _BOTTOM + 18, f"{x:g}", "dim small", "middle"))
+    shapes.append(_text((_LEFT + _RIGHT) / 2, _BOTTOM + 38, figure.across, "dim", "middle"))
+    shapes.append(
         f'<text class="dim" text-anchor="middle" transform="translate(16 {(_TOP + _BOTTOM) / 2}) rotate(-90)">'
-        f"{escape(shown(figure.up))}</text>"
+        f"{escape(escape_controls(figure.up))}</text>"
     )
-    measured = [name for name in figure.series if name != figure.guide]
+    line_names = [name for name in figure.series if name != figure.guide]
     height = _BOTTOM + 52
     for name, line in figure.series.items():
-        kind = "guide" if name == figure.guide else f"line{measured.index(name) % 5}"
+        kind = "guide" if name == figure.guide else f"line{line_names.index(name) % 5}"
         path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in line)
-        drawn.append(f'<polyline class="{kind}" style="fill: none" stroke-width="2" points="{path}"/>')
+        shapes.append(f'<polyline class="{kind}" style="fill: none" stroke-width="2" points="{path}"/>')
         for point in line if name != figure.guide else ():
             x, y = place(*point)
-            about = f"{escape(shown(name))}: {point[0]:g}, {point[1]:.4g}"
-            drawn.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{about}</title></circle>')
+            about = f"{escape(escape_controls(name))}: {point[0]:g}, {point[1]:.4g}"
+            shapes.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{about}</title></circle>')
         if len(figure.series) > 1:
-            drawn.append(
+            shapes.append(
                 f'<line class="{kind}" x1="{_LEFT}" y1="{height - 4}" x2="{_LEFT + 24}" y2="{height - 4}"'
                 ' stroke-width="2"/>'
             )
-            drawn.append(_text(_LEFT + 32, height, name, "dim"))
+            shapes.append(_text(_LEFT + 32, height, name, "dim"))
             height += 18
-    return height, drawn
+    return height, shapes
 
 
-def _ticks(least: float, greatest: float, whole: bool) -> list[float]:
+def _ticks(minimum: float, maximum: float, whole: bool) -> list[float]:
     """Return about five round numbers, at least two, whose range includes both limits; integers if `whole`."""
-    greatest = max(greatest, least + 1e-9) if greatest > least else least + 1
-    rough = (greatest - least) / 5
+    maximum = max(maximum, minimum + 1e-9) if maximum > minimum else minimum + 1
+    rough = (maximum - minimum) / 5
     power = 10 ** math.floor(math.log10(rough))
     step = next(n * power for n in (1, 2, 5, 10) if n * power >= rough)
     step = max(1, step) if whole else step
-    first, last = math.floor(least / step + 1e-9), math.ceil(greatest / step - 1e-9)
+    first, last = math.floor(minimum / step + 1e-9), math.ceil(maximum / step - 1e-9)
     return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
 
 
@@ -197,9 +198,9 @@ def _ticks(least: float, greatest: float, whole: bool) -> list[float]:
 
 
 def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(shown(text))}</text>'
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(escape_controls(text))}</text>'
 
 
 def _short(name: str) -> str:
-    name = shown(name).replace("\n", " ")
-    return name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME - 1]}…"
+    name = escape_controls(name).replace("\n", " ")
+    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…"

@@ -26,17 +26,17 @@ from ngramspec.drafting import DEFAULT
 from ngramspec.drafting.draft import Drafter
 from ngramspec.errors import GrammarError
 from ngramspec.instruments.prompts import Case
-from ngramspec.instruments.selfcheck.texts import LogitsKeeper, Setting, TextComparison, TextPair, read, settings
+from ngramspec.instruments.selfcheck.texts import LogitsRecorder, Setting, TextComparison, TextPair, read, settings
 
 Name = Literal["rollback", "greedy", "same seed"]
 
-LEAST_PROMPT = 8
+MIN_PROMPT = 8
 """Minimum length of a prompt that is cut at the start because time or context is short."""
 
 _ROLLBACK_SHARE = 0.15  # maximum share of the time for the rollback tests
 _PROBE_SHARE = 0.25  # maximum share of the time for a probe of two depths; otherwise it tests one
 _READING_SHARE = 0.4  # maximum share of a prompt's time for its prefill
-FEWEST = 4
+MIN_TOKENS = 4
 """Minimum number of tokens of a text, even if there is too little time."""
 
 _PACE = 32  # number of tokens with which the speed of the prefill is measured
@@ -55,9 +55,9 @@ class SelfCheck:
         exact: Whether the target runs with its exact settings, so that everything must be equal bit for bit.
 
     Attributes:
-        broken: Error that a check raised, by the name of the check.
-        spent: Seconds by check.
-        ungrammatical: Reason why the check of grammars was skipped, if it was.
+        errors: Error that a check raised, by the name of the check.
+        seconds_by_check: Seconds by check.
+        grammar_unsupported_reason: Reason why the check of grammars was skipped, if it was.
 
     Raises:
         ValueError: There are no cases, a number is out of range or too large for the context, or the drafter is
@@ -80,7 +80,7 @@ class SelfCheck:
         if not cases or max_tokens < 2 or not seconds > 0:
             raise ValueError("a self-check requires a case, at least 2 tokens per text, and a time limit above 0")
         self.sequence = target.sequences[0]
-        if self.sequence.n_ctx - max_tokens < LEAST_PROMPT:
+        if self.sequence.n_ctx - max_tokens < MIN_PROMPT:
             raise ValueError(f"{max_tokens} tokens leave no room for a prompt in a context of {self.sequence.n_ctx}")
         self.cases, self.exact = cases, exact
         self.max_tokens, self.seconds, self.seed = max_tokens, seconds, seed
@@ -88,13 +88,13 @@ class SelfCheck:
         self.rollbacks: list[RollbackTest] = []
         self.pairs: list[TextPair] = []
         self.settings = settings(seed)
-        self.ungrammatical: str | None = None
-        self.broken: dict[Name, str] = {}
-        self.spent: defaultdict[Name, float] = defaultdict(float)
+        self.grammar_unsupported_reason: str | None = None
+        self.errors: dict[Name, str] = {}
+        self.seconds_by_check: defaultdict[Name, float] = defaultdict(float)
         self.complete = False
         self._clock = clock
         self._calibration = Calibration.load(self.sequence, calibration_folder)
-        keeper = LogitsKeeper(self.sequence)
+        keeper = LogitsRecorder(self.sequence)
         options: dict[str, Any] = {"policy": "fixed", "exact": "off", "curve": CostCurve({1: 1.0})}
         if exact:  # the cost of passes is needed only to choose the batch sizes of exact mode
             options |= {"exact": "on", "curve": None, "calibration": self._calibration}
@@ -107,29 +107,29 @@ class SelfCheck:
         self._texts = TextComparison(keeper, self.plain, self.drafted, self.bound)
         self._sampled = cycle(self.settings[1:])
         self._read = self._pass = 0.0  # seconds per token of a prompt, and of a text
-        self._began = 0.0
+        self._start = 0.0
 
     def run(self) -> Iterator[str]:
         """Run the checks, and yield the name of each step before it starts."""
         yield "a first look"
-        self._began = self._clock()
-        self._take_pace()
+        self._start = self._clock()
+        self._measure_pace()
         if self.sequence.can_rollback:
             yield "rollback"
-            with self._blaming("rollback"):
+            with self._blame("rollback"):
                 self._check_rollback()
             if self.exact:
                 yield "batch sizes"
-                with self._blaming("greedy"):
-                    began = self._clock()
+                with self._blame("greedy"):
+                    start = self._clock()
                     self._calibration.ensure_exact(self.sequence)
-                    self._began += self._clock() - began  # not included in the time limit
+                    self._start += self._clock() - start  # not included in the time limit
             if not self._texts_broken:
                 yield from self._check_texts()
         self.complete = True
 
     @property
-    def probed(self) -> ProbeReport | None:
+    def probe_report(self) -> ProbeReport | None:
         """Result of the batch-size probe; `None` if it was not needed."""
         return self._calibration.probe
 
@@ -142,69 +142,69 @@ class SelfCheck:
         """Return how far batch sizes move a logit, measured by a probe at the first call; 0 in exact mode."""
         if self.exact:
             return 0.0
-        known = self._calibration.probe
-        if known is None:
+        report = self._calibration.probe
+        if report is None:
             # A batch of these sizes costs about two passes.
             passes = 2 * 2 * sum(-(-POSITIONS // size) for size in SIZES)
-            both = passes * self._pass + LONG * self._read < _PROBE_SHARE * self.seconds
-            known = self._calibration.probe = probe(self.sequence, (SHORT, LONG) if both else (SHORT,))
-        return known.max_difference
+            fits_both = passes * self._pass + LONG * self._read < _PROBE_SHARE * self.seconds
+            report = self._calibration.probe = probe(self.sequence, (SHORT, LONG) if fits_both else (SHORT,))
+        return report.max_difference
 
     @property
     def _texts_broken(self) -> bool:
-        return not self.broken.keys().isdisjoint(("greedy", "same seed"))
+        return not self.errors.keys().isdisjoint(("greedy", "same seed"))
 
     @contextmanager
-    def _blaming(self, name: Name) -> Iterator[None]:
+    def _blame(self, name: Name) -> Iterator[None]:
         """Add the block's time to a check; an exception in the block is recorded as the check's failure."""
-        began = self._clock()
+        start = self._clock()
         try:
             yield
         except MemoryError:
             raise
         except Exception as error:
-            self.broken[name] = f"{type(error).__name__}: {error}"
+            self.errors[name] = f"{type(error).__name__}: {error}"
         finally:
-            self.spent[name] += self._clock() - began
+            self.seconds_by_check[name] += self._clock() - start
 
-    def _take_pace(self) -> None:
+    def _measure_pace(self) -> None:
         """Measure the time of prefill and of a pass, after a pass that loads the weights into memory."""
         text = self.cases[0].tokens[: min(_PACE, self.sequence.n_ctx)]
         self.sequence.clear()
         self.sequence.prefill(text[:1])
-        began = self._clock()
+        start = self._clock()
         self.sequence.evaluate(text[:1])
-        self._pass = self._clock() - began
+        self._pass = self._clock() - start
         self.sequence.clear()
-        began = self._clock()
+        start = self._clock()
         self.sequence.prefill(text)
-        self._read = (self._clock() - began) / len(text)
+        self._read = (self._clock() - start) / len(text)
 
     def _check_rollback(self) -> None:
         text = [token for case in self.cases for token in case.tokens]
         for test in rollback_tests(self.sequence, (text * -(-ROOM // len(text)))[:ROOM]):
             self.rollbacks.append(test)
-            if test.left_over or self._clock() - self._began > _ROLLBACK_SHARE * self.seconds:
+            if test.left_over or self._clock() - self._start > _ROLLBACK_SHARE * self.seconds:
                 break
         self.sequence.clear()
 
     def _check_texts(self) -> Iterator[str]:
         """Check texts in rounds with one prompt of each category, which share the remaining time equally."""
-        done, spent = 0, 0.0
+        done, elapsed = 0, 0.0
         for cases in self._rounds():
             for number, case in enumerate(cases):
-                began = self._clock()
-                left = self._began + self.seconds - began
+                start = self._clock()
+                remaining = self._start + self.seconds - start
                 # The first round checks all categories while there is time. Later rounds start only prompts that they
                 # can finish.
-                usual = 0.0 if done < len(cases) else spent / done
-                if done and left <= usual:
+                usual_seconds = 0.0 if done < len(cases) else elapsed / done
+                if done and remaining <= usual_seconds:
                     return
                 yield f"{case.category}/{case.id}"
-                self._check_prompt(case, max(usual, left / (len(cases) - number)))
+                self._check_prompt(case, max(usual_seconds, remaining / (len(cases) - number)))
                 if self._texts_broken:
                     return
-                done, spent = done + 1, spent + self._clock() - began
+                done, elapsed = done + 1, elapsed + self._clock() - start
             next(self._sampled)  # otherwise a category would always have the same settings
 
     def _rounds(self) -> Iterator[list[Case]]:
@@ -217,33 +217,33 @@ class SelfCheck:
 
     def _check_prompt(self, case: Case, seconds: float) -> None:
         """Compare the greedy texts of a prompt, then those of the sampling settings whose turn it is."""
-        began = self._clock()
-        with self._blaming("greedy"):
+        start = self._clock()
+        with self._blame("greedy"):
             # In exact mode each text requires another prefill.
-            most = int(_READING_SHARE * seconds / (5 if self.exact else 1) / self._read)
-            most = min(max(LEAST_PROMPT, most), self.sequence.n_ctx - self.max_tokens)
-            case = replace(case, tokens=case.tokens[-most:])
+            max_length = int(_READING_SHARE * seconds / (5 if self.exact else 1) / self._read)
+            max_length = min(max(MIN_PROMPT, max_length), self.sequence.n_ctx - self.max_tokens)
+            case = replace(case, tokens=case.tokens[-max_length:])
             read(self.sequence, case.tokens, exact=self.exact)
-            self._read = (self._clock() - began) / len(case.tokens)
-            self._compare(case, self.settings[0], (began + seconds - self._clock()) / 2)
+            self._read = (self._clock() - start) / len(case.tokens)
+            self._compare(case, self.settings[0], (start + seconds - self._clock()) / 2)
         turns = -(-(len(self.settings) - 1) // len(self.cases))  # 1, unless there are fewer prompts than settings
         for setting in islice(self._sampled, turns):
-            if self._texts_broken or (setting[1].grammar is not None and self.ungrammatical):
+            if self._texts_broken or (setting[1].grammar is not None and self.grammar_unsupported_reason):
                 continue
-            with self._blaming("same seed"):
+            with self._blame("same seed"):
                 try:
-                    self._compare(case, setting, began + seconds - self._clock())
+                    self._compare(case, setting, start + seconds - self._clock())
                 except GrammarError as error:
-                    self.ungrammatical = str(error)
+                    self.grammar_unsupported_reason = str(error)
 
     def _compare(self, case: Case, setting: Setting, seconds: float) -> None:
         """Compare two texts whose length is limited to what can be generated in about this many seconds."""
-        began = self._clock()
-        most = min(max(FEWEST, int(seconds / (2 * self._pass))), self.max_tokens)
-        pair = self._texts.compare(case, setting, most, cut=most < self.max_tokens)
+        start = self._clock()
+        max_tokens = min(max(MIN_TOKENS, int(seconds / (2 * self._pass))), self.max_tokens)
+        pair = self._texts.compare(case, setting, max_tokens, cut=max_tokens < self.max_tokens)
         self.pairs.append(pair)
         if pair.difference is None:  # the explanation of a difference takes time that would distort the measurement
-            self._pass = (self._clock() - began) / (2 * pair.tokens)
+            self._pass = (self._clock() - start) / (2 * pair.tokens)
 
 
 # --------------------------------------------------------------------------- rollback
@@ -278,7 +278,7 @@ def rollback_tests(target: Model, text: Sequence[int]) -> Iterator[RollbackTest]
 
     Tokens that are evaluated twice have the same place in a batch of the same size, so that their logits must be equal.
     """
-    other = [(token + 1) % target.n_vocab for token in text]
+    other_tokens = [(token + 1) % target.n_vocab for token in text]
     room = min(len(text), target.n_ctx)
 
     def evaluate(batch: Sequence[int], length: int) -> Logits:
@@ -286,11 +286,11 @@ def rollback_tests(target: Model, text: Sequence[int]) -> Iterator[RollbackTest]
         target.rollback(length)
         return rows
 
-    def test(size: int, kept: int, once: Logits, again: Logits) -> RollbackTest:
-        changed = once.view(np.uint32) != again.view(np.uint32)
-        gaps = np.nan_to_num(np.abs(once[changed] - again[changed]), nan=np.inf)
+    def test(size: int, n_kept: int, first: Logits, second: Logits) -> RollbackTest:
+        differs = first.view(np.uint32) != second.view(np.uint32)
+        gaps = np.nan_to_num(np.abs(first[differs] - second[differs]), nan=np.inf)
         left_over = len(target.tokens) - depth
-        return RollbackTest(depth, size, kept, left_over, float(gaps.max(initial=0.0)), not changed.any())
+        return RollbackTest(depth, size, n_kept, left_over, float(gaps.max(initial=0.0)), not differs.any())
 
     for depth in sorted({max(1, min(depth, room - 2 * max(BATCHES))) for depth in DEPTHS}):
         target.clear()
@@ -300,13 +300,13 @@ def rollback_tests(target: Model, text: Sequence[int]) -> Iterator[RollbackTest]
             end = depth + size
             if end + size > room or size > target.max_batch:
                 continue
-            batch, refused, after = text[depth:end], other[depth:end], text[end : end + size]
+            batch, other_batch, after = text[depth:end], other_tokens[depth:end], text[end : end + size]
             once = evaluate(batch, depth)
-            evaluate(refused, depth)
+            evaluate(other_batch, depth)
             yield test(size, 0, once, evaluate(batch, depth))
-            if kept := size // 2:
+            if n_kept := size // 2:
                 rows = []
-                for taken_back in (batch[kept:], refused[kept:]):
-                    evaluate([*batch[:kept], *taken_back], depth + kept)
+                for undone_tokens in (batch[n_kept:], other_batch[n_kept:]):
+                    evaluate([*batch[:n_kept], *undone_tokens], depth + n_kept)
                     rows.append(evaluate(after, depth))
-                yield test(size, kept, *rows)
+                yield test(size, n_kept, *rows)

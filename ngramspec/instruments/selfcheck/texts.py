@@ -72,7 +72,7 @@ class TextDifference:
 
 
 def movement(
-    draw: Draw, plain_row: Logits, drafted_row: Logits, plain: int, drafted: int, bound: float
+    draw: Draw, plain_row: Logits, drafted_row: Logits, plain_token: int, drafted_token: int, bound: float
 ) -> float | None:
     """Return how far logits must move for `draw` to return the drafted token (`TextDifference.needed`).
 
@@ -83,29 +83,29 @@ def movement(
         draw: Sampler at the position of the difference.
         plain_row: Logits of plain decoding.
         drafted_row: Logits of the pass with a draft.
-        plain: Token of the plain text.
-        drafted: Token of the drafted text.
+        plain_token: Token of the plain text.
+        drafted_token: Token of the drafted text.
         bound: Maximum movement that explains a difference; with 0 nothing is explained.
     """
-    if bound <= 0 or draw(plain_row) != plain or draw(drafted_row) != drafted:
+    if bound <= 0 or draw(plain_row) != plain_token or draw(drafted_row) != drafted_token:
         return None
 
-    def taken(distance: float) -> bool:
+    def is_drawn(distance: float) -> bool:
         step = np.float32(distance)
         # Without filters this row favours the token most of all rows within the distance. Filters also depend on the
         # other tokens.
-        favoured = plain_row - step
-        favoured[drafted] = plain_row[drafted] + step
+        favouring_row = plain_row - step
+        favouring_row[drafted_token] = plain_row[drafted_token] + step
         # These are the logits of the drafted pass, limited to the distance from the plain ones.
-        clipped = np.clip(drafted_row, plain_row - step, plain_row + step)
-        return draw(favoured) == drafted or draw(clipped) == drafted
+        clipped_row = np.clip(drafted_row, plain_row - step, plain_row + step)
+        return draw(favouring_row) == drafted_token or draw(clipped_row) == drafted_token
 
-    if not taken(bound):
+    if not is_drawn(bound):
         return None
     low, high = 0.0, bound
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (low, middle) if taken(middle) else (middle, high)
+        low, high = (low, middle) if is_drawn(middle) else (middle, high)
     return high
 
 
@@ -124,7 +124,7 @@ class TextPair:
     difference: TextDifference | None  # first difference, if there is one
 
 
-class LogitsKeeper:
+class LogitsRecorder:
     """A model that stores its last logits, which are valid until it returns others."""
 
     def __init__(self, target: Model) -> None:
@@ -135,7 +135,7 @@ class LogitsKeeper:
         return getattr(self._target, name)
 
     @property
-    def sequences(self) -> Sequence[LogitsKeeper]:
+    def sequences(self) -> Sequence[LogitsRecorder]:
         return (self,)
 
     def prefill(self, tokens: Sequence[int], **options: Any) -> Logits:
@@ -159,26 +159,26 @@ class LogitsKeeper:
 class TextComparison:
     """A comparison of plain and drafted texts."""
 
-    target: LogitsKeeper  # target of both decoders
+    target: LogitsRecorder  # target of both decoders
     # Both decoders run in the same mode.
     plain: SpeculativeDecoder
     drafted: SpeculativeDecoder
     # Function that returns how far batch sizes move a logit. It is called when a text differs, and may use the target.
     bound: Callable[[], float]
 
-    def compare(self, case: Case, setting: Setting, most: int, *, cut: bool) -> TextPair:
+    def compare(self, case: Case, setting: Setting, max_tokens: int, *, cut: bool) -> TextPair:
         """Generate both texts of a prompt and compare them; the drafted one ends at the first difference.
 
         Args:
             case: Prompt.
             setting: Settings of both texts.
-            most: Maximum number of tokens.
-            cut: Whether `most` is lower because there is too little time.
+            max_tokens: Maximum number of tokens.
+            cut: Whether `max_tokens` is lower because there is too little time.
 
         Raises:
             GrammarError: The vocabulary does not support the grammar of the setting.
         """
-        plain, _, _ = self._generate(self.plain, case.tokens, setting, most)
+        plain, _, _ = self._generate(self.plain, case.tokens, setting, max_tokens)
         try:
             text, stats, row = self._generate(self.drafted, case.tokens, setting, len(plain), plain)
         except GrammarError as error:
@@ -194,25 +194,25 @@ class TextComparison:
         decoder: SpeculativeDecoder,
         prompt: Sequence[int],
         setting: Setting,
-        most: int,
-        expected: Sequence[int] | None = None,
+        max_tokens: int,
+        plain_tokens: Sequence[int] | None = None,
     ) -> tuple[list[int], Stats, Logits | None]:
         """Generate a text; return its tokens, its counters, and the logits of its last token if it is not expected."""
         tokens: list[int] = []
         stats, row = Stats(), None
         _, sampling, acceptance = setting
         # Short texts repeat little. A prediction with some errors leads to accepted and rejected drafts in any text.
-        foretold: list[int] = []
-        if expected is not None and decoder.drafter is not None and decoder.drafter.prediction is not None:
-            foretold = [(token + (i % 8 == 7)) % self.target.n_vocab for i, token in enumerate(expected)]
+        prediction: list[int] = []
+        if plain_tokens is not None and decoder.drafter is not None and decoder.drafter.prediction is not None:
+            prediction = [(token + (i % 8 == 7)) % self.target.n_vocab for i, token in enumerate(plain_tokens)]
         generation = decoder.generate(
-            prompt, max_tokens=most, sampling=sampling, acceptance=acceptance, prediction=foretold
+            prompt, max_tokens=max_tokens, sampling=sampling, acceptance=acceptance, prediction=prediction
         )
         for step in generation:
             stats.add(step)
             for token, logits in zip(step.tokens, self.target.rows, strict=False):
                 tokens.append(token)
-                if expected is not None and token != expected[len(tokens) - 1]:
+                if plain_tokens is not None and token != plain_tokens[len(tokens) - 1]:
                     row = logits.copy()
                     break
             if row is not None:
@@ -221,27 +221,32 @@ class TextComparison:
         return tokens, stats, row
 
     def _explain(
-        self, prompt: Sequence[int], setting: Setting, plain: list[int], drafted: list[int], drafted_row: Logits | None
+        self,
+        prompt: Sequence[int],
+        setting: Setting,
+        plain_tokens: list[int],
+        drafted_tokens: list[int],
+        drafted_row: Logits | None,
     ) -> TextDifference:
         """Return the details of the first difference of two texts, which is at the end of the second one."""
-        common = common_prefix(plain, drafted)
+        common = common_prefix(plain_tokens, drafted_tokens)
         bound, target, (_, sampling, _) = self.bound(), self.target, setting
         vocabulary = self.plain.vocabulary
         read(target, prompt, exact=self.plain.exact == "on")  # the probe may have emptied the cache
         self._generate(self.plain, prompt, setting, common + 1)
         row = target.rows[0]
-        a, b, needed = plain[common], None, None
+        a, b, shift = plain_tokens[common], None, None
         if drafted_row is not None:
-            b = drafted[common]
+            b = drafted_tokens[common]
             sampler = vocabulary.sampler(sampling)
             sampler.begin(prompt)
-            for token in plain[:common]:
+            for token in plain_tokens[:common]:
                 sampler.accept(token)
             draw = partial(sampler.draw, position=len(prompt) + common)
-            needed = movement(draw, row, drafted_row, a, b, bound)
+            shift = movement(draw, row, drafted_row, a, b, bound)
         texts = ["" if t is None else vocabulary.piece(t).decode("utf-8", "replace") for t in (a, b)]
         logit = None if b is None else float(row[b])
-        return TextDifference(common, a, b, texts[0], texts[1], float(row[a]), logit, bound, needed)
+        return TextDifference(common, a, b, texts[0], texts[1], float(row[a]), logit, bound, shift)
 
 
 def read(target: Model, prompt: Sequence[int], *, exact: bool) -> None:

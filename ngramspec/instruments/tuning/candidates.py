@@ -19,7 +19,7 @@ MICRO_BATCHES = (256, 1024)
 class Candidate:
     """A setting that may be faster than the present one."""
 
-    knob: str  # name of the setting that changes; at most one candidate per knob is recommended
+    parameter: str  # name of the setting that changes; at most one candidate per parameter is recommended
     change: Mapping[str, Any]  # values of the changed settings, by name
     measures: Sequence[Measure]  # measures that may change
     advice: bool = False  # whether it is reported but never applied, because it changes logits by more than rounding
@@ -38,11 +38,11 @@ def candidates(
         flash_free: Whether flash attention can be switched on and off.
         quantised_cache: Whether the cache can have 8 bits per value.
     """
-    found: list[Candidate] = []
+    result: list[Candidate] = []
 
-    def add(knob: str, measures: Sequence[Measure], advice: bool = False, **change: Any) -> None:
+    def add(parameter: str, measures: Sequence[Measure], advice: bool = False, **change: Any) -> None:
         if replace(present, **change) != present:
-            found.append(Candidate(knob, change, measures, advice))
+            result.append(Candidate(parameter, change, measures, advice))
 
     if on_cpu:
         # On a machine with many cores a few threads saturate the memory.
@@ -61,4 +61,4 @@ def candidates(
     if present.flash_attn != "off" and present.micro_batch is None:
         for size in MICRO_BATCHES:
             add("micro_batch", (LONG_READING,), micro_batch=size)
-    return {flags(replace(present, **one.change).changes(present)): one for one in found}
+    return {flags(replace(present, **candidate.change).changes(present)): candidate for candidate in result}

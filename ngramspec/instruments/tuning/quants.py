@@ -29,7 +29,7 @@ SIZES = (1, 2, 4, 8, 16)
 RUN = 3
 """Passes of one size for each model in a round; the first rebuilds llama.cpp's graph and does not count."""
 
-FEWEST, ENOUGH = 2, 8  # minimum and maximum number of rounds
+MIN_ROUNDS, MAX_ROUNDS = 2, 8  # minimum and maximum number of rounds
 
 STEEP = 2.0
 """Minimum T(4) / T(1) for advice; from here on a draft of three tokens costs as much as a second pass."""
@@ -113,8 +113,8 @@ class QuantTiming:
     def run(self) -> Iterator[str]:
         """Time all models in rounds, and yield a text before each group of passes."""
         duration = 0.0
-        while self.rounds < FEWEST or (self.rounds < ENOUGH and self.clock() + duration < self.deadline):
-            began = self.clock()
+        while self.rounds < MIN_ROUNDS or (self.rounds < MAX_ROUNDS and self.clock() + duration < self.deadline):
+            start = self.clock()
             names = [*self.files, *self.outputs]
             turn = self.rounds % len(names)
             for size in SIZES:
@@ -127,7 +127,7 @@ class QuantTiming:
             for name in self.files:
                 self._time(name, self.prompt)
             self.rounds += 1
-            duration = self.clock() - began
+            duration = self.clock() - start
 
     def _time(self, name: str, size: int, *, counts: bool = True) -> None:
         seconds = self.timer(name, size)
@@ -137,8 +137,8 @@ class QuantTiming:
     @property
     def spread(self) -> float:
         """Largest difference between the median and the minimum of one-token passes, as a part of the minimum."""
-        known = [times for (name, size), times in self.times.items() if size == 1 and name in self.files]
-        return max((statistics.median(times) / min(times) - 1 for times in known), default=0.0)
+        one_token_times = [times for (name, size), times in self.times.items() if size == 1 and name in self.files]
+        return max((statistics.median(times) / min(times) - 1 for times in one_token_times), default=0.0)
 
     def costs(self) -> list[QuantCost]:
         """Return the costs of the whole model, ordered by size; empty before the end of the first round."""
@@ -176,16 +176,17 @@ def recommend(costs: Sequence[QuantCost]) -> str:
     line += f" for a prompt of {REQUEST:,} tokens and an answer of {ANSWER}"
     precise = [cost for cost in costs if _precision(cost) >= PRECISION.index(MORE_PRECISE)]
     if precise and _precision(best) < PRECISION.index(MORE_PRECISE):
-        other = _fastest(precise)
-        line += f"; more precise: {other.name}, {best.request_seconds / other.request_seconds:.2f} times as fast"
+        precise_best = _fastest(precise)
+        ratio = best.request_seconds / precise_best.request_seconds
+        line += f"; more precise: {precise_best.name}, {ratio:.2f} times as fast"
     return f"{line}."
 
 
 def _fastest(costs: Sequence[QuantCost]) -> QuantCost:
     """Return the most precise of the usual quantisations that are about as fast as the fastest one."""
     costs = [cost for cost in costs if cost.name in QUANTISATIONS] or costs
-    least = min(cost.request_seconds for cost in costs)
-    return max((cost for cost in costs if least >= ALIKE * cost.request_seconds), key=_precision)
+    min_seconds = min(cost.request_seconds for cost in costs)
+    return max((cost for cost in costs if min_seconds >= ALIKE * cost.request_seconds), key=_precision)
 
 
 def _precision(cost: QuantCost) -> int:
@@ -235,10 +236,10 @@ def keep_costs(path: Path, costs: Sequence[QuantCost]) -> None:
     write_cache_json(path, asdict(QuantCosts(tuple(costs))))
 
 
-def recalled_costs(path: Path) -> Sequence[QuantCost]:
+def load_costs(path: Path) -> Sequence[QuantCost]:
     """Return the stored costs; empty if nothing is stored, or the file is invalid."""
     with suppress(ValueError):
-        kept = decode(QuantCosts, json.loads(read_cache(path) or "")).costs
-        if all(cost.seconds.keys() >= set(SIZES) and cost.name in PRECISION for cost in kept):
-            return kept
+        costs = decode(QuantCosts, json.loads(read_cache(path) or "")).costs
+        if all(cost.seconds.keys() >= set(SIZES) and cost.name in PRECISION for cost in costs):
+            return costs
     return ()

@@ -16,7 +16,7 @@ from ngramspec.errors import ModelError, TargetError
 from ngramspec.instruments.tuning.candidates import Candidate
 from ngramspec.machine import MIN_PREFILL, Measure, Settings
 
-LEAST_GAIN = 0.03
+MIN_GAIN = 0.03
 """Minimum part of the time that a setting must save. A smaller gain does not justify an unusual setting."""
 
 FALSE_ALARMS = 0.05
@@ -25,7 +25,7 @@ FALSE_ALARMS = 0.05
 TRYING, COMPARING = 0.5, 0.8
 """Parts of the time limit after which no further candidate is tried, and no further round of candidates begins."""
 
-ENOUGH = 30
+MAX_ROUNDS = 30
 """Maximum number of rounds; more would not change the result."""
 
 NO_TIME = "no time left"  # reason for skipping a candidate that a longer limit would include
@@ -67,28 +67,28 @@ def rounds_needed(candidates: int) -> int:
     return math.ceil(math.log2(max(1, candidates) / FALSE_ALARMS))
 
 
-def compare(present: Sequence[Times], other: Sequence[Times], candidates: int = 1) -> Comparison:
+def compare(present: Sequence[Times], candidate_times: Sequence[Times], candidates: int = 1) -> Comparison:
     """Compare the times of two settings in the same rounds.
 
     Args:
         present: Times of the present settings in each round, at least one round; they may contain more measures.
-        other: Times of the candidate in each round.
+        candidate_times: Times of the candidate in each round.
         candidates: Number of all candidates, any of which may be faster by chance.
     """
 
     def score(times: Times) -> float:
-        return sum(WEIGHTS[m.size] * times[m] for m in other[0])
+        return sum(WEIGHTS[m.size] * times[m] for m in candidate_times[0])
 
-    def beyond_noise(found: Sequence[float]) -> bool:
-        return statistics.median(found) <= 1 - LEAST_GAIN and sign_chance(found) <= FALSE_ALARMS / candidates
+    def beyond_noise(ratios: Sequence[float]) -> bool:
+        return statistics.median(ratios) <= 1 - MIN_GAIN and sign_chance(ratios) <= FALSE_ALARMS / candidates
 
-    rounds = list(zip(present, other, strict=True))
+    rounds = list(zip(present, candidate_times, strict=True))
     ratios = [score(b) / score(a) for a, b in rounds]
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else (0.0, 0.0, 0.0)
-    each = {m: [b[m] / a[m] for a, b in rounds] for m in sorted(other[0])}
-    faster = tuple(m for m, found in each.items() if beyond_noise(found))
-    slower = tuple(m for m, found in each.items() if beyond_noise([1 / ratio for ratio in found]))
-    medians = {m: statistics.median(found) for m, found in each.items()}
+    each = {m: [b[m] / a[m] for a, b in rounds] for m in sorted(candidate_times[0])}
+    faster = tuple(m for m, measure_ratios in each.items() if beyond_noise(measure_ratios))
+    slower = tuple(m for m, measure_ratios in each.items() if beyond_noise([1 / ratio for ratio in measure_ratios]))
+    medians = {m: statistics.median(measure_ratios) for m, measure_ratios in each.items()}
     gains = beyond_noise(ratios) and not slower
     chance, spread = sign_chance(ratios), high - low
     return Comparison(len(ratios), statistics.median(ratios), spread, medians, chance, slower, faster, gains)
@@ -112,16 +112,18 @@ class Rounds:
         names, done = ["", *self.candidates], len(self)
         turn = done // 2 % len(names)
         measures = sorted({m for c in self.candidates.values() for m in c.measures})
-        found: dict[str, Times] = {}
+        round_times: dict[str, Times] = {}
         # Every other round runs in reverse, so that a setting does not always follow the same one.
         for name in (names[turn:] + names[:turn])[:: -1 if done % 2 else 1]:
             yield name
             settings = replace(self.present, **self.candidates[name].change) if name else self.present
-            found[name] = {m: self.timer(settings, m) for m in (self.candidates[name].measures if name else measures)}
-        for name, times in found.items():
+            round_times[name] = {
+                m: self.timer(settings, m) for m in (self.candidates[name].measures if name else measures)
+            }
+        for name, times in round_times.items():
             self.times.setdefault(name, []).append(times)
 
-    def compared(self) -> dict[str, Comparison]:
+    def compare_all(self) -> dict[str, Comparison]:
         """Return the comparison of each candidate with the present settings; empty before the first whole round."""
         count = len(self.candidates)
         return {name: compare(self.times[""], times, count) for name, times in self.times.items() if name}
@@ -140,64 +142,64 @@ class Tuning:
     rounds: Rounds = field(init=False)  # rounds that compare all other candidates
     last: Rounds = field(init=False)  # rounds that compare the combined winners; empty without winners
     complete: bool = False  # whether the search is finished
-    _began: float = 0.0
+    _start: float = 0.0
 
     def __post_init__(self) -> None:
         self.rounds = self.last = Rounds(self.timer, self.present, {})
 
     def run(self) -> Iterator[str]:
         """Run the search, and yield the name of each setting before it is timed."""
-        self._began = self.clock()
-        kept: dict[str, Candidate] = {}
-        yield from self._try(kept)
-        if kept:
-            self.rounds = Rounds(self.timer, self.present, kept)
-            yield from self._turns(self.rounds, COMPARING)
+        self._start = self.clock()
+        timed_candidates: dict[str, Candidate] = {}
+        yield from self._try(timed_candidates)
+        if timed_candidates:
+            self.rounds = Rounds(self.timer, self.present, timed_candidates)
+            yield from self._run_rounds(self.rounds, COMPARING)
             if self.winners:
                 yield from self._confirm([self.candidates[name] for name in self.winners.values()])
         self.complete = True
 
-    def _try(self, kept: dict[str, Candidate]) -> Iterator[str]:
-        """Time each candidate once, and the present settings; add those for which there is time to `kept`."""
-        known: set[Measure] = set()
-        spent = 0.0
+    def _try(self, timed_candidates: dict[str, Candidate]) -> Iterator[str]:
+        """Time each candidate and the present settings, and add candidates with enough time to `timed_candidates`."""
+        known_measures: set[Measure] = set()
+        elapsed = 0.0
         for name, candidate in self.candidates.items():
-            rounds = rounds_needed(len(kept) + 1)
-            if self._left(TRYING) < 0 or spent * rounds > self._left(COMPARING):
+            rounds = rounds_needed(len(timed_candidates) + 1)
+            if self._remaining(TRYING) < 0 or elapsed * rounds > self._remaining(COMPARING):
                 self.left_out[name] = NO_TIME
                 continue
             yield name
-            wanted = [(self.present, m) for m in candidate.measures if m not in known]
-            wanted += [(replace(self.present, **candidate.change), m) for m in candidate.measures]
+            trials = [(self.present, m) for m in candidate.measures if m not in known_measures]
+            trials += [(replace(self.present, **candidate.change), m) for m in candidate.measures]
             try:
                 for _ in range(2):  # the first times include loading the model with the setting
-                    began = self.clock()
-                    for each in wanted:
+                    start = self.clock()
+                    for each in trials:
                         self.timer(*each)
             except (ModelError, TargetError) as error:
                 self.left_out[name] = str(error)
                 continue
-            took = self.clock() - began
-            if kept and (spent + took) * rounds > self._left(COMPARING):
+            duration = self.clock() - start
+            if timed_candidates and (elapsed + duration) * rounds > self._remaining(COMPARING):
                 self.left_out[name] = NO_TIME
                 continue
-            known |= set(candidate.measures)
-            spent += took
-            kept[name] = candidate
+            known_measures |= set(candidate.measures)
+            elapsed += duration
+            timed_candidates[name] = candidate
 
-    def _turns(self, rounds: Rounds, share: float) -> Iterator[str]:
+    def _run_rounds(self, rounds: Rounds, share: float) -> Iterator[str]:
         """Run rounds until this part of the time is over, but at least as many as a decision requires."""
-        needed, took = rounds_needed(len(rounds.candidates)), 0.0
-        while len(rounds) < needed or (len(rounds) < ENOUGH and took < self._left(share)):
-            began = self.clock()
+        min_rounds, duration = rounds_needed(len(rounds.candidates)), 0.0
+        while len(rounds) < min_rounds or (len(rounds) < MAX_ROUNDS and duration < self._remaining(share)):
+            start = self.clock()
             yield from rounds.run()
-            took = self.clock() - began
+            duration = self.clock() - start
 
     def _confirm(self, winners: Sequence[Candidate]) -> Iterator[str]:
-        changes = {name: value for one in winners for name, value in one.change.items()}
+        changes = {name: value for winner in winners for name, value in winner.change.items()}
         if changes.get("flash_attn") == "off":
             changes.pop("micro_batch", None)  # without flash attention its buffers would grow with the context
-        together = Candidate(TOGETHER, changes, sorted({m for one in winners for m in one.measures}))
+        together = Candidate(TOGETHER, changes, sorted({m for winner in winners for m in winner.measures}))
         try:
             yield TOGETHER
             for measure in together.measures:
@@ -206,46 +208,46 @@ class Tuning:
             self.left_out[TOGETHER] = str(error)
             return
         self.last = Rounds(self.timer, self.present, {TOGETHER: together})
-        yield from self._turns(self.last, 1.0)
+        yield from self._run_rounds(self.last, 1.0)
 
-    def _left(self, share: float) -> float:
+    def _remaining(self, share: float) -> float:
         """Return the seconds until this part of the time limit is over."""
-        return share * self.seconds - (self.clock() - self._began)
+        return share * self.seconds - (self.clock() - self._start)
 
     @property
-    def compared(self) -> dict[str, Comparison]:
+    def comparisons(self) -> dict[str, Comparison]:
         """Comparison of each candidate with the present settings; empty before the first whole round."""
-        return self.rounds.compared()
+        return self.rounds.compare_all()
 
     @property
     def winners(self) -> dict[str, str]:
-        """Candidate that gains most for each knob, if one gains; without candidates that are only advice."""
-        found: dict[str, str] = {}
+        """Candidate that gains most for each parameter, if one gains; without candidates that are only advice."""
+        result: dict[str, str] = {}
         for name in self._gaining(advice=False):
-            found.setdefault(self.candidates[name].knob, name)
-        return found
+            result.setdefault(self.candidates[name].parameter, name)
+        return result
 
     @property
-    def advised(self) -> list[str]:
+    def advice_names(self) -> list[str]:
         """Candidates that gain, but are only advice: they change too much to be applied."""
         return self._gaining(advice=True)
 
     def _gaining(self, *, advice: bool) -> list[str]:
-        gaining = {name: comparison.ratio for name, comparison in self.compared.items() if comparison.gains}
+        gaining = {name: comparison.ratio for name, comparison in self.comparisons.items() if comparison.gains}
         return sorted((name for name in gaining if self.candidates[name].advice == advice), key=gaining.__getitem__)
 
     @property
     def trades(self) -> list[str]:
         """Candidates that make one measure faster and another one slower, both beyond noise."""
-        return [name for name, comparison in self.compared.items() if comparison.faster and comparison.slower]
+        return [name for name, comparison in self.comparisons.items() if comparison.faster and comparison.slower]
 
     @property
     def gain(self) -> Comparison | None:
         """Comparison of the combined winners with the present settings; `None` without winners."""
-        return self.last.compared().get(TOGETHER)
+        return self.last.compare_all().get(TOGETHER)
 
     @property
-    def found(self) -> Settings | None:
+    def best_settings(self) -> Settings | None:
         """The faster settings; `None` if nothing is faster, or the search is not finished."""
         if not self.complete or (gain := self.gain) is None or not gain.gains:
             return None
@@ -254,5 +256,5 @@ class Tuning:
     @property
     def times(self) -> Times:
         """Median times of the present settings."""
-        taken = self.rounds.times.get("", [])
-        return {m: statistics.median(times[m] for times in taken) for m in sorted(taken[0])} if taken else {}
+        rounds = self.rounds.times.get("", [])
+        return {m: statistics.median(times[m] for times in rounds) for m in sorted(rounds[0])} if rounds else {}

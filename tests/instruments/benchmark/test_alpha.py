@@ -51,7 +51,7 @@ def test_alpha_on_a_known_law() -> None:
     """
     unigram = measured(MockTarget(8, peak=0.0), replace(HOT, seed=4), 1, [[0, 1, 2, 3]], 3)[0]
     assert unigram.n_verified == 1
-    assert unigram.measured in (pytest.approx(4 / 8), pytest.approx(5 / 8))  # includes the prefill's token
+    assert unigram.mean_overlap in (pytest.approx(4 / 8), pytest.approx(5 / 8))  # includes the prefill's token
 
 
 # By Hoeffding, a larger deviation at this number of positions has a probability below 1e-8.
@@ -62,13 +62,13 @@ def test_the_two_alphas_agree(prompts: int, judged: int, off: float) -> None:
     starts = [[start, 1, 2] for start in range(prompts)]
     for one in measured(MockTarget(8, peak=1.5, seed=2), HOT, 3, starts, 400)[:3]:
         assert one.n_verified > judged
-        assert one.measured is not None
-        assert one.inferred == pytest.approx(one.measured, abs=off)
+        assert one.mean_overlap is not None
+        assert one.acceptance_rate == pytest.approx(one.mean_overlap, abs=off)
 
 
 def test_greedy_alphas_are_the_same_count() -> None:
     for one in measured(MockTarget(12, peak=6.0), Sampling(), 1, [[3, 1, 4, 1, 5]], 200):
-        assert one.measured == pytest.approx(one.inferred)
+        assert one.mean_overlap == pytest.approx(one.acceptance_rate)
 
 
 def test_the_command_line(env: dict[str, str], tmp_path: Path) -> None:

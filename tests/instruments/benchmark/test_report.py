@@ -28,7 +28,7 @@ def benchmark(folder: Path) -> Benchmark:
     cases = [Case("even" if i % 2 == 0 else "odd", f"p{i}", text) for i, text in enumerate(texts)]
     how = {"drafter": "ngram", "policy": "fixed", "exact": "off", "calibration_folder": folder}
     decoder = SpeculativeDecoder(MockTarget(peak=8.0), **how)
-    return Benchmark(decoder, cases, 40, 1, unlearnt=lambda _: (make_drafter("ngram"), make_policy("fixed")))
+    return Benchmark(decoder, cases, 40, 1, make_untrained=lambda _: (make_drafter("ngram"), make_policy("fixed")))
 
 
 def test_the_first_text_of_each_kind_has_every_token_with_its_mark(tmp_path: Path) -> None:

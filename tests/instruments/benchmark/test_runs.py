@@ -24,8 +24,8 @@ from ngramspec.errors import ModelError
 from ngramspec.instruments.benchmark.figures import (
     Spread,
     Summary,
-    expected_tokens,
-    predicted_gain,
+    count_expected_tokens,
+    predict_gain,
     summarise,
     verdict,
     verdicts,
@@ -61,7 +61,7 @@ def cases(count: int = 2, length: int = 20) -> list[Case]:
     ]
 
 
-def unlearnt(policy: str, drafter: str | Drafter = "ngram") -> tuple[Drafter, Policy]:
+def make_untrained(policy: str, drafter: str | Drafter = "ngram") -> tuple[Drafter, Policy]:
     return make_drafter(drafter) if isinstance(drafter, str) else drafter, make_policy(policy)
 
 
@@ -71,7 +71,12 @@ def bench(
     """Return a benchmark after its warm-up; `options` are arguments of the decoders and of the benchmark."""
     how = {"drafter": options.pop("drafter", "ngram"), "exact": options.pop("exact", "off")}
     decoder = SpeculativeDecoder(target, policy=policies[0], **how)
-    options = {"repeat": 2, "others": policies[1:], "unlearnt": partial(unlearnt, drafter=how["drafter"]), **options}
+    options = {
+        "repeat": 2,
+        "other_policies": policies[1:],
+        "make_untrained": partial(make_untrained, drafter=how["drafter"]),
+        **options,
+    }
     benchmark = Benchmark(decoder, options.pop("cases", cases(prompts)), tokens, **options)
     benchmark.warm_up()
     return benchmark
@@ -267,7 +272,7 @@ def test_both_sides_share_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     unwritable = tmp_path / "file"
     unwritable.touch()
     decoder = SpeculativeDecoder(MockTarget(), exact="on", calibration_folder=unwritable)
-    benchmark = Benchmark(decoder, cases(1), max_tokens=8, unlearnt=unlearnt)
+    benchmark = Benchmark(decoder, cases(1), max_tokens=8, make_untrained=make_untrained)
     benchmark.warm_up()
     list(benchmark.measure())
     assert probe.call_count == 1
@@ -357,7 +362,7 @@ def test_a_difference_names_its_policy() -> None:
     decoder = SpeculativeDecoder(target, drafter=Never(), policy="fixed")
     drafters = {"fixed": Never(), "heuristic": Always()}
     made = {name: (drafter, make_policy(name)) for name, drafter in drafters.items()}
-    benchmark = Benchmark(decoder, cases(1), 40, others=["heuristic"], unlearnt=made.__getitem__)
+    benchmark = Benchmark(decoder, cases(1), 40, other_policies=["heuristic"], make_untrained=made.__getitem__)
     list(benchmark.measure())
     assert [(d["policy"], d["repeat"], d["position"]) for d in benchmark.differences] == [("heuristic", 0, 2)]
     assert summarise(benchmark.runs_of("fixed"), None)[-1].identical == 1
@@ -375,7 +380,7 @@ def test_outputs_are_compared_where_they_are_meant_to_be_equal() -> None:
         (Acceptance(typical=True), 1.0, "typical acceptance changes the output"),
     ):
         settings = 8, 1, Sampling(temperature), acceptance
-        found = Benchmark(decoder, cases(), *settings, unlearnt=unlearnt).caveat
+        found = Benchmark(decoder, cases(), *settings, make_untrained=make_untrained).caveat
         assert found is None if caveat is None else caveat in found
 
 
@@ -434,27 +439,27 @@ CURVE = CostCurve({1: 1.0, 2: 1.2, 3: 1.5, 4: 1.7, 5: 2.0, 8: 4.0})
 def test_expected_tokens_are_those_of_the_paper_and_of_the_closed_form() -> None:
     # Values of Leviathan et al. 2023, table 1, for free draft tokens: alpha, gamma, speed.
     for alpha, gamma, speed in ((0.6, 2, 1.96), (0.7, 3, 2.53), (0.8, 5, 3.69), (0.9, 10, 6.86)):
-        assert expected_tokens(alpha, gamma) == pytest.approx(speed, abs=0.005)
-        assert expected_tokens(alpha, gamma) == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
-    assert (expected_tokens(0.0, 7), expected_tokens(1.0, 7), expected_tokens(0.3, 0)) == (1, 8, 1)
+        assert count_expected_tokens(alpha, gamma) == pytest.approx(speed, abs=0.005)
+        assert count_expected_tokens(alpha, gamma) == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
+    assert (count_expected_tokens(0.0, 7), count_expected_tokens(1.0, 7), count_expected_tokens(0.3, 0)) == (1, 8, 1)
 
 
 def test_prediction_is_the_theorem_and_mixes_lengths_and_passes_without_a_draft() -> None:
     stats, batches = counted({3: 40}, lambda number: number % 4)
     alpha = sum(stats.accepted_at) / sum(stats.tested_at)
     assert 0 < alpha < 1
-    gain = predicted_gain(stats, batches, {1: 5}, CURVE)
+    gain = predict_gain(stats, batches, {1: 5}, CURVE)
     assert gain == pytest.approx((1 - alpha**4) / (1 - alpha) * 1.0 / 1.7)
     stats, batches = counted({0: 30, 1: 10, 4: 20}, lambda _number: 4)
     tokens = 30 + 10 * 2 + 20 * 5
     seconds = 30 * 1.0 + 10 * 1.2 + 20 * 2.0
-    assert predicted_gain(stats, batches, {1: 5}, CURVE) == pytest.approx(tokens / seconds)
+    assert predict_gain(stats, batches, {1: 5}, CURVE) == pytest.approx(tokens / seconds)
     # Exact mode may pad plain passes, which makes the baseline more expensive.
-    assert predicted_gain(stats, batches, {2: 5}, CURVE) == pytest.approx(1.2 * tokens / seconds)
+    assert predict_gain(stats, batches, {2: 5}, CURVE) == pytest.approx(1.2 * tokens / seconds)
     # In these cases there is no gain to predict.
-    assert predicted_gain(*counted({0: 5}, lambda _number: 0), {1: 5}, None) == 1.0
-    assert predicted_gain(Stats(), {}, {1: 5}, CURVE) is None
-    assert predicted_gain(*counted({2: 5}, lambda _number: 1), {1: 5}, None) is None
+    assert predict_gain(*counted({0: 5}, lambda _number: 0), {1: 5}, None) == 1.0
+    assert predict_gain(Stats(), {}, {1: 5}, CURVE) is None
+    assert predict_gain(*counted({2: 5}, lambda _number: 1), {1: 5}, None) is None
 
 
 def test_figures_of_acceptance() -> None:
@@ -464,7 +469,7 @@ def test_figures_of_acceptance() -> None:
     # Two of the six drafts keep 2 tokens, two keep 0 and two keep 1.
     assert summary.acceptance_by_position == [pytest.approx(4 / 6), pytest.approx(2 / 4)]
     assert summary.alpha == pytest.approx(6 / 10)
-    assert summary.without_draft == pytest.approx(2 / 8)
+    assert summary.share_without_draft == pytest.approx(2 / 8)
     assert summary.identical == 0
     data = summary.to_json()
     assert data["acceptance_rate"] == pytest.approx(6 / 12)

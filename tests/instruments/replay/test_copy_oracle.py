@@ -10,7 +10,7 @@ from support.recordings import recordings
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, LARGEST, make_fixed_curve
-from ngramspec.instruments.replay.comparison import copy_lengths, least_cost
+from ngramspec.instruments.replay.comparison import copy_lengths, find_min_cost
 
 
 def naive_lengths(prompt: list[int], response: list[int]) -> list[int]:
@@ -43,7 +43,7 @@ def test_by_hand() -> None:
     assert copy_lengths([5, 5], [5] * 100)[1:].tolist() == [min(63, 99 - i) for i in range(99)]
     # The prefill's token is free.
     for response in ([], [3]):
-        assert least_cost(copy_lengths([1, 2], response), [make_fixed_curve({1: 1.0})]).tolist() == [0.0]
+        assert find_min_cost(copy_lengths([1, 2], response), [make_fixed_curve({1: 1.0})]).tolist() == [0.0]
 
 
 @pytest.mark.parametrize("vocabulary", [2, 5, 60])
@@ -58,5 +58,5 @@ def test_cost_equals_the_naive_search() -> None:
     curves = {name: make_fixed_curve(points) for name, (points, _) in CURVES.items()}
     for recording in recordings(12):
         lengths = copy_lengths(recording.prompt, recording.response)
-        costs = least_cost(lengths, list(curves.values()))
+        costs = find_min_cost(lengths, list(curves.values()))
         assert costs.tolist() == pytest.approx([naive_cost(lengths.tolist(), c) for c in curves.values()])

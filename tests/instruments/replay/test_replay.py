@@ -22,7 +22,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Draft, Drafter
 from ngramspec.instruments.replay.comparison import CurveComparison, by_category, figures
-from ngramspec.instruments.replay.replay import ENDLESS, MeteredLoop, RecordedTarget, Recording, Replay, ReplayCounts
+from ngramspec.instruments.replay.replay import ENDLESS, TimedLoop, RecordedTarget, Recording, Replay, ReplayCounts
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
@@ -139,7 +139,7 @@ def test_the_meter_counts_drafting_and_nothing_else(monkeypatch: pytest.MonkeyPa
     target = RecordedTarget(CPU)
     options = {"drafter": Scripted([11], []), "policy": FixedPolicy(4), "curve": CPU, "clock": target.clock}
     decoder = SpeculativeDecoder(target, **options)
-    decoder.loop = meter = MeteredLoop(decoder.policy, target.clock)
+    decoder.loop = meter = TimedLoop(decoder.policy, target.clock)
     verifier = Mock(fixed_length=False, **{"choose.return_value": None, "verify.return_value": Verdict((10,), 0)})
     steps = decoder.generate([1, 2], max_tokens=ENDLESS, acceptance=verifier)
     for _ in range(3):

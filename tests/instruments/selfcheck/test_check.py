@@ -18,7 +18,7 @@ from ngramspec.acceptance.verifier import RULES
 from ngramspec.errors import GrammarError
 from ngramspec.instruments.prompts import Case
 from ngramspec.instruments.selfcheck.check import SelfCheck
-from ngramspec.instruments.selfcheck.report import Check, report, verdict
+from ngramspec.instruments.selfcheck.report import Check, list_checks, verdict
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 
@@ -51,15 +51,15 @@ class Watched(SelfCheck):
         return self
 
     def __getitem__(self, name: str) -> Check:
-        return next(check for check in report(self) if check.name == name)
+        return next(check for check in list_checks(self) if check.name == name)
 
     @property
     def statuses(self) -> dict[str, str]:
-        return {check.name: check.status for check in report(self)}
+        return {check.name: check.status for check in list_checks(self)}
 
     @property
     def verdict(self) -> str:
-        return verdict(report(self), complete=self.complete)
+        return verdict(list_checks(self), complete=self.complete)
 
 
 Make = Callable[..., Watched]
@@ -82,7 +82,7 @@ def test_a_sound_target_passes_and_everything_was_looked_at(make: Make, exact: b
     found = make(mock(), exact=exact, cases=cases(prompts=2), max_tokens=40).finish()
     assert found.statuses == SOUND
     assert found.verdict == "all checks passed"
-    assert not any(check.reason or check.missing for check in report(found))
+    assert not any(check.reason or check.missing for check in list_checks(found))
     greedy = [pair for pair in found.pairs if pair.setting == "greedy"]
     assert [pair.category for pair in greedy[:5]] == list(CATEGORIES)
     assert {pair.prompt for pair in greedy} == {case.id for case in found.cases}
@@ -152,7 +152,7 @@ def test_the_probe_waits_until_a_difference_asks_for_it(
     target = mock(kernels=several, noise=noise, seconds=lambda n: 0.3 if slow else 0.003, clock=clock)
     found = make(target, clock=clock.perf_counter, seconds=50.0).finish()
     assert any(pair.difference is not None for pair in found.pairs) == (depths is not None)
-    assert (found.probed.depths if found.probed else None) == depths
+    assert (found.probe_report.depths if found.probe_report else None) == depths
 
 
 # ------------------------------------------------------------------ rollback
@@ -295,7 +295,7 @@ def test_a_grammar_that_the_vocabulary_cannot_follow_is_left_out_unless_drafting
 def test_without_rollback_there_is_nothing_to_check(make: Make) -> None:
     found = make(mock(fail_rollback=True)).finish()
     assert found.statuses == dict.fromkeys(SOUND, "skipped")
-    assert all("cannot be rolled back" in check.reason for check in report(found))
+    assert all("cannot be rolled back" in check.reason for check in list_checks(found))
     assert found.verdict == "all checks passed; not checked: rollback, greedy, same seed"
 
 

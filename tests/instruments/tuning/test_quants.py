@@ -11,15 +11,15 @@ import pytest
 
 from ngramspec.cost.fixed_curves import find_curves, make_fixed_curve
 from ngramspec.instruments.tuning.quants import (
-    ENOUGH,
-    FEWEST,
+    MAX_ROUNDS,
+    MIN_ROUNDS,
     RUN,
     SIZES,
     QuantCost,
     QuantTiming,
     advice,
     keep_costs,
-    recalled_costs,
+    load_costs,
     recommend,
 )
 from ngramspec.instruments.tuning.typical import typical_gain
@@ -82,19 +82,19 @@ def test_models_take_turns_and_the_time_limit_ends_the_rounds() -> None:
     machine = Machine()
     timing = machine.timing(1e9)
     list(timing.run())
-    assert timing.rounds == ENOUGH
+    assert timing.rounds == MAX_ROUNDS
     models, passes = 5, len(SIZES) * RUN
     calls = machine.calls[: models * passes]
     for start in range(0, len(calls), models):
         assert len({name for name, _ in calls[start : start + models]}) == models
         assert len({size for _, size in calls[start : start + models]}) == 1
     counts = Counter(machine.calls)
-    assert counts["wide", 4] == counts["Q4_1", 4] == ENOUGH * RUN
-    assert (counts["Q4_1", PROMPT], counts["wide", PROMPT]) == (ENOUGH, 0)
-    assert len(timing.times["Q4_0", 4]) == ENOUGH * (RUN - 1), "the first pass of a size does not count"
+    assert counts["wide", 4] == counts["Q4_1", 4] == MAX_ROUNDS * RUN
+    assert (counts["Q4_1", PROMPT], counts["wide", PROMPT]) == (MAX_ROUNDS, 0)
+    assert len(timing.times["Q4_0", 4]) == MAX_ROUNDS * (RUN - 1), "the first pass of a size does not count"
     short = Machine().timing(0.0)
     list(short.run())
-    assert short.rounds == FEWEST
+    assert short.rounds == MIN_ROUNDS
 
 
 def test_no_costs_before_the_first_round_is_complete() -> None:
@@ -180,12 +180,12 @@ def test_advice_without_a_cost_of_the_own_quantisation() -> None:
 
 def test_costs_are_stored_and_invalid_files_ignored(tmp_path: Path) -> None:
     path = tmp_path / "new" / "costs.json"
-    assert recalled_costs(path) == ()
+    assert load_costs(path) == ()
     keep_costs(path, COSTS)
-    assert list(recalled_costs(path)) == COSTS
+    assert list(load_costs(path)) == COSTS
     keep_costs(path, [replace(COSTS[0], name="Q9")])
-    assert recalled_costs(path) == ()
+    assert load_costs(path) == ()
     keep_costs(path, [replace(COSTS[0], seconds={1: 1.0})])
-    assert recalled_costs(path) == ()
+    assert load_costs(path) == ()
     path.write_text("[")
-    assert recalled_costs(path) == ()
+    assert load_costs(path) == ()

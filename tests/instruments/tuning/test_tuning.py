@@ -80,7 +80,7 @@ def measured(machine: Machine, count: int = 10) -> Rounds:
 
 
 def gaining(rounds: Rounds) -> list[str]:
-    return [name for name, c in rounds.compared().items() if c.gains]
+    return [name for name, c in rounds.compare_all().items() if c.gains]
 
 
 @pytest.mark.parametrize("noise", [0.1, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (0.03, 0.4))])
@@ -143,18 +143,18 @@ def tuned(machine: Machine) -> Tuning:
 
 def test_where_nothing_is_faster_nothing_is_found() -> None:
     # Both comparisons would have to be wrong, with a probability of at most 1/400.
-    assert sum(tuned(Machine(seed=seed, noise=0.1)).found is not None for seed in range(60)) <= 1
+    assert sum(tuned(Machine(seed=seed, noise=0.1)).best_settings is not None for seed in range(60)) <= 1
 
 
 def test_what_is_faster_is_found_and_measured_again() -> None:
     batches = {("threads_batch", 8, size): 0.8 for size in (4, 8, 64)}
     tuning = tuned(Machine({("threads", 3, 1): 0.9, ("repack", False, 0): 1.5, **batches}))
     assert tuning.complete
-    assert tuning.found == replace(PRESENT, threads=3, threads_batch=8)
-    assert flags(tuning.found.changes(PRESENT)) == "-t 3 -tb 8"
+    assert tuning.best_settings == replace(PRESENT, threads=3, threads_batch=8)
+    assert flags(tuning.best_settings.changes(PRESENT)) == "-t 3 -tb 8"
     assert 0.75 < tuning.gain.ratio < 0.9
     assert tuning.gain.each[Measure(1)] == pytest.approx(0.9, abs=0.03)
-    assert tuning.compared["--no-repack"].ratio == pytest.approx(1.5, abs=0.05)
+    assert tuning.comparisons["--no-repack"].ratio == pytest.approx(1.5, abs=0.05)
     assert tuning.times[Measure(1)] == pytest.approx(0.01 * 9 / 8, rel=0.05)
 
 
@@ -167,32 +167,32 @@ def test_two_that_help_alone_need_not_help_together() -> None:
     tuning = tuned(Quarrelling({("threads", 3, 1): 0.8, ("threads_batch", 8, 0): 0.8}))
     assert set(tuning.winners) == {"threads", "threads_batch"}
     assert tuning.gain.ratio > 1
-    assert tuning.found is None
+    assert tuning.best_settings is None
 
 
 def test_a_trade_and_what_changes_the_text_are_told_and_not_recommended() -> None:
     effects = {("flash_attn", "off", 1): 0.7, ("flash_attn", "off", 4): 0.7, ("flash_attn", "off", 64): 1.3}
     tuning = tuned(Machine({**effects, ("cache_types", ("q8_0", "q8_0"), 0): 0.7}))
-    assert (tuning.trades, tuning.advised) == (["-fa off"], ["-ctk q8_0 -ctv q8_0"])
-    assert (tuning.winners, tuning.found) == ({}, None)
+    assert (tuning.trades, tuning.advice_names) == (["-fa off"], ["-ctk q8_0 -ctv q8_0"])
+    assert (tuning.winners, tuning.best_settings) == ({}, None)
 
 
 def test_what_cannot_be_had_or_takes_too_long_is_left_out() -> None:
     tuning = tuned(Machine(FEWER, unit=0.005, missing=("mmap", "repack")))
     assert tuning.left_out == dict.fromkeys(["--no-mmap", "--no-repack"], "there is no memory")
-    assert tuning.found == replace(PRESENT, threads=3)
+    assert tuning.best_settings == replace(PRESENT, threads=3)
     slow = Machine(FEWER, unit=0.25)
     tuning = tuned(slow)
     assert NO_TIME in tuning.left_out.values()
-    assert tuning.found == replace(PRESENT, threads=3)
+    assert tuning.best_settings == replace(PRESENT, threads=3)
     assert slow.now - 1000.0 < 120.0
 
 
 def test_without_flash_attention_prompts_are_not_read_in_larger_pieces() -> None:
     effects = {("flash_attn", "off", 0): 0.7, ("micro_batch", 1024, 1024): 0.7, **FEWER}
-    assert tuned(Machine(effects)).found == replace(PRESENT, threads=3, flash_attn="off")
+    assert tuned(Machine(effects)).best_settings == replace(PRESENT, threads=3, flash_attn="off")
     del effects["flash_attn", "off", 0]
-    assert tuned(Machine(effects)).found == replace(PRESENT, threads=3, micro_batch=1024)
+    assert tuned(Machine(effects)).best_settings == replace(PRESENT, threads=3, micro_batch=1024)
 
 
 REST = [pytest.param(share, marks=pytest.mark.exhaustive) for share in (0.02, 0.3, 0.95)]
@@ -205,10 +205,10 @@ def test_an_interruption_leaves_what_was_found_so_far(share: float) -> None:
     tuning = tuning_of(Machine(FEWER, interrupt=int(share * whole.calls)))
     with pytest.raises(KeyboardInterrupt):
         list(tuning.run())
-    assert (tuning.complete, tuning.found) == (False, None)
-    assert len({c.rounds for c in tuning.compared.values()}) <= 1
+    assert (tuning.complete, tuning.best_settings) == (False, None)
+    assert len({c.rounds for c in tuning.comparisons.values()}) <= 1
     if share >= 0.3:
-        assert tuning.compared["-t 3 -tb 4"].ratio == pytest.approx(0.8, abs=0.05)
+        assert tuning.comparisons["-t 3 -tb 4"].ratio == pytest.approx(0.8, abs=0.05)
         assert tuning.times
 
 
@@ -222,7 +222,7 @@ def test_candidates_are_named_by_the_options_that_set_them() -> None:
 
 def test_what_a_machine_does_not_offer_is_not_tried() -> None:
     on_gpu = candidates(PRESENT, **SCOPE | {"on_cpu": False})
-    assert {c.knob for c in on_gpu.values()} == {"flash_attn", "cache_types", "micro_batch"}
+    assert {c.parameter for c in on_gpu.values()} == {"flash_attn", "cache_types", "micro_batch"}
     taken = Settings(2, 2, flash_attn="off", mmap=False, repack=False)
     small = {"physical": 2, "logical": 2, "quantised_cache": False}
     assert list(candidates(taken, **SCOPE | small)) == ["-t 1 -tb 2", "-fa on"]

@@ -17,7 +17,7 @@ from support.mock_target import Clock, MockTarget
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import NGramSpecError
-from ngramspec.instruments.benchmark.against import Rival, compare, pair
+from ngramspec.instruments.benchmark.server_comparison import RemoteServer, compare_with_server, compare_answers
 from ngramspec.instruments.prompts import Case
 from ngramspec.sampling.settings import Sampling
 
@@ -66,7 +66,7 @@ def openai_only(path: str, _body: dict[str, Any]) -> Reply:
 
 def test_a_server_is_asked_for_the_same_tokens_and_tells_its_own_time() -> None:
     with server(native) as (url, asked):
-        answer = Rival(url + "/v1/", MockTarget()).ask(PROMPT, 5, Sampling(0.8, seed=7))
+        answer = RemoteServer(url + "/v1/", MockTarget()).ask(PROMPT, 5, Sampling(0.8, seed=7))
     assert answer == ("abc", 5, 2.0)
     path, body = asked[0]
     assert path == "/completion"
@@ -76,7 +76,7 @@ def test_a_server_is_asked_for_the_same_tokens_and_tells_its_own_time() -> None:
 
 def test_another_server_is_sent_the_text_and_timed_from_its_first_piece() -> None:
     with server(openai_only) as (url, asked):
-        rival = Rival(url, MockTarget())
+        rival = RemoteServer(url, MockTarget())
         first, second = (rival.ask(PROMPT, 5, Sampling()) for _ in range(2))
     assert first[:2] == second[:2] == ("abc", 4)
     assert [path for path, _ in asked] == ["/completion", "/v1/completions", "/v1/completions"]
@@ -91,10 +91,10 @@ def test_what_a_server_does_wrong_is_an_error_in_words() -> None:
         ((200, b"<html>"), "without text or timings"),
     ):
         with server(lambda *_, reply=reply: reply) as (url, _), pytest.raises(NGramSpecError, match=words):
-            Rival(url, MockTarget()).ask(PROMPT, 5, Sampling())
+            RemoteServer(url, MockTarget()).ask(PROMPT, 5, Sampling())
     # The last server has stopped.
     with pytest.raises(NGramSpecError, match=f"{url} does not respond"):
-        Rival(url, MockTarget()).ask(PROMPT, 5, Sampling())
+        RemoteServer(url, MockTarget()).ask(PROMPT, 5, Sampling())
 
 
 def test_both_sides_take_turns_and_each_prompt_is_asked_once() -> None:
@@ -113,14 +113,14 @@ def test_both_sides_take_turns_and_each_prompt_is_asked_once() -> None:
     decoder = Ours(target, drafter=None, curve=CostCurve({1: 0.5}), clock=clock.perf_counter)
     cases = [Case("kind", str(i), (*PROMPT, i)) for i in range(3)]
     with server(reply) as (url, asked):
-        pairs = list(compare(decoder, Rival(url, target), cases, 5, Sampling()))
+        pairs = list(compare_with_server(decoder, RemoteServer(url, target), cases, 5, Sampling()))
     assert order == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
     assert [tuple(body["prompt"]) for _, body in asked] == [case.tokens for case in cases]
     assert target.prefilled == [6, 6, 6]
     assert [one["ours"]["tokens_per_second"] for one in pairs] == pytest.approx([2.0] * 3, rel=0.01)
     assert [one["ratio"] for one in pairs] == pytest.approx([1.0] * 3, rel=0.01)
     # The prompt's time includes the first token, and a text of one token has no speed.
-    found = pair(cases[0], ("ab", 5, 2.0), ("a", 1, 0.0))
+    found = compare_answers(cases[0], ("ab", 5, 2.0), ("a", 1, 0.0))
     assert (found["ours"]["tokens_per_second"], found["ratio"]) == (2.0, None)
 
 
@@ -138,7 +138,7 @@ def test_the_command_compares_and_says_what_is_missing(env: dict[str, str], tmp_
         assert [row[:3] for row in table] == [["prompts", "2", "2.00"], ["overall", "2", "2.00"]]
         assert table[0][-3:] == ["0", "of", "2"]
     told = json.loads((tmp_path / "found.json").read_text())
-    assert [pair["theirs"]["tokens_per_second"] for pair in told["pairs"]] == [2.0, 2.0]
+    assert [compare_answers["theirs"]["tokens_per_second"] for compare_answers in told["pairs"]] == [2.0, 2.0]
     assert "does not respond" in run(env, *bench, url).complaint
     assert (
         "cannot be combined with --repeat, --html"

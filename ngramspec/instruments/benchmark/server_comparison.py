@@ -1,4 +1,4 @@
-"""Comparison with a running server (`Rival`): both sides continue the same prompts once, in alternating order.
+"""Comparison with a running server (`RemoteServer`): both sides continue the same prompts once, in alternating order.
 
 llama-server and `ngramspec serve` receive the tokens of the prompt at `/completion`, and return the time of decoding.
 Other servers with OpenAI's `/v1/completions` receive the text and return a stream, whose time is measured from the
@@ -23,10 +23,10 @@ from ngramspec.instruments.prompts import Case
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer
 
-SENT = ("temperature", "top_k", "top_p", "min_p", "seed")
+SHARED_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed")
 """Sampling settings that all these servers support under these names."""
 
-PATIENCE = 3600.0
+TIMEOUT_SECONDS = 3600.0
 """Seconds to wait for an answer."""
 
 Answer = tuple[str, int, float]
@@ -37,7 +37,7 @@ Pair = dict[str, Any]
 is unknown), "same_text", and for "ours" and "theirs" their "tokens", "seconds" and "tokens_per_second"."""
 
 
-def pair(case: Case, ours: Answer, theirs: Answer) -> Pair:
+def compare_answers(case: Case, ours: Answer, theirs: Answer) -> Pair:
     """Compare two answers."""
     sides = {}
     for side, (_, tokens, seconds) in (("ours", ours), ("theirs", theirs)):
@@ -48,7 +48,7 @@ def pair(case: Case, ours: Answer, theirs: Answer) -> Pair:
     return {"category": case.category, "prompt": case.id, "ratio": ratio, "same_text": ours[0] == theirs[0], **sides}
 
 
-class Rival:
+class RemoteServer:
     """A server to compare with; OPENAI_API_KEY may contain a key for it.
 
     Args:
@@ -59,7 +59,7 @@ class Rival:
     def __init__(self, url: str, tokenizer: Tokenizer) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._tokenizer = tokenizer
-        self._ways = {"/completion": _whole, "/v1/completions": _streamed}
+        self._ways = {"/completion": _read_json, "/v1/completions": _read_stream}
 
     def ask(self, prompt: Sequence[int], max_tokens: int, sampling: Sampling) -> Answer:
         """Let the server continue a prompt, without its prompt cache.
@@ -67,7 +67,7 @@ class Rival:
         Raises:
             NGramSpecError: The server does not respond, returns an error, or sends an invalid response.
         """
-        settings = {name: getattr(sampling, name) for name in SENT}
+        settings = {name: getattr(sampling, name) for name in SHARED_SETTINGS}
         text = b"".join(self._tokenizer.piece(token) for token in prompt).decode("utf-8", "replace")
         usage = {"stream": True, "stream_options": {"include_usage": True}}
         bodies: dict[str, dict[str, Any]] = {
@@ -97,16 +97,16 @@ class Rival:
             request = Request(self.url + path, json.dumps(body).encode(), headers)
         except ValueError as error:
             raise NGramSpecError(f"{self.url} is not a valid URL: {error}") from error
-        return urlopen(request, timeout=PATIENCE)
+        return urlopen(request, timeout=TIMEOUT_SECONDS)
 
 
-def _whole(response: HTTPResponse) -> Answer:
+def _read_json(response: HTTPResponse) -> Answer:
     answer = json.loads(response.read())
     timings = answer["timings"]
     return answer["content"], timings["predicted_n"], timings["predicted_ms"] / 1000
 
 
-def _streamed(response: HTTPResponse) -> Answer:
+def _read_stream(response: HTTPResponse) -> Answer:
     text, tokens, first, last = "", 0, 0.0, 0.0
     for line in response:
         if not line.startswith(b"data: {"):
@@ -121,9 +121,9 @@ def _streamed(response: HTTPResponse) -> Answer:
     return text, tokens, last - first
 
 
-def compare(
+def compare_with_server(
     decoder: SpeculativeDecoder,
-    rival: Rival,
+    server: RemoteServer,
     cases: Sequence[Case],
     max_tokens: int,
     sampling: Sampling,
@@ -135,9 +135,9 @@ def compare(
     second run.
     """
     for number, case in enumerate(cases):
-        before = rival.ask(case.tokens, max_tokens, sampling) if number % 2 else None
+        before = server.ask(case.tokens, max_tokens, sampling) if number % 2 else None
         decoder.sequence.clear()
         steps = list(decoder.generate(case.tokens, max_tokens=max_tokens, sampling=sampling, acceptance=acceptance))
         text, tokens = "".join(step.text for step in steps), sum(len(step.tokens) for step in steps)
         ours = text, tokens, sum(step.elapsed for step in steps)
-        yield pair(case, ours, before or rival.ask(case.tokens, max_tokens, sampling))
+        yield compare_answers(case, ours, before or server.ask(case.tokens, max_tokens, sampling))
