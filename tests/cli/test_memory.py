@@ -337,7 +337,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Memory | None]:
     class Spy(NGramDrafter):
         name = "spy"
 
-        def __init__(self, memory: Memory | bool | None = None, kept: Path | None = None) -> None:
+        def __init__(self, memory: Memory | bool | None = None, state_path: Path | None = None) -> None:
             super().__init__()
             if not isinstance(memory, bool):  # Such a call only checks the options.
                 memories.append(memory)
