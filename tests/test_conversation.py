@@ -35,7 +35,7 @@ def saved(path: Path, conversation: Conversation) -> None:
     save(conversation, path, model="m", sampling={"seed": 3})
 
 
-def test_messages_begin_with_the_system_message_and_a_turn_is_taken_back() -> None:
+def test_conversation_messages_start_with_system_and_undo_drops_turn() -> None:
     conversation = Conversation("s", TURNS[:1])
     assert [m["role"] for m in conversation.messages()] == ["system", "user", "assistant"]
     assert [m["role"] for m in Conversation(None, TURNS[:1]).messages()] == ["user", "assistant"]
@@ -46,7 +46,7 @@ def test_messages_begin_with_the_system_message_and_a_turn_is_taken_back() -> No
         Conversation().undo()
 
 
-def test_the_oldest_turns_are_dropped_as_few_as_possible() -> None:
+def test_conversation_prompt_over_limit_drops_fewest_oldest_turns() -> None:
     for most, kept in (
         (100, "s aaaa bbbb cc dddddd e f qq"),
         (29, "s aaaa bbbb cc dddddd e f qq"),
@@ -59,7 +59,7 @@ def test_the_oldest_turns_are_dropped_as_few_as_possible() -> None:
         assert contents(Conversation("s", TURNS).prompt("qq", encode, most)) == kept
 
 
-def test_a_question_too_long_alone_is_an_error_and_changes_nothing() -> None:
+def test_conversation_prompt_with_too_long_message_raises() -> None:
     conversation = Conversation("s", list(TURNS))
     with pytest.raises(PromptError, match=r"system message make a prompt of 5 tokens, .* room for 4 "):
         conversation.prompt("qq", encode, 4)
@@ -68,7 +68,7 @@ def test_a_question_too_long_alone_is_an_error_and_changes_nothing() -> None:
     assert conversation == Conversation("s", TURNS)
 
 
-def test_a_dropped_turn_does_not_return_but_is_kept() -> None:
+def test_conversation_keeps_dropped_turns_out_of_later_prompts() -> None:
     conversation = Conversation("s", list(TURNS))
     prompt = conversation.prompt("qq", encode, 18)
     assert conversation.first == 0
@@ -79,7 +79,7 @@ def test_a_dropped_turn_does_not_return_but_is_kept() -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9)), max_size=6), st.integers(1, 80))
-def test_a_prompt_fits_and_one_more_turn_would_not(turns: list[tuple[str, str]], most: int) -> None:
+def test_conversation_prompt_contains_as_many_turns_as_fit(turns: list[tuple[str, str]], most: int) -> None:
     conversation = Conversation(None, [Turn(*turn) for turn in turns])
     try:
         prompt = conversation.prompt("q", encode, most)
@@ -94,14 +94,14 @@ def test_a_prompt_fits_and_one_more_turn_would_not(turns: list[tuple[str, str]],
         assert len(encode([*conversation.messages(first - 1), question])) > most
 
 
-def test_room_for_an_answer() -> None:
+def test_answer_room_returns_limit_or_share_of_context() -> None:
     assert answer_room(2048, 2**31) == 512
     assert answer_room(2048, 100) == 100
     assert answer_room(3, 100) == 1
 
 
 @pytest.mark.parametrize("system", [None, "s\n\x1b ünï"])
-def test_what_is_saved_is_loaded(tmp_path: Path, system: str | None) -> None:
+def test_conversation_save_and_load_round_trip(tmp_path: Path, system: str | None) -> None:
     path = tmp_path / "chat.json"
     conversation = Conversation(system, list(TURNS), first=2)
     saved(path, conversation)
@@ -113,7 +113,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path, system: str | None) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["chat.json"]
 
 
-def test_saving_overwrites_its_own_format_only_and_keeps_links(tmp_path: Path) -> None:
+def test_conversation_save_overwrites_only_conversations_and_keeps_links(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     saved(path, Conversation())
     saved(path, Conversation(None, TURNS[:1]))
@@ -133,7 +133,7 @@ def test_saving_overwrites_its_own_format_only_and_keeps_links(tmp_path: Path) -
     assert load(tmp_path / "chat.json")[0].turns == TURNS[:1]
 
 
-def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
+def test_conversation_save_and_load_reject_unusable_paths(tmp_path: Path) -> None:
     for name in ("none/chat.json", "x" * 300, "a\0b"):
         with pytest.raises(NGramSpecError, match="cannot write"):
             saved(tmp_path / name, Conversation())
@@ -163,7 +163,7 @@ BAD = {
 }
 
 
-def test_a_file_that_is_no_conversation(tmp_path: Path) -> None:
+def test_conversation_load_rejects_other_files(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     for complaint, bad in BAD.items():
         path.write_bytes(bad if isinstance(bad, bytes) else json.dumps(bad).encode())

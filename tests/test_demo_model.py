@@ -30,7 +30,7 @@ def value(reader: GGUFReader, key: str) -> object:
     return reader.fields[key].contents()
 
 
-def test_the_file_says_what_it_is_and_its_card_agrees(reader: GGUFReader) -> None:
+def test_demo_model_metadata_matches_its_card(reader: GGUFReader) -> None:
     assert 1_000_000 < DEMO.stat().st_size <= 12_000_000
     assert value(reader, "general.architecture") == "llama"
     assert value(reader, "general.name") == "ngramspec demo"
@@ -45,7 +45,7 @@ def test_the_file_says_what_it_is_and_its_card_agrees(reader: GGUFReader) -> Non
     assert all(fact in card for fact in ("Licence: MIT", f"{DEMO.stat().st_size:,} bytes", f"{blocks} blocks"))
 
 
-def test_the_chat_template_is_the_form_of_the_training_turns(reader: GGUFReader, chat: ModuleType) -> None:
+def test_demo_model_chat_template_matches_training_format(reader: GGUFReader, chat: ModuleType) -> None:
     template = Template(str(value(reader, "tokenizer.chat_template")))
     prompt = template.render(messages=[{"role": "user", "content": "Hello"}], add_generation_prompt=True)
     assert prompt == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"

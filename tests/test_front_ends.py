@@ -240,7 +240,9 @@ def front_end(request: pytest.FixtureRequest, home: dict[str, str]) -> Iterator[
 
 
 @pytest.mark.parametrize("how", SETTINGS)
-def test_drafts_from_n_grams_change_no_text(how: str, front_end: tuple[str, Ask], plain: Plain) -> None:
+def test_front_ends_with_ngram_drafts_keep_text_of_plain_decoding(
+    how: str, front_end: tuple[str, Ask], plain: Plain
+) -> None:
     name, ask = front_end
     settings = settings_of(how, name)
     text, accepted = ask(settings)
@@ -249,7 +251,7 @@ def test_drafts_from_n_grams_change_no_text(how: str, front_end: tuple[str, Ask]
 
 
 @pytest.mark.parametrize("name", SECOND_MODELS)
-def test_nor_do_those_of_a_second_model(name: str, home: dict[str, str], plain: Plain) -> None:
+def test_front_ends_with_draft_model_keep_text_of_plain_decoding(name: str, home: dict[str, str], plain: Plain) -> None:
     with ExitStack() as opened:
         ask = SECOND_MODELS[name](home, opened)
         for how in ("greedy", "sampled"):

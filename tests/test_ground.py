@@ -23,9 +23,7 @@ from ngramspec.storage import (
 from ngramspec.tokens import common_prefix
 
 
-def test_each_kind_of_file_has_a_folder_of_its_own_below_the_users(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_user_folders_are_separate_and_below_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -35,7 +33,7 @@ def test_each_kind_of_file_has_a_folder_of_its_own_below_the_users(
     assert [folder.parts[-2:] for folder in folders[:3]] == [("ngramspec", f.name) for f in folders[:3]]
 
 
-def test_a_file_is_written_whole(tmp_path: Path) -> None:
+def test_write_whole_replaces_file_atomically(tmp_path: Path) -> None:
     path = tmp_path / "a file"
     for text in ("first\n", "zweite: ü\r\n"):
         write_whole(path, text)
@@ -50,7 +48,7 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
     assert path.read_text() == "after"
 
 
-def test_or_not_at_all(tmp_path: Path) -> None:
+def test_write_whole_after_failure_keeps_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a file"
     write_whole(path, "before")
 
@@ -68,7 +66,7 @@ def test_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_is_made_for_what_can_be_found_out_again_alone(tmp_path: Path) -> None:
+def test_keep_creates_folder_and_ignores_write_failure(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "verdict"
     with pytest.raises(FileNotFoundError):
         write_whole(path, "works")
@@ -84,7 +82,7 @@ def test_a_folder_is_made_for_what_can_be_found_out_again_alone(tmp_path: Path) 
     assert read_cache(path) is None
 
 
-def test_text_is_taken_as_it_stands_or_complained_of() -> None:
+def test_utf8_decodes_text_or_raises_with_position() -> None:
     assert utf8(b"a\r\n\0\xc3\xbc") == "a\r\n\0ü"
     assert utf8(b"\xef\xbb\xbfa") == "\ufeffa"
     assert utf8(b"\xef\xbb\xbfa", strip_bom=True) == utf8(b"a", strip_bom=True) == "a"
@@ -92,7 +90,7 @@ def test_text_is_taken_as_it_stands_or_complained_of() -> None:
         utf8(b"ab\xff")
 
 
-def test_a_common_prefix() -> None:
+def test_common_prefix_returns_length_for_any_sequence_types() -> None:
     pairs = [((1, 2, 3), (1, 2, 4)), ((1, 2), (1, 2, 4)), ((), (1,)), ([1, 2], (1, 2)), ([5], array("i", [6]))]
     for (a, b), length in zip(pairs, (2, 2, 0, 2, 0), strict=True):
         assert common_prefix(a, b) == common_prefix(b, a) == length

@@ -25,7 +25,7 @@ print(*(m for m in ("numpy", "llama_cpp", "prompt_toolkit", "jinja2") if m in sy
 """
 
 
-def test_what_is_imported(env: dict[str, str]) -> None:
+def test_import_of_each_part_loads_only_required_modules(env: dict[str, str]) -> None:
     script = "\n".join(["import sys", *(stage + REPORT for stage in STAGES)])
     done = run_process(env, command=[sys.executable, "-c", script])
     assert done.code == 0, done.err
@@ -53,7 +53,7 @@ for package in (ngramspec, ngramspec_cli):
 
 
 @pytest.mark.exhaustive
-def test_every_module_can_be_imported_on_windows(env: dict[str, str]) -> None:
+def test_import_of_every_module_works_without_posix_modules(env: dict[str, str]) -> None:
     done = run_process(env, command=[sys.executable, "-c", WITHOUT_POSIX])
     assert done.code == 0, done.err
     assert {"ngramspec_cli.chat_input", "ngramspec.llama.crash_check", "ngramspec.server.app"} <= set(done.out.split())
@@ -63,19 +63,19 @@ TOOLS = sorted((Path(__file__).parent.parent / "tools").glob("*.py"))
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
-def test_every_tool_finds_what_it_imports(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_of_every_tool_works(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tool.parent)
     runpy.run_path(str(tool))
 
 
-def test_the_public_names() -> None:
+def test_public_names_resolve_and_unknown_name_raises() -> None:
     for name in ngramspec.__all__:
         assert getattr(ngramspec, name).__name__ == name
     with pytest.raises(AttributeError, match="'ngramspec' has no attribute 'Sampler'"):
         ngramspec.Sampler  # noqa: B018
 
 
-def test_every_command_has_a_line_and_a_help_of_its_own(env: dict[str, str]) -> None:
+def test_help_lists_every_command_and_suggests_similar_name(env: dict[str, str]) -> None:
     commands = typer.main.get_command(app).commands
     shown = run(env, "--help").out
     modules = {path.stem for path in Path(ngramspec_cli.__file__).parent.glob("*.py")}

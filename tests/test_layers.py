@@ -134,7 +134,7 @@ def complaints(root: Path, layers: Sequence[Sequence[str]], shelves: Mapping[str
     return found
 
 
-def test_whatever_imports_imports_from_below() -> None:
+def test_layers_import_only_from_lower_layers() -> None:
     assert complaints(ROOT, LAYERS, SHELVES) == []
 
 
@@ -181,7 +181,7 @@ WRONG = {
 }
 
 
-def test_what_is_wrong_is_found(tmp_path: Path) -> None:
+def test_layer_check_reports_wrong_imports(tmp_path: Path) -> None:
     assert check(tmp_path / "sound", SOUND) == []
     for number, ((file, text), complaint) in enumerate(WRONG.items()):
         (found,) = check(tmp_path / str(number), {**SOUND, f"ngramspec/{file}": text})

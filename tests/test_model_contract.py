@@ -376,14 +376,14 @@ class Walk:
             call(parts or self._new(3))
 
 
-def test_all_logits_are_those_of_a_fresh_evaluation(runner: Runner) -> None:
+def test_backend_random_walk_returns_logits_of_fresh_evaluation(runner: Runner) -> None:
     walk = Walk(runner)
     walk.walk(40 if runner.shared is None else 90)
     assert walk.worst <= runner.tolerance
     assert runner.shared is None or walk.adopted
 
 
-def test_a_rollback_changes_no_bit_if_it_is_exact(runner: Runner) -> None:
+def test_backend_exact_rollback_keeps_logits_bit_identical(runner: Runner) -> None:
     model = runner.models[-1]
     text = [int(t) for t in np.random.default_rng(0).integers(3, 30, 40)]
     model.prefill(text)
@@ -397,7 +397,7 @@ def test_a_rollback_changes_no_bit_if_it_is_exact(runner: Runner) -> None:
         model.rollback(len(text))
 
 
-def test_an_aligned_prefill_depends_on_its_tokens_only(runner: Runner) -> None:
+def test_backend_aligned_prefill_depends_only_on_tokens(runner: Runner) -> None:
     model = runner.models[-1]
     n = min(290, model.n_ctx - 10)
     text = [int(t) for t in np.random.default_rng(0).integers(3, 30, n)]
@@ -416,7 +416,7 @@ def test_an_aligned_prefill_depends_on_its_tokens_only(runner: Runner) -> None:
     assert np.array_equal(model.prefill(text, aligned=True), fresh)
 
 
-def test_a_full_context_has_room_for_the_padding_of_a_pass_only(runner: Runner) -> None:
+def test_backend_with_full_context_accepts_only_padding(runner: Runner) -> None:
     model, size = runner.models[-1], runner.models[-1].max_batch
     if not runner.checks:
         return
@@ -447,14 +447,14 @@ PENALISED = Sampling(1.0, seed=4, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=
 SAMPLINGS = [Sampling(), Sampling(0.8, seed=3), PENALISED]
 
 
-def test_tokens_have_pieces(opened: Runner) -> None:
+def test_backend_vocabulary_pieces_round_trip_text(opened: Runner) -> None:
     vocabulary: Vocabulary = opened.vocabulary
     tokens = vocabulary.tokenize("abba", add_bos=False)
     assert b"".join(map(vocabulary.piece, tokens)).strip() == b"abba"
     assert all(0 <= token < vocabulary.n_vocab and not vocabulary.is_eog(token) for token in tokens)
 
 
-def test_a_sampler_draws_from_its_distribution(runner: Runner) -> None:
+def test_backend_sampler_draws_from_its_distribution(runner: Runner) -> None:
     row = runner.models[0].prefill(PROMPT).copy()
     for sampling in SAMPLINGS:
         sampler, judge = runner.vocabulary.sampler(sampling), runner.vocabulary.sampler(sampling)
@@ -469,7 +469,7 @@ def test_a_sampler_draws_from_its_distribution(runner: Runner) -> None:
         assert not sampling.greedy or expected.ids.tolist() == [int(row.argmax())]
 
 
-def test_drafts_do_not_change_the_text(runner: Runner, tmp_path: Path) -> None:
+def test_backend_drafts_keep_text_of_plain_decoding(runner: Runner, tmp_path: Path) -> None:
     model = runner.models[0]
     target: Any = SimpleNamespace(sequences=runner.models, vocabulary=runner.vocabulary)
     options: dict[str, Any] = {"policy": "fixed", "draft_max": 4, "exact": "off"}
@@ -482,6 +482,6 @@ def test_drafts_do_not_change_the_text(runner: Runner, tmp_path: Path) -> None:
         assert model.can_rollback or not any(step.drafted for step in steps)
 
 
-def test_a_model_alone_is_not_enough() -> None:
+def test_decoder_without_vocabulary_raises() -> None:
     with pytest.raises(ValueError, match="vocabulary"):
         SpeculativeDecoder(Bigrams(can_rollback=True))

@@ -53,7 +53,7 @@ SOURCES = {"MUTATION_SOURCES": "1"}
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_noticed(name: str, tmp_path: Path) -> None:
+def test_mutation_with_fault_fails_its_test(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
     variables = {"MUTATION": name, **(SOURCES if fault.is_compiled else {})}
     code, output = run_tests([fault.caught_by], tmp_path / "tmp", **variables)
@@ -63,7 +63,7 @@ def test_a_fault_is_noticed(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_without_a_fault_the_same_tests_pass(is_compiled: bool, tmp_path: Path) -> None:
+def test_mutation_tests_without_fault_pass(is_compiled: bool, tmp_path: Path) -> None:
     names = sorted({fault.caught_by for fault in FAULTS.values() if fault.is_compiled == is_compiled})
     if not names:
         pytest.skip("nothing was compiled here")

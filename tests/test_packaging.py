@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
 
 
-def test_each_package_has_a_name_of_its_own() -> None:
+def test_packages_have_separate_names_and_list_all_folders() -> None:
     folders = SETUPTOOLS["package-dir"]
     assert folders == {"ngramspec": "ngramspec", "ngramspec_cli": "cli", "ngramspec_prompts": "prompts"}
     packages = SETUPTOOLS["packages"]
@@ -34,7 +34,7 @@ def test_each_package_has_a_name_of_its_own() -> None:
     assert PROJECT["project"]["scripts"] == {"ngramspec": "ngramspec_cli.app:main"}
 
 
-def test_files_that_are_no_python_come_along() -> None:
+def test_package_data_contains_every_data_file() -> None:
     data = SETUPTOOLS["package-data"]
     files = [path for path in (ROOT / "ngramspec").rglob("*.*") if path.suffix in DATA]
     assert len(files) > 10
@@ -57,7 +57,7 @@ def imported(node: ast.AST) -> set[str]:
     return set().union(*map(imported, inner))
 
 
-def test_what_is_imported_is_a_dependency() -> None:
+def test_dependencies_contain_every_imported_package() -> None:
     spelt = {"llama_cpp": "llama-cpp-python", "prompt_toolkit": "prompt-toolkit", "huggingface_hub": "huggingface-hub"}
     spelt["markdown_it"] = "markdown-it-py"
     own = {"ngramspec", "ngramspec_cli", "ngramspec_prompts"}
@@ -72,7 +72,7 @@ def test_what_is_imported_is_a_dependency() -> None:
     assert wanted <= {re.split(r"[^\w-]", line)[0] for line in required}
 
 
-def test_the_installed_command_is_this_one() -> None:
+def test_installed_command_is_the_main_function() -> None:
     entries = importlib.metadata.distribution("ngramspec").entry_points
     (script,) = (script for script in entries if script.group == "console_scripts")
     assert (script.name, script.value) == ("ngramspec", "ngramspec_cli.app:main")
@@ -87,7 +87,7 @@ def compiled_modules() -> set[str]:
     return {f.relative_to(ROOT).as_posix() for f in files if f.read_text("utf-8").startswith("# cython:")}
 
 
-def test_setup_py_lists_what_is_to_be_compiled() -> None:
+def test_setup_py_lists_every_compiled_module() -> None:
     listed = re.findall(r'"(ngramspec[\w.]+)"', (ROOT / "setup.py").read_text("utf-8"))
     assert {name.replace(".", "/") + ".py" for name in listed} == compiled_modules()
 
@@ -121,7 +121,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.exhaustive
-def test_the_wheel_holds_all_of_it_and_no_more(built: Path) -> None:
+def test_wheel_contains_exactly_the_package_files(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -142,7 +142,7 @@ def test_the_wheel_holds_all_of_it_and_no_more(built: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_wheel_without_compiled_modules_drafts(built: Path, tmp_path: Path) -> None:
+def test_wheel_without_compiled_modules_drafts(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
@@ -173,7 +173,7 @@ print(guesser.__file__, len(find_uncompiled_modules()), *drafter.propose(4).toke
 
 
 @pytest.mark.exhaustive
-def test_what_compiling_takes_is_in_the_source_distribution(built: Path) -> None:
+def test_source_distribution_contains_sources_for_compilation(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}

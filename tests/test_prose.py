@@ -21,12 +21,12 @@ def prose(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("prose")
 
 
-def test_no_file_has_more_hits_than_the_baseline_allows(prose: ModuleType) -> None:
+def test_prose_check_of_repository_stays_within_baseline(prose: ModuleType) -> None:
     limits = json.loads(prose.BASELINE.read_text("utf-8"))
     assert prose.excess(prose.count(prose.tracked()), limits) == []
 
 
-def test_hits_are_found_in_prose_and_not_in_code(prose: ModuleType) -> None:
+def test_prose_check_finds_hits_in_prose_but_not_in_code(prose: ModuleType) -> None:
     python = '"""Go on."""\ngo_on = lately = 1  # measured anew\ntext = "but for this"  # prose: ok\n'
     assert [(hit.line, hit.rule) for hit in prose.hits("a.py", python)] == [(1, "L03"), (2, "L06")]
     markdown = "# Title\n\n    go on\n\nUse `go on` beside it.\n\n```sh\nlately\n```\n"
@@ -34,14 +34,14 @@ def test_hits_are_found_in_prose_and_not_in_code(prose: ModuleType) -> None:
     assert [hit.rule for hit in prose.hits("page.js", "// lately\n")] == ["L06"]
 
 
-def test_limits_fail_above_and_are_only_ever_lowered(prose: ModuleType) -> None:
+def test_prose_baseline_reports_excess_and_only_decreases(prose: ModuleType) -> None:
     limits = {"better.py": 3, "clean.py": 1, "gone.py": 2, "same.py": 2, "worse.py": 1}
     counts = {"better.py": 2, "new.py": 1, "same.py": 2, "worse.py": 4}
     assert [message.split(":")[0] for message in prose.excess(counts, limits)] == ["new.py", "worse.py"]
     assert prose.lowered(counts, limits) == {"better.py": 2, "same.py": 2, "worse.py": 1}
 
 
-def test_files_whose_docstrings_pass_are_not_on_the_list_of_exceptions() -> None:
+def test_docstring_exceptions_exclude_files_that_pass() -> None:
     pytest.importorskip("ruff")
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["ruff"]["lint"]
     listed = {name for name, rules in config["per-file-ignores"].items() if "D" in rules}

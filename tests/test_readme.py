@@ -32,7 +32,7 @@ def flags(command: str) -> set[str]:
     return {flag for parameter in COMMANDS[command].params for flag in parameter.opts if flag.startswith("-")}
 
 
-def test_the_reference_is_what_the_commands_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_reference_equals_generated_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "tools")
     made = importlib.import_module("reference").reference()
     assert made == REFERENCE, "run: python tools/reference.py > cli/README.md"
@@ -41,7 +41,7 @@ def test_the_reference_is_what_the_commands_say(monkeypatch: pytest.MonkeyPatch)
     assert not [name for name in chat_commands.COMMANDS if f"`/{name}" not in REFERENCE]
 
 
-def test_the_picture_is_drawn_of_the_readmes_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gains_picture_equals_picture_drawn_from_readme_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "tools")
     made = importlib.import_module("picture").picture(README)
     drawing = ROOT / "cli" / "guide" / "gains.svg"
@@ -49,14 +49,14 @@ def test_the_picture_is_drawn_of_the_readmes_table(monkeypatch: pytest.MonkeyPat
     assert f"]({drawing.relative_to(ROOT).as_posix()})" in README
 
 
-def test_the_example_question_holds_the_example_file() -> None:
+def test_example_question_contains_example_file() -> None:
     code, question = ((ROOT / "examples" / name).read_text("utf-8") for name in ("greetings.py", "rewrite.md"))
     assert question == f"```python\n{code}```\nRewrite this code with f-strings.\n"
     assert "chat --temp 0 -f examples/rewrite.md" in README
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_option_that_a_page_names_exists_and_every_link_leads_somewhere(page: Path) -> None:
+def test_documentation_pages_name_only_existing_options_and_links(page: Path) -> None:
     text = page.read_text("utf-8")
     known = set.union({"--version", *REASONS}, *(flags(command) for command in COMMANDS))
     assert not set(re.findall(r"`(--?[a-z][a-z-]*)", text)) - known
@@ -68,14 +68,14 @@ def test_every_option_that_a_page_names_exists_and_every_link_leads_somewhere(pa
         assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}, link
 
 
-def test_the_readme_is_short_and_every_drafter_and_policy_has_a_line() -> None:
+def test_readme_is_short_and_room_pages_list_every_drafter_and_policy() -> None:
     assert len(README.splitlines()) <= 130
     for room, names in (("drafting", DRAFTERS), ("policies", POLICIES)):
         text = (ROOT / "ngramspec" / room / "README.md").read_text("utf-8")
         assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == sorted(names)
 
 
-def test_the_map_is_the_table_of_layers() -> None:
+def test_package_readme_table_equals_layers() -> None:
     text = (ROOT / "ngramspec" / "README.md").read_text("utf-8")
     rows = re.findall(r"^\| (\d+) \| \[?`([\w./]+)`.* \| \S.* \|$", text, re.MULTILINE)
     shown = [(int(layer), name.removesuffix("/").removesuffix(".py")) for layer, name in rows]
@@ -83,7 +83,7 @@ def test_the_map_is_the_table_of_layers() -> None:
     assert sorted(shown) == sorted((layer, name) for layer, names in enumerate(LAYERS) for name in names)
 
 
-def test_ci_runs_the_readmes_test_command() -> None:
+def test_ci_runs_test_command_of_readme() -> None:
     command = next(line.strip() for line in README.splitlines() if line.endswith(".venv/bin/pytest"))
     for runner in (".ci/run", ".github/workflows/tests.yml"):
         ci = (ROOT / runner).read_text("utf-8")

@@ -53,7 +53,7 @@ def _undone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["Add a drafter", "Add a policy"])
-def test_the_loop_drafts_with_what_was_added_and_the_text_stays(recipe: str) -> None:
+def test_recipe_for_drafter_or_policy_drafts_and_keeps_text(recipe: str) -> None:
     names = follow(recipe)
     plain = SpeculativeDecoder(MockTarget(peak=8.0), drafter=None, exact="off").generate(PROMPT, max_tokens=60)
     assert tokens(names["steps"]) == tokens(plain)
@@ -80,7 +80,7 @@ def test_contract_has_the_tests_for_all_drafters() -> None:
     assert len(CONTRACT) == 6
 
 
-def test_guide_shows_the_drafter_of_the_examples() -> None:
+def test_guide_page_contains_drafter_of_the_examples() -> None:
     """`tests/cli/test_guide.py` runs the page's commands with it, `tests/test_user_class.py` checks its drafts."""
     page = (ROOT / "cli" / "guide" / "own-drafter.md").read_text("utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -88,7 +88,7 @@ def test_guide_shows_the_drafter_of_the_examples() -> None:
     assert code.endswith(f"\n\n{block}")
 
 
-def test_a_runner_that_was_added_is_drafted_for() -> None:
+def test_recipe_for_backend_drafts_on_the_new_runner() -> None:
     names = follow("Add a backend")
     assert "".join(step.text for step in names["steps"]) == "abcdefghijklmnopqrstuvwxyz" * 2 + "abcdefgh"
     assert sum(step.accepted for step in names["steps"]) > 10
@@ -130,7 +130,7 @@ def ngramspec_with(env: dict[str, str], changed: Path) -> Callable[..., Done]:
 
 
 @pytest.mark.exhaustive
-def test_a_sampling_option_that_was_added(ngramspec_with: Callable[..., Done]) -> None:
+def test_recipe_for_sampling_option_adds_working_option(ngramspec_with: Callable[..., Done]) -> None:
     """The option is in the help, is validated, and reaches llama.cpp."""
     for command in ("complete", "chat", "bench"):
         shown = " ".join(ngramspec_with(command, "--help").out.split())

@@ -36,7 +36,7 @@ def counted(*steps: Step) -> Stats:
     return stats
 
 
-def test_the_prefill_is_left_out() -> None:
+def test_stats_exclude_the_prefill() -> None:
     none = Stats()
     assert (none.tokens_per_pass, none.acceptance_rate, none.tokens_per_second, none.estimated_gain) == (1, *[None] * 3)
     stats = counted(PREFILL)
@@ -45,7 +45,7 @@ def test_the_prefill_is_left_out() -> None:
     assert (stats.generated, stats.tokens, stats.passes, stats.passes_without_draft) == (2, 1, 1, 1)
 
 
-def test_a_worked_example() -> None:
+def test_stats_of_several_steps_equal_worked_example() -> None:
     # The steps draft 4 tokens and keep 2, draft none, draft and keep 2, and draft 3 and keep none.
     stats = counted(PREFILL, step(4, 2), step(0, 0), step(2, 2), step(3, 0))
     assert (stats.tokens, stats.passes, stats.passes_without_draft, stats.generated) == (8, 4, 1, 9)
@@ -66,7 +66,7 @@ def test_a_worked_example() -> None:
     assert dataclasses.asdict(other) == before, "lists are not shared"
 
 
-def test_the_end_of_a_text_says_nothing_about_what_came_after() -> None:
+def test_stats_at_end_of_text_count_only_tested_positions() -> None:
     # The text ended with the second of 5 draft tokens.
     stats = counted(step(5, 2, emitted=2))
     assert stats.drafted_at == [1] * 5
@@ -76,7 +76,7 @@ def test_the_end_of_a_text_says_nothing_about_what_came_after() -> None:
     assert stats.tested_at == [1, 1, 1, 0, 0]
 
 
-def test_the_gain_is_plain_time_over_time_taken() -> None:
+def test_stats_estimated_gain_is_plain_time_over_actual_time() -> None:
     drafted = step(3, 3, plain_seconds=0.5, draft_seconds=0.25), step(0, 0, plain_seconds=1.0, draft_seconds=0.0)
     stats = counted(*drafted * 8)
     assert stats.plain_seconds == pytest.approx(8 * (4 * 0.5 + 1.0))
@@ -92,7 +92,7 @@ def test_the_gain_is_plain_time_over_time_taken() -> None:
     assert (varied.disturbance, varied.estimated_gain) == ("speed", None)
 
 
-def test_a_step_knows_its_text_and_what_was_refused() -> None:
+def test_step_returns_text_and_rejected_tokens() -> None:
     s = Step((1, 2), ("a", "b"), drafted=(1, 5, 6), accepted=1, batch=4)
     assert s.text == "ab"
     assert s.draft_remainder == (5, 6)
@@ -107,19 +107,19 @@ def spans(*steps: Step) -> list[tuple[str, str]]:
     return passage.spans
 
 
-def test_refused_tokens_stand_before_what_the_model_chose() -> None:
+def test_draft_spans_place_rejected_tokens_before_correction() -> None:
     refused = Step((1, 4), ("one ", "four"), drafted=(1, 2, 3), accepted=1, batch=4)
     told = [("three", ""), ("one ", "kept"), ("t\ufffdthree", "refused"), ("four", "corrected")]
     assert spans(Step((3,), ("three",)), refused) == told
 
 
-def test_neighbours_with_one_mark_are_one_span_and_an_unread_rest_is_none() -> None:
+def test_draft_spans_join_neighbours_and_omit_untested_rest() -> None:
     whole = Step((1, 3, 4), ("one ", "three", ""), drafted=(1, 3), accepted=2, batch=3)
     ended = Step((1, 3), ("one ", "three"), drafted=(1, 3, 4), accepted=2, batch=4)
     assert spans(whole, ended) == [("one threeone three", "kept")]
 
 
-def test_a_speed_counts_all_the_time_from_the_first_token_to_the_last() -> None:
+def test_stats_tokens_per_second_includes_time_between_steps() -> None:
     """The time includes the consumer of the steps, the grammar and all other work between two passes."""
     clock = Clock()
     target = MockTarget(seconds=lambda n: 1.0, clock=clock)

@@ -30,18 +30,18 @@ def defined() -> set[str]:
 
 
 @pytest.mark.parametrize("text", [TOUR, README], ids=["tour", "readme"])
-def test_every_file_exists(text: str) -> None:
+def test_tour_and_readme_link_only_existing_files(text: str) -> None:
     assert [path for path in paths(text) if not (ROOM / path).exists()] == []
 
 
-def test_every_class_and_function_is_in_a_file_of_the_tour() -> None:
+def test_tour_names_only_classes_and_functions_of_linked_files() -> None:
     inherited = {"tokenize", "piece"}  # of `Vocabulary`, from `ngramspec.tokens`
     named = re.findall(r"`([A-Z]\w+(?:\.\w+\(\))?|\w+\(\))`", TOUR)
     assert len(named) > 25
     assert {name.removesuffix("()") for name in named} - inherited - defined() == set()
 
 
-def test_the_tour_is_short_and_begins_with_the_six_files_of_the_readme() -> None:
+def test_tour_is_short_and_starts_with_six_files_of_readme() -> None:
     assert len(TOUR.splitlines()) <= 150
     six = paths(README)[:6]
     assert set(six) == set(paths(TOUR)[:6])

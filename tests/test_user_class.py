@@ -101,7 +101,7 @@ def test_make_drafter_rejects_a_name_without_a_class(write: Write, name: str, me
         make_drafter(name.format(file=file))
 
 
-def test_load_settings_check_user_classes_without_constructing_them(write: Write) -> None:
+def test_load_settings_with_user_class_checks_without_constructing_it(write: Write) -> None:
     assert LoadSettings(drafter=write("def __init__(self): print(1 / 0)")).drafter.endswith("mine.py:Mine")
     for option, base in (("drafter", "Drafter"), ("policy", "Policy")):
         with pytest.raises(UserCodeError, match="lacks the methods"):
@@ -110,7 +110,7 @@ def test_load_settings_check_user_classes_without_constructing_them(write: Write
         LoadSettings(drafter=COPY, memory="notes")
 
 
-def test_a_file_is_run_again_only_after_a_change_and_leaves_no_other_file(write: Write) -> None:
+def test_user_class_file_reloads_only_after_change_and_adds_no_files(write: Write) -> None:
     name = write("tokens = []; tokens.append(1); propose = lambda self, *_, **__: Draft((3,))")
     path = Path(name.removesuffix(":Mine"))
     assert draft_of(name).tokens == (3,)
@@ -130,7 +130,7 @@ def test_supports_prediction_reads_the_class(write: Write) -> None:
 # --------------------------------------------------------------------------- drafts
 
 
-def test_a_draft_of_a_user_keeps_only_what_can_be_verified(write: Write) -> None:
+def test_user_drafter_draft_keeps_only_verifiable_tokens(write: Write) -> None:
     def tokens(expression: str, **options: Any) -> tuple[int, ...]:
         return draft_of(write(f"propose = lambda self, *_, **__: Draft({expression})"), **options).tokens
 
@@ -146,7 +146,7 @@ def test_a_draft_of_a_user_keeps_only_what_can_be_verified(write: Write) -> None
     assert draft.source.endswith("mine.py:Mine")
 
 
-def test_the_distribution_of_a_user_token_is_recorded(write: Write) -> None:
+def test_user_drafter_choose_records_distribution_of_each_token(write: Write) -> None:
     drawn = write(
         "def propose(self, limit, choose=None, **options):\n"
         "        [choose(7, {1: 3, 12: 9, 2: 1, 5: 0}) for _ in range(6)]\n"
@@ -173,7 +173,7 @@ def test_the_distribution_of_a_user_token_is_recorded(write: Write) -> None:
         ("def propose(self, limit, choose, **_): choose(0, {-1: 2})", "choose requires positive weights.* line 7"),
     ],
 )
-def test_errors_of_a_user_drafter_name_its_file_and_line(write: Write, body: str, message: str) -> None:
+def test_user_drafter_errors_name_file_and_line(write: Write, body: str, message: str) -> None:
     drafter = make_drafter(write(body), vocabulary=MockTarget(10))
     drafter.begin(PROMPT)
     assert drafter.accept([1]) == 0
@@ -183,7 +183,7 @@ def test_errors_of_a_user_drafter_name_its_file_and_line(write: Write, body: str
         assert "\n" not in str(raised.value)
 
 
-def test_an_error_of_a_user_drafter_ends_with_its_request(write: Write) -> None:
+def test_user_drafter_error_ends_with_its_request(write: Write) -> None:
     drafter = make_drafter(write("def begin(self, prompt): 1 / (prompt[0] - 9)"))
     drafter.begin([9])
     with pytest.raises(UserCodeError):
@@ -192,7 +192,7 @@ def test_an_error_of_a_user_drafter_ends_with_its_request(write: Write) -> None:
     assert drafter.propose(4).tokens == (1, 2)
 
 
-def test_accept_counts_the_right_tokens_of_a_user_drafter(write: Write) -> None:
+def test_user_drafter_accept_counts_correct_tokens(write: Write) -> None:
     drafter = make_drafter(write("accept = lambda self, tokens: 'nonsense'"))
     drafter.begin(PROMPT)
     assert drafter.propose(4).tokens == (1, 2)
@@ -200,7 +200,7 @@ def test_accept_counts_the_right_tokens_of_a_user_drafter(write: Write) -> None:
     assert drafter.accept((1,)) == 0
 
 
-def test_a_user_drafter_receives_copies_that_it_cannot_write_to(write: Write) -> None:
+def test_user_drafter_receives_copies_that_it_cannot_change(write: Write) -> None:
     drafter = make_drafter(
         write(
             "wants_logits = True\n"
@@ -232,13 +232,13 @@ def test_a_user_drafter_receives_copies_that_it_cannot_write_to(write: Write) ->
         ("limit = lambda self: 3; record = lambda self, done: done.x", "AttributeError: .*mine.py, line 7"),
     ],
 )
-def test_errors_of_a_user_policy_name_its_file_and_line(write: Write, body: str, message: str) -> None:
+def test_user_policy_errors_name_file_and_line(write: Write, body: str, message: str) -> None:
     decoder = unmeasured(MockTarget(seconds=cheap), drafter="ngram", policy=write(body, "Policy"))
     with pytest.raises(UserCodeError, match=message):
         drive(decoder, PROMPT, max_tokens=20)
 
 
-def test_the_plan_of_a_user_policy_is_limited_to_what_can_be_evaluated(write: Write) -> None:
+def test_user_policy_plan_is_limited_to_valid_sizes(write: Write) -> None:
     draft = Draft((1, 2, 3))
     for planned, sizes, expected in (
         ("99, 99", range(1, 9), (3, 8)),
@@ -252,7 +252,7 @@ def test_the_plan_of_a_user_policy_is_limited_to_what_can_be_evaluated(write: Wr
     assert make_policy(write("limit = lambda self: -1", "Policy")).limit() == 0
 
 
-def test_a_user_policy_has_defaults_and_cannot_change_a_step(write: Write) -> None:
+def test_user_policy_has_defaults_and_cannot_change_steps(write: Write) -> None:
     policy = make_policy(
         write(
             "limit = lambda self: 2\n    def record(self, done): done.tokens, done.policy_details = (), {'length': 2}",
@@ -273,7 +273,7 @@ def test_a_user_policy_has_defaults_and_cannot_change_a_step(write: Write) -> No
 
 
 @pytest.mark.parametrize("options", [{"drafter": COPY}, {"policy": DOUBLING}, {"drafter": COPY, "policy": DOUBLING}])
-def test_the_examples_draft_and_the_text_stays(options: dict[str, str]) -> None:
+def test_example_user_classes_draft_and_keep_text(options: dict[str, str]) -> None:
     plain = plain_generate(MockTarget(peak=8.0), PROMPT, 60, GREEDY)
     decoder = unmeasured(MockTarget(peak=8.0, seconds=cheap), **{"drafter": "ngram", "policy": "fixed", **options})
     emitted, steps = drive(decoder, PROMPT, max_tokens=60)
@@ -281,7 +281,7 @@ def test_the_examples_draft_and_the_text_stays(options: dict[str, str]) -> None:
     assert sum(step.accepted for step in steps) > 10
 
 
-def test_complete_drafts_with_a_user_class_and_reports_its_errors(env: dict[str, str], write: Write) -> None:
+def test_complete_with_user_class_drafts_and_reports_its_errors(env: dict[str, str], write: Write) -> None:
     arguments = ["complete", str(DEMO), str(EXAMPLES.parent / "greetings.py"), "-n", "30", "-t", "1", "--temp", "0"]
     plain = run(env, *arguments, "--no-draft", "--json").json
     drafted = run(env, *arguments, "--drafter", COPY, "--policy", DOUBLING, "--json").json
@@ -295,7 +295,7 @@ def test_complete_drafts_with_a_user_class_and_reports_its_errors(env: dict[str,
     run(env, *arguments, "--drafter", "absent.py:Mine", "--json").failed("cannot read absent.py")
 
 
-def test_serve_drafts_with_a_user_class(env: dict[str, str]) -> None:
+def test_serve_with_user_drafter_drafts_and_ignores_prediction_field(env: dict[str, str]) -> None:
     answers = []
     body = {"prompt": "one two one two", "n_predict": 8, "temperature": 0}
     done = serve(env, lambda http: answers.append(http.post("/completion", json=body)), "--drafter", COPY, "-np", "2")
@@ -304,7 +304,7 @@ def test_serve_drafts_with_a_user_class(env: dict[str, str]) -> None:
     assert "does not use the field prediction" in done.err
 
 
-def test_engine_constructs_a_user_drafter_for_each_sequence(write: Write) -> None:
+def test_engine_with_user_drafter_constructs_one_per_sequence(write: Write) -> None:
     """A failing drafter only ends the request that it drafts for."""
     name = write(
         "def begin(self, prompt): self.broken = prompt[0] == 9\n"

@@ -66,12 +66,12 @@ def without_llama(script: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_every_module_of_the_algorithms_can_be_imported() -> None:
+def test_algorithm_modules_without_llama_cpp_are_importable() -> None:
     assert len(without_llama(IMPORT, *ROOMS).splitlines()) > 80
 
 
 @pytest.mark.exhaustive
-def test_every_test_of_the_algorithms_is_collected_and_those_of_some_rooms_pass() -> None:
+def test_algorithm_tests_without_llama_cpp_are_collected_and_pass() -> None:
     out = without_llama(PYTEST, "--collect-only", *(f"tests/{room}" for room in ROOMS))
     assert {room for room in ROOMS if re.search(rf"^tests/{room}/", out, re.MULTILINE)} == set(ROOMS)
     # The mock also passes the tests of the backend's contract.

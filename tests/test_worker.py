@@ -23,7 +23,7 @@ def worker() -> Iterator[Worker]:
     made.close()
 
 
-def test_call_returns_the_result_or_raises_the_error_of_the_function(worker: Worker) -> None:
+def test_worker_call_returns_result_or_raises_error_of_function(worker: Worker) -> None:
     schema = {"type": "string", "maxLength": 3}
     assert worker.call(json_rule, schema, strict=True) == json_rule(schema)
     with pytest.raises(GrammarError, match="unsupported keywords: not"):
@@ -33,7 +33,7 @@ def test_call_returns_the_result_or_raises_the_error_of_the_function(worker: Wor
     assert worker.call(os.getpid) != os.getpid()
 
 
-def test_repeated_calls_are_answered_from_the_cache() -> None:
+def test_worker_call_when_repeated_returns_cached_result() -> None:
     cached = Worker("the grammar", "prepare", GrammarError, ShutdownError, cache=1000)
     first = cached.call(time.perf_counter_ns)
     assert cached.call(time.perf_counter_ns) == first
@@ -42,9 +42,7 @@ def test_repeated_calls_are_answered_from_the_cache() -> None:
     cached.close()
 
 
-def test_call_that_exceeds_a_limit_or_ends_the_child_is_an_error(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_call_over_limit_or_with_dead_child_raises(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECONDS", 0.1)
     with pytest.raises(GrammarError, match=r"^the grammar takes more than 0.1 s to prepare$"):
         worker.call(sum, range(10**12))
@@ -55,7 +53,7 @@ def test_call_that_exceeds_a_limit_or_ends_the_child_is_an_error(
     assert worker.call(json_rule, {}) == json_rule({})
 
 
-def test_call_after_an_interrupt_returns_its_own_result(worker: Worker) -> None:
+def test_worker_call_after_interrupt_returns_its_own_result(worker: Worker) -> None:
     """Ctrl-C during a call must not leave its result for the next call."""
     child = worker.call(os.getpid)
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
@@ -65,7 +63,7 @@ def test_call_after_an_interrupt_returns_its_own_result(worker: Worker) -> None:
     assert worker.call(os.getpid) not in (child, os.getpid())
 
 
-def test_close_ends_a_call_that_is_about_to_start_a_child(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_close_during_start_of_child_ends_the_call(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     worker.call(os.getpid)
     start = worker._ensure_running
 
@@ -78,7 +76,7 @@ def test_close_ends_a_call_that_is_about_to_start_a_child(worker: Worker, monkey
         worker.call(os.getppid)
 
 
-def test_close_ends_a_running_call(worker: Worker) -> None:
+def test_worker_close_ends_running_call(worker: Worker) -> None:
     worker.call(os.getpid)
     errors: list[str] = []
 
@@ -102,7 +100,7 @@ def test_close_ends_a_running_call(worker: Worker) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_forked_process_uses_its_own_child(worker: Worker) -> None:
+def test_worker_call_in_forked_process_uses_separate_child(worker: Worker) -> None:
     child = worker.call(os.getpid)
     read, write = os.pipe()
     if (forked := os.fork()) == 0:

@@ -30,7 +30,7 @@ Q = {0: 1, 1: 2, 2: 5, 3: 2}
 
 
 @pytest.mark.parametrize("lenience", [0.5, *(pytest.param(x, marks=pytest.mark.exhaustive) for x in (1.0, 0.2))])
-def test_lenience_of_sampling(lenience: float) -> None:
+def test_rejection_rule_with_lenience_samples_published_distribution(lenience: float) -> None:
     """A draw from q is accepted with probability min(1, p / (L q)), otherwise norm(max(0, p - L q)) is sampled.
 
     A token is then emitted with probability min(q, p / L) + (1 - sum min(q, p / L)) norm(max(0, p - L q)), which is
@@ -56,7 +56,7 @@ def test_lenience_of_sampling(lenience: float) -> None:
     assert (lenience == 1) == np.allclose(law, P)
 
 
-def test_lenience_of_greedy_decoding() -> None:
+def test_greedy_rule_with_lenience_accepts_sufficiently_likely_tokens() -> None:
     """At temperature 0, a token is accepted if its softmax probability is at least L times that of the best token."""
     rows = np.log(np.array([[0.5, 0.26, 0.24], [0.6, 0.31, 0.09], [0.1, 0.1, 0.8]])).astype(np.float32)
     seen: list[TokenDecision] = []
@@ -75,13 +75,13 @@ def test_lenience_of_greedy_decoding() -> None:
     assert verify([0, 0], 0.9) == Verdict((0, 0, 2), 2)
 
 
-def test_with_hardly_any_lenience_asked_for_everything_is_good_enough() -> None:
+def test_greedy_rule_with_tiny_lenience_accepts_every_draft() -> None:
     everything = Acceptance(lenience=1e-30)
     taken, _ = speculate(MockTarget(12), PROMPT, 40, Sampling(), lambda _t, _c: certain([5, 6]), everything)
     assert taken[:2] == taken[3:5] == [5, 6]
 
 
-def test_lenience_with_penalties_and_bonus_tokens() -> None:
+def test_lenience_without_draft_keeps_target_distribution() -> None:
     """Lenience only applies to draft tokens: without a draft, the distribution is the target's."""
     mock = MockTarget(4, peak=1.0, seed=11)
     plain = Sampling(1.0, **ALL, repeat_penalty=1.4, repeat_last_n=4)
@@ -99,7 +99,7 @@ def bar(p: np.ndarray[Any, Any], epsilon: float = 0.09, delta: float = 0.3) -> f
     return min(epsilon, delta * math.exp(float((p * np.log(p)).sum())))
 
 
-def test_typical_acceptance_keeps_what_is_above_the_bar() -> None:
+def test_typical_acceptance_accepts_tokens_above_threshold() -> None:
     rng = np.random.default_rng(2)
     s = Sampling(0.7, seed=3, **ALL)
     kept = 0
@@ -117,7 +117,7 @@ def test_typical_acceptance_keeps_what_is_above_the_bar() -> None:
     assert 60 < kept < 240
 
 
-def test_the_token_after_a_typical_refusal_is_a_draw() -> None:
+def test_typical_acceptance_after_rejection_samples_from_target() -> None:
     row = np.log(np.array([0.97, 0.02, 0.01])).astype(np.float32)
     sample: Counter[Path] = Counter()
     for seed in range(1000):
@@ -129,7 +129,7 @@ def test_the_token_after_a_typical_refusal_is_a_draw() -> None:
 
 
 @pytest.mark.parametrize("how", [Acceptance(lenience=0.01), Acceptance(typical=True)], ids=str)
-def test_no_leniency_towards_what_the_grammar_forbids(how: Acceptance, word_vocabulary: Vocabulary) -> None:
+def test_acceptance_with_grammar_emits_only_allowed_tokens(how: Acceptance, word_vocabulary: Vocabulary) -> None:
     a, b, c = (259, 260, 261)
     grammar = 'root ::= ("a" | "b" "c")*'
     mock = MockTarget(vocabulary=word_vocabulary, words=(a, b, c), peak=0.5)

@@ -57,7 +57,7 @@ def texts_of(
 
 
 @grid(name=SETTINGS, method=("coupled", "rejection"))
-def test_texts_follow_the_law(name: str, method: str) -> None:
+def test_verifier_with_sampling_settings_follows_target_distribution(name: str, method: str) -> None:
     mock = MockTarget(4, peak=1.0, seed=11)
     sampling = Sampling(**{"temperature": 1.0} | SETTINGS[name])
     assert follows(texts_of(mock, PROMPT, sampling, TABLES, method), law_on(mock, sampling))
@@ -94,7 +94,9 @@ GRAMMARS: dict[str, tuple[str, Legal]] = {"loose": (GRAMMAR, legal), "strict": (
 
 
 @grid(text=GRAMMARS, method=("coupled", "rejection"), name=("cut", "penalties"))
-def test_law_under_a_grammar(text: str, method: str, name: str, word_vocabulary: Vocabulary) -> None:
+def test_verifier_with_grammar_follows_constrained_distribution(
+    text: str, method: str, name: str, word_vocabulary: Vocabulary
+) -> None:
     """A forbidden draft token is refused and replaced by a sample from the distribution.
 
     With filters, this is not the distribution over the legal tokens alone: a filter on these can leave a token that it
@@ -117,7 +119,9 @@ def test_law_under_a_grammar(text: str, method: str, name: str, word_vocabulary:
     ],
     ids=str,
 )
-def test_another_law_is_told_apart(drawn: dict[str, Any], others: tuple[dict[str, Any], ...]) -> None:
+def test_distribution_check_rejects_other_sampling_settings(
+    drawn: dict[str, Any], others: tuple[dict[str, Any], ...]
+) -> None:
     mock = MockTarget(4, peak=1.0, seed=11)
     sampling = Sampling(**{"temperature": 1.0, **ALL, **drawn})
     texts = texts_of(mock, PROMPT, sampling, TABLES, "coupled")

@@ -40,7 +40,7 @@ def sampler(sampling: Sampling, n_vocab: int = 4) -> NumpySampler:
     return NumpySampler(sampling, n_vocab)
 
 
-def test_coupled_token_is_the_argmax_of_its_definition() -> None:
+def test_coupled_rule_emits_argmax_of_noisy_logits() -> None:
     rng = np.random.default_rng(5)
     s = sampler(Sampling(0.7, seed=99, **ALL), 50)
     rows = rng.standard_normal((4, 50)).astype(np.float32)
@@ -54,7 +54,9 @@ def words(word_vocabulary: Vocabulary) -> dict[str, int]:
     return {word_vocabulary.piece(t).decode(): t for t in range(259, word_vocabulary.n_vocab)}
 
 
-def test_a_second_draw_has_noise_of_its_own(word_vocabulary: Vocabulary, words: dict[str, int]) -> None:
+def test_coupled_rule_after_grammar_rejection_uses_independent_noise(
+    word_vocabulary: Vocabulary, words: dict[str, int]
+) -> None:
     """If the grammar refuses a token, the second draw is independent of the first."""
     row = np.full(word_vocabulary.n_vocab, -np.inf, np.float32)
     a, b, c = words["a"], words["b"], words["c"]
@@ -88,7 +90,7 @@ def rejection_verdicts(n: int, watch: Callable[[TokenDecision], None] | None = N
         yield token, verifier.verify([P, P], Draft((token,), (Q_LAW,)), 50)
 
 
-def test_rejection_accepts_with_probability_sum_of_min() -> None:
+def test_rejection_rule_accepts_with_probability_sum_of_min() -> None:
     n = 4_000
     tolerance = math.sqrt(math.log(2 / ALARM) / (2 * n))  # 0.046
     drafted: Counter[int] = Counter()
@@ -108,7 +110,7 @@ def test_rejection_accepts_with_probability_sum_of_min() -> None:
     check_law(after_refusal, {(0,): 0.6, (1,): 0.2, (3,): 0.2})  # norm(max(0, p - q))
 
 
-def test_coupled_acceptance_of_a_drafter_with_the_same_noise() -> None:
+def test_coupled_rule_with_shared_noise_accepts_at_exact_rate() -> None:
     p, q = np.exp(P), np.array([1, 2, 5, 2]) / 10
     n, hits = 4_000, 0
     for seed in range(n):
@@ -124,7 +126,7 @@ def test_coupled_acceptance_of_a_drafter_with_the_same_noise() -> None:
     assert abs(hits / n - exact) < math.sqrt(math.log(2 / ALARM) / (2 * n))
 
 
-def test_no_uniform_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejection_rule_uses_each_uniform_once(monkeypatch: pytest.MonkeyPatch) -> None:
     used: Counter[tuple[int, int, int]] = Counter()
 
     def recorded(seed: int, position: int, stream: int) -> float:
@@ -139,7 +141,7 @@ def test_no_uniform_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert used.most_common(1)[0][1] == 1
 
 
-def test_judgements_of_greedy() -> None:
+def test_greedy_rule_reports_token_decisions() -> None:
     seen: list[TokenDecision] = []
     rows = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.2, 0.2, 0.6]])).astype(np.float32)
     verifier = RuleVerifier(sampler(Sampling(), 3), watch=seen.append)
@@ -153,7 +155,7 @@ def test_judgements_of_greedy() -> None:
     assert [(j.token, j.accepted) for j in seen] == [(0, True), (1, True), (2, None)]
 
 
-def test_judgements_of_rejection_are_what_decided() -> None:
+def test_rejection_rule_reports_values_that_decided() -> None:
     seen: list[TokenDecision] = []
     for token, verdict in rejection_verdicts(300, seen.append):
         guess = seen[0]
@@ -169,7 +171,7 @@ def test_judgements_of_rejection_are_what_decided() -> None:
 
 
 @pytest.mark.parametrize("method", ["greedy", "coupled", "match", "rejection"])
-def test_no_row_past_the_first_refusal_is_touched(method: str) -> None:
+def test_verifier_after_first_rejection_reads_no_more_rows(method: str) -> None:
     sampling = Sampling(0.0 if method == "greedy" else 0.5, top_k=1)
     verifier = RuleVerifier(sampler(sampling), method)
     row = np.array([0, 9, 0, 0], np.float32)
@@ -195,7 +197,7 @@ def test_no_row_past_the_first_refusal_is_touched(method: str) -> None:
         verifier.verify([], NO_DRAFT, 7)
 
 
-def test_greedy_ties_go_to_the_lowest_id() -> None:
+def test_greedy_rule_with_equal_logits_selects_lowest_token_id() -> None:
     rows = np.array([[1, 3, 3], [2, 2, 2], [0, 0, 1]], np.float32)
     for biases in ((), ((0, 0.0),)):  # by argmax and by the chain
         verifier = RuleVerifier(sampler(Sampling(logit_bias=biases), 3))
@@ -203,7 +205,7 @@ def test_greedy_ties_go_to_the_lowest_id() -> None:
         assert verifier.verify(rows, certain([2, 0]), 0) == Verdict((1,), 0)
 
 
-def test_rejection_survives_a_residual_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejection_rule_with_empty_residual_samples_from_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """If p = q except for rounding and the token is rejected, the next token comes from p."""
     row = np.zeros(3, np.float32)
     q = {0: 1 / 3 + 1e-9, 1: 1 / 3, 2: 1 / 3}
@@ -216,7 +218,7 @@ def test_rejection_survives_a_residual_of_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("q", [(), ({0: 1.0},), ({1: 0.5},), ({1: 0.5, 2: 0.6},), ({1: 1.0},) * 2])
-def test_rejection_checks_q(q: tuple[dict[int, float], ...]) -> None:
+def test_rejection_rule_rejects_invalid_draft_distributions(q: tuple[dict[int, float], ...]) -> None:
     row = np.zeros(3, np.float32)
     with pytest.raises(ValueError, match=r"distributions q|not drawn from its q"):
         RuleVerifier(sampler(Sampling(1.0), 3), "rejection").verify([row, row], Draft((1,), q), 0)

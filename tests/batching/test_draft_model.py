@@ -113,7 +113,7 @@ def alone(prompt: Sequence[int], tokens: int = 60, sampling: Sampling | None = N
 
 
 @grid(sequences=(1, 3), temperature=(0.9, 0.0), blur=(2.0, 0.0))
-def test_texts_are_those_without_it(sequences: int, temperature: float, blur: float) -> None:
+def test_draft_model_keeps_texts_of_plain_decoding(sequences: int, temperature: float, blur: float) -> None:
     with drafted(sequences, blur=blur) as made:
         asked = [(prompt, Sampling(temperature, seed=i)) for i, prompt in enumerate(prompts(5))]
         ears = [made.ask(prompt, sampling=sampling) for prompt, sampling in asked]
@@ -130,7 +130,7 @@ def test_texts_are_those_without_it(sequences: int, temperature: float, blur: fl
     assert sum(len(done) for done in made.target.passes) < 0.8 * 5 * 80
 
 
-def test_a_cancelled_request_leaves_its_sequence_to_the_next() -> None:
+def test_draft_model_after_cancellation_serves_next_request() -> None:
     with drafted(1) as made:
         first, second = prompts(2)
         ear = Ear()
@@ -175,20 +175,20 @@ def plain_rate(n: int) -> float:
 
 
 @pytest.mark.parametrize(("n", "gain"), [(1, 2.0), (4, 1.5)])
-def test_a_cheap_model_makes_texts_faster(n: int, gain: float) -> None:
+def test_draft_model_with_low_cost_increases_speed(n: int, gain: float) -> None:
     fast, stats = rate(n, cost=0.03)
     assert fast > gain * plain_rate(n)
     assert stats.accepted > 0
 
 
 @grid(slow=((0.5, 0.0), (1.0, 30.0), (0.1, 4.0), (0.3, 2.0)), n=(1, 4))
-def test_a_dear_model_makes_none_slower(slow: tuple[float, float], n: int) -> None:
+def test_draft_model_with_high_cost_limits_slowdown(slow: tuple[float, float], n: int) -> None:
     """The loss is at most 1 % and about three plain passes of 250."""
     cost, blur = slow
     assert rate(n, cost=cost, blur=blur)[0] > 0.978 * plain_rate(n)
 
 
-def test_a_pass_for_all_texts_pays_where_one_for_each_does_not() -> None:
+def test_draft_model_with_joint_batch_is_faster_than_separate_caches() -> None:
     plain = plain_rate(4)
     apart, _ = rate(4, cost=0.1, apart=True)
     joint, _ = rate(4, cost=0.1)
@@ -196,7 +196,7 @@ def test_a_pass_for_all_texts_pays_where_one_for_each_does_not() -> None:
     assert joint > 1.4 * plain
 
 
-def test_reading_the_text_counts_as_reading() -> None:
+def test_draft_model_prefill_counts_as_prefill_not_draft_time() -> None:
     with drafted(1) as made:
         end = made.ask(list(range(300)), 200).wait()
         assert isinstance(end, Done)
@@ -205,7 +205,7 @@ def test_reading_the_text_counts_as_reading() -> None:
     assert end.stats.draft_seconds < 0.1 * end.stats.seconds + sum(made.small.sequences[0].batches) * 0.05 * PASS
 
 
-def test_a_draft_model_that_fails_ends_the_requests_that_ask_it() -> None:
+def test_draft_model_failure_ends_only_its_request() -> None:
     with drafted(2) as made:
         broken = made.small.sequences[1]
 

@@ -61,7 +61,7 @@ def alone(prompt: list[int], tokens: int = 60, sampling: Sampling | None = None,
 
 
 @grid(sequences=(1, 3, 4), split=(False, True), temperature=(0.9, 0.0))
-def test_texts_are_those_of_each_request_alone(sequences: int, split: bool, temperature: float) -> None:
+def test_engine_with_simultaneous_requests_keeps_text_of_each(sequences: int, split: bool, temperature: float) -> None:
     begin = threading.Event()
     model = MockShared(sequences, split=split, peak=5.0, fails=lambda _: not begin.wait(WAIT))
     with running(model) as engine:
@@ -77,7 +77,7 @@ def test_texts_are_those_of_each_request_alone(sequences: int, split: bool, temp
     assert all(len(sequence.tokens) <= sequence.n_ctx for sequence in model.sequences)
 
 
-def test_engine_many_requests_of_one_client_do_not_delay_others() -> None:
+def test_engine_with_many_requests_of_one_client_does_not_delay_others() -> None:
     begin, order = threading.Event(), list[str]()
     model = MockShared(2, fails=lambda _: not begin.wait(WAIT))
 
@@ -103,7 +103,7 @@ def test_engine_many_requests_of_one_client_do_not_delay_others() -> None:
     assert order.count("many") == 6
 
 
-def test_events_come_in_order_and_counters_add_up() -> None:
+def test_engine_sends_events_in_order_and_sums_counters() -> None:
     model = MockShared(2, peak=6.0, n_batch=16)
     with running(model) as engine:
         ears = [ask(engine, prompt, 40) for prompt in prompts(3, 50)]
@@ -126,7 +126,7 @@ def test_events_come_in_order_and_counters_add_up() -> None:
     assert not any(slot.request for slot in report.slots)
 
 
-def test_the_tokens_of_a_prompt_are_scored_where_that_is_asked_for() -> None:
+def test_engine_with_scored_request_returns_prompt_logprobs() -> None:
     prompt, model = prompts(1, 100)[0], MockShared(2, max_batch=16)
     with running(model) as engine:
         plain = ask(engine, prompt, 20, logprobs=2)
@@ -140,7 +140,7 @@ def test_the_tokens_of_a_prompt_are_scored_where_that_is_asked_for() -> None:
     assert found.logprobs == tuple(expected)
 
 
-def test_a_prompt_goes_on_where_it_is_known() -> None:
+def test_engine_with_known_prefix_reuses_cache() -> None:
     model = MockShared(2)
     with running(model, cache_room=1 << 20) as engine:
         first, second, third = ([i] * 40 for i in (1, 2, 3))
@@ -161,7 +161,7 @@ def test_a_prompt_goes_on_where_it_is_known() -> None:
         assert ask(engine, [*first, 5], 5).wait().cached == 0
 
 
-def test_a_cancelled_request_ends_and_leaves_the_others_alone() -> None:
+def test_engine_cancel_ends_only_cancelled_requests() -> None:
     begin, gate = threading.Event(), threading.Event()
     model = MockShared(2, fails=lambda parts: not begin.wait(WAIT) or (len(parts) == 2 and not gate.wait(WAIT)))
     with running(model) as engine:
@@ -184,7 +184,7 @@ def test_a_cancelled_request_ends_and_leaves_the_others_alone() -> None:
         assert ask(engine, asked[2], 50).wait().reason == "length"
 
 
-def test_a_pass_that_fails_ends_only_those_that_cannot_go_on() -> None:
+def test_engine_decode_failure_ends_only_affected_request() -> None:
     bad, begin = {1}, threading.Event()
 
     def fails(parts: Sequence[Part]) -> bool:
@@ -206,7 +206,7 @@ def test_a_pass_that_fails_ends_only_those_that_cannot_go_on() -> None:
         assert ear in failed or len(ear.tokens) == 400
 
 
-def test_an_error_nobody_expected_ends_what_is_at_work_and_not_the_engine() -> None:
+def test_engine_unexpected_error_ends_request_and_keeps_engine_running() -> None:
     def breaks(_: object) -> bool:
         if broken:
             raise ZeroDivisionError("a bug")
@@ -233,7 +233,7 @@ def test_an_error_nobody_expected_ends_what_is_at_work_and_not_the_engine() -> N
         (Request([1], 5, stop=("",)), ValueError),
     ],
 )
-def test_a_wrong_request_fails_before_it_starts(request_: Request, error: type[Exception]) -> None:
+def test_engine_rejects_invalid_request_before_start(request_: Request, error: type[Exception]) -> None:
     with running(MockShared(1)) as engine:
         ear = Ear()
         engine.submit(request_, ear)
@@ -244,7 +244,7 @@ def test_a_wrong_request_fails_before_it_starts(request_: Request, error: type[E
         assert ask(engine, [1, 2], 5).wait().reason == "length"
 
 
-def test_nothing_is_written_where_only_the_prompt_is_wanted() -> None:
+def test_engine_with_zero_tokens_only_prefills_prompt() -> None:
     model = MockShared(1)
     with running(model) as engine:
         ear = ask(engine, [1] * 50, 0)
@@ -253,7 +253,7 @@ def test_nothing_is_written_where_only_the_prompt_is_wanted() -> None:
         assert ask(engine, [1] * 51, 5).wait().cached == 50
 
 
-def test_stopping_lets_texts_end_or_cancels_them_and_takes_no_more() -> None:
+def test_engine_stop_drains_or_cancels_and_rejects_new_requests() -> None:
     for drain, tokens, reason in ((WAIT, 30, "length"), (0.0, 1 << 19, "cancelled")):
         gate = threading.Event()
         model = MockShared(1, n_ctx=1 << 20, fails=lambda _, gate=gate: not gate.wait(WAIT))  # type: ignore[misc]
@@ -267,7 +267,7 @@ def test_stopping_lets_texts_end_or_cancels_them_and_takes_no_more() -> None:
         assert isinstance(end, ClosedError)
 
 
-def test_long_prompts_and_answers_take_turns() -> None:
+def test_engine_alternates_long_prefill_and_decoding() -> None:
     model = MockShared(2, n_batch=64, n_ctx=1 << 15, seconds=lambda n: 0.01 * n)
     order: list[str] = []
     both = threading.Event()
@@ -295,7 +295,7 @@ def test_long_prompts_and_answers_take_turns() -> None:
     assert between.count("writes-Step") > 10
 
 
-def test_sizes_of_one_class_are_kept_to() -> None:
+def test_engine_with_exact_sizes_keeps_batches_in_class() -> None:
     """Batches of 1 to 3 agree, so at most three texts share a pass, and drafts must not make it larger."""
     begin = threading.Event()
     model = MockShared(4, kernels=lambda size, _: size > 3, noise=1.0, peak=6.0, fails=lambda _: not begin.wait(WAIT))
@@ -308,7 +308,7 @@ def test_sizes_of_one_class_are_kept_to() -> None:
     assert {number for done in model.passes for number, _ in done} == {0, 1, 2, 3}
 
 
-def test_a_class_that_needs_padding_is_kept_to_one_by_one() -> None:
+def test_engine_with_padded_exact_sizes_decodes_one_sequence_per_call() -> None:
     model = MockShared(2, peak=6.0)
     with running(model, exactness=ExactnessMode((4, 8), bit_identical=True)) as engine:
         ears = [ask(engine, prompt, 50) for prompt in prompts(2)]
@@ -321,7 +321,7 @@ def test_a_class_that_needs_padding_is_kept_to_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("replays", [False, True])
-def test_where_drafts_must_be_alone_texts_together_have_none(replays: bool) -> None:
+def test_engine_with_drafts_alone_drafts_only_for_single_sequence(replays: bool) -> None:
     model = MockShared(3, drafts_alone=True, replays=replays, peak=6.0)  # raises otherwise
     lengths = (40, 40, 120)
     with running(model) as engine:
@@ -333,7 +333,7 @@ def test_where_drafts_must_be_alone_texts_together_have_none(replays: bool) -> N
     assert any(len(done) == 1 and done[0][1] > 1 for done in model.passes)
 
 
-def test_what_one_text_taught_another_drafts_from() -> None:
+def test_engine_drafts_from_text_of_earlier_request() -> None:
     heard = TextIndexSet()
     model = MockShared(1, peak=3.0, n_vocab=64)
     with running(model, drafter=MixtureDrafter(heard), memory=heard) as engine:
@@ -342,7 +342,7 @@ def test_what_one_text_taught_another_drafts_from() -> None:
     assert second.stats.accepted > first.stats.accepted
 
 
-def test_an_error_on_the_way_to_a_sequence_loses_neither_request_nor_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_error_while_saving_slot_frees_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     model = MockShared(1)
     with running(model, cache_room=1 << 20) as engine:
         ask(engine, [1] * 50, 5).wait()
@@ -353,9 +353,7 @@ def test_an_error_on_the_way_to_a_sequence_loses_neither_request_nor_sequence(mo
         assert ask(engine, [2] * 50, 5).wait().reason == "length"
 
 
-def test_what_drafts_learnt_is_written_at_the_end_and_in_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_saves_drafter_state_periodically_and_at_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "judge.npz"
     model = MockShared(2, peak=5.0)
     with running(model, drafter=MixtureDrafter(TextIndexSet(), path)) as engine:
@@ -368,7 +366,7 @@ def test_what_drafts_learnt_is_written_at_the_end_and_in_between(
     assert path.read_bytes() != early != b""
 
 
-def test_a_slot_tells_what_it_works_for() -> None:
+def test_engine_report_describes_request_of_each_slot() -> None:
     found: list[Slot] = []
     text: list[int] = []
 
@@ -391,7 +389,7 @@ def test_a_slot_tells_what_it_works_for() -> None:
     assert (idle.number_of_request, idle.request) == (-1, None)
 
 
-def test_a_rate_goes_by_the_wall() -> None:
+def test_engine_rate_uses_wall_clock_seconds() -> None:
     model = MockShared(2, seconds=lambda n: 0.5)
     with running(model, drafter=None) as engine:
         end = ask(engine, prompts(1)[0], 20).wait()
@@ -401,7 +399,7 @@ def test_a_rate_goes_by_the_wall() -> None:
 
 
 @grid(temperature=(0.0, 0.9), peak=(3.0, 6.0))
-def test_texts_keep_to_their_rules_and_drafts_change_nothing(temperature: float, peak: float) -> None:
+def test_engine_with_text_rules_enforces_them_and_keeps_text(temperature: float, peak: float) -> None:
     free = alone(prompts(1)[0], 200, Sampling(temperature), peak=peak, eog=(3,))
     pairs = Counter(pairwise(alone(prompts(1)[0], 200, Sampling(temperature), peak=peak)))
     words = tuple(pair for pair, _ in pairs.most_common(3))
@@ -438,7 +436,7 @@ def steps(told: list[str], name: str, count: int, end: Any = None) -> Callable[[
     return work
 
 
-def test_work_beside_requests_ends_piece_by_piece_and_changes_no_text() -> None:
+def test_engine_background_work_runs_in_steps_and_keeps_texts() -> None:
     told: list[str] = []
     model = MockShared(2, peak=5.0)
     with running(model) as engine:
@@ -455,7 +453,7 @@ def test_work_beside_requests_ends_piece_by_piece_and_changes_no_text() -> None:
     assert [ear.tokens for ear in ears] == [alone(prompt, peak=5.0) for prompt in prompts(3)]
 
 
-def test_answers_get_as_much_time_as_work_beside_them() -> None:
+def test_engine_shares_time_between_decoding_and_background_work() -> None:
     told: list[str] = []
     model = MockShared(1, peak=5.0)
 
@@ -476,7 +474,7 @@ def test_answers_get_as_much_time_as_work_beside_them() -> None:
     assert all(later - earlier >= 7 for earlier, later in pairwise(passes))
 
 
-def test_work_that_nobody_waits_for_ends_and_so_does_all_at_the_end() -> None:
+def test_engine_drops_cancelled_background_work_and_ends_it_at_stop() -> None:
     told: list[str] = []
     begin = threading.Event()
     model = MockShared(1, peak=5.0, fails=lambda _: not begin.wait(WAIT))

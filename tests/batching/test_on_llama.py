@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @grid(name=MODELS, exact=("on", "off"))
-def test_texts_of_all_kinds_of_memory(models: dict[str, Path], name: str, exact: str) -> None:
+def test_engine_on_llama_keeps_texts_of_separate_decoding(models: dict[str, Path], name: str, exact: str) -> None:
     """Every text equals that of token-by-token decoding in a separate context, or differs from it only by rounding."""
     chance = random.Random(name)
     with Target(models[name], exact="on", n_ctx=N_CTX, threads=1) as target:
@@ -99,7 +99,7 @@ def noted_passes(shared: Target, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @grid(name=("llama", "gemma3", "qwen35", "mamba2"), apart=(True, False))
-def test_a_draft_model_has_a_sequence_for_each_text(
+def test_engine_on_llama_gives_draft_model_one_sequence_per_text(
     models: dict[str, Path], name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The draft model is the target's file and always used, since a pass costs 1 s by the curve; it changes no text."""

@@ -107,7 +107,7 @@ class Timed:
 
 
 @grid(name=NAMES, clients=(4, 1), pooled=(False, True))
-def test_texts_are_those_of_plain_decoding(
+def test_nextn_head_keeps_texts_of_plain_decoding(
     files: dict[str, Path], name: str, clients: int, pooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Next turns, whose beginnings are in other sequences' caches, also get the same texts."""
@@ -127,7 +127,7 @@ def test_texts_are_those_of_plain_decoding(
 
 
 @grid(name=("glm4moe", "qwen35"), clients=(4, 1))
-def test_a_head_that_does_not_pay_is_no_longer_asked(
+def test_nextn_head_without_gain_stops_drafting(
     files: dict[str, Path], name: str, clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts take longer by at most 3 % and about three passes."""

@@ -15,7 +15,7 @@ TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 
 
 @given(st.lists(TEXT, max_size=12), TEXT)
-def test_the_best_is_the_one_with_most_in_common(texts: list[list[int]], prompt: list[int]) -> None:
+def test_prompt_cache_best_returns_longest_common_prefix(texts: list[list[int]], prompt: list[int]) -> None:
     cache = PromptCache(1 << 20)
     for text in texts:
         cache.put(text, b"state")
@@ -25,7 +25,7 @@ def test_the_best_is_the_one_with_most_in_common(texts: list[list[int]], prompt:
     assert all(cache.holds(text) for text in texts)
 
 
-def test_a_text_that_another_begins_with_is_not_kept_twice() -> None:
+def test_prompt_cache_put_of_longer_text_replaces_its_prefix() -> None:
     cache = PromptCache(100)
     cache.put([1, 2], b"a" * 10)
     cache.put([1, 2, 3], b"b" * 10)
@@ -34,7 +34,7 @@ def test_a_text_that_another_begins_with_is_not_kept_twice() -> None:
     assert cache.best([1, 2])[0] == cache.best([1, 2, 3])[0] == (1, 2, 3)
 
 
-def test_the_least_recently_used_go_first() -> None:
+def test_prompt_cache_when_full_evicts_least_recently_used() -> None:
     cache = PromptCache(30)
     for number in range(3):
         cache.put([number], bytes(10))
@@ -48,7 +48,7 @@ def test_the_least_recently_used_go_first() -> None:
     assert not cache.holds([0])
 
 
-def test_it_never_takes_more_than_its_room() -> None:
+def test_prompt_cache_keeps_size_within_limit() -> None:
     chance = random.Random(5)
     cache = PromptCache(1000)
     for _ in range(500):
@@ -56,7 +56,7 @@ def test_it_never_takes_more_than_its_room() -> None:
         assert cache.size <= 1000
 
 
-def test_a_system_prompt_is_copied_from_the_sequence_that_holds_least() -> None:
+def test_slots_take_copies_prefix_from_shortest_sequence() -> None:
     model = MockShared(sequences=4)
     long, short, other, free = model.sequences
     system = list(range(COPIED))
@@ -72,7 +72,7 @@ def test_a_system_prompt_is_copied_from_the_sequence_that_holds_least() -> None:
     assert Slots(model.sequences).take([*system, 5], preferred=free.number).tokens == []
 
 
-def test_slots_never_reuse_tokens_that_were_evaluated_with_other_adapter_scales() -> None:
+def test_slots_take_with_other_adapter_scales_does_not_reuse_tokens() -> None:
     model = MockShared(sequences=3)
     text, room = list(range(2 * WORTH)), 1 << 20
     slots = Slots(model.sequences, room, scales=(1.0,))
@@ -98,7 +98,7 @@ def test_slots_never_reuse_tokens_that_were_evaluated_with_other_adapter_scales(
     assert slots.take(text).tokens == []
 
 
-def test_a_gap_between_sequences_at_work_is_filled_first() -> None:
+def test_slots_take_with_separate_caches_keeps_numbers_consecutive() -> None:
     """Separate caches share a batch only if their numbers are consecutive."""
     model = MockShared(sequences=6, split=True)
     slots = Slots(model.sequences, apart=True)

@@ -53,7 +53,7 @@ def misleading(last: int) -> Request:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=5)])
-def test_engine_repeated_request_is_drafted_from_earlier_answer(sampling: Sampling) -> None:
+def test_engine_with_repeated_request_drafts_earlier_answer(sampling: Sampling) -> None:
     request = Request(PROMPT, LENGTH, sampling=sampling)
     first, *repeated = asks(request, request, request)
     assert first == (0, 0, LENGTH - 1)
@@ -61,13 +61,13 @@ def test_engine_repeated_request_is_drafted_from_earlier_answer(sampling: Sampli
     assert repeated == [(90, 90, 5)] * 2
 
 
-def test_engine_losses_of_other_requests_do_not_shorten_drafts_of_repeated_request() -> None:
+def test_engine_after_losses_elsewhere_drafts_repeated_request_fully() -> None:
     request = Request(PROMPT, LENGTH)
     _, *others, repeated = asks(request, *[misleading(200 + 20 * i) for i in range(4)], request)
     assert others == [(3, 0, 7)] * 3 + [(0, 0, 7)]  # the budget is used up
     assert repeated == (90, 90, 5)
 
 
-def test_engine_other_seed_is_no_repeated_request() -> None:
+def test_engine_with_other_seed_does_not_draft_earlier_answer() -> None:
     one, other = [Request(PROMPT, LENGTH, sampling=Sampling(2.0, seed=seed)) for seed in (1, 2)]
     assert asks(one, other)[1] == (0, 0, LENGTH - 1)

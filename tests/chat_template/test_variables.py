@@ -58,7 +58,7 @@ def prompt(vocabulary: Vocabulary, template: str, body: Any = None, defaults: An
         ),
     ],
 )
-def test_template_receives_variables_of_request_and_server(
+def test_chat_template_receives_variables_of_request_and_server(
     vocabulary: Vocabulary, body: dict[str, Any], defaults: dict[str, Any], expected: dict[str, str]
 ) -> None:
     expected = USUAL | expected
@@ -69,25 +69,25 @@ def test_template_receives_variables_of_request_and_server(
     assert prompt(vocabulary, SHOWN, body, defaults) == " ".join(f"{name}={expected.get(name, '')}" for name in NAMES)
 
 
-def test_template_without_reasoning_tags_is_not_asked_to_reason(vocabulary: Vocabulary) -> None:
+def test_chat_template_without_reasoning_tags_disables_thinking(vocabulary: Vocabulary) -> None:
     assert prompt(vocabulary, "{{ enable_thinking }}") == "False"
     assert prompt(vocabulary, "{{ enable_thinking }}{# <|channel|> <|message|> #}") == "True"
 
 
-def test_dates_change_once_a_day(vocabulary: Vocabulary) -> None:
+def test_chat_template_dates_contain_only_the_day(vocabulary: Vocabulary) -> None:
     before = datetime.now()
     text = prompt(vocabulary, "{{ date_string }}|{{ datetime }}|{{ strftime_now('%Y-%m-%d') }}")
     days = {f"{day:%d %b %Y}|{day:%b %d %Y}|{day:%Y-%m-%d}" for day in (before, datetime.now())}
     assert text in days
 
 
-def test_variables_may_have_any_other_name(vocabulary: Vocabulary) -> None:
+def test_chat_template_kwargs_accept_any_other_name(vocabulary: Vocabulary) -> None:
     names = ("self", "tokenizer", "check", "variables", "values", "class")
     body = {"chat_template_kwargs": dict.fromkeys(names, 1)}
     assert prompt(vocabulary, "{{ tokenizer + check + variables + values }}", body) == "4"
 
 
-def test_value_that_is_nested_too_deeply_is_refused(vocabulary: Vocabulary) -> None:
+def test_chat_template_kwargs_reject_deeply_nested_value(vocabulary: Vocabulary) -> None:
     vocabulary.use_chat_template("{{ deep | tojson }}")
     for depth in (450, 600, 900):
         deep = '{"a": ' * depth + "1" + "}" * depth
@@ -97,15 +97,15 @@ def test_value_that_is_nested_too_deeply_is_refused(vocabulary: Vocabulary) -> N
     assert "nested too deeply" in response.json()["error"]["message"]
 
 
-def test_absent_tools_are_undefined(vocabulary: Vocabulary) -> None:
+def test_chat_template_without_tools_leaves_them_undefined(vocabulary: Vocabulary) -> None:
     assert prompt(vocabulary, "{{ tools is defined }}{% for tool in tools %}{% endfor %}") == "False"
 
 
-def test_bos_that_completions_add_is_not_in_the_prompt(vocabulary: Vocabulary) -> None:
+def test_apply_template_omits_bos_that_completion_adds(vocabulary: Vocabulary) -> None:
     assert prompt(vocabulary, "{{ bos_token }}a{{ eos_token }}") == "a<|endoftext|>"
 
 
-def test_templates_may_change_lists_and_nothing_is_escaped(vocabulary: Vocabulary) -> None:
+def test_chat_template_may_modify_lists_and_escapes_nothing(vocabulary: Vocabulary) -> None:
     source = "{% set names = [] %}{% for m in messages %}{% set _ = names.append(m.role) %}{% endfor %}"
     source += "{{ names | join }}{{ messages.pop(0).content }}{{ '<'|safe + messages | tojson }}"
     assert prompt(vocabulary, source, {"messages": [USER, {"role": "assistant", "content": "é"}, USER]}) == (
@@ -113,7 +113,7 @@ def test_templates_may_change_lists_and_nothing_is_escaped(vocabulary: Vocabular
     )
 
 
-def test_template_that_mentions_it_receives_the_schema(vocabulary: Vocabulary) -> None:
+def test_chat_template_with_response_format_receives_schema(vocabulary: Vocabulary) -> None:
     form = {"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}}
     for given, shown in (({}, ""), ({"response_format": form}, '{"type": "integer"}')):
         text = prompt(vocabulary, "{% if response_format %}{{ response_format | tojson }}{% endif %}", given)
@@ -123,7 +123,7 @@ def test_template_that_mentions_it_receives_the_schema(vocabulary: Vocabulary) -
     )
 
 
-def test_checks_that_reject_ordinary_answers_are_removed(vocabulary: Vocabulary) -> None:
+def test_chat_template_drops_checks_that_reject_ordinary_answers(vocabulary: Vocabulary) -> None:
     empty = "(message['content'] is not defined or message['content'] == '' or message['content']|length == 0)"
     calls = "(message['tool_calls'] is not defined or message['tool_calls']|length == 0)"
     tags = '"<|channel|>analysis<|message|>" in message.content or "<|channel|>final<|message|>" in message.content'
@@ -141,7 +141,7 @@ def test_checks_that_reject_ordinary_answers_are_removed(vocabulary: Vocabulary)
         ({"preserve_reasoning": 1}, "'preserve_reasoning' must be true or false, got 1"),
     ],
 )
-def test_unusable_variable_is_refused(variables: dict[str, Any], complaint: str) -> None:
+def test_chat_template_kwargs_reject_unusable_variable(variables: dict[str, Any], complaint: str) -> None:
     body = {"messages": [USER], "chat_template_kwargs": variables}
     error = send(scripted()[0], "/v1/chat/completions", body).json()["error"]
     assert (error["code"], error["param"]) == (400, "chat_template_kwargs")

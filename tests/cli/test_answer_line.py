@@ -74,7 +74,7 @@ def test_format_gain_a_disturbed_answer_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 2])
-def test_gain_is_at_most_the_tokens_per_pass_whatever_the_times(accepted: int) -> None:
+def test_estimated_gain_never_exceeds_tokens_per_decode_call(accepted: int) -> None:
     """An earlier version reported 1.62 times the speed with one of ten draft tokens accepted."""
     tokens = tuple(range(accepted + 1))
     for seconds, plain_seconds in itertools.product((0.01, 0.25, 4.0), repeat=2):
@@ -85,7 +85,7 @@ def test_gain_is_at_most_the_tokens_per_pass_whatever_the_times(accepted: int) -
         assert gain <= 1 + accepted
 
 
-def test_report_is_one_short_line_and_shows_each_note_once(capsys: Captured) -> None:
+def test_answer_report_prints_one_line_and_each_note_once(capsys: Captured) -> None:
     decoder = SpeculativeDecoder(MockTarget(), curve=CURVE)
     stats = counted(replace(GAINING, close_calls=1))
     report = AnswerReport()

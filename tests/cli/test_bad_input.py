@@ -176,7 +176,9 @@ UNUSABLE = [
     ("line", "words", "code"),
     [*((*mistake, 2) for mistake in CONTRADICTIONS), *((*mistake, 1) for mistake in UNUSABLE)],
 )
-def test_a_mistake_is_one_line(env: dict[str, str], tmp_path: Path, line: str, words: str, code: int) -> None:
+def test_cli_with_invalid_arguments_prints_one_line_error(
+    env: dict[str, str], tmp_path: Path, line: str, words: str, code: int
+) -> None:
     arguments = [str(DEMO) if word == "DEMO" else word for word in shlex.split(line)]
     done = run(env | {"NGRAMSPEC_MODEL": os.devnull}, *arguments, stdin=TEXT, cwd=tmp_path)
     done.failed(words, code=code)
@@ -184,7 +186,7 @@ def test_a_mistake_is_one_line(env: dict[str, str], tmp_path: Path, line: str, w
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_command_it_says_which_there_are(env: dict[str, str]) -> None:
+def test_cli_without_command_prints_help(env: dict[str, str]) -> None:
     done = run(env)
     assert (done.code, done.raw) == (2, b"")
     assert all(name in done.err for name in ("Usage:", "chat", "complete", "bench", "info"))
@@ -194,7 +196,7 @@ def test_without_a_command_it_says_which_there_are(env: dict[str, str]) -> None:
 # ---------------------------------------------------------------------- the text
 
 
-def test_texts_that_are_none(env: dict[str, str], tmp_path: Path) -> None:
+def test_complete_rejects_empty_or_undecodable_text(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "nothing.txt").touch()
     (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
     run(env, *SMALL, tmp_path / "nothing.txt").failed("nothing.txt is empty")
@@ -205,7 +207,7 @@ def test_texts_that_are_none(env: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_files_that_may_not_be_read(env: dict[str, str], file: Path, tmp_path: Path) -> None:
+def test_complete_rejects_unreadable_files(env: dict[str, str], file: Path, tmp_path: Path) -> None:
     for name, raw in (("locked.txt", TEXT), ("locked.gguf", b"GGUF")):
         locked = tmp_path / name
         locked.write_bytes(raw)
@@ -213,14 +215,14 @@ def test_files_that_may_not_be_read(env: dict[str, str], file: Path, tmp_path: P
         run(env, *SMALL, locked, *([file] if name.endswith("gguf") else [])).failed(name, "Permission denied")
 
 
-def test_a_text_longer_than_the_context(env: dict[str, str]) -> None:
+def test_complete_rejects_text_longer_than_context(env: dict[str, str]) -> None:
     done = run(env, "complete", "-t", "1", "-c", "64", stdin=TEXT * 20)
     done.failed("no room for an answer in the context of 64", "-c/--ctx-size", "--truncate")
     assert next(int(word) for word in done.complaint.split() if word.isdigit()) > 64
 
 
 @pytest.mark.parametrize("stdin", ["closed", "a terminal"])
-def test_where_nothing_is_piped_there_is_no_text(
+def test_complete_without_piped_stdin_rejects_missing_text(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], stdin: str
 ) -> None:
     ours, its = os.openpty()
@@ -241,7 +243,7 @@ def changed(path: Path, old: bytes, new: bytes) -> Path:
     return path
 
 
-def test_models_that_cannot_be_used(env: dict[str, str], file: Path, tmp_path: Path) -> None:
+def test_complete_rejects_unusable_models(env: dict[str, str], file: Path, tmp_path: Path) -> None:
     """Errors of llama.cpp; those of `check_model_file` are in tests/models."""
     key, odd = b"general.architecture", tmp_path / "[red]odd:bug:.txt"
     odd.write_bytes(TEXT)
@@ -257,7 +259,7 @@ def test_models_that_cannot_be_used(env: dict[str, str], file: Path, tmp_path: P
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not every system limits a process's memory")
-def test_a_context_that_no_memory_holds(env: dict[str, str], file: Path) -> None:
+def test_complete_with_context_beyond_memory_fails(env: dict[str, str], file: Path) -> None:
     done = shell(env, 'ulimit -v 6000000 && exec "$@"', "complete", "-t", "1", "-c", "2000000", file)
     done.failed("create a context of 2000000 tokens", "-c/--ctx-size")
 
@@ -267,17 +269,19 @@ def test_a_context_that_no_memory_holds(env: dict[str, str], file: Path) -> None
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("arguments", [[*SMALL, *PLAIN], ["--help"]], ids=" ".join)
-def test_a_full_disk(env: dict[str, str], arguments: list[str]) -> None:
+def test_cli_with_full_disk_fails_with_one_line(env: dict[str, str], arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         run_process(env, *arguments, stdin=TEXT, stdout=full.fileno()).failed("No space left on device")
 
 
-def test_a_closed_stdout(env: dict[str, str]) -> None:
+def test_complete_with_closed_stdout_fails(env: dict[str, str]) -> None:
     shell(env, '"$@" >&-', *SMALL).failed("stdout is closed")
 
 
 @pytest.mark.parametrize(("redirection", "text"), [("2>&-", "code.py"), ("2>/dev/full", "gone.py")])
-def test_stderr_is_not_needed(env: dict[str, str], file: Path, redirection: str, text: str) -> None:
+def test_complete_without_stderr_returns_same_output_and_code(
+    env: dict[str, str], file: Path, redirection: str, text: str
+) -> None:
     options = [*SMALL, *PLAIN, file.with_name(text)]
     wanted = run(env, *options)
     assert wanted.code == (0 if text == file.name else 1)
@@ -289,7 +293,9 @@ def test_stderr_is_not_needed(env: dict[str, str], file: Path, redirection: str,
 
 
 @pytest.mark.parametrize(("number", "code"), [*SIGNALS, (signal.SIGHUP, 143)])
-def test_a_signal_in_the_generation_loses_nothing(env: dict[str, str], file: Path, number: int, code: int) -> None:
+def test_complete_with_signal_during_decoding_prints_partial_text(
+    env: dict[str, str], file: Path, number: int, code: int
+) -> None:
     options = ["complete", "-t", "1", "-c", "512", "-n", "400", *PLAIN, *ENDLESS, str(file)]
     with signal_after(number, steps=5):
         told = run(env, *options, "--json")
@@ -303,7 +309,7 @@ def test_a_signal_in_the_generation_loses_nothing(env: dict[str, str], file: Pat
 
 
 @by_signal
-def test_a_signal_in_the_prefill(env: dict[str, str], number: int, code: int) -> None:
+def test_complete_with_signal_during_prefill_returns_empty_text(env: dict[str, str], number: int, code: int) -> None:
     with signal_at(number, Passes, "decode", 2):
         done = run(env, "complete", "-t", "1", "-c", "2048", "-n", "4", "--json", *PLAIN, stdin=TEXT * 70)
     assert done.code == code, done.err
@@ -315,7 +321,9 @@ LOADS = [[*SMALL, *PLAIN], ["info", "-t", "1", "-c", "512"]]
 
 
 @pytest.mark.parametrize(("number", "code", "command"), [(*SIGNALS[0], LOADS[0]), (*SIGNALS[1], LOADS[1])])
-def test_a_signal_while_the_model_loads(env: dict[str, str], number: int, code: int, command: list[str]) -> None:
+def test_cli_with_signal_during_model_load_prints_nothing(
+    env: dict[str, str], number: int, code: int, command: list[str]
+) -> None:
     done = run_signalled(env, number, *command, stdin=TEXT)
     assert (done.code, done.raw) == (code, b""), done.err
 
@@ -338,13 +346,15 @@ for number in (signal.SIGINT, signal.SIGTERM):
 """
 
 
-def test_a_signal_within_a_call_back_from_c_is_not_lost(env: dict[str, str]) -> None:
+def test_raise_on_signals_inside_c_callback_raises_later(env: dict[str, str]) -> None:
     done = run_process(env, command=[sys.executable, "-c", CALLED_BACK])
     assert (done.code, done.out.split(), done.err) == (0, ["lost", "KeyboardInterrupt", "lost", "Terminated"], "")
 
 
 @by_signal
-def test_a_signal_from_outside(env: dict[str, str], file: Path, number: int, code: int) -> None:
+def test_complete_with_external_signal_prints_partial_text(
+    env: dict[str, str], file: Path, number: int, code: int
+) -> None:
     command = [*COMMAND, "complete", "-t", "1", "-c", "16384", "-n", "-1", *PLAIN, *ENDLESS, str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as running:
         first = running.stdout.read(1)
@@ -357,7 +367,7 @@ def test_a_signal_from_outside(env: dict[str, str], file: Path, number: int, cod
     assert re.search(r"^interrupted; .*; seed 1$", done.err, re.MULTILINE)
 
 
-def test_a_home_that_is_not_a_folder(env: dict[str, str]) -> None:
+def test_cli_with_unusable_home_generates_but_rejects_memory_add(env: dict[str, str]) -> None:
     nowhere = {key: value for key, value in env.items() if not key.startswith("XDG_")} | {"HOME": "/dev/null"}
     assert run(nowhere, *SMALL, DEMO, stdin=TEXT).ok().out
     run(nowhere, "memory", "add", Path(__file__)).failed("/dev/null", "Not a directory")

@@ -23,7 +23,9 @@ def bench(env: dict[str, str], *arguments: str | Path, code: int = 0) -> Done:
     return done
 
 
-def test_table_of_all_categories_and_json_in_a_file(env: dict[str, str], prompts: Path, tmp_path: Path) -> None:
+def test_bench_prints_table_of_categories_and_writes_json_file(
+    env: dict[str, str], prompts: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "result.json"
     file.write_text("old")
     done = bench(env, *FAST, "--prompts", prompts, "--policy", "fixed", "--draft-max", "3", "--json", file)
@@ -53,7 +55,7 @@ def test_table_of_all_categories_and_json_in_a_file(env: dict[str, str], prompts
     assert [f.name for f in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_what_is_noise_is_called_so(env: dict[str, str], prompts: Path) -> None:
+def test_bench_without_drafts_labels_ratios_as_noise(env: dict[str, str], prompts: Path) -> None:
     # After the prefill's token, no draft fits.
     done = bench(env, *FAST, "-n", "2", "--prompts", prompts, "--policy", "fixed", "--repeat", "1")
     assert "Nothing was drafted in code, notes[b], overall: the difference of those ratios from 1" in done.out
@@ -69,14 +71,16 @@ def test_bench_repeats_do_not_draft_from_earlier_answers(env: dict[str, str], tm
 
 
 @pytest.mark.exhaustive
-def test_without_prompts_of_ones_own_it_has_eight_kinds(env: dict[str, str]) -> None:
+def test_bench_with_packaged_prompts_reports_eight_categories(env: dict[str, str]) -> None:
     done = bench(env, *FAST, "-c", "2048", "--limit", "1", "--json", "-")
     found = [summary["category"] for summary in json.loads(done.out)["summaries"]]
     kinds = ["chat", "code-continuation", "code-edit", "json", "prose", "qa", "summarize", "translate"]
     assert found == [*kinds, "overall"]
 
 
-def test_json_on_stdout_with_exact_mode_and_a_random_seed(env: dict[str, str], tiny: Path, tmp_path: Path) -> None:
+def test_bench_with_exact_mode_and_sampling_writes_json_to_stdout(
+    env: dict[str, str], tiny: Path, tmp_path: Path
+) -> None:
     prompt = tmp_path / "notes.txt"
     prompt.write_text("def add(a, b):\n    return a + b\n")
     done = bench(env, *SMALL, tiny, "--prompts", prompt, "--exact", "on", "--temp", "0.8", "--json", "-")
@@ -93,7 +97,9 @@ def test_json_on_stdout_with_exact_mode_and_a_random_seed(env: dict[str, str], t
     assert all(int(n) in sizes for e in result["runs"] if e["kind"] != "default" for n in e["batches"])
 
 
-def test_every_policy_on_the_same_prompts(env: dict[str, str], prompts: Path, tmp_path: Path) -> None:
+def test_bench_with_all_policies_compares_them_on_same_prompts(
+    env: dict[str, str], prompts: Path, tmp_path: Path
+) -> None:
     file, names = tmp_path / "all.json", list(POLICIES)
     done = bench(env, *FAST, "--policy", "all", "--draft-max", "3", "--prompts", prompts, "--json", file)
     lines = done.out.splitlines()
@@ -111,7 +117,7 @@ def test_every_policy_on_the_same_prompts(env: dict[str, str], prompts: Path, tm
     assert result["settings"]["policies"] == list(result["cost_curve_seconds"]) == names
 
 
-def test_prompts_that_are_too_long_are_named_and_the_rest_runs(env: dict[str, str], tmp_path: Path) -> None:
+def test_bench_with_too_long_prompts_skips_and_names_them(env: dict[str, str], tmp_path: Path) -> None:
     # The name looks like markup and emoji codes, and must be printed unchanged.
     (tmp_path / "long[b]:x:.txt").write_text("one two three four five six seven eight nine ten " * 40)
     (tmp_path / "short.txt").write_text("one two three")
@@ -124,7 +130,7 @@ def test_prompts_that_are_too_long_are_named_and_the_rest_runs(env: dict[str, st
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_line_and_the_table_is_shown(env: dict[str, str], prompts: Path) -> None:
+def test_bench_with_full_disk_fails_and_still_prints_table(env: dict[str, str], prompts: Path) -> None:
     done = bench(env, *FAST, "--prompts", prompts, "--json", "/dev/full", code=1)
     assert "cannot write /dev/full: No space left" in done.err
     assert "median over categories" in done.out
@@ -132,7 +138,7 @@ def test_a_full_disk_is_one_line_and_the_table_is_shown(env: dict[str, str], pro
 
 
 @by_signal
-def test_an_interrupted_bench_shows_what_it_has(
+def test_bench_when_interrupted_reports_partial_results(
     env: dict[str, str], prompts: Path, tmp_path: Path, number: int, code: int
 ) -> None:
     file = tmp_path / "part.json"

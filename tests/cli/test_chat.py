@@ -35,7 +35,7 @@ def complaints(done: Done) -> list[str]:
     return [line for line in done.err.splitlines() if line.startswith("ngramspec: ")]
 
 
-def test_each_line_is_a_turn_and_stdout_is_the_answers(env: dict[str, str], tmp_path: Path) -> None:
+def test_chat_in_pipe_answers_each_line_on_stdout(env: dict[str, str], tmp_path: Path) -> None:
     kept = tmp_path / "chat.json"
     done = pipe(env, f"first\r\n\n  \n//help\nlast\n/save {kept}\n/stats", "-sys", "Be brief.").ok()
     saved = messages(kept)
@@ -51,7 +51,7 @@ def test_each_line_is_a_turn_and_stdout_is_the_answers(env: dict[str, str], tmp_
     assert re.search(r"answers +3\b", done.err)
 
 
-def test_a_line_that_does_not_fit_or_is_no_text_is_left_out(env: dict[str, str], tmp_path: Path) -> None:
+def test_chat_skips_oversized_and_undecodable_lines(env: dict[str, str], tmp_path: Path) -> None:
     kept = tmp_path / "chat.json"
     lines = b"one\n" + b"far too long " * 300 + b"\n\xff\xfe\ntwo\n/save " + bytes(kept)
     done = pipe(env, lines)
@@ -61,7 +61,7 @@ def test_a_line_that_does_not_fit_or_is_no_text_is_left_out(env: dict[str, str],
     assert [m["content"] for m in messages(kept)[::2]] == ["one", "two"]
 
 
-def test_the_oldest_turns_make_room(env: dict[str, str]) -> None:
+def test_chat_with_full_context_drops_oldest_turns(env: dict[str, str]) -> None:
     # These letters rarely merge into tokens, so each question fits into the context, but five do not.
     done = pipe(env, ("xq zj kw vf gb " * 4 + "\n") * 5, "-c", "128").ok()
     assert re.search(r"oldest turns? do(es)? not fit in the context", done.err)
@@ -77,7 +77,7 @@ def test_min_tokens_delays_the_end_of_an_answer(env: dict[str, str]) -> None:
     assert done.out
 
 
-def test_a_file_is_the_first_message(env: dict[str, str], tmp_path: Path) -> None:
+def test_chat_with_file_sends_it_as_first_message(env: dict[str, str], tmp_path: Path) -> None:
     question, kept = tmp_path / "question.txt", tmp_path / "chat.json"
     question.write_text("/save is\n\ta word\n")
     done = pipe(env, f"/save {kept}\n", "-f", str(question))
@@ -88,7 +88,7 @@ def test_a_file_is_the_first_message(env: dict[str, str], tmp_path: Path) -> Non
     assert pipe(env, question.read_text(), "-f", "-").ok().out == done.out
 
 
-def test_a_seed_repeats_a_session_and_a_random_one_is_shown(env: dict[str, str]) -> None:
+def test_chat_with_random_seed_prints_seed_that_repeats_session(env: dict[str, str]) -> None:
     first = pipe(env, "hello\nand then\n", "-s", "-1")
     seeds = set(re.findall(r"; seed (\d+)", first.err))
     assert len(seeds) == 1
@@ -96,7 +96,7 @@ def test_a_seed_repeats_a_session_and_a_random_one_is_shown(env: dict[str, str])
     assert "seed" not in pipe(env, "hello\n", "--temp", "0").err
 
 
-def test_bad_usage_is_one_line(env: dict[str, str]) -> None:
+def test_chat_with_invalid_usage_prints_one_line_error(env: dict[str, str]) -> None:
     for options, stdin, code, words in (
         (["--show-drafts"], b"hello\n", 2, "terminal"),
         (["-f", "none.txt"], b"hello\n", 1, "none.txt: No such file"),
@@ -108,12 +108,12 @@ def test_bad_usage_is_one_line(env: dict[str, str]) -> None:
         pipe(env, stdin, *options).failed(words, code=code)
 
 
-def test_chat_template_that_is_not_valid_ends_the_program(env: dict[str, str], tmp_path: Path) -> None:
+def test_chat_with_invalid_template_fails(env: dict[str, str], tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "llama", chat_template="{% if %}")
     run(env, "chat", str(path), "-c", "64", stdin=b"hi\n").failed("the chat template is not valid Jinja: ")
 
 
-def test_nobody_reads_the_answer(env: dict[str, str]) -> None:
+def test_chat_with_closed_stdout_exits_normally(env: dict[str, str]) -> None:
     quick = ("--exact", "off", "--no-draft")
     done = shell(env, 'yes hello | head -3 | "$@" | true; echo ${PIPESTATUS[2]}', *CHAT, *quick)
     assert done.out == "0\n"
@@ -128,7 +128,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("says")
-def test_commands_tell_on_stderr_and_one_that_fails_is_an_exit_code(env: dict[str, str], tmp_path: Path) -> None:
+def test_chat_commands_write_to_stderr_and_set_exit_code_on_failure(env: dict[str, str], tmp_path: Path) -> None:
     system = ("/system", "/system Be brief.", "hello", "/system")
     files = ("/save chat.json", "/reset", "/save empty.json", "/load chat.json")
     wrong = {
@@ -150,7 +150,7 @@ def test_commands_tell_on_stderr_and_one_that_fails_is_an_exit_code(env: dict[st
 
 @by_signal
 @pytest.mark.usefixtures("says")
-def test_a_signal_ends_the_session(env: dict[str, str], number: int, code: int) -> None:
+def test_chat_in_pipe_with_signal_ends_session(env: dict[str, str], number: int, code: int) -> None:
     with signal_after(number, steps=3):
         done = pipe(env, "hello\nnever asked\n")
     assert done.code == code
@@ -160,9 +160,7 @@ def test_a_signal_ends_the_session(env: dict[str, str], number: int, code: int) 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.usefixtures("says")
-def test_a_conversation_that_is_kept_has_the_turn_in_which_the_program_was_ended(
-    env: dict[str, str], tmp_path: Path, number: int
-) -> None:
+def test_chat_with_keep_saves_turn_interrupted_by_signal(env: dict[str, str], tmp_path: Path, number: int) -> None:
     mine = env | {"XDG_STATE_HOME": str(tmp_path)}
     kept = tmp_path / "ngramspec" / "chat_last.json"
     with signal_after(number, steps=3):
@@ -181,7 +179,7 @@ def test_a_conversation_that_is_kept_has_the_turn_in_which_the_program_was_ended
 
 
 @pytest.mark.usefixtures("says")
-def test_a_conversation_is_kept_where_that_is_asked_for(env: dict[str, str], tmp_path: Path) -> None:
+def test_chat_with_keep_saves_and_resumes_conversation(env: dict[str, str], tmp_path: Path) -> None:
     mine = env | {"XDG_STATE_HOME": str(tmp_path)}
     kept = tmp_path / "ngramspec" / "chat_last.json"
     done = pipe(mine, "first\n/set keep on\nsecond\n")
@@ -193,7 +191,7 @@ def test_a_conversation_is_kept_where_that_is_asked_for(env: dict[str, str], tmp
 
 
 @pytest.mark.usefixtures("says")
-def test_a_file_goes_in_front_of_the_next_message(env: dict[str, str], tmp_path: Path) -> None:
+def test_chat_file_command_precedes_next_message(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "a b.py").write_text("x = '''\n```\n'''")
     (tmp_path / "big").write_text("xq zj kw vf gb " * 400)
     (tmp_path / "raw").write_bytes(b"\xff")
@@ -210,7 +208,7 @@ def test_a_file_goes_in_front_of_the_next_message(env: dict[str, str], tmp_path:
 
 
 @pytest.mark.usefixtures("says")
-def test_another_model_goes_on(env: dict[str, str], tmp_path: Path) -> None:
+def test_chat_model_command_continues_conversation(env: dict[str, str], tmp_path: Path) -> None:
     demo = tmp_path / "demo.gguf"
     shutil.copy(DEMO, demo)
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")

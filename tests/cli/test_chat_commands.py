@@ -48,7 +48,7 @@ def heard(session: Session) -> int:
 # ---------------------------------------------------------------------- turns
 
 
-def test_retry_asks_again_with_another_seed_and_edit_in_other_words(session: Session) -> None:
+def test_chat_retry_changes_seed_and_edit_replaces_message(session: Session) -> None:
     session.ask("one")
     session.ask("two")
     session.attachments = ["waits"]
@@ -61,7 +61,7 @@ def test_retry_asks_again_with_another_seed_and_edit_in_other_words(session: Ses
     assert users(session) == ["one", "short"]
 
 
-def test_what_leaves_the_context_is_heard_by_the_memory(session: Session) -> None:
+def test_chat_adds_removed_turns_to_memory(session: Session) -> None:
     session.memory = Memory()
     for question in ("one", "two", "three"):
         session.ask(question)
@@ -79,7 +79,7 @@ def test_what_leaves_the_context_is_heard_by_the_memory(session: Session) -> Non
     assert (heard(session), users(session)) == (third, [])
 
 
-def test_there_must_be_a_turn_and_for_some_a_terminal(session: Session, capsys: Captured) -> None:
+def test_chat_commands_without_turn_or_terminal_fail(session: Session, capsys: Captured) -> None:
     for name in ("undo", "retry", "edit", "copy"):
         assert not run(session, name, "")
         assert ("requires a terminal" if name == "copy" else "the conversation is empty") in capsys.readouterr().err
@@ -91,7 +91,7 @@ def test_there_must_be_a_turn_and_for_some_a_terminal(session: Session, capsys: 
     assert session.editing
 
 
-def test_the_context_used_is_what_the_turns_take(session: Session) -> None:
+def test_chat_session_used_counts_tokens_of_turns(session: Session) -> None:
     empty = session.n_tokens
     session.ask("one")
     used = session.n_tokens
@@ -104,7 +104,7 @@ def test_the_context_used_is_what_the_turns_take(session: Session) -> None:
     assert session.n_tokens == empty
 
 
-def test_copy_hands_an_answer_or_its_code_to_the_terminal(
+def test_chat_copy_sends_answer_or_code_block_to_clipboard(
     session: Session, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = "<think>\nhm\n</think>\n\nSo:\n\n- this\n  ```py\n  a = 1\n\n  b\n  ```\n\n~~~\nsecönd\n~~~\n"
@@ -119,7 +119,7 @@ def test_copy_hands_an_answer_or_its_code_to_the_terminal(
     assert not run(session, "copy", "x")
 
 
-def test_thoughts_are_not_said_and_code_is_found_wherever_it_stands(session: Session) -> None:
+def test_chat_copy_strips_reasoning_and_finds_all_code_blocks(session: Session) -> None:
     assert remove_reasoning(session.make_parser(), "<think>a</think>\n\nb") == "b"
     assert remove_reasoning(session.make_parser(), "a <think>b</think>") == "a <think>b</think>"
     assert code_blocks("```\na\n```\n> ```\n> b\n> ```\n\n    c\n") == ["a\n", "b\n", "c\n"]
@@ -128,7 +128,7 @@ def test_thoughts_are_not_said_and_code_is_found_wherever_it_stands(session: Ses
 # ---------------------------------------------------------------------- settings
 
 
-def test_every_sampling_option_can_be_set() -> None:
+def test_chat_set_finds_every_sampling_option() -> None:
     for field in fields(Sampling):
         for name in (field.name, *options(Sampling)[field.name].flags, field.name.replace("_", "-").upper()):
             if len(name) > 2:
@@ -148,7 +148,7 @@ def test_every_sampling_option_can_be_set() -> None:
         ('grammar root ::= "a"', "grammar", 'root ::= "a"'),
     ],
 )
-def test_an_option_is_set_shown_and_taken_back(
+def test_chat_set_changes_shows_and_resets_option(
     session: Session, line: str, field: str, value: object, capsys: Captured
 ) -> None:
     if field == "samplers":
@@ -188,7 +188,7 @@ def test_an_option_is_set_shown_and_taken_back(
         ("json-schema {", "json-schema"),
     ],
 )
-def test_a_wrong_value_is_one_line_and_changes_nothing(
+def test_chat_set_rejects_invalid_value_and_keeps_settings(
     session: Session, line: str, words: str, capsys: Captured
 ) -> None:
     before = session.sampling
@@ -199,7 +199,7 @@ def test_a_wrong_value_is_one_line_and_changes_nothing(
     assert (session.sampling, session.limit, session.keep) == (before, 4, False)
 
 
-def test_a_reset_keeps_the_system_message_and_a_chosen_seed(session: Session) -> None:
+def test_chat_reset_keeps_system_message_and_chosen_seed(session: Session) -> None:
     session.conversation = Conversation("s", [Turn("a", "b")])
     run(session, "set", "seed 9")
     run(session, "reset", "")
@@ -212,7 +212,9 @@ def test_a_reset_keeps_the_system_message_and_a_chosen_seed(session: Session) ->
     assert len(seeds) == 3
 
 
-def test_what_else_can_be_set(session: Session, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_set_changes_and_lists_other_settings(
+    session: Session, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(type(session.target.vocabulary), "chat_template", "{{ enable_thinking }}")
     for line in (r"stop 'a b' \n", "predict 3", "think off", "markdown off", 'json-schema {"type": "boolean"}'):
         assert run(session, "set", line)
@@ -230,7 +232,7 @@ def test_what_else_can_be_set(session: Session, capsys: Captured, monkeypatch: p
     assert ";".join(SAMPLERS)[:18] in listed
 
 
-def test_reasoning_budget_can_be_set(own_session: Session, capsys: Captured) -> None:
+def test_chat_set_reasoning_budget_limits_reasoning(own_session: Session, capsys: Captured) -> None:
     session = own_session
     session.target.vocabulary.use_chat_template(
         CHATML.replace("assistant\n", "assistant\n<think>\n") + "{# </think> #}"
@@ -256,7 +258,7 @@ def test_reasoning_budget_can_be_set(own_session: Session, capsys: Captured) -> 
     assert "cannot be combined with min_tokens" in " ".join(capsys.readouterr().err.split())
 
 
-def test_drafts_threads_and_memory_can_be_set(own_session: Session, capsys: Captured) -> None:
+def test_chat_set_changes_drafting_threads_and_memory(own_session: Session, capsys: Captured) -> None:
     session = own_session
     assert session.ask("one")
     for line in ("policy fixed", "draft-max 3", "-t 1", "no-memory on"):
@@ -283,7 +285,7 @@ def test_drafts_threads_and_memory_can_be_set(own_session: Session, capsys: Capt
 # ---------------------------------------------------------------------- what is kept
 
 
-def test_what_is_kept_is_the_conversation_as_it_is(session: Session) -> None:
+def test_chat_set_keep_saves_current_conversation(session: Session) -> None:
     kept = conversation_path()
     session.ask("one")
     assert not kept.exists()
@@ -305,7 +307,7 @@ def test_what_is_kept_is_the_conversation_as_it_is(session: Session) -> None:
     assert not kept.exists()
 
 
-def test_where_nothing_can_be_kept_a_line_says_so(session: Session, capsys: Captured) -> None:
+def test_chat_keep_with_unwritable_folder_warns_and_stops_saving(session: Session, capsys: Captured) -> None:
     conversation_path().parent.parent.mkdir()
     conversation_path().parent.write_text("in the way")
     session.keep = True
@@ -317,7 +319,7 @@ def test_where_nothing_can_be_kept_a_line_says_so(session: Session, capsys: Capt
 # ---------------------------------------------------------------------- typing
 
 
-def test_keys(tmp_path: Path, capsys: Captured) -> None:
+def test_chat_terminal_handles_editing_keys(tmp_path: Path, capsys: Captured) -> None:
     """Ctrl-J, Alt-Enter, and Enter inside triple quotes start a new line; Ctrl-C clears the input; Tab completes."""
     old: list[str | None] = [None]
     clear, end = "\x03", "\x04"
@@ -347,7 +349,7 @@ def test_keys(tmp_path: Path, capsys: Captured) -> None:
     assert history.stat().st_mode & 0o077 == 0
 
 
-def test_a_message_is_changed_at_the_terminal(session: Session) -> None:
+def test_chat_edit_at_terminal_resends_changed_message(session: Session) -> None:
     session.interactive = True
     with create_pipe_input() as keys, create_app_session(input=keys):
         # The last message appears as it was typed and is answered again unchanged; then Ctrl-C leaves it.
@@ -356,7 +358,7 @@ def test_a_message_is_changed_at_the_terminal(session: Session) -> None:
     assert (users(session), session.answers) == (["first", "/help"], 4)
 
 
-def test_three_quotes_hold_a_message() -> None:
+def test_unquoted_strips_triple_quotes() -> None:
     assert unquote('"""\na\n\n"""') == "a\n"
     assert unquote('"""a"""  ') == "a"
     assert unquote('/system """a\nb"""') == "/system a\nb"
@@ -364,7 +366,7 @@ def test_three_quotes_hold_a_message() -> None:
         assert unquote(text) == text
 
 
-def test_what_is_a_command() -> None:
+def test_parse_separates_commands_from_messages() -> None:
     for message in ("hello", "  indented", "// a comment", "/* a comment */", "/usr/bin/env fails", "/"):
         assert parse(message) == message
     assert parse(" /help me") == parse("//help me") == "/help me"
@@ -373,7 +375,7 @@ def test_what_is_a_command() -> None:
     assert parse("/system  Be brief.\nAnd kind. ") == ("system", "Be brief.\nAnd kind.")
 
 
-def test_what_tab_offers() -> None:
+def test_chat_completer_offers_commands_and_settings() -> None:
     for typed, offered in {
         "/me": {"/memory"},
         "/cl": {"/clear"},
@@ -386,7 +388,7 @@ def test_what_tab_offers() -> None:
         assert {completion.text for completion in found} == offered, typed
 
 
-def test_tab_offers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_completer_offers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes.md").touch()
     monkeypatch.chdir(tmp_path)
     for command in ("/file ", "/load ./no", "/model no"):
@@ -394,7 +396,7 @@ def test_tab_offers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert any("notes.md".endswith(completion.text) for completion in found)
 
 
-def test_an_answer_is_drafted_from_a_file(session: Session, tmp_path: Path, capsys: Captured) -> None:
+def test_chat_prediction_applies_to_next_answer_only(session: Session, tmp_path: Path, capsys: Captured) -> None:
     file = tmp_path / "notes.md"
     file.write_text("It was a fine day.")
     assert run(session, "prediction", str(file))

@@ -34,12 +34,12 @@ from ngramspec.tool_calls.parser import reasoning_parser
 Captured = pytest.CaptureFixture[str]
 
 
-def test_control_characters_are_shown_and_bytes_that_are_no_text_replaced() -> None:
+def test_printable_shows_control_characters_and_clean_replaces_bytes() -> None:
     assert printable("a\x1b[31m\x07\x9b2J\x7f\r\n\tü\0") == "a␛[31m␇�2J␡\n\tü␀"
     assert clean("a\udcffb ü") == "a�b ü"
 
 
-def test_the_statistics_of_a_session() -> None:
+def test_totals_of_session_report_counts_rates_and_gain() -> None:
     stats = Stats()
     stats.add(Step((1,), ("a",), seconds=0.5))
     timed = {"seconds": 0.25, "plain_seconds": 0.25, "expected_seconds": 0.25, "elapsed": 0.5}
@@ -64,7 +64,7 @@ PIECES = {1: b"one ", 2: b"t\xc3", 3: b"\n\x1b", 4: b"[bold]four", 5: b""}
 REFUSING = Step((1, 4), ("one ", "[bold]four"), drafted=(1, 2, 3), accepted=1, batch=4)
 
 
-def test_a_draft_is_shown_with_what_became_of_it() -> None:
+def test_marked_step_colours_accepted_and_rejected_tokens() -> None:
     def spans(step: Step) -> list[tuple[str, str]]:
         text = format_step(step, PIECES.__getitem__)
         return [(text.plain[s.start : s.end], str(s.style)) for s in text.spans]
@@ -92,7 +92,7 @@ MARKDOWN = "<think>\nhm\n</think>\n\nSome **bold** \x1b[2J and\n\n- more"
         ({"TERM": "dumb"}, (5, 20), False),
     ],
 )
-def test_markdown_is_shown_as_what_it_means_where_the_terminal_can(
+def test_answer_view_renders_markdown_only_on_capable_terminal(
     variables: dict[str, str], size: tuple[int, int], rendered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     termios = pytest.importorskip("termios")
@@ -128,7 +128,7 @@ def test_markdown_is_shown_as_what_it_means_where_the_terminal_can(
 
 
 @pytest.mark.parametrize("first", [None, "hello"])
-def test_a_chat_in_a_terminal_begins_with_one_line_or_its_first_answer(
+def test_chat_at_terminal_starts_with_hint_or_first_answer(
     session: Session, capsys: Captured, monkeypatch: pytest.MonkeyPatch, first: str | None
 ) -> None:
     monkeypatch.setattr(chat, "Terminal", lambda *_: [])
@@ -152,7 +152,7 @@ def test_a_chat_in_a_terminal_begins_with_one_line_or_its_first_answer(
         ("submit", TargetError("out of order"), "out of order"),
     ],
 )
-def test_what_fails_takes_the_turn_back(
+def test_chat_ask_after_error_removes_turn(
     session: Session, capsys: Captured, name: str, error: Exception, told: str
 ) -> None:
     session.decoder.set_drafter(None, session.decoder.policy)
@@ -166,7 +166,7 @@ def test_what_fails_takes_the_turn_back(
     assert session.answers == len(session.conversation.turns) == 1
 
 
-def test_stopped_while_the_prompt_is_read(session: Session, capsys: Captured) -> None:
+def test_chat_ask_when_stopped_during_prefill_removes_turn(session: Session, capsys: Captured) -> None:
     decode = Passes.decode
 
     def press(passes: Passes, feeds: Sequence[Feed], **options: Any) -> None:
@@ -180,7 +180,7 @@ def test_stopped_while_the_prompt_is_read(session: Session, capsys: Captured) ->
     assert session.ask("hello")
 
 
-def test_a_stopped_answer_stays_and_the_cache_agrees(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_ask_when_stopped_keeps_answer_and_cache(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     show = session.view.show
 
     def press(step: Step, piece: Piece) -> None:
@@ -198,7 +198,7 @@ def test_a_stopped_answer_stays_and_the_cache_agrees(session: Session, monkeypat
     assert len(session.target.sequences[0].tokens) == len(prompt) + session.totals.generated - 1
 
 
-def test_the_next_turn_reuses_the_cache(session: Session, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_ask_of_next_turn_reuses_cache(session: Session, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     session.sampling = replace(session.sampling, temperature=0.0)
     session.ask("a question of some length, so that reading it again would show")
     first = len(target.vocabulary.chat_prompt([{"role": "user", "content": session.conversation.turns[0].user}]))
@@ -215,7 +215,7 @@ def test_the_next_turn_reuses_the_cache(session: Session, target: Target, monkey
     assert sum(computed) <= whole - first
 
 
-def test_between_answers_a_piped_session_can_be_interrupted() -> None:
+def test_stop_key_between_answers_interrupts_piped_session() -> None:
     key = StopKey(keep_session=False)
     with key:
         key._on_signal(signal.SIGINT, None)
@@ -228,7 +228,7 @@ def test_between_answers_a_piped_session_can_be_interrupted() -> None:
         assert not staying.pressed
 
 
-def test_what_ends_the_program_at_once_leaves_the_terminal_its_echo() -> None:
+def test_no_echo_when_killed_by_sigquit_restores_echo() -> None:
     termios = pytest.importorskip("termios")
     # A background job starts with the signal ignored.
     program = "signal.signal(signal.SIGQUIT, signal.SIG_DFL)\nwith disable_echo(): signal.raise_signal(signal.SIGQUIT)"

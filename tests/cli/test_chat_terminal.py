@@ -74,7 +74,7 @@ def answer_in(shown: str, question: str = "hello") -> str:
     return "".join(f"{line.rstrip()}\n" for line in told.splitlines())
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_the_session(chat: Chat, tmp_path: Path) -> None:
+def test_chat_ctrl_c_stops_answer_and_keeps_session(chat: Chat, tmp_path: Path) -> None:
     terminal = chat("-c", "4096", "-n", "-1", "--no-draft", "--exact", "off", *ENDLESS)
     terminal.type("hello")
     # The status line at the bottom of the screen is not part of the answer.
@@ -101,7 +101,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(chat: Chat, tmp_path: Pat
 
 
 @pytest.mark.exhaustive
-def test_a_session_is_shown_and_gone_on_with(chat: Chat, tmp_path: Path) -> None:
+def test_chat_at_terminal_shows_markdown_and_resumes_session(chat: Chat, tmp_path: Path) -> None:
     terminal = chat("--keep", text=ANSWER)
     assert answer_in(terminal.ask("hello", STATUS)) == SHOWN
     coloured = terminal.text(colours=True)
@@ -131,7 +131,7 @@ def test_a_session_is_shown_and_gone_on_with(chat: Chat, tmp_path: Path) -> None
 
 
 @pytest.mark.exhaustive
-def test_an_answer_is_stopped_and_the_window_resized(chat: Chat) -> None:
+def test_chat_at_resized_terminal_shows_stopped_answer_once(chat: Chat) -> None:
     # tmux reports the new width with a delay; meanwhile, nothing may be shown.
     pauses = (30, 55, 75, 95)
     words = "".join(

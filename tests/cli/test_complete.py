@@ -52,7 +52,7 @@ def as_json(env: dict[str, str], *arguments: str | Path, stdin: str = "") -> dic
 # ---------------------------------------------------------------------- what is continued
 
 
-def test_every_way_to_name_the_text_gives_the_librarys_own(env: dict[str, str], target: Target, file: Path) -> None:
+def test_complete_with_each_input_form_returns_library_text(env: dict[str, str], target: Target, file: Path) -> None:
     expected, raw = "".join(continued(target, target.vocabulary.tokenize(TEXT))), TEXT.encode()
     ways: list[tuple[list[str | Path], bytes]] = [
         ([file], b""),
@@ -72,7 +72,7 @@ def test_every_way_to_name_the_text_gives_the_librarys_own(env: dict[str, str], 
         assert ("no model given" in done.err) == (DEMO not in arguments)
 
 
-def test_a_model_from_the_hub(env: dict[str, str], file: Path) -> None:
+def test_complete_with_hub_model_downloads_it(env: dict[str, str], file: Path) -> None:
     repos = {"owner/repo-GGUF": {"README.md": b"hello", "m-Q8_0.gguf": DEMO.read_bytes()}}
     here = [*PLAIN, "-n", "4", "hf:owner/repo-GGUF", file]
     with serve(FakeHub(repos)) as hub:
@@ -85,7 +85,7 @@ def test_a_model_from_the_hub(env: dict[str, str], file: Path) -> None:
     assert "gone.py" in mistaken.complaint
 
 
-def test_truncate_keeps_the_tail_and_the_start_of_text_token(env: dict[str, str], target: Target) -> None:
+def test_complete_truncate_keeps_bos_and_end_of_text(env: dict[str, str], target: Target) -> None:
     text = TEXT * 20
     prompt = target.vocabulary.tokenize(text)
     assert prompt[:1] == target.vocabulary.tokenize(""), "the demo model has no start-of-text token"
@@ -101,19 +101,19 @@ def test_truncate_keeps_the_tail_and_the_start_of_text_token(env: dict[str, str]
 
 
 @pytest.mark.parametrize("text", [TEXT, "naïve 👩‍🚀 \r\n漢字\tend 🙂", " \n"], ids=["code", "characters", "whitespace"])
-def test_echo_is_the_text_as_it_came_and_its_continuation(env: dict[str, str], text: str) -> None:
+def test_complete_echo_prints_input_bytes_and_continuation(env: dict[str, str], text: str) -> None:
     done = run(env, *PLAIN, "-n", "3", stdin=text.encode()).ok()
     assert run(env, *PLAIN, "-n", "3", "--echo", stdin=text.encode()).raw == text.encode() + done.raw
     assert as_json(env, *PLAIN, "-n", "3", stdin=text)["text"] == done.out
     assert as_json(env, *PLAIN, "-n", "3", "--echo", stdin=text)["text"] == text + done.out
 
 
-def test_a_locale_without_the_characters(env: dict[str, str]) -> None:
+def test_complete_with_ascii_stdout_replaces_characters(env: dict[str, str]) -> None:
     done = run_process({**env, "PYTHONIOENCODING": "ascii"}, *PLAIN, "-n", "1", "--echo", stdin="é 🙂".encode()).ok()
     assert done.raw.startswith(b"? ?")
 
 
-def test_json_is_one_object_that_tells_all(env: dict[str, str], target: Target) -> None:
+def test_complete_json_reports_counts_times_and_seed(env: dict[str, str], target: Target) -> None:
     result = as_json(env, *SMALL, "-n", str(TOKENS), "-s", "5", stdin=TEXT)
     assert result["tokens"] == TOKENS
     assert result["prompt_tokens"] == len(target.vocabulary.tokenize(TEXT))
@@ -125,7 +125,7 @@ def test_json_is_one_object_that_tells_all(env: dict[str, str], target: Target) 
 
 
 @pytest.mark.parametrize("form", [[], pytest.param(["--json"], marks=pytest.mark.exhaustive)])
-def test_a_reader_that_leaves_ends_it_quietly(env: dict[str, str], file: Path, form: list[str]) -> None:
+def test_complete_with_closed_pipe_exits_without_error(env: dict[str, str], file: Path, form: list[str]) -> None:
     done = shell(env, '"$@" | head -c 5; exit ${PIPESTATUS[0]}', *PLAIN, "-n", "200", "--echo", *form, file).ok()
     assert done.raw == (b'{"tex' if form else TEXT.encode()[:5])
     for line in done.err.splitlines():
@@ -135,7 +135,7 @@ def test_a_reader_that_leaves_ends_it_quietly(env: dict[str, str], file: Path, f
 # ---------------------------------------------------------------------- where it ends
 
 
-def test_it_ends_after_n_tokens_before_a_stop_string_or_at_the_context(env: dict[str, str], target: Target) -> None:
+def test_complete_stops_at_token_limit_stop_string_or_context(env: dict[str, str], target: Target) -> None:
     pieces = continued(target, target.vocabulary.tokenize(TEXT))
     for count in (1, 7):
         assert run(env, *PLAIN, "-n", str(count), stdin=TEXT.encode()).out == "".join(pieces[:count])
@@ -165,7 +165,7 @@ def test_the_text_ends_after_min_tokens(env: dict[str, str], target: Target) -> 
         assert (result["stop_reason"], result["tokens"]) == ("eog", least + 1)
 
 
-def test_a_seed_is_a_text(env: dict[str, str], file: Path) -> None:
+def test_complete_with_printed_seed_repeats_text(env: dict[str, str], file: Path) -> None:
     # At this temperature, two seeds do not give the same forty tokens by chance.
     options = [*PLAIN, "-n", "40", "--temp", "1.5", "--top-k", "0", str(file)]
     first = run(env, *options)
@@ -182,7 +182,7 @@ def test_a_seed_is_a_text(env: dict[str, str], file: Path) -> None:
 BEAMS = [*SMALL, "-c", "2048", "-n", "24"]
 
 
-def test_the_object_tells_all_beams(env: dict[str, str], file: Path) -> None:
+def test_complete_json_with_beams_lists_all_beams(env: dict[str, str], file: Path) -> None:
     found = as_json(env, *BEAMS, "--beams", "3", "--no-draft", file)
     assert len(found["beams"]) == 3
     scores = [one["score"] for one in found["beams"]]
@@ -209,7 +209,9 @@ def suffix(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_middle_alone_is_printed(env: dict[str, str], target: Target, suffix: Path, tmp_path: Path) -> None:
+def test_complete_suffix_prints_only_the_middle(
+    env: dict[str, str], target: Target, suffix: Path, tmp_path: Path
+) -> None:
     expected = "".join(continued(target, fill_in(target.vocabulary, BEFORE, AFTER)))
     before = tmp_path / "before.py"
     before.write_bytes(BEFORE.encode())
@@ -224,7 +226,7 @@ def test_the_middle_alone_is_printed(env: dict[str, str], target: Target, suffix
 
 
 @pytest.mark.parametrize("form", [[], ["--beams", "2"]])
-def test_echo_prints_the_whole_file(env: dict[str, str], suffix: Path, form: list[str]) -> None:
+def test_complete_echo_with_suffix_prints_whole_file(env: dict[str, str], suffix: Path, form: list[str]) -> None:
     arguments = [*PLAIN, "-n", "8", *form, "--suffix", suffix]
     filled = run(env, *arguments, stdin=BEFORE.encode()).out
     assert run(env, *arguments, "--echo", stdin=BEFORE.encode()).out == BEFORE + filled + AFTER
@@ -232,7 +234,7 @@ def test_echo_prints_the_whole_file(env: dict[str, str], suffix: Path, form: lis
     assert as_json(env, *arguments, "--echo", stdin=BEFORE)["text"] == BEFORE + filled + AFTER
 
 
-def test_the_files_start_and_end_are_gaps_too(env: dict[str, str], suffix: Path, tmp_path: Path) -> None:
+def test_complete_suffix_accepts_one_empty_side(env: dict[str, str], suffix: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.py"
     empty.touch()
     run(env, *PLAIN, "-n", "8", empty, "--suffix", suffix).ok()
@@ -241,7 +243,9 @@ def test_the_files_start_and_end_are_gaps_too(env: dict[str, str], suffix: Path,
     assert (done.code, done.complaint) == (1, "the texts before and after the gap are empty")
 
 
-def test_truncate_keeps_what_is_next_to_the_gap(env: dict[str, str], target: Target, tmp_path: Path) -> None:
+def test_complete_truncate_with_suffix_keeps_tokens_next_to_gap(
+    env: dict[str, str], target: Target, tmp_path: Path
+) -> None:
     """Three quarters of the context are before the gap."""
     before, after = BEFORE * 9, AFTER * 199
     sizes = [len(target.vocabulary.tokenize(text, add_bos=False)) for text in (before, after)]
@@ -263,7 +267,7 @@ def test_truncate_keeps_what_is_next_to_the_gap(env: dict[str, str], target: Tar
 # ---------------------------------------------------------------------- a prediction
 
 
-def test_a_prediction_is_drafted_first_and_changes_no_text(
+def test_complete_prediction_speeds_up_and_keeps_text(
     env: dict[str, str], target: Target, file: Path, tmp_path: Path
 ) -> None:
     """The prediction is the demo model's answer, which the prompt does not contain, so all drafts are from it."""
@@ -289,7 +293,7 @@ def test_a_prediction_is_drafted_first_and_changes_no_text(
     run(env, *SMALL, file, "--prediction", tmp_path / "no-such").failed("no-such")
 
 
-def test_of_a_text_far_too_long_no_more_is_tokenized_than_has_room(
+def test_complete_with_huge_text_tokenizes_only_needed_part(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, sizes = Vocabulary.tokenize, list[int]()

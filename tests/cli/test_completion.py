@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 BOTH = ["lmstudio:me/toy:a.gguf", "lmstudio:me/toy:b.gguf"]
 
 
-def test_names_and_files_and_nothing_where_the_shell_knows_better(home: Path) -> None:
+def test_complete_model_returns_model_names_and_files(home: Path) -> None:
     for incomplete, offered in {
         "": [*BOTH, "my.gguf", "models/"],
         "lm": BOTH,
@@ -59,7 +59,7 @@ def test_names_and_files_and_nothing_where_the_shell_knows_better(home: Path) ->
     ],
 )
 @pytest.mark.usefixtures("home")
-def test_as_the_shell_asks(
+def test_bash_completion_offers_commands_options_and_models(
     words: list[str], offered: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(app, "raise_on_signals", lambda: None)

@@ -43,7 +43,7 @@ def shown(env: dict[str, str], stdout: str | Path) -> str:
     return found.decode().replace("\r\n", "\n")
 
 
-def test_a_note_begins_a_line_of_its_own(env: dict[str, str], tmp_path: Path) -> None:
+def test_note_after_partial_stdout_line_starts_new_line(env: dict[str, str], tmp_path: Path) -> None:
     notes = "note\nmore\n"
     assert shown(env, "terminal") == f"one\n{notes}two\n{notes}three\n{notes}{notes}four\n{notes}"
     assert shown(env, "other terminal") == notes * 5

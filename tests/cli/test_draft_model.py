@@ -11,7 +11,7 @@ PROMPT = b"def value_0(self):\n    return self._value_0\n\n\ndef value_1("
 SMALL = ("-t", "1", "-c", "512", "-n", "40", "--json")
 
 
-def test_bench_drafts_with_it(env: dict[str, str], tiny: Path, tmp_path: Path) -> None:
+def test_bench_with_draft_model_accepts_its_drafts(env: dict[str, str], tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_bytes(PROMPT)
     options = ("--exact", "off", "--repeat", "1", "--policy", "all", "-md", tiny, "--drafter", "model", "--json", "-")
     found = run(env, "bench", tiny, *SMALL[:-1], "--prompts", tmp_path, *options).json
@@ -20,7 +20,7 @@ def test_bench_drafts_with_it(env: dict[str, str], tiny: Path, tmp_path: Path) -
     assert all(one["accepted"] == one["drafted"] > 0 for one in fixed)
 
 
-def test_models_that_cannot_draft_are_a_line(env: dict[str, str], tiny: Path, tmp_path: Path) -> None:
+def test_draft_model_that_is_unusable_fails_with_one_line(env: dict[str, str], tiny: Path, tmp_path: Path) -> None:
     for command, model, words in (
         (["complete", tiny], tmp_path / "gone.gguf", "gone.gguf"),
         (["complete", tiny], DEMO, "their vocabularies differ at token"),
@@ -29,13 +29,13 @@ def test_models_that_cannot_draft_are_a_line(env: dict[str, str], tiny: Path, tm
         run(env, *command, "-t", "1", "-c", "256", "-md", model, stdin=PROMPT).failed(words)
 
 
-def test_the_model_drafts_for_itself_with_its_own_layer(env: dict[str, str], tmp_path: Path) -> None:
+def test_complete_mtp_drafts_with_nextn_layer(env: dict[str, str], tmp_path: Path) -> None:
     model = write_with_head(tmp_path / "head.gguf", "glm4moe", head=True)
     done = run(env, "complete", model, *SMALL, "--exact", "off", "--mtp", "--policy", "fixed", stdin=PROMPT)
     assert done.json["accepted"] > 0
 
 
-def test_a_model_without_such_a_layer_is_drafted_for_in_the_usual_way(env: dict[str, str], tiny: Path) -> None:
+def test_complete_mtp_without_nextn_layer_uses_default_drafter(env: dict[str, str], tiny: Path) -> None:
     done = run(env, "complete", tiny, *SMALL, "--exact", "off", "--mtp", "--policy", "fixed", stdin=b"abc")
     assert done.json["drafted"] > 0
     assert "--mtp is not used: its file contains no NextN layer" in done.err

@@ -40,7 +40,7 @@ def with_blocks(kind: str) -> list[Path]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("page", with_blocks(RUN), ids=name_of)
-def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
+def test_guide_page_commands_run_successfully(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "examples").symlink_to(ROOT / "examples")
@@ -62,7 +62,7 @@ def said(page: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_calls_of_a_page_are_known(page: Path) -> None:
+def test_guide_page_commands_use_known_options(page: Path) -> None:
     for words in said(page):
         command = words[1] if words[0] == "memory" and len(words) > 1 else words[0]
         if command.startswith("-"):
@@ -73,14 +73,14 @@ def test_the_calls_of_a_page_are_known(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", with_blocks(BY_HAND), ids=name_of)
-def test_extras_and_addresses_that_are_not_tried_exist(page: Path) -> None:
+def test_guide_page_extras_and_endpoints_exist(page: Path) -> None:
     text = "".join(blocks(page, BY_HAND))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     assert {name for names in re.findall(r"\.\[([\w,]+)\]", text) for name in names.split(",")} <= extras.keys()
     assert set(re.findall(r"http://127\.0\.0\.1:8080(/\S*)", text)) <= {path for one in ENDPOINTS for path in one.paths}
 
 
-def test_each_line_that_is_explained_is_said_somewhere() -> None:
+def test_guide_notes_on_stderr_match_source() -> None:
     page = (ROOT / "cli" / "guide" / "not-faster.md").read_text("utf-8")
     rows = re.findall(r"^\| (`.*?`) \|", page.split("## Notes on stderr")[1], re.MULTILINE)
     source = "\n".join(f.read_text("utf-8") for room in ("cli", "ngramspec") for f in (ROOT / room).rglob("*.py"))

@@ -30,7 +30,7 @@ def facts(out: str) -> dict[str, str]:
     return {line[:15].rstrip(): line[15:] for line in out.splitlines() if re.match(r"[a-zK].{13} \S", line)}
 
 
-def test_the_build_the_model_and_its_figures(env: dict[str, str], tiny: Path) -> None:
+def test_info_reports_build_model_and_measurements(env: dict[str, str], tiny: Path) -> None:
     done = run({**env, "COLUMNS": "80"}, *INFO, tiny).ok()
     found = facts(done.out)
     with Target(tiny, n_ctx=512, threads=1) as target:
@@ -58,7 +58,7 @@ def test_the_build_the_model_and_its_figures(env: dict[str, str], tiny: Path) ->
     assert "…" not in done.out
 
 
-def test_what_was_measured_is_kept_until_fresh_is_asked_for(env: dict[str, str], tiny: Path) -> None:
+def test_info_reuses_measurements_until_remeasure(env: dict[str, str], tiny: Path) -> None:
     assert PROBING in run(env, *INFO, tiny, "--remeasure").err
     assert PROBING not in run(env, *INFO, tiny).err
     other = run(env, *INFO, tiny, "-fa", "off")
@@ -72,7 +72,7 @@ def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "m.gguf", "mamba")
 
 
-def test_a_line_is_not_cut_where_nobody_looks(env: dict[str, str], mamba: Path, tmp_path: Path) -> None:
+def test_info_in_pipe_keeps_long_lines(env: dict[str, str], mamba: Path, tmp_path: Path) -> None:
     folder = tmp_path / ("[bold]" + "long " * 40 + ":bug:")
     folder.mkdir()
     model = folder / "m.gguf"
@@ -83,7 +83,7 @@ def test_a_line_is_not_cut_where_nobody_looks(env: dict[str, str], mamba: Path, 
     assert all(line == line.rstrip() for line in about.splitlines())
 
 
-def test_a_recurrent_model_says_how_drafts_are_taken_back(env: dict[str, str], mamba: Path) -> None:
+def test_info_of_recurrent_model_describes_rollback(env: dict[str, str], mamba: Path) -> None:
     done = run(env, *INFO, mamba).ok()
     assert "tokens are evaluated again" in facts(done.out)["KV cache"]
     assert "Cost of a target pass" in done.out
@@ -112,7 +112,7 @@ def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cpu_only")
-def test_info_warns_once_about_layers_for_a_gpu_that_is_missing(
+def test_info_with_layers_for_missing_gpu_warns_once(
     env: dict[str, str], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for options, warned in (
@@ -131,7 +131,7 @@ def test_info_warns_once_about_layers_for_a_gpu_that_is_missing(
 
 
 @pytest.mark.usefixtures("cpu_only")
-def test_commands_that_load_two_models_warn_once(env: dict[str, str], tiny: Path, prompts: Path) -> None:
+def test_commands_with_two_models_warn_once_about_gpu(env: dict[str, str], tiny: Path, prompts: Path) -> None:
     small = ["-t", "1", "-c", "512", "-n", "2", "-ngl", "9"]
     drafted = run(env, "complete", DEMO, *small, "--exact", "off", "-md", DEMO, "-ngld", "9", stdin=b"one two").ok()
     assert len(warnings(drafted.err)) == 1
@@ -156,7 +156,7 @@ def placed(layers: dict[str, int], cpu_experts: int = 0) -> Target:
         ({}, 0, ""),
     ],
 )
-def test_layers_are_listed_by_device(layers: dict[str, int], experts: int, line: str) -> None:
+def test_info_layers_returns_counts_by_device(layers: dict[str, int], experts: int, line: str) -> None:
     assert info._layers(placed(layers, experts)) == line
 
 
@@ -175,7 +175,7 @@ def test_info_lists_devices_without_loading_a_model(env: dict[str, str], monkeyp
 # ---------------------------------------------------------------------- a core that was not compiled
 
 
-def test_what_lies_beside_its_source_is_compiled() -> None:
+def test_uncompiled_returns_modules_without_extension() -> None:
     folder = Path(str(drafting.__file__)).parent
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
     plain = {
@@ -186,7 +186,7 @@ def test_what_lies_beside_its_source_is_compiled() -> None:
     assert set(find_uncompiled_modules()) == plain
 
 
-def test_where_the_core_is_plain_python_info_says_what_to_do_and_speeds_say_so(
+def test_uncompiled_core_adds_advice_to_info_and_note_to_speed(
     env: dict[str, str], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`test_packaging.py` tests such a wheel."""

@@ -28,7 +28,7 @@ def judges(home: dict[str, str]) -> list[Path]:
     return sorted(Path(home["XDG_CACHE_HOME"], "ngramspec", "judge").glob("*"))
 
 
-def test_complete_and_chat_write_one_file_and_go_on_from_it(home: dict[str, str]) -> None:
+def test_draft_statistics_of_complete_and_chat_share_one_file(home: dict[str, str]) -> None:
     first = run(home, *COMPLETE, stdin=TEXT).ok()
     (path,) = judges(home)
     early = path.read_bytes()
@@ -48,7 +48,7 @@ def test_complete_and_chat_write_one_file_and_go_on_from_it(home: dict[str, str]
     assert "draft statistics: nothing" in run(home, "memory", "stats").out
 
 
-def test_whoever_shall_not_neither_reads_nor_writes(
+def test_draft_statistics_when_disabled_stay_unread_and_unchanged(
     home: dict[str, str], demo_vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     prompt = tmp_path / "prompt.txt"

@@ -175,7 +175,7 @@ def shown(pieces: Iterable[str], columns: int = 40, lines: int = 12) -> str:
 
 
 @pytest.mark.parametrize(("pieces", "lines"), [([ANSWER], 12), (ANSWER, 3), (ANSWER, 12), (ANSWER, 100)])
-def test_what_markdown_looks_like_whole_and_character_by_character(pieces: Iterable[str], lines: int) -> None:
+def test_markdown_stream_renders_expected_screen(pieces: Iterable[str], lines: int) -> None:
     assert shown(pieces, lines=lines) == SHOWN
 
 
@@ -198,17 +198,17 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 
 @given(cut_texts(), st.integers(20, 60), st.integers(3, 30))
-def test_any_pieces_give_the_same_screen(cut: tuple[str, list[str]], columns: int, lines: int) -> None:
+def test_markdown_stream_with_any_split_shows_same_screen(cut: tuple[str, list[str]], columns: int, lines: int) -> None:
     text, pieces = cut
     assert shown(pieces, columns, lines) == shown([text], columns, 1000)
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])) | PIECES, max_size=8))
-def test_nothing_in_a_text_commands_the_terminal(pieces: list[str]) -> None:
+def test_markdown_stream_writes_only_allowed_sequences(pieces: list[str]) -> None:
     shown(pieces)  # This also checks `ALLOWED`.
 
 
-def test_hostile_sequences_become_symbols() -> None:
+def test_markdown_stream_replaces_hostile_sequences_with_symbols() -> None:
     hostile = "a\x1b]0;title\x07 \x9b2J `\x1b[31m` [l](http://x\x1b]8;;y) &#27;[2J\n```\x1bsh\n\x1b[?1049h\r\n"
     assert shown([hostile], 80).splitlines() == [
         "a␛]0;title␇ \ufffd2J ␛[31m l (http://x␛]8;;y) &#27;[2J",
@@ -226,11 +226,11 @@ def test_hostile_sequences_become_symbols() -> None:
         ("```\na  \n\n  b\n```", "```\na  \n\n  b\n```\n"),  # Code keeps its trailing spaces.
     ],
 )
-def test_blocks_that_are_open_or_empty_or_hold_spaces(text: str, looks: str) -> None:
+def test_markdown_stream_shows_open_empty_and_spaced_blocks(text: str, looks: str) -> None:
     assert shown([text]) == shown(text) == shown(["", text]) == looks
 
 
-def test_what_is_finished_is_not_written_again() -> None:
+def test_markdown_stream_does_not_rewrite_finished_blocks() -> None:
     watched = Watched()
     for _ in range(500):
         watched.push("- an item of a list\n")
@@ -238,14 +238,14 @@ def test_what_is_finished_is_not_written_again() -> None:
     assert watched.written < 500 * 2 * 60
 
 
-def test_a_long_open_block_shows_its_end() -> None:
+def test_markdown_stream_with_long_open_block_shows_its_end() -> None:
     watched = Watched(40, 8)
     watched.push(" ".join(f"word{i}" for i in range(200)))
     assert watched.screen.text.count("\n") == 5
     assert watched.screen.text.endswith("word199")
 
 
-def test_a_look_is_taken_now_and_then() -> None:
+def test_markdown_stream_limits_refresh_rate() -> None:
     watched = Watched(pace=INTERVAL / 10)
     watched.push("one ")
     watched.push("two ")
@@ -259,7 +259,7 @@ def test_a_look_is_taken_now_and_then() -> None:
     assert slow.screen.text == "one"
 
 
-def test_a_terminal_that_became_narrower_shows_the_open_block_once() -> None:
+def test_markdown_stream_on_narrowed_terminal_shows_open_block_once() -> None:
     watched = Watched(40, 12)
     watched.push("finished\n\nthis paragraph is open and has some words")
     # These are the current rows of a terminal that wraps its lines again.
@@ -270,7 +270,7 @@ def test_a_terminal_that_became_narrower_shows_the_open_block_once() -> None:
     assert watched.screen.text == "> hello\nfinished\n\nthis paragraph is\nopen and has some\nwords more\n"
 
 
-def test_a_list_too_deep_for_the_terminal_is_shown_once() -> None:
+def test_markdown_stream_with_deep_list_shows_it_once() -> None:
     text = "".join(f"{'   ' * depth}1. of depth {depth}\n" for depth in range(8))
     at_the_end = Watched(20, 40, pace=-1.0)
     at_the_end.push(text)
@@ -286,7 +286,7 @@ def test_a_list_too_deep_for_the_terminal_is_shown_once() -> None:
         ("---\n", f"\x1b[2m{'─' * 40}\x1b[0m\n"),
     ],
 )
-def test_fences_and_rules_are_dim_and_indented_code_has_the_colour_of_code(text: str, written: str) -> None:
+def test_markdown_stream_dims_fences_and_rules_and_colours_code(text: str, written: str) -> None:
     parts: list[str] = []
     size = Watched(40).size
     stream = MarkdownStream(LiveRows(parts.append, size), size)

@@ -63,7 +63,7 @@ def stored(tmp_path: Path) -> list[Path]:
 # ---------------------------------------------------------------------- ngramspec memory
 
 
-def test_add_list_remove_clear(home: dict[str, str], project: Path) -> None:
+def test_memory_commands_add_list_remove_and_clear_files(home: dict[str, str], project: Path) -> None:
     added = run(home, "memory", "add", project)
     assert (added.code, added.raw) == (0, b"")
     assert re.search(r"3 files added; [\d,]+ tokens read \(skipped: 1 binary, 1 in .gitignore\)", added.err), added.err
@@ -82,7 +82,7 @@ def test_add_list_remove_clear(home: dict[str, str], project: Path) -> None:
     assert "is empty" in run(home, "memory", "list").complaint
 
 
-def test_secrets_are_left_out_and_said_to_be(home: dict[str, str], project: Path) -> None:
+def test_memory_add_skips_and_reports_secret_files(home: dict[str, str], project: Path) -> None:
     (project / ".env").write_text("KEY=hush\n")
     (project / "link.py").symlink_to(project / "a.py")
     added = run(home, "memory", "add", project).ok().err
@@ -94,7 +94,7 @@ def test_secrets_are_left_out_and_said_to_be(home: dict[str, str], project: Path
     assert "1 removed" in run(home, "memory", "add", project).ok().err
 
 
-def test_named_memories_and_tokenizers(home: dict[str, str], project: Path, tmp_path: Path) -> None:
+def test_memory_stores_files_by_name_and_tokenizer(home: dict[str, str], project: Path, tmp_path: Path) -> None:
     other = write_vocabulary(tmp_path / "other tokenizer.gguf", chatml=False)
     mine = tmp_path / "mine.gguf"
     mine.symlink_to(DEMO)
@@ -114,7 +114,7 @@ def test_named_memories_and_tokenizers(home: dict[str, str], project: Path, tmp_
     assert len(stored(tmp_path)) == 1
 
 
-def test_mistakes(home: dict[str, str]) -> None:
+def test_memory_rejects_invalid_arguments(home: dict[str, str]) -> None:
     for arguments, words, code in (
         (["add", "gone"], "gone: no such file", 1),
         (["add", ""], "must not be empty", 2),
@@ -135,14 +135,14 @@ def test_mistakes(home: dict[str, str]) -> None:
     assert all(name in done.err for name in ("add", "list", "remove", "clear", "stats", "save-answers"))
 
 
-def test_a_file_whose_name_commands_a_terminal(home: dict[str, str], tmp_path: Path) -> None:
+def test_memory_list_escapes_control_characters_in_names(home: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "\x1b[31mred"
     file.write_text("text")
     run(home, "memory", "add", file).ok()
     assert b"\x1b" not in run(home, "memory", "list").raw
 
 
-def test_a_damaged_file(home: dict[str, str], project: Path, tmp_path: Path) -> None:
+def test_memory_commands_report_damaged_file(home: dict[str, str], project: Path, tmp_path: Path) -> None:
     run(home, "memory", "add", project)
     (path,) = stored(tmp_path)
     path.write_bytes(path.read_bytes()[:-5000])
@@ -155,7 +155,9 @@ def test_a_damaged_file(home: dict[str, str], project: Path, tmp_path: Path) -> 
 
 
 @by_signal
-def test_a_signal_while_indexing(home: dict[str, str], project: Path, tmp_path: Path, number: int, code: int) -> None:
+def test_memory_add_with_signal_leaves_memory_unchanged(
+    home: dict[str, str], project: Path, tmp_path: Path, number: int, code: int
+) -> None:
     with signal_at(number, Vocabulary, "tokenize", 2):
         done = run(home, "memory", "add", project)
     assert done.code == code, done.err
@@ -164,7 +166,7 @@ def test_a_signal_while_indexing(home: dict[str, str], project: Path, tmp_path: 
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-def test_watching_until_ctrl_c(home: dict[str, str], project: Path) -> None:
+def test_memory_watch_updates_until_ctrl_c(home: dict[str, str], project: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "memory", "watch", str(project)], stderr=subprocess.PIPE, env=home, text=True, encoding="utf-8"
     )
@@ -189,7 +191,7 @@ def test_watching_until_ctrl_c(home: dict[str, str], project: Path) -> None:
     assert "a.py" not in listed
 
 
-def test_watching_needs_a_folder_and_a_package(
+def test_memory_watch_requires_folder_and_package(
     home: dict[str, str], project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path, code, words in (
@@ -203,9 +205,7 @@ def test_watching_needs_a_folder_and_a_package(
     assert memory_names() == []
 
 
-def test_memory_tip_follows_an_answer_that_repeats_earlier_ones_once_per_machine(
-    home: dict[str, str], capsys: Captured
-) -> None:
+def test_memory_tip_after_repetitive_answer_appears_once(home: dict[str, str], capsys: Captured) -> None:
     earlier, other = list(range(100, 200)), list(range(300, 400))
 
     def shown(*answers: list[int], is_retry: bool = False) -> bool:
@@ -229,9 +229,7 @@ def test_memory_tip_follows_an_answer_that_repeats_earlier_ones_once_per_machine
     assert not shown(earlier, earlier), "it was shown before"
 
 
-def test_chat_shows_the_memory_tip_below_the_line_of_an_answer(
-    home: dict[str, str], session: Session, capsys: Captured
-) -> None:
+def test_chat_prints_memory_tip_below_answer_line(home: dict[str, str], session: Session, capsys: Captured) -> None:
     session.sampling = replace(session.sampling, temperature=0.0)
     session.interactive, session.memory, session.limit = True, Memory(), 40
     errors = []
@@ -243,7 +241,7 @@ def test_chat_shows_the_memory_tip_below_the_line_of_an_answer(
     assert errors[1].index("tokens/s") < errors[1].index("tip:")
 
 
-def test_remembering_is_off_until_it_is_switched_on(home: dict[str, str], tmp_path: Path) -> None:
+def test_memory_save_answers_is_off_by_default(home: dict[str, str], tmp_path: Path) -> None:
     assert "off" in run(home, "memory", "stats").out
     assert "memory save-answers off" in run(home, "memory", "save-answers", "on").err
     stats = run(home, "memory", "stats").out
@@ -279,7 +277,7 @@ def fill(home: dict[str, str], demo_vocabulary: Vocabulary) -> Fill:
     return call
 
 
-def test_the_default_memory_is_used_where_it_exists(opened: Open, fill: Fill, capsys: Captured) -> None:
+def test_open_memory_without_name_uses_existing_default(opened: Open, fill: Fill, capsys: Captured) -> None:
     memory = opened()
     assert memory.n_stored_tokens == 0
     options.keep(memory, ANSWER)
@@ -292,7 +290,7 @@ def test_the_default_memory_is_used_where_it_exists(opened: Open, fill: Fill, ca
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_memory_that_is_missing_or_another_tokenizers(
+def test_open_memory_without_files_for_tokenizer_raises_or_warns(
     opened: Open, demo_vocabulary: Vocabulary, capsys: Captured
 ) -> None:
     with pytest.raises(NGramSpecError, match="memory 'work' has no files for this model's tokenizer"):
@@ -309,7 +307,7 @@ def test_a_memory_that_is_missing_or_another_tokenizers(
     assert opened("work").n_stored_tokens == 0
 
 
-def test_a_memory_that_is_damaged_or_cannot_be_written_ends_nothing(opened: Open, fill: Fill, capsys: Captured) -> None:
+def test_open_memory_with_damaged_or_unwritable_file_only_warns(opened: Open, fill: Fill, capsys: Captured) -> None:
     def told() -> str:
         (line,) = capsys.readouterr().err.splitlines()
         return str(line)
@@ -351,7 +349,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Memory | None]:
 SPY = ["-t", "1", "-c", "256", "--drafter", "spy", "--exact", "off"]
 
 
-def test_an_answer_is_drafted_from_memory_and_remembered(
+def test_complete_and_chat_draft_from_memory_and_save_answers(
     home: dict[str, str], given: list[Memory | None], fill: Fill, demo_vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
     question = tmp_path / "question.txt"
@@ -376,7 +374,7 @@ def test_an_answer_is_drafted_from_memory_and_remembered(
         store.clear()
 
 
-def test_a_benchmark_drafts_from_memory_and_leaves_it_alone(
+def test_bench_drafts_from_memory_and_leaves_it_unchanged(
     home: dict[str, str], given: list[Memory | None], fill: Fill, tmp_path: Path
 ) -> None:
     write_save_answers(True)

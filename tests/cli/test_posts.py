@@ -26,7 +26,7 @@ def spread(figures: dict[str, float], unit: str = "") -> str:
     return f"{figures['median']:.2f}{unit} ({figures['low']:.2f}-{figures['high']:.2f})"
 
 
-def test_a_benchmark_to_post_says_what_its_json_says(env: dict[str, str], tmp_path: Path) -> None:
+def test_bench_shared_formats_equal_its_json(env: dict[str, str], tmp_path: Path) -> None:
     options, written = files(tmp_path)
     texts = {"json": '{"name": "a", "value": 1}, ' * 8, "qa": "What is it? It is what it is. " * 8}
     prompts = tmp_path / "prompts.jsonl"
@@ -74,7 +74,7 @@ def test_a_benchmark_to_post_says_what_its_json_says(env: dict[str, str], tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json", "out.svg", "prompts.jsonl"]
 
 
-def test_a_replay_to_post_says_what_its_json_says_and_nothing_of_its_texts(env: dict[str, str], tmp_path: Path) -> None:
+def test_replay_shared_formats_equal_its_json_and_omit_texts(env: dict[str, str], tmp_path: Path) -> None:
     options, written = files(tmp_path)
     talks = tmp_path / "talks.jsonl"
     word = "zebra giraffe crocodile "
@@ -105,7 +105,7 @@ def test_a_replay_to_post_says_what_its_json_says_and_nothing_of_its_texts(env: 
     assert f"{macro:.3f}x" in drawn(written["svg"].read_text("utf-8"))
 
 
-def test_a_memory_to_post_says_how_much_there_is_and_not_what(env: dict[str, str], tmp_path: Path) -> None:
+def test_memory_stats_shared_formats_omit_names_and_contents(env: dict[str, str], tmp_path: Path) -> None:
     options, written = files(tmp_path)
     project = tmp_path / "secret"
     project.mkdir()
@@ -124,7 +124,7 @@ def test_a_memory_to_post_says_how_much_there_is_and_not_what(env: dict[str, str
     assert not any(word in text for text in texts for word in ("hidden", "secret"))
 
 
-def test_the_line_to_repeat_it_tells_of_files_their_names_alone(tmp_path: Path) -> None:
+def test_command_line_contains_only_names_of_files(tmp_path: Path) -> None:
     model = tmp_path / "a model.gguf"
     model.touch()
     own = {"-n": 16, "--limit": None, "--category": ["a", "b c"], "--strict": True, "--no-oracle": False}

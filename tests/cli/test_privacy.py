@@ -53,7 +53,7 @@ def folders(system: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("system", "kind"), [("Linux", Unix), ("macOS", MacOS), ("Windows", Windows)])
-def test_the_folders_are_where_the_page_says(
+def test_privacy_page_folders_match_each_system(
     system: str, kind: type[Unix], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -158,7 +158,7 @@ def unnamed(names: set[str], named: set[str]) -> set[str]:
     return {name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in named)}
 
 
-def test_every_file_is_named_and_every_name_is_a_file(homes: tuple[Path, Path], unseen: set[str]) -> None:
+def test_privacy_page_lists_exactly_the_written_files(homes: tuple[Path, Path], unseen: set[str]) -> None:
     kept_no_text, kept_text = (set(files(home)) for home in homes)
     without = patterns("No texts") | patterns("Statistics about your texts")
     assert not unnamed(kept_no_text, without)
@@ -169,7 +169,9 @@ def test_every_file_is_named_and_every_name_is_a_file(homes: tuple[Path, Path], 
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, "others can read what it holds"
 
 
-def test_only_those_that_are_said_to_hold_texts_do(homes: tuple[Path, Path], tiny: Path, unseen: set[str]) -> None:
+def test_privacy_page_lists_exactly_the_files_with_texts(
+    homes: tuple[Path, Path], tiny: Path, unseen: set[str]
+) -> None:
     with Vocabulary(tiny) as vocabulary:
         tokens = np.array(vocabulary.tokenize(f" {SECRET}", add_bos=False)[2:-2], np.int32).tobytes()
     holding = set()

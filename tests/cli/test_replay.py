@@ -38,7 +38,7 @@ def talks(tmp_path: Path) -> Path:
 # --------------------------------------------------------------------------- what comes out
 
 
-def test_the_report(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
+def test_replay_with_two_curves_prints_report_and_writes_json(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = run(env, "replay", talks, "--curve", "cpu-1.5b-q4_0", "--curve", "flat", "--json", out).ok()
     for words in (
@@ -65,7 +65,7 @@ def test_the_report(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
     assert f"{found['results'][f'{DEFAULT}@flat']['copy']['speedup']['flat']:.3f}x" in done.out
 
 
-def test_stdin_without_a_curve_and_json_on_stdout(env: dict[str, str], talks: Path) -> None:
+def test_replay_of_stdin_without_curve_uses_flat_curve(env: dict[str, str], talks: Path) -> None:
     done = run(env, "replay", "-", "--json", "-", "--no-oracle", "--memory", "on", stdin=talks.read_bytes())
     found = done.json
     assert found["categories"] == {"stdin": 1, "copy": 1, "code": 2}
@@ -73,7 +73,7 @@ def test_stdin_without_a_curve_and_json_on_stdout(env: dict[str, str], talks: Pa
     assert "costs the same as one token (flat" in done.err
 
 
-def test_files_limits_and_drafting_options(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
+def test_replay_applies_limit_and_drafting_options(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
     pairs, mine, out = tmp_path / "pairs.txt", tmp_path / "mine.json", tmp_path / "out.json"
     pairs.write_text(f"=== prompt\n{LIST}=== response\n{LIST}")
     mine.write_text('{"free": {"1": 1.0, "4": 1.5, "5": 3.0}, "charged": {"1": 1.0, "64": 2.0, "switch": 0.3}}')
@@ -90,11 +90,11 @@ def test_files_limits_and_drafting_options(env: dict[str, str], talks: Path, tmp
 
 
 @pytest.mark.parametrize("name", ["nope", "model"])
-def test_a_drafter_that_replay_lacks_is_none(env: dict[str, str], talks: Path, name: str) -> None:
+def test_replay_rejects_unknown_drafter(env: dict[str, str], talks: Path, name: str) -> None:
     run(env, "replay", talks, "--drafter", name).failed(f"unknown drafter {name!r}", f": {', '.join(DRAFTERS)}", code=2)
 
 
-def test_names_from_a_file_cannot_command_the_terminal(env: dict[str, str], tmp_path: Path) -> None:
+def test_replay_escapes_control_characters_in_names(env: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     # Many templates reject this role too, but ChatML, which applies here, accepts any role.
     said = {"messages": [{"role": "tool", "content": "4"}], "response": "four is 4", "category": "[/red]\x1b[31m"}
@@ -104,7 +104,7 @@ def test_names_from_a_file_cannot_command_the_terminal(env: dict[str, str], tmp_
     assert "\x1b" not in done.out
 
 
-def test_vocabularies(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
+def test_replay_with_vocab_uses_its_template_or_a_default(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
     whole = write_vocabulary(tmp_path / "whole.gguf")
     bare = write_vocabulary(tmp_path / "bare.gguf", template=False, chatml=False)
     usual = run(env, "replay", talks, "--json", "-").json["prompt_tokens"]
@@ -114,7 +114,7 @@ def test_vocabularies(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
     assert "no chat template" in done.err
 
 
-def test_the_measured_curve_of_a_model(env: dict[str, str], talks: Path, tiny: Path) -> None:
+def test_replay_with_model_measures_its_curve(env: dict[str, str], talks: Path, tiny: Path) -> None:
     found = run(env, "replay", talks, *ON_MODEL, tiny, "--json", "-").json
     assert list(found["curves"]) == ["measured"]
     assert found["vocabulary"] == found["model"] == str(tiny)
@@ -123,7 +123,7 @@ def test_the_measured_curve_of_a_model(env: dict[str, str], talks: Path, tiny: P
 # --------------------------------------------------------------------------- what is wrong
 
 
-def test_broken_lines_are_named_up_to_ten_and_counted(env: dict[str, str], tmp_path: Path) -> None:
+def test_replay_with_broken_lines_names_ten_and_counts_all(env: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     lines = [talk("a", "hello hello"), "{", talk("b", ""), '{"messages": 3, "response": "x"}', talk("c", "good day")]
     path.write_text("\n".join([*lines, *["{"] * 50]))
@@ -137,7 +137,7 @@ def test_broken_lines_are_named_up_to_ten_and_counted(env: dict[str, str], tmp_p
     run(env, "replay", path, "--strict").failed("log.jsonl, line 2: not valid JSON")
 
 
-def test_nothing_to_replay(env: dict[str, str], tmp_path: Path) -> None:
+def test_replay_without_conversations_fails(env: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("{\n" + talk("b", ""))
     run(env, "replay", path).failed("no conversations to replay", "1 broken, 1 without a response")
@@ -146,7 +146,7 @@ def test_nothing_to_replay(env: dict[str, str], tmp_path: Path) -> None:
     run(env, "replay", "-").failed("no conversations to replay")
 
 
-def test_files_that_are_no_models_or_curves(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
+def test_replay_rejects_invalid_models_and_curves(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
     bad, flat, gone = tmp_path / "bad.json", tmp_path / "flat.json", tmp_path / "gone.gguf"
     bad.write_text('{"1": 1.0, "2": -1.0}')
     flat.write_text('{"1": 1.0}')
@@ -160,7 +160,9 @@ def test_files_that_are_no_models_or_curves(env: dict[str, str], talks: Path, tm
 
 
 @by_signal
-def test_interrupted(env: dict[str, str], talks: Path, tmp_path: Path, number: int, code: int) -> None:
+def test_replay_when_interrupted_reports_partial_results(
+    env: dict[str, str], talks: Path, tmp_path: Path, number: int, code: int
+) -> None:
     """The signal arrives in the second conversation; the results of the first one are kept."""
     out = tmp_path / "out.json"
     with signal_after(number):
@@ -172,7 +174,7 @@ def test_interrupted(env: dict[str, str], talks: Path, tmp_path: Path, number: i
     assert found["results"][f"{DEFAULT}@flat"]["overall"]["tokens"] == found["decode_tokens"] > 0
 
 
-def test_interrupted_before_anything_was_replayed(env: dict[str, str], tmp_path: Path) -> None:
+def test_replay_when_interrupted_early_reports_no_conversations(env: dict[str, str], tmp_path: Path) -> None:
     path, out = tmp_path / "log.jsonl", tmp_path / "out.json"
     path.write_text(talk("Write getters", CODE))
     with signal_after(signal.SIGINT):

@@ -42,7 +42,7 @@ needs_rpc = pytest.mark.skipif(LACKS, reason="llama-cpp-python was built without
 
 @pytest.mark.skipif(not LACKS, reason="llama-cpp-python was built with RPC")
 @pytest.mark.parametrize("arguments", [[*SMALL, "--rpc", "127.0.0.1:1"], ["rpc-worker"]])
-def test_a_build_without_rpc_says_how_to_build_one(env: dict[str, str], arguments: Sequence[str]) -> None:
+def test_rpc_without_backend_explains_how_to_build_it(env: dict[str, str], arguments: Sequence[str]) -> None:
     run(env, *arguments, stdin=TEXT).failed('CMAKE_ARGS="-DGGML_RPC=on" pip install')
 
 
@@ -82,7 +82,9 @@ def other_version(client: socket.socket) -> None:
     ("answer", "reason"),
     [(web, "is not an RPC worker"), pytest.param(other_version, "uses version 99.1.2", marks=pytest.mark.exhaustive)],
 )
-def test_a_stranger_is_one_line(env: dict[str, str], answer: Callable[[socket.socket], None], reason: str) -> None:
+def test_rpc_with_other_program_at_address_fails_with_one_line(
+    env: dict[str, str], answer: Callable[[socket.socket], None], reason: str
+) -> None:
     with stranger(answer) as address:
         done = run_process(env, *SMALL, "--rpc", address, stdin=TEXT)
     done.failed(reason)
@@ -90,7 +92,7 @@ def test_a_stranger_is_one_line(env: dict[str, str], answer: Callable[[socket.so
 
 
 @needs_rpc
-def test_where_nobody_listens(env: dict[str, str]) -> None:
+def test_rpc_with_unreachable_worker_fails(env: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     for worker, why in ((address, "(Connection refused)"), ("no-such-host.invalid:50052", "")):
@@ -141,7 +143,7 @@ def over(pair: Sequence[Worker], *more: str) -> list[str]:
 
 @needs_rpc
 @pytest.mark.exhaustive
-def test_a_model_over_two_workers(env: dict[str, str], pair: tuple[Worker, Worker]) -> None:
+def test_rpc_with_two_workers_keeps_text(env: dict[str, str], pair: tuple[Worker, Worker]) -> None:
     drafted = run_process(env, *over(pair, "-n", "48", "--exact", "on", "--policy", "fixed"), stdin=TEXT)
     plain = run_process(env, *over(pair, "-n", "48", "--exact", "on", "--no-draft"), stdin=TEXT)
     assert drafted.ok().raw == plain.ok().raw != b""
@@ -163,7 +165,7 @@ def test_a_model_over_two_workers(env: dict[str, str], pair: tuple[Worker, Worke
         (signal.SIGSTOP, ("--rpc-timeout", "1"), "did not respond for 1 s"),
     ],
 )
-def test_a_worker_that_is_lost_is_one_line_and_the_text_so_far_is_there(
+def test_rpc_after_lost_worker_fails_and_keeps_partial_text(
     env: dict[str, str], pair: tuple[Worker, Worker], how: signal.Signals, options: tuple[str, ...], complaint: str
 ) -> None:
     """An endless answer ends with an error when something happens to the second worker."""
@@ -183,7 +185,7 @@ def test_a_worker_that_is_lost_is_one_line_and_the_text_so_far_is_there(
 
 @needs_rpc
 @pytest.mark.exhaustive
-def test_a_server_that_loses_a_worker_ends(env: dict[str, str], pair: tuple[Worker, Worker], tmp_path: Path) -> None:
+def test_serve_after_lost_rpc_worker_exits(env: dict[str, str], pair: tuple[Worker, Worker], tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [*COMMAND, "serve", "-t", "1", "-c", "256", "--port", "0", str(DEMO), "--rpc", pair[0].name]
     with log.open("wb") as errors, subprocess.Popen(command, env=env, stderr=errors) as process:
@@ -199,7 +201,7 @@ def test_a_server_that_loses_a_worker_ends(env: dict[str, str], pair: tuple[Work
 
 
 @needs_rpc
-def test_an_address_that_cannot_be_listened_on(env: dict[str, str]) -> None:
+def test_rpc_worker_rejects_unusable_address(env: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = listener.getsockname()[1]
         for host, port in (("127.0.0.1", taken), ("192.0.2.1", 50052), ("::1", 50052), ("no-such-host.invalid", 50052)):
@@ -210,7 +212,7 @@ def test_an_address_that_cannot_be_listened_on(env: dict[str, str]) -> None:
 @needs_rpc
 @pytest.mark.exhaustive
 @pytest.mark.skipif(os.name != "posix", reason="an address that is all of the machine's")
-def test_beyond_this_machine_it_says_what_llama_cpp_says_of_its_safety(env: dict[str, str], tmp_path: Path) -> None:
+def test_rpc_worker_on_public_address_warns_about_security(env: dict[str, str], tmp_path: Path) -> None:
     worker = Worker({**env, "XDG_CACHE_HOME": str(tmp_path)}, "--host", "0.0.0.0", "--cache")
     assert "trusted networks only" in worker.end()
     assert (tmp_path / "ngramspec" / "rpc").is_dir()

@@ -34,7 +34,9 @@ SCHEMA = {
         ("--logprobs 5000 --json", 2, "--logprobs must be at most 4096"),
     ],
 )
-def test_what_this_model_cannot_do_is_one_line(env: dict[str, str], arguments: str, code: int, complaint: str) -> None:
+def test_complete_rejects_settings_this_model_does_not_support(
+    env: dict[str, str], arguments: str, code: int, complaint: str
+) -> None:
     run(env, *COMMAND, *shlex.split(arguments), stdin=TEXT).failed(complaint, code=code)
 
 
@@ -60,7 +62,7 @@ TYPED = PARSED | {shlex.join(word for n, v in some.items() for word in (FLAGS[n]
 
 
 @pytest.mark.parametrize(("line", "settings"), TYPED.items())
-def test_every_setting_gets_to_the_sampler(
+def test_complete_passes_each_sampling_option_to_sampler(
     env: dict[str, str], tmp_path: Path, line: str, settings: dict[str, Any]
 ) -> None:
     trace = tmp_path / "trace.jsonl"
@@ -70,12 +72,12 @@ def test_every_setting_gets_to_the_sampler(
     assert found["temperature"] == 0.9
 
 
-def test_no_setting_is_missing_above() -> None:
+def test_sampling_option_cases_cover_every_field() -> None:
     tried = {name for settings in TYPED.values() for name in settings}
     assert tried | {"temperature"} == {field.name for field in fields(Sampling)}
 
 
-def test_a_schema_is_kept_to(env: dict[str, str], tmp_path: Path) -> None:
+def test_complete_with_json_schema_returns_matching_json(env: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(SCHEMA))
     for named in (["--json-schema", json.dumps(SCHEMA)], ["-jf", file]):
@@ -84,7 +86,7 @@ def test_a_schema_is_kept_to(env: dict[str, str], tmp_path: Path) -> None:
         assert isinstance(answer["wide"], bool)
 
 
-def test_logprobs_are_told_of_every_token(env: dict[str, str]) -> None:
+def test_complete_logprobs_reports_every_token(env: dict[str, str]) -> None:
     found = run(env, *DRAFTED, "-n", "20", "--json", "--logprobs", "3", stdin=TEXT).json
     assert len(found["logprobs"]) == found["tokens"]
     for one in found["logprobs"]:
@@ -100,19 +102,21 @@ def test_logprobs_are_told_of_every_token(env: dict[str, str]) -> None:
     ("options", "label"),
     [(["--lenience", "0.5"], "lenience 0.5"), (["--typical-acceptance"], "typical acceptance"), ([], None)],
 )
-def test_lossy_output_is_labelled(env: dict[str, str], options: list[str], label: str | None) -> None:
+def test_complete_with_lossy_acceptance_labels_output(
+    env: dict[str, str], options: list[str], label: str | None
+) -> None:
     done = run(env, *DRAFTED, "-n", "8", "--json", "--temp", "0.8", *options, stdin=TEXT)
     assert done.json["lossy"] == label
     assert label is None or f"warning: {label}: drafts change the output" in done.err
 
 
-def test_the_entropy_policy_shows_its_steps(env: dict[str, str]) -> None:
+def test_complete_with_entropy_policy_reports_steps(env: dict[str, str]) -> None:
     report = run(env, *COMMAND, "--exact", "off", "-n", "12", "--json", "--policy", "entropy", stdin=TEXT).json
     assert len(report["steps"]) == report["target_passes"]
     assert all(0 <= step["entropy"] <= 1 and 1 <= step["gamma"] <= 16 for step in report["steps"])
 
 
-def test_a_trace_of_a_completion(env: dict[str, str], tmp_path: Path) -> None:
+def test_complete_trace_writes_readable_trace_of_text(env: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     done = run(env, *DRAFTED, "-n", "16", "--trace", file, stdin=TEXT)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -122,7 +126,7 @@ def test_a_trace_of_a_completion(env: dict[str, str], tmp_path: Path) -> None:
     assert len(shown.out.splitlines()) >= len(lines)
 
 
-def test_chat_answers_keep_to_a_grammar(env: dict[str, str], tmp_path: Path) -> None:
+def test_chat_with_grammar_returns_only_allowed_answers(env: dict[str, str], tmp_path: Path) -> None:
     grammar, trace = tmp_path / "yes.gbnf", tmp_path / "trace.jsonl"
     grammar.write_text('root ::= "yes" | "no"')
     arguments = ["-t", "1", "-c", "512", "--exact", "off", "--grammar-file", grammar, "--trace", trace, "-s", "1"]

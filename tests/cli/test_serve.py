@@ -35,7 +35,7 @@ ENDLESS = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "s
 
 
 @pytest.mark.exhaustive
-def test_it_answers_and_logs_the_cost_but_no_text(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_answers_and_logs_costs_without_texts(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     pages, answers = [], []
     monkeypatch.setattr(webbrowser, "open", lambda address: pages.append(httpx.get(address).text))
 
@@ -64,7 +64,7 @@ def test_it_answers_and_logs_the_cost_but_no_text(env: dict[str, str], monkeypat
     assert "<html" in page
 
 
-def test_the_log_has_no_rate_for_one_token(env: dict[str, str]) -> None:
+def test_serve_log_for_one_token_omits_rate(env: dict[str, str]) -> None:
     def client(http: httpx.Client) -> None:
         for limit in (1, 8):
             body = {"prompt": "Once upon a time", "n_predict": limit, "ignore_eos": True}
@@ -84,7 +84,7 @@ def test_serve_shortens_the_switch_interval_while_it_runs(env: dict[str, str]) -
     assert sys.getswitchinterval() == before
 
 
-def test_a_suffix_that_stands_first_is_found_in_the_cache(env: dict[str, str]) -> None:
+def test_serve_spm_infill_reuses_cached_suffix(env: dict[str, str]) -> None:
     cached = []
 
     def client(http: httpx.Client) -> None:
@@ -97,7 +97,7 @@ def test_a_suffix_that_stands_first_is_found_in_the_cache(env: dict[str, str]) -
     assert cached[0] < 20 < cached[1]
 
 
-def test_embeddings_beside_a_text_that_is_written(env: dict[str, str]) -> None:
+def test_serve_embeddings_during_decoding_returns_both_results(env: dict[str, str]) -> None:
     found, texts = [], []
     story = {"prompt": "Once upon a time", "n_predict": 60, "temperature": 0}
 
@@ -120,7 +120,7 @@ def test_embeddings_beside_a_text_that_is_written(env: dict[str, str]) -> None:
     assert len(texts[1]) > len(texts[0]) // 2
 
 
-def test_what_embeddings_need_is_said_at_the_start(env: dict[str, str]) -> None:
+def test_serve_embeddings_suggests_pooling_and_rejects_invalid_options(env: dict[str, str]) -> None:
     done = serve(env, lambda _: None, "--embeddings").ok()
     assert "--pooling mean" in done.err
     for options in (("--pooling", "mean"), ("--embd-normalize", "1")):
@@ -130,7 +130,7 @@ def test_what_embeddings_need_is_said_at_the_start(env: dict[str, str]) -> None:
 
 
 @pytest.mark.exhaustive
-def test_serve_lora_scales_of_each_request_apply_to_its_text(env: dict[str, str], tmp_path: Path) -> None:
+def test_serve_with_lora_scales_per_request_applies_them_to_its_text(env: dict[str, str], tmp_path: Path) -> None:
     lora = str(write_adapter(tmp_path / "lora.gguf", DEMO, ["attn_q.weight", "ffn_up"], rank=2))
     body = {"prompt": "def add(a, b):\n    return a + b\n\n\n" * 5 + "def", "n_predict": 12, "temperature": 0}
     found: dict[str, Any] = {}
@@ -179,7 +179,7 @@ def test_serve_lora_scales_of_each_request_apply_to_its_text(env: dict[str, str]
     assert found["statuses"] == [400, 400, 400, 200]
 
 
-def test_the_model_drafts_for_its_clients_with_its_own_layer(env: dict[str, str], tmp_path: Path) -> None:
+def test_serve_mtp_keeps_texts_of_plain_decoding(env: dict[str, str], tmp_path: Path) -> None:
     model = write_with_head(tmp_path / "head.gguf", "glm4moe", head=True, half=False)
     answers: list[list[str]] = []
 
@@ -198,7 +198,7 @@ def test_the_model_drafts_for_its_clients_with_its_own_layer(env: dict[str, str]
     assert all(answers[0])
 
 
-def test_what_a_model_is_and_that_it_has_no_such_layer_is_told(env: dict[str, str]) -> None:
+def test_serve_mtp_without_nextn_layer_warns_and_describes_model(env: dict[str, str]) -> None:
     told: list[dict[str, Any]] = []
 
     def client(http: httpx.Client) -> None:
@@ -213,7 +213,7 @@ def test_what_a_model_is_and_that_it_has_no_such_layer_is_told(env: dict[str, st
     assert "drafts: mixture" in done.err
 
 
-def test_reasoning_options_are_the_defaults_of_requests(env: dict[str, str]) -> None:
+def test_serve_reasoning_options_apply_as_request_defaults(env: dict[str, str]) -> None:
     template = (
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}<think>{% endif %}{# </think> #}"
     )
@@ -237,7 +237,7 @@ def test_reasoning_options_are_the_defaults_of_requests(env: dict[str, str]) -> 
     assert "--reasoning-budget has no effect: the chat template has no reasoning tags" in warned
 
 
-def test_sigterm_lets_a_request_end_and_a_key_is_asked_for(env: dict[str, str]) -> None:
+def test_serve_with_api_key_completes_request_after_sigterm(env: dict[str, str]) -> None:
     lines, refused = [], []
     with ExitStack() as streams:
 
@@ -256,7 +256,7 @@ def test_sigterm_lets_a_request_end_and_a_key_is_asked_for(env: dict[str, str]) 
     assert "shutting down: waiting" in done.err
 
 
-def test_what_is_written_when_the_time_is_over_is_told(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_after_drain_time_returns_partial_text(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_run, "DRAIN_SECONDS", 0.0)
     lines = []
     with ExitStack() as streams:
@@ -273,7 +273,9 @@ def test_what_is_written_when_the_time_is_over_is_told(env: dict[str, str], monk
     assert last["tokens_predicted"] >= len(parts)
 
 
-def test_why_it_cannot_serve_is_one_line(env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_that_cannot_start_prints_one_line_error(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         run(env, "serve", DEMO, "--port", port).failed(f"cannot listen on 127.0.0.1:{port}: Address already in use")
@@ -284,14 +286,14 @@ def test_why_it_cannot_serve_is_one_line(env: dict[str, str], tmp_path: Path, mo
     run(env, "serve", DEMO).failed("pip install 'ngramspec[server]'")
 
 
-def test_a_grammar_that_does_not_parse_ends_the_start(env: dict[str, str]) -> None:
+def test_serve_with_invalid_grammar_fails_at_start(env: dict[str, str]) -> None:
     def client(_: httpx.Client) -> None:
         raise AssertionError
 
     serve(env, client, "--grammar", "root ::= (").failed("grammar")
 
 
-def test_a_second_interrupt_right_behind_the_first_ends_it(env: dict[str, str]) -> None:
+def test_serve_with_immediate_second_interrupt_exits(env: dict[str, str]) -> None:
     """An earlier version waited forever for the engine's thread after a signal before the wait for requests."""
     script = """
 import signal, threading
@@ -346,13 +348,13 @@ app.main()
 
 
 @pytest.mark.parametrize("thread", ["request", "engine"])
-def test_sigterm_ends_the_server_if_a_thread_never_ends(env: dict[str, str], thread: str) -> None:
+def test_serve_with_blocked_thread_exits_after_sigterm(env: dict[str, str], thread: str) -> None:
     command = [sys.executable, "-c", BLOCKED, thread]
     done = run_process(env, "serve", DEMO, *SMALL, "0", command=command).ok()
     assert "did not end within 0.4 s" in done.err
 
 
-def test_sigterm_ends_the_server_if_nobody_reads_its_log(env: dict[str, str]) -> None:
+def test_serve_with_blocked_log_exits_after_sigterm(env: dict[str, str]) -> None:
     script = """
 import os, signal, threading
 from ngramspec_cli import app, console, serve_run
@@ -373,7 +375,7 @@ app.main()
     run_process(env, "serve", DEMO, *SMALL, "0", command=[sys.executable, "-c", script]).ok()
 
 
-def test_sigterm_ends_the_server_if_a_library_never_ends(env: dict[str, str]) -> None:
+def test_serve_with_blocked_exit_handler_exits_after_sigterm(env: dict[str, str]) -> None:
     script = """
 import atexit, os, signal, threading
 from ngramspec_cli import app, serve_run
@@ -405,13 +407,13 @@ app.main()
 """
 
 
-def test_sigterm_ends_the_server_while_the_model_loads(env: dict[str, str]) -> None:
+def test_serve_during_model_load_exits_after_sigterm(env: dict[str, str]) -> None:
     done = run_process(env, "serve", DEMO, *SMALL, "0", command=[sys.executable, "-c", LOADING])
     assert (done.code, done.raw) == (143, b"")
 
 
 @pytest.mark.exhaustive
-def test_under_clients_that_come_and_go_until_a_second_interrupt(env: dict[str, str]) -> None:
+def test_serve_under_changing_clients_answers_until_second_interrupt(env: dict[str, str]) -> None:
     """Run a short version of `tools/measure/soak.py`, with an end that requires a process."""
     options = ("0", "-c", "768", "-np", "3", "--exact", "on", "--cache-ram", "4", "--metrics")
     with subprocess.Popen(
@@ -436,7 +438,7 @@ def test_under_clients_that_come_and_go_until_a_second_interrupt(env: dict[str, 
 
 
 @pytest.mark.exhaustive
-def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_path: Path) -> None:
+def test_serve_accepts_llama_server_command_line(env: dict[str, str], tmp_path: Path) -> None:
     keys, template = tmp_path / "keys.txt", tmp_path / "chat.jinja"
     keys.write_text("first\n\nsecond\n")
     template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ mood }}")
@@ -510,7 +512,7 @@ def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_p
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-def test_it_answers_by_https(env: dict[str, str], tmp_path: Path) -> None:
+def test_serve_with_certificate_answers_by_https(env: dict[str, str], tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     named = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
@@ -527,14 +529,14 @@ def test_it_answers_by_https(env: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_context_of_0_is_the_models(env: dict[str, str]) -> None:
+def test_serve_with_context_zero_uses_model_context(env: dict[str, str]) -> None:
     sizes = []
     done = serve(env, lambda http: sizes.append(http.get("/props").json()), "-c", "0", "-np", "1").ok()
     assert "is the context size of each" not in done.err
     assert sizes[0]["default_generation_settings"]["n_ctx"] > 512
 
 
-def test_requests_that_wait_on_threads_do_not_stop_other_clients(
+def test_serve_with_many_blocked_requests_answers_other_clients(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asyncio's default pool has four threads more than the machine has cores."""

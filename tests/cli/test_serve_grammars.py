@@ -57,7 +57,7 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_other_clients_are_served_during_a_hostile_grammar(env: dict[str, str], attack: dict[str, Any]) -> None:
+def test_serve_during_hostile_grammar_answers_other_clients(env: dict[str, str], attack: dict[str, Any]) -> None:
     statuses = []
 
     def client(http: httpx.Client) -> None:
@@ -78,7 +78,7 @@ def test_other_clients_are_served_during_a_hostile_grammar(env: dict[str, str], 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("attack", ATTACKS[:2])
-def test_sigterm_ends_the_server_during_a_hostile_grammar(env: dict[str, str], attack: dict[str, Any]) -> None:
+def test_serve_during_hostile_grammar_exits_after_sigterm(env: dict[str, str], attack: dict[str, Any]) -> None:
     def client(http: httpx.Client) -> None:
         def send() -> None:
             # The server may close the connection when it ends.

@@ -55,7 +55,7 @@ def apply(what: Tuned = FASTER, model: Path = DEMO) -> None:
 
 
 @pytest.mark.usefixtures("_quick")
-def test_it_says_what_it_found_as_json_and_in_a_table(home: dict[str, str], tmp_path: Path) -> None:
+def test_tune_reports_results_as_table_and_json(home: dict[str, str], tmp_path: Path) -> None:
     done = run(home, *TUNE, "--json", tmp_path / "found.json").ok()
     assert "current settings, ms" in done.out
     found = json.loads((tmp_path / "found.json").read_text())
@@ -72,7 +72,7 @@ def test_it_says_what_it_found_as_json_and_in_a_table(home: dict[str, str], tmp_
 
 
 @pytest.mark.usefixtures("_quick")
-def test_looking_leaves_what_is_in_use_and_applying_replaces_it(home: dict[str, str]) -> None:
+def test_tune_changes_used_settings_only_with_apply(home: dict[str, str]) -> None:
     apply()
     run(home, *TUNE).ok()
     assert kept() == FASTER
@@ -83,7 +83,7 @@ def test_looking_leaves_what_is_in_use_and_applying_replaces_it(home: dict[str, 
 
 
 @pytest.mark.usefixtures("_quick")
-def test_an_interruption_shows_what_was_measured(home: dict[str, str]) -> None:
+def test_tune_when_interrupted_reports_partial_results(home: dict[str, str]) -> None:
     with signal_at(signal.SIGINT, SettingsTimer, "seconds", 150):
         done = run(home, *TUNE, "--time-limit", "3600", "--apply")
     assert done.code == 130, done.err
@@ -92,7 +92,7 @@ def test_an_interruption_shows_what_was_measured(home: dict[str, str]) -> None:
     assert kept() is None
 
 
-def test_what_is_kept_is_used_until_it_is_forgotten(home: dict[str, str]) -> None:
+def test_complete_uses_tuned_settings_until_reset(home: dict[str, str]) -> None:
     assert "tuned" not in run(home, *COMPLETE, stdin=TEXT).err
     apply()
     used = run(home, *COMPLETE, stdin=TEXT).ok()
@@ -119,7 +119,9 @@ BENCH = ["bench", *PLAIN, "--category", "chat", "--limit", "1", "--repeat", "1",
         pytest.param(BENCH, id="bench"),
     ],
 )
-def test_other_commands_use_it_too(home: dict[str, str], monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+def test_chat_serve_and_bench_use_tuned_settings(
+    home: dict[str, str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
     apply()
     monkeypatch.setattr(serve_run, "wait_for_loss", lambda: None)
     done = run(home, *command, stdin=b"Hello\n")
@@ -131,7 +133,7 @@ def test_other_commands_use_it_too(home: dict[str, str], monkeypatch: pytest.Mon
         assert ("tuned: " in without.err, f"{line}; ignored here" in without.out.splitlines()) == (False, True)
 
 
-def test_another_model_and_other_layers_have_settings_of_their_own(home: dict[str, str], tmp_path: Path) -> None:
+def test_tuned_file_differs_by_model_layers_and_cache_type(home: dict[str, str], tmp_path: Path) -> None:
     apply()
     copy = tmp_path / "copy.gguf"
     shutil.copy(DEMO, copy)
@@ -143,7 +145,7 @@ def test_another_model_and_other_layers_have_settings_of_their_own(home: dict[st
     assert len({model_tuning_path(DEMO, LoadSettings()), *others}) == 4
 
 
-def test_options_come_first(home: dict[str, str]) -> None:
+def test_tuned_settings_yield_to_explicit_options(home: dict[str, str]) -> None:
     told: list[str] = []
 
     def using(**settings: Any) -> LoadSettings:
@@ -163,7 +165,7 @@ def test_options_come_first(home: dict[str, str]) -> None:
     assert using(flash_attn="off").ubatch_size is None
 
 
-def test_info_says_what_is_kept(home: dict[str, str], tiny: Path) -> None:
+def test_info_shows_tuned_settings(home: dict[str, str], tiny: Path) -> None:
     apply(model=tiny)
     shown = run(home, "info", tiny, "-c", "512", "--exact", "off").out
     assert "tuned          -t 1 -tb 2 --no-mmap, 1.25 times as fast where it matters (2026-11-22)" in shown

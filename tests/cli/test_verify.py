@@ -37,7 +37,9 @@ SLOW = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("demo", "q
 
 
 @pytest.mark.parametrize("model", ["tiny", *SLOW])
-def test_a_sound_build_passes(env: dict[str, str], prompts: Path, tiny: Path, tmp_path: Path, model: str) -> None:
+def test_verify_of_correct_build_passes(
+    env: dict[str, str], prompts: Path, tiny: Path, tmp_path: Path, model: str
+) -> None:
     file = tmp_path / "found.json"
     path = {"tiny": tiny, "demo": DEMO}.get(model) or write_models(tmp_path, [model])[model]
     done = run(env, *SHORT, path, "--exact", "off", "--prompts", prompts, "--json", file).ok()
@@ -58,7 +60,7 @@ def test_a_sound_build_passes(env: dict[str, str], prompts: Path, tiny: Path, tm
     assert all(found[key] for key in ("ngramspec", "date", "machine", "build", "model", "load", "selection"))
 
 
-def test_in_exact_mode_all_is_equal(env: dict[str, str], prompts: Path, tiny: Path) -> None:
+def test_verify_in_exact_mode_finds_no_differences(env: dict[str, str], prompts: Path, tiny: Path) -> None:
     options = ["--exact", "on", "--json", "-", "-md", tiny, "--drafter", "model", "-s", "7"]
     found = run(env, *SHORT, tiny, "--prompts", prompts, *options).json
     assert {check["status"] for check in found["checks"]} == {"passed"}
@@ -74,7 +76,7 @@ def careless(rows: Any, draft: Sequence[int], tokens: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("exact", ["off", pytest.param("on", marks=pytest.mark.exhaustive)])
-def test_what_must_hold_and_does_not_is_named(
+def test_verify_of_broken_build_names_failed_check(
     env: dict[str, str], prompts: Path, tiny: Path, tmp_path: Path, exact: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ngramspec.acceptance.verifier, "append_most_likely", careless)
@@ -91,7 +93,7 @@ def test_what_must_hold_and_does_not_is_named(
 
 
 @by_signal
-def test_an_interrupted_check_shows_what_it_has(
+def test_verify_when_interrupted_reports_partial_results(
     env: dict[str, str], prompts: Path, tiny: Path, tmp_path: Path, number: int, code: int
 ) -> None:
     file = tmp_path / "part.json"
@@ -103,6 +105,6 @@ def test_an_interrupted_check_shows_what_it_has(
     assert json.loads(file.read_text())["complete"] is False
 
 
-def test_a_text_as_long_as_the_context_is_one_line(env: dict[str, str]) -> None:
+def test_verify_with_too_long_text_fails_with_one_line(env: dict[str, str]) -> None:
     done = run(env, *SHORT, "-n", "510", "--exact", "off")
     done.failed("510 tokens leave no room for a prompt in a context of 512", code=2)

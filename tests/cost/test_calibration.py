@@ -49,7 +49,7 @@ def measured(target: MockTarget, folder: Path) -> Calibration:
     return calibration
 
 
-def test_what_was_measured_is_found_again(clock: Clock, tmp_path: Path) -> None:
+def test_calibration_load_returns_saved_measurements(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock)
     first = measured(target, tmp_path / "new" / "folder")
     again = Calibration.load(target, tmp_path / "new" / "folder")
@@ -64,7 +64,7 @@ def test_what_was_measured_is_found_again(clock: Clock, tmp_path: Path) -> None:
     assert (other.curve, other.probe, other.exact_sizes) == (None, None, None)
 
 
-def test_nothing_is_measured_twice_in_a_process(clock: Clock, tmp_path: Path) -> None:
+def test_calibration_measures_once_per_process(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock)
     calibration = measured(target, tmp_path)
     passes = target.passes
@@ -73,7 +73,7 @@ def test_nothing_is_measured_twice_in_a_process(clock: Clock, tmp_path: Path) ->
     assert target.passes == passes
 
 
-def test_the_cache_stays_as_it_is(clock: Clock, tmp_path: Path) -> None:
+def test_ensure_curve_restores_kv_cache(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock)
     for _ in range(3):  # One process measures, and two later ones time again.
         target.prefill([1, 2, 3])
@@ -85,7 +85,7 @@ def test_the_cache_stays_as_it_is(clock: Clock, tmp_path: Path) -> None:
     assert target.tokens == []
 
 
-def test_later_processes_time_a_cached_curve_again(clock: Clock, tmp_path: Path) -> None:
+def test_ensure_curve_in_later_process_refines_cached_curve(clock: Clock, tmp_path: Path) -> None:
     # The first process was disturbed and measured the maximum cost for every batch.
     target = target_on(clock, slope=1.5)
     target.prefill([1])
@@ -145,7 +145,7 @@ def test_ensure_curve_in_longer_context_keeps_ratios(clock: Clock, tmp_path: Pat
     assert target.passes - before <= 8
 
 
-def test_a_full_context_is_not_timed_again(clock: Clock, tmp_path: Path) -> None:
+def test_ensure_curve_with_full_context_keeps_cache(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock, n_ctx=32)
     measured(target, tmp_path)
     for room in (0, 1, 2):
@@ -179,7 +179,7 @@ def damaged(kept: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, {**kept, name: value}
 
 
-def test_what_is_damaged_counts_as_nothing_known(clock: Clock, tmp_path: Path) -> None:
+def test_calibration_load_ignores_damaged_files(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock)
     path = tmp_path / f"{target.fingerprint}.json"
     measured(target, tmp_path)
@@ -200,7 +200,7 @@ def test_what_is_damaged_counts_as_nothing_known(clock: Clock, tmp_path: Path) -
     assert Calibration.load(target, tmp_path).exact_sizes == EXACT
 
 
-def test_a_folder_that_cannot_be_written_costs_no_more_than_time(clock: Clock, tmp_path: Path) -> None:
+def test_calibration_with_unwritable_folder_still_measures(clock: Clock, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     target = target_on(clock)
     assert measured(target, tmp_path / "file").curve is not None
@@ -208,7 +208,9 @@ def test_a_folder_that_cannot_be_written_costs_no_more_than_time(clock: Clock, t
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-def test_a_write_that_fails_leaves_the_old_file(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibration_save_after_write_error_keeps_old_file(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = target_on(clock)
     calibration = measured(target, tmp_path)
     path = tmp_path / f"{target.fingerprint}.json"
@@ -225,7 +227,7 @@ def test_a_write_that_fails_leaves_the_old_file(clock: Clock, tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_curve_of_another_version_is_measured_anew_and_exact_sizes_stay(clock: Clock, tmp_path: Path) -> None:
+def test_calibration_of_other_version_keeps_only_exact_sizes(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock)
     measured(target, tmp_path)
     path = tmp_path / f"{target.fingerprint}.json"
@@ -242,7 +244,7 @@ def test_a_curve_of_another_version_is_measured_anew_and_exact_sizes_stay(clock:
     assert Calibration.load(target, tmp_path).curve is not None
 
 
-def test_what_is_kept_of_a_model_tells_how_steep_it_is(tmp_path: Path) -> None:
+def test_kept_steepness_returns_newest_ratio_of_model(tmp_path: Path) -> None:
     assert load_batch_cost_ratio("model", tmp_path / "none") is None
     for age, (name, ratio) in enumerate([("model-a", 1.5), ("model-b", 2.5), ("other-a", 3.5)]):
         path = tmp_path / f"{name}.json"
@@ -253,7 +255,7 @@ def test_what_is_kept_of_a_model_tells_how_steep_it_is(tmp_path: Path) -> None:
     assert load_batch_cost_ratio("third", tmp_path) is None
 
 
-def test_exact_sizes_survive_whoever_saves_last(clock: Clock, tmp_path: Path) -> None:
+def test_calibration_save_keeps_exact_sizes_of_other_process(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock)
     plain = Calibration.load(target, tmp_path)  # without exact mode, saved at the end
     target.prefill([1])
@@ -264,7 +266,7 @@ def test_exact_sizes_survive_whoever_saves_last(clock: Clock, tmp_path: Path) ->
     assert Calibration.load(target, tmp_path).exact_sizes == exact.exact_sizes
 
 
-def test_the_first_choice_of_exact_sizes_stands(clock: Clock, tmp_path: Path) -> None:
+def test_ensure_exact_keeps_first_saved_sizes(clock: Clock, tmp_path: Path) -> None:
     first, second = target_on(clock), target_on(clock, odd=1)
     late = Calibration.load(second, tmp_path)  # before the choice of the other
     early = Calibration.load(first, tmp_path)
@@ -290,13 +292,13 @@ def test_the_first_choice_of_exact_sizes_stands(clock: Clock, tmp_path: Path) ->
         (((1,), (16,), (2, 3)), {1: 1.0, 2: 3.0, 3: 3.0, 16: 0.5}, (1,)),
     ],
 )
-def test_choosing_a_class(
+def test_choose_class_prefers_cheap_class_within_tolerance(
     classes: tuple[tuple[int, ...], ...], costs: dict[int, float], chosen: tuple[int, ...]
 ) -> None:
     assert choose_class(ProbeReport((96,), classes, 0.1), CostCurve(costs)) == chosen
 
 
-def test_what_is_forgotten_is_measured_anew(clock: Clock, tmp_path: Path) -> None:
+def test_calibration_after_forget_measures_again(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock)
     fresh = measured(target, tmp_path)
     fresh.forget()

@@ -37,7 +37,7 @@ def timed(clock: Clock, cost: Cost, **options: Any) -> MockTarget:
 # --------------------------------------------------------------------------- the curve
 
 
-def test_between_and_beyond_the_measured_sizes() -> None:
+def test_cost_curve_interpolates_and_extrapolates_sizes() -> None:
     curve = CostCurve({1: 0.2, 3: 0.4, 5: 0.3})
     expected = {1: 0.2, 2: 0.3, 3: 0.4, 4: 0.35, 5: 0.3, 9: 0.3 + 4 * 0.1 / 4}
     assert {n: curve.seconds(n) for n in expected} == pytest.approx(expected)
@@ -51,7 +51,7 @@ def test_between_and_beyond_the_measured_sizes() -> None:
 
 
 @given(curve=curves, sizes=st.sets(st.integers(1, 64), min_size=1).map(lambda s: tuple(sorted(s))))
-def test_padding_is_never_dearer_than_fitting(curve: CostCurve, sizes: tuple[int, ...]) -> None:
+def test_cost_curve_padded_never_exceeds_cost_of_smallest_fit(curve: CostCurve, sizes: tuple[int, ...]) -> None:
     plan = curve.optimal_batches(sizes)
     assert len(plan) == sizes[-1] + 1
     for n in range(1, sizes[-1] + 1):
@@ -72,7 +72,7 @@ def test_padding_is_never_dearer_than_fitting(curve: CostCurve, sizes: tuple[int
 @pytest.mark.parametrize(
     "bad", [{}, {2: 1.0}, {1: 0.0}, {1: -1.0}, {1: 1.0, 2: 0.0}, {1: math.nan}, {1: 1.0, 2: math.inf}]
 )
-def test_bad_curves_are_refused(bad: dict[int, float]) -> None:
+def test_cost_curve_rejects_invalid_points(bad: dict[int, float]) -> None:
     with pytest.raises(ValueError, match="cost curve"):
         CostCurve(bad)
 
@@ -80,7 +80,7 @@ def test_bad_curves_are_refused(bad: dict[int, float]) -> None:
 # --------------------------------------------------------------------------- refreshing
 
 
-def test_level_follows_the_machine() -> None:
+def test_cost_curve_level_follows_observed_seconds() -> None:
     curve = CostCurve({1: 1.0, 4: 2.0})
     for _ in range(200):
         curve.observe(1, 3.0)
@@ -95,7 +95,7 @@ def test_level_follows_the_machine() -> None:
 
 
 @pytest.mark.parametrize("measured", [1.1, 2.0, 5.5])
-def test_level_and_ratio_converge(measured: float) -> None:
+def test_cost_curve_level_and_ratio_converge_to_true_costs(measured: float) -> None:
     # One pass in three has no draft; T(4) is 2, whatever the curve was.
     curve, rng = CostCurve({1: 0.5, 4: 0.5 * measured}), random.Random(0)
     for i in range(3000):
@@ -105,7 +105,7 @@ def test_level_and_ratio_converge(measured: float) -> None:
     assert curve.ratio(4) == pytest.approx(2.0, rel=0.05)
 
 
-def test_a_size_never_measured_is_learned() -> None:
+def test_cost_curve_learns_unmeasured_size_from_decode_calls() -> None:
     curve = CostCurve({1: 1.0, 8: 8.0})
     for i in range(2000):
         curve.observe(1, 1.0)
@@ -116,7 +116,7 @@ def test_a_size_never_measured_is_learned() -> None:
     assert 2.0 < curve.ratio(6) < 8.0
 
 
-def test_an_interruption_moves_little() -> None:
+def test_cost_curve_after_outlier_returns_to_true_costs() -> None:
     curve = CostCurve({1: 1.0, 4: 2.0})
     curve.observe(4, 1e6)
     curve.observe(1, 1e6)
@@ -128,7 +128,9 @@ def test_an_interruption_moves_little() -> None:
 
 
 @given(curve=curves, passes=st.lists(st.tuples(st.integers(1, 64), st.floats(0.0, 1e3)), max_size=60))
-def test_no_pass_breaks_the_curve(curve: CostCurve, passes: list[tuple[int, float]]) -> None:
+def test_cost_curve_after_any_observation_keeps_finite_ratios(
+    curve: CostCurve, passes: list[tuple[int, float]]
+) -> None:
     for size, seconds in passes:
         curve.observe(size, seconds)
         assert 0 < curve.level < math.inf
@@ -138,7 +140,7 @@ def test_no_pass_breaks_the_curve(curve: CostCurve, passes: list[tuple[int, floa
         assert curve.optimal_batches(ALL)[n][0] >= n
 
 
-def test_one_slow_pass_was_interrupted_and_two_were_not() -> None:
+def test_cost_curve_undisturbed_limits_single_slow_call_only() -> None:
     curve = CostCurve({1: 1.0, 4: 2.0}, switch=0.5)
     assert curve.without_interruption(1, 9.0) == pytest.approx(1.1)
     assert curve.without_interruption(4, 12.5) == pytest.approx(1.1 * 2.5), (
@@ -151,7 +153,7 @@ def test_one_slow_pass_was_interrupted_and_two_were_not() -> None:
     assert curve.without_interruption(1, 0.5) == 0.5
 
 
-def test_a_fresh_measurement_lowers_what_was_disturbed() -> None:
+def test_cost_curve_retime_lowers_disturbed_costs() -> None:
     curve = CostCurve({1: 1.0, 4: 5.9, 8: 2.0})
     curve.retime(4, 2.0, 3.0)
     assert curve.level == pytest.approx(2.0)
@@ -163,7 +165,7 @@ def test_a_fresh_measurement_lowers_what_was_disturbed() -> None:
     assert curve.ratio(1) == 1.0
 
 
-def test_single_passes_that_were_disturbed_are_not_believed() -> None:
+def test_cost_curve_retime_ignores_disturbed_single_token_time() -> None:
     """When other servers started at once, T(1) was 0.188 s and T(2) 0.018 s, and all passes were padded to 2."""
     curve = CostCurve({1: 0.018, 2: 0.030})
     curve.retime(2, 0.188, 0.030)
@@ -180,7 +182,7 @@ def ragged(n: int) -> float:
     return 1e-3 * {1: 1.0, 2: 1.2, 3: 3.5, 4: 1.4}.get(n, 1 + 0.2 * n)
 
 
-def test_measuring_finds_the_costs(clock: Clock) -> None:
+def test_measure_returns_true_costs(clock: Clock) -> None:
     target = timed(clock, ragged)
     target.prefill([1, 2, 3])
     curve = measure(target, 100)
@@ -192,7 +194,7 @@ def test_measuring_finds_the_costs(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("slope", "measured"), [(0.05, True), (0.18, True), (0.3, False)])
-def test_long_drafts_are_measured_where_16_tokens_are_cheap(clock: Clock, slope: float, measured: bool) -> None:
+def test_measure_includes_long_sizes_only_if_16_tokens_are_cheap(clock: Clock, slope: float, measured: bool) -> None:
     # This kernel computes 32 tokens in the time of 16.
     steps = {32: 16, 48: 64, 24: 16}
     target = timed(clock, lambda n: 1e-3 * (1 + slope * (steps.get(n, n) - 1)))
@@ -202,7 +204,7 @@ def test_long_drafts_are_measured_where_16_tokens_are_cheap(clock: Clock, slope:
     assert (curve.ratio(32) == pytest.approx(curve.ratio(16), rel=0.02)) == measured
 
 
-def test_measuring_survives_disturbances(clock: Clock) -> None:
+def test_measure_with_random_outliers_returns_close_costs(clock: Clock) -> None:
     rng = random.Random(2)
     target = timed(clock, lambda n: ragged(n) * (rng.choice([5.0, 30.0]) if rng.random() < 0.25 else 1.0))
     target.prefill([1])
@@ -211,7 +213,7 @@ def test_measuring_survives_disturbances(clock: Clock) -> None:
     assert len(close) >= len(MEASURE_ORDER) - 1
 
 
-def test_measuring_keeps_to_its_budget(clock: Clock) -> None:
+def test_measure_keeps_within_time_budget(clock: Clock) -> None:
     for single, tokens in product((0.05, 0.5, 3.0, 40.0), (1, 100)):
         clock.now = 0.0
         target = timed(clock, lambda n, single=single: single * (1 + 0.3 * (n - 1)))  # type: ignore[misc]
@@ -225,7 +227,7 @@ def test_measuring_keeps_to_its_budget(clock: Clock) -> None:
         assert all(curve.ratio(n) > 0 for n in ALL)
 
 
-def test_a_slow_pass_over_a_new_size_that_pays_for_more_is_made_twice(clock: Clock) -> None:
+def test_measure_repeats_slow_first_call_of_new_size(clock: Clock) -> None:
     # Over a network, workers are queried about the tensors of each new size once.
     seen = set[int]()
 
@@ -242,7 +244,7 @@ def test_a_slow_pass_over_a_new_size_that_pays_for_more_is_made_twice(clock: Clo
         assert curve.ratio(n) == pytest.approx(1.0)
 
 
-def test_measuring_in_little_room(clock: Clock) -> None:
+def test_measure_with_little_context_uses_only_fitting_sizes(clock: Clock) -> None:
     for room in (1, 2, 3, 7, 15, 16):
         target = timed(clock, ragged, n_ctx=30, slack=0)  # raises above n_ctx
         target.prefill([1] * (30 - room))
@@ -264,7 +266,7 @@ def test_measuring_in_little_room(clock: Clock) -> None:
     points=st.dictionaries(st.integers(2, 24), st.floats(0.5, 20), max_size=8),
     sizes=st.sets(st.integers(1, 24), min_size=1).map(lambda found: tuple(sorted(found))),
 )
-def test_slopes_are_the_least_that_more_tokens_cost(points: dict[int, float], sizes: tuple[int, ...]) -> None:
+def test_cost_curve_slopes_equal_minimum_cost_per_added_token(points: dict[int, float], sizes: tuple[int, ...]) -> None:
     curve = CostCurve({1: 1.0, **points})
     costs = [cost for _, cost in curve.optimal_batches(sizes)[1:]]  # Entry k is for a draft of k tokens.
     slopes = curve.slopes(sizes)
@@ -275,14 +277,14 @@ def test_slopes_are_the_least_that_more_tokens_cost(points: dict[int, float], si
     assert list(slopes[len(costs) - 1 :]) == [math.inf, math.inf]
 
 
-def test_slopes_follow_the_curve() -> None:
+def test_cost_curve_slopes_follow_retime() -> None:
     curve = CostCurve({1: 1.0, 4: 4.0})
     assert list(curve.slopes((1, 2, 3, 4))[:3]) == pytest.approx([1.0, 1.0, 1.0])
     curve.retime(4, 1.0, 1.3)
     assert curve.slopes((1, 2, 3, 4))[0] == pytest.approx(0.1)
 
 
-def test_a_change_of_size_is_charged_there_and_back() -> None:
+def test_cost_curve_switching_charges_both_size_changes() -> None:
     curve = CostCurve({1: 1.0, 4: 2.0, 8: 3.0}, switch=0.25)
     assert curve.switch_cost(1, plain=1) == 0.0
     assert curve.switch_cost(4, plain=1) == pytest.approx(0.5)
@@ -307,14 +309,14 @@ def changing(clock: Clock, switch: float, noise: Callable[[], float], **options:
     return measure(target, 100)
 
 
-def test_a_change_of_size_is_measured(clock: Clock) -> None:
+def test_measure_finds_cost_of_size_change(clock: Clock) -> None:
     curve = changing(clock, 3e-4, lambda: 1.0)
     assert curve.switch == pytest.approx(3e-4, rel=1e-3)
     assert curve.level == pytest.approx(1e-3, rel=1e-3)
     assert curve.ratio(5) == pytest.approx(3.0, rel=1e-3)
 
 
-def test_a_change_of_size_costs_nothing_where_that_is_not_certain(clock: Clock) -> None:
+def test_measure_without_certain_size_change_cost_returns_zero(clock: Clock) -> None:
     found = []
     for seed in range(60):
         rng = random.Random(seed)
@@ -323,13 +325,13 @@ def test_a_change_of_size_costs_nothing_where_that_is_not_certain(clock: Clock) 
     assert changing(clock, 3e-4, lambda: 1.0, n_ctx=2).switch == 0.0, "there is room for single tokens only"
 
 
-def test_a_change_of_size_is_measured_through_disturbances(clock: Clock) -> None:
+def test_measure_with_outliers_finds_cost_of_size_change(clock: Clock) -> None:
     rng = random.Random(2)
     curve = changing(clock, 5e-4, lambda: rng.choice([2.0, 9.0]) if rng.random() < 0.05 else rng.uniform(1.0, 1.02))
     assert curve.switch == pytest.approx(5e-4, rel=0.25)
 
 
-def test_noise_of_other_programs_does_not_forbid_drafts() -> None:
+def test_cost_curve_under_load_keeps_switch_and_ratio() -> None:
     """Under load, the cost of a change once grew to several passes, which stopped drafting and thus any correction."""
     curve, rng = CostCurve({1: 1e-3, 4: 2e-3}, switch=1e-4), random.Random(0)
     for _ in range(1000):
@@ -340,7 +342,7 @@ def test_noise_of_other_programs_does_not_forbid_drafts() -> None:
 
 
 @pytest.mark.parametrize("true", [1e-4, 6e-4])
-def test_level_and_switch_are_told_apart(true: float) -> None:
+def test_cost_curve_separates_level_and_switch(true: float) -> None:
     curve = CostCurve({1: 1e-3, 4: 2e-3}, switch=3e-4)
     for i in range(2000):
         curve.observe(1, 1.5e-3 + (true if i % 3 == 0 else 0.0))
@@ -350,7 +352,7 @@ def test_level_and_switch_are_told_apart(true: float) -> None:
     assert curve.switch == pytest.approx(true, rel=0.35)
 
 
-def test_a_pass_larger_than_all_before_corrects_the_slope_at_once() -> None:
+def test_cost_curve_corrects_slope_at_first_larger_batch() -> None:
     curve = CostCurve({1: 1e-3, 16: 4e-3})
     assert curve.ratio(31) == pytest.approx(7.0)
     curve.observe(21, 9e-3)  # expected: 5 ms

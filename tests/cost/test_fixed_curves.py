@@ -14,20 +14,20 @@ from ngramspec.errors import NGramSpecError
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_a_named_curve_is_linear_between_its_points(name: str) -> None:
+def test_find_curves_by_name_returns_linear_interpolation(name: str) -> None:
     points = CURVES[name][0]
     curve = find_curves(name)[name]
     for size in range(1, LARGEST + 1):
         assert curve.ratio(size) == pytest.approx(np.interp(size, list(points), list(points.values())))
 
 
-def test_no_batch_is_too_dear() -> None:
+def test_given_curve_accepts_expensive_batches() -> None:
     # Real mixtures of experts need the time of three passes for two tokens; the limit is for disturbed measurements.
     assert make_fixed_curve({1: 1.0, 2: 3.05, 64: 200.0}).ratio(2) == 3.05
     assert CostCurve({1: 1.0, 2: 3.05}).ratio(2) == 3.0
 
 
-def test_it_goes_on_as_it_went_between_the_last_points() -> None:
+def test_given_curve_extrapolates_last_slope() -> None:
     curve = make_fixed_curve({1: 2.0, 4: 4.0, 8: 5.0})
     assert curve.ratio(8) == 2.5
     assert curve.ratio(12) == pytest.approx(3.0)
@@ -35,7 +35,7 @@ def test_it_goes_on_as_it_went_between_the_last_points() -> None:
     assert make_fixed_curve({1: 3.0}).ratio(40) == 1.0
 
 
-def test_passes_do_not_change_it() -> None:
+def test_given_curve_ignores_observations() -> None:
     curve = make_fixed_curve({1: 1.0, 64: 5.0}, switch=0.25)
     before = [curve.ratio(size) for size in range(1, 65)]
     for _ in range(200):
@@ -45,14 +45,14 @@ def test_passes_do_not_change_it() -> None:
     assert (curve.level, curve.switch, curve.last) == (1.0, 0.25, 1)
 
 
-def test_a_measured_curve_is_held_as_it_is() -> None:
+def test_frozen_returns_ratios_of_measured_curve() -> None:
     real = CostCurve({1: 0.02, 2: 0.03, 8: 0.05}, switch=0.004)
     held = freeze(real)
     assert [held.ratio(n) for n in range(1, 65)] == pytest.approx([real.ratio(n) for n in range(1, 65)])
     assert held.switch == pytest.approx(0.2)
 
 
-def test_files(tmp_path: Path) -> None:
+def test_find_curves_reads_one_or_several_curves_from_file(tmp_path: Path) -> None:
     one, several = tmp_path / "mine.json", tmp_path / "both.json"
     one.write_text('{"1": 2.0, "8": 5}')
     several.write_text('{"a": {"1": 1.0}, "b": {"1": 1.0, "64": 64.0}}')
@@ -85,7 +85,7 @@ def test_files(tmp_path: Path) -> None:
         ("[" * 100000, "JSON"),
     ],
 )
-def test_what_is_no_curve(tmp_path: Path, text: str, words: str) -> None:
+def test_find_curves_rejects_invalid_file_content(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
     with pytest.raises(NGramSpecError) as error:
@@ -95,7 +95,7 @@ def test_what_is_no_curve(tmp_path: Path, text: str, words: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_curves_that_are_not_there(tmp_path: Path) -> None:
+def test_find_curves_rejects_missing_or_unreadable_source(tmp_path: Path) -> None:
     with pytest.raises(NGramSpecError, match="one of flat, "):
         find_curves("round")
     with pytest.raises(NGramSpecError, match="directory"):
@@ -107,7 +107,7 @@ def test_curves_that_are_not_there(tmp_path: Path) -> None:
         find_curves("a\0b")
 
 
-def test_a_curve_survives_json() -> None:
+def test_given_curve_round_trips_through_json() -> None:
     for points in ({"1": 1.0, "2": 1.5, "64": 9.0}, {"1": 2.0, "8": 3.0, "switch": 0.5}):
         curve = parse_curve(points)
         again = parse_curve(json.loads(json.dumps(to_json(curve))))

@@ -30,7 +30,7 @@ def planted(kernels: Kernels, **options: Any) -> MockTarget:
         (lambda n, depth: int(n > 3) if depth < 256 else 2 * (n > 5), {(1, 2, 3), (4, 5), (6, 8, 9, 12, 16)}),
     ],
 )
-def test_planted_classes_are_found(kernels: Kernels, classes: set[tuple[int, ...]]) -> None:
+def test_probe_finds_kernel_classes(kernels: Kernels, classes: set[tuple[int, ...]]) -> None:
     target = planted(kernels)
     report = probe(target)
     assert set(report.classes) == classes
@@ -41,7 +41,7 @@ def test_planted_classes_are_found(kernels: Kernels, classes: set[tuple[int, ...
         assert all(report.class_of(n) == c for n in c)
 
 
-def test_the_depths_can_be_chosen() -> None:
+def test_probe_with_given_depths_uses_them() -> None:
     def deep(n: int, depth: int) -> int:
         return int(n > 4 and depth >= 700)
 
@@ -52,7 +52,7 @@ def test_the_depths_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize("n_ctx", [20, 64, 200, 512])
-def test_small_contexts_are_probed_as_deep_as_they_go(n_ctx: int) -> None:
+def test_probe_of_small_context_keeps_depths_within_it(n_ctx: int) -> None:
     # The last tokens may be beyond n_ctx, in the space for padding; a full cache raises.
     target = planted(lambda n, depth: int(n > 2), n_ctx=n_ctx, n_batch=64)
     report = probe(target)
@@ -60,14 +60,14 @@ def test_small_contexts_are_probed_as_deep_as_they_go(n_ctx: int) -> None:
     assert max(report.depths) < n_ctx
 
 
-def test_the_largest_difference_is_measured() -> None:
+def test_probe_reports_maximum_logit_difference() -> None:
     target = planted(lambda n, depth: int(n == 5), noise=0.5)
     seen = probe(target).max_difference
     assert 0.5 < seen < 8.0  # The maximum of several hundred differences of normal numbers with standard deviation 0.5.
     assert seen > 5 * probe(planted(lambda n, depth: int(n == 5), noise=0.05)).max_difference
 
 
-def test_it_costs_little_and_does_not_mind_what_is_in_the_cache() -> None:
+def test_probe_evaluates_few_tokens_and_ignores_cache_content() -> None:
     target = planted(lambda n, depth: int(n > 3))
     report = probe(target)
     assert sum(target.batches) <= 2 * len(SIZES) * 24
@@ -77,7 +77,7 @@ def test_it_costs_little_and_does_not_mind_what_is_in_the_cache() -> None:
     assert probe(target) == report
 
 
-def test_whether_a_text_may_be_read_in_any_pieces() -> None:
+def test_reads_alike_compares_prefill_with_decoding() -> None:
     assert prefill_is_chunk_invariant(MockTarget(), (1, 2, 3))
     # The mock's prefill has separate kernels.
     assert not prefill_is_chunk_invariant(MockTarget(kernels=lambda n, depth: 0), (1, 2, 3))

@@ -46,7 +46,7 @@ def describe_siblings(system: Path, *siblings: str) -> None:
         write(system / f"devices/system/cpu/cpu{number}/topology/thread_siblings_list", text)
 
 
-def test_usable_cores_hyper_threads_count_once(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_cores_with_hyper_threads_counts_each_core_once(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     describe_siblings(system, "0,2", "1,3", "0,2", "1,3", "4-5", "4-5")
     for allowed, expected in (({0, 1, 2, 3}, 2), ({0, 2}, 1), ({0, 1}, 2), ({3}, 1), ({0, 1, 2, 3, 4, 5}, 3)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, allowed=allowed: allowed)
@@ -54,21 +54,21 @@ def test_usable_cores_hyper_threads_count_once(system: Path, monkeypatch: pytest
         assert logical_cores() == len(allowed)
 
 
-def test_usable_cores_intel_hybrid_leaves_out_efficiency_cores(system: Path) -> None:
+def test_usable_cores_on_intel_hybrid_excludes_efficiency_cores(system: Path) -> None:
     describe_siblings(system, "0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7")
     write(system / "devices/cpu_core/cpus", "0-3")
     assert usable_cores() == 2
     assert physical_cores() == 6
 
 
-def test_usable_cores_arm_leaves_out_little_cores(system: Path) -> None:
+def test_usable_cores_on_arm_excludes_little_cores(system: Path) -> None:
     describe_siblings(system, *map(str, range(8)))
     for number, capacity in enumerate((290, 290, 290, 290, 870, 870, 870, 1024)):
         write(system / f"devices/system/cpu/cpu{number}/cpu_capacity", str(capacity))
     assert usable_cores() == 4
 
 
-def test_usable_cores_undescribed_system_has_at_least_one(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_cores_on_undescribed_system_returns_one(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.cpu_count", lambda logical=True: None)
     assert usable_cores() == physical_cores() == 1
 
@@ -85,7 +85,7 @@ def test_usable_cores_undescribed_system_has_at_least_one(system: Path, monkeypa
         ("not a cgroup", {}, math.inf, 8),
     ],
 )
-def test_usable_cores_keep_within_the_quota(
+def test_usable_cores_with_quota_keeps_within_it(
     system: Path, own: str, files: dict[str, str], quota: float, usable: int
 ) -> None:
     describe_siblings(system, *map(str, range(8)))
@@ -96,7 +96,7 @@ def test_usable_cores_keep_within_the_quota(
     assert usable_cores() == usable
 
 
-def test_load_is_what_others_use_and_forgets_it_within_a_second() -> None:
+def test_cpu_load_follows_other_programs_within_a_second() -> None:
     now = system = process = 0.0
     load = CpuLoad(lambda: CpuSeconds(system, process), lambda: now, lambda: None)
     for others, expected in ((0.0, 0.0), (1.5, 1.5), (0.0, 0.0)):
@@ -110,7 +110,7 @@ def test_load_is_what_others_use_and_forgets_it_within_a_second() -> None:
 
 
 @pytest.mark.parametrize(("priority", "expected"), [(0, (2.0, 0.5, 3.0)), (5, (5.0, 0.5, 0.0)), (-5, (2.0, 0.5, 3.0))])
-def test_cpu_time_of_low_priority_is_separate_unless_this_process_has_it_too(
+def test_read_cpu_seconds_separates_low_priority_time(
     monkeypatch: pytest.MonkeyPatch, priority: int, expected: tuple[float, ...]
 ) -> None:
     times = SimpleNamespace(user=1.25, system=0.5, irq=0.25, nice=3.0)
@@ -121,7 +121,7 @@ def test_cpu_time_of_low_priority_is_separate_unless_this_process_has_it_too(
     assert read_cpu_seconds() == expected
 
 
-def test_load_after_a_pause_is_what_runs_now() -> None:
+def test_cpu_load_after_pause_counts_running_threads() -> None:
     now = system = 0.0
     counts = iter((0, 2, 9, 1))
     load = CpuLoad(lambda: CpuSeconds(system, 0.0), lambda: now, lambda: next(counts), count=4)
@@ -136,7 +136,7 @@ def test_load_after_a_pause_is_what_runs_now() -> None:
     assert load.cores == 0.0, "the first average replaces what the count suggested"
 
 
-def test_load_during_a_long_call_is_the_average_of_its_time() -> None:
+def test_cpu_load_after_long_call_averages_its_time() -> None:
     now = system = 0.0
     load = CpuLoad(lambda: CpuSeconds(system, 0.0), lambda: now, lambda: 9, count=4)
     for _ in range(3):
@@ -148,7 +148,7 @@ def test_load_during_a_long_call_is_the_average_of_its_time() -> None:
     assert load.cores == pytest.approx(1.5, abs=0.01)
 
 
-def test_running_threads_are_the_lowest_of_some_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_running_returns_minimum_of_several_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter((3, 1, 2, 1, 2, 0))
     monkeypatch.setattr(cores, "REPEAT_SECONDS", 0.0)
     monkeypatch.setattr(cores, "_count_running_once", lambda: next(counts))
@@ -159,7 +159,7 @@ def test_running_threads_are_the_lowest_of_some_counts(monkeypatch: pytest.Monke
     assert count_running() is None, "some of them may run on other CPUs"
 
 
-def test_load_of_this_machine_is_within_its_cores() -> None:
+def test_cpu_load_of_this_machine_keeps_within_core_count() -> None:
     load = CpuLoad()
     while not load.sample():
         sum(range(10_000))

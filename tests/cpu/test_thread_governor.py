@@ -65,7 +65,7 @@ class Machine:
         return max(1 / self.call_seconds(threads, 1) for threads in range(1, self.cores + 1))
 
 
-def test_idle_machine_keeps_all_threads_and_tries_nothing() -> None:
+def test_thread_governor_on_idle_machine_keeps_all_threads() -> None:
     machine = Machine()
     governor = machine.governor()
     assert {machine.call(governor) for _ in range(5000)} == {2}
@@ -74,7 +74,7 @@ def test_idle_machine_keeps_all_threads_and_tries_nothing() -> None:
 
 
 @pytest.mark.parametrize(("cores", "others"), [(2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (8, 3), (16, 5), (16, 40)])
-def test_loaded_machine_decodes_nearly_as_fast_as_with_the_best_number(cores: int, others: int) -> None:
+def test_thread_governor_under_load_approaches_best_rate(cores: int, others: int) -> None:
     machine = Machine(cores, lambda _: others)
     governor = machine.governor()
     assert machine.rate(governor, 20.0) >= 0.9 * machine.best_rate()
@@ -83,7 +83,7 @@ def test_loaded_machine_decodes_nearly_as_fast_as_with_the_best_number(cores: in
     assert "other programs use" in governor.state.reason
 
 
-def test_programs_of_low_priority_are_load_that_leaves_the_first_number_alone() -> None:
+def test_thread_governor_under_low_priority_load_starts_with_all_threads() -> None:
     machine = Machine(others=lambda _: 2.0, has_low_others=True)
     governor = machine.governor()
     assert {machine.call(governor) for _ in range(3)} == {2}
@@ -93,7 +93,7 @@ def test_programs_of_low_priority_are_load_that_leaves_the_first_number_alone() 
     assert "other programs use" in governor.state.reason
 
 
-def test_load_that_comes_and_goes_is_followed_within_a_second() -> None:
+def test_thread_governor_follows_changing_load_within_a_second() -> None:
     machine = Machine(others=lambda now: 2.0 if now % 20 >= 10 else 0.0)
     governor = machine.governor()
     for _ in range(4):
@@ -102,7 +102,7 @@ def test_load_that_comes_and_goes_is_followed_within_a_second() -> None:
         machine.pass_time(10 - machine.now % 10)
 
 
-def test_low_guess_is_corrected_by_trials() -> None:
+def test_thread_governor_corrects_low_guess_by_trials() -> None:
     # The system prefers our threads, so that others get only the remaining time.
     machine = Machine(4, lambda _: 0.0)
 
@@ -117,7 +117,7 @@ def test_low_guess_is_corrected_by_trials() -> None:
     assert governor.state.threads == 4
 
 
-def test_load_that_the_system_hides_is_noticed_by_slow_calls() -> None:
+def test_thread_governor_detects_hidden_load_by_slow_calls() -> None:
     machine = Machine(2, lambda now: 4.0 if 10 <= now < 60 else 0.0, shows_others=False)
     governor = machine.governor()
     machine.rate(governor, 10.0)
@@ -131,7 +131,7 @@ def test_load_that_the_system_hides_is_noticed_by_slow_calls() -> None:
     assert governor.is_quiet
 
 
-def test_longer_context_is_not_mistaken_for_load() -> None:
+def test_thread_governor_with_longer_context_keeps_all_threads() -> None:
     machine = Machine()
     governor = machine.governor()
     machine.rate(governor, 5.0)
@@ -142,7 +142,7 @@ def test_longer_context_is_not_mistaken_for_load() -> None:
     assert governor.state.threads == 2
 
 
-def test_kinds_of_calls_have_numbers_of_their_own() -> None:
+def test_thread_governor_adapts_threads_per_kind_of_call() -> None:
     # Under load, a second thread helps prompts, but not single tokens.
     machine = Machine(2, lambda _: 2.0)
     plain = machine.call_seconds
@@ -158,14 +158,14 @@ def test_kinds_of_calls_have_numbers_of_their_own() -> None:
     assert (state.threads, state.threads_batch, state.threads_prompt) == (1, 1, 2)
 
 
-def test_trials_lose_a_bounded_share_of_the_time() -> None:
+def test_thread_governor_trials_take_bounded_share_of_time() -> None:
     machine = Machine(2, lambda _: 4.0)
     governor = machine.governor()
     machine.rate(governor, 2.0)
     assert machine.rate(governor, 300.0) >= 0.96 * machine.best_rate()
 
 
-def test_fixed_number_never_changes() -> None:
+def test_thread_governor_with_fixed_threads_never_changes_them() -> None:
     machine = Machine(2, lambda _: 4.0)
     governor = machine.governor(adapts=(False, False))
     assert {machine.call(governor, size) for size in (1, 4, 128) for _ in range(20)} == {2}
@@ -178,7 +178,7 @@ def test_fixed_number_never_changes() -> None:
     assert (single.state.threads, single.state.threads_batch) == (1, 2)
 
 
-def test_period_changes_with_the_load() -> None:
+def test_thread_governor_starts_new_period_when_load_changes() -> None:
     machine = Machine(2, lambda now: 0.0 if now < 5 else 3.0)
     governor = machine.governor()
     machine.rate(governor, 4.9)

@@ -46,7 +46,7 @@ class EarlyTarget(MockTarget):
 
 
 @pytest.mark.parametrize("drafter", [None, "ngram", "mixture"])
-def test_next_pass_is_submitted_before_a_step_is_shown(drafter: str | None) -> None:
+def test_generate_with_early_backend_submits_before_yielding_step(drafter: str | None) -> None:
     target = model(kind=EarlyTarget)
     assert isinstance(target, EarlyTarget)
     steps = unmeasured(target, drafter=drafter).generate([1, 2, 3], max_tokens=40, sampling=Sampling(0.7, seed=4))
@@ -60,7 +60,7 @@ def test_next_pass_is_submitted_before_a_step_is_shown(drafter: str | None) -> N
 
 
 @grid(drafter=(None, "ngram", "mixture"), temperature=(0.0, 0.9))
-def test_text_is_the_same_as_of_plain_decoding(drafter: str | None, temperature: float) -> None:
+def test_generate_with_early_backend_keeps_text(drafter: str | None, temperature: float) -> None:
     sampling = Sampling(temperature, seed=3)
     for length in (1, 2, 3, 37):
         target = model(kind=EarlyTarget)
@@ -72,7 +72,7 @@ def test_text_is_the_same_as_of_plain_decoding(drafter: str | None, temperature:
         assert target.tokens == [1, 2, 3, *tokens[:-1]]
 
 
-def test_a_reader_that_stops_leaves_the_cache_as_without_the_next_pass() -> None:
+def test_generate_with_early_backend_when_closed_restores_cache() -> None:
     target = model(kind=EarlyTarget)
     steps = unmeasured(target).generate([1, 2, 3], max_tokens=40)
     tokens = [token for _, step in zip(range(9), steps, strict=False) for token in step.tokens]
@@ -80,7 +80,7 @@ def test_a_reader_that_stops_leaves_the_cache_as_without_the_next_pass() -> None
     assert target.tokens == [1, 2, 3, *tokens[:-1]]
 
 
-def test_an_error_of_the_next_pass_comes_after_the_step_of_the_last_one() -> None:
+def test_generate_with_early_backend_yields_step_before_next_error() -> None:
     class Failing(EarlyTarget):
         def submit(self, tokens: Sequence[int]) -> None:
             if len(self.tokens) > 9:
@@ -96,7 +96,7 @@ def test_an_error_of_the_next_pass_comes_after_the_step_of_the_last_one() -> Non
     assert target.tokens == [1, 2, 3, *tokens[:-1]]
 
 
-def test_the_time_of_a_pass_ends_when_its_logits_are_there() -> None:
+def test_decoding_loop_wait_adds_time_until_logits_arrive() -> None:
     class Waiting(EarlyTarget):
         def fetch(self) -> NDArray[Any]:
             clock.now += 2.0
@@ -128,7 +128,7 @@ class EarlyShared(MockShared):
 
 
 @grid(sequences=(1, 3), requests=(1, 2, 5), temperature=(0.0, 0.9))
-def test_texts_of_several_requests_are_the_same(sequences: int, requests: int, temperature: float) -> None:
+def test_engine_with_early_backend_keeps_texts(sequences: int, requests: int, temperature: float) -> None:
     shared = EarlyShared(sequences, peak=5.0)
     calibration = Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 2.0}))
     engine = Engine(shared, shared.sequences[0], calibration=calibration, drafter=MixtureDrafter())
@@ -150,7 +150,7 @@ def test_texts_of_several_requests_are_the_same(sequences: int, requests: int, t
         engine.stop()
 
 
-def test_engine_submits_the_next_pass_before_it_reports_the_last_one() -> None:
+def test_engine_with_early_backend_submits_before_reporting_step() -> None:
     shared = EarlyShared(2)
     engine = Engine(
         shared, shared.sequences[0], calibration=Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 64.0}))

@@ -41,7 +41,7 @@ def asked(
     return BranchFinder(drafter.guesser).find(draft.acceptance_probs, sent, limit, leaves, price)
 
 
-def test_the_other_branch_is_asked_with_its_own_tokens_where_that_can_pay() -> None:
+def test_branch_finder_returns_alternatives_that_pay() -> None:
     drafter = taught()
     draft = drafter.propose(3)
     assert draft.tokens in ((3, 5, 6), (4, 7, 8))
@@ -62,7 +62,7 @@ def test_the_other_branch_is_asked_with_its_own_tokens_where_that_can_pay() -> N
 
 
 @pytest.mark.parametrize("leaves", [1, 2, 5])
-def test_the_likeliest_first_each_behind_its_path_and_no_more_than_allowed(leaves: int) -> None:
+def test_branch_finder_orders_by_probability_within_limits(leaves: int) -> None:
     rng = random.Random(2)
     drafter, silent = MixtureDrafter(), MixtureDrafter()
     prompt = [rng.randrange(4) for _ in range(200)]
@@ -93,7 +93,7 @@ def test_the_likeliest_first_each_behind_its_path_and_no_more_than_allowed(leave
 
 
 @pytest.mark.parametrize("how", ["greedy", "coupled", "blind"])
-def test_answers_begin_the_next_draft_until_they_are_wrong(how: str) -> None:
+def test_mixture_drafts_known_answers_until_they_are_wrong(how: str) -> None:
     drafter, loop = taught(), BranchingLoop(CostPolicy())
     choose = None if how == "greedy" else (lambda _at, law: max(law, key=lambda token: law[token]))
     for turn in range(40):
@@ -122,7 +122,7 @@ def curve_of(cost: Callable[[int], float]) -> CostCurve:
     return CostCurve({n: cost(n) for n in range(1, 17)})
 
 
-def test_questions_are_sent_where_their_rows_are_worth_it() -> None:
+def test_choose_branches_keeps_branches_worth_their_cost() -> None:
     questions = [SideBranch(0, (i,), p) for i, p in enumerate((0.5, 0.2, 0.05))]
 
     def paying(questions: list[SideBranch], length: int, size: int, curve: CostCurve, sizes: Any) -> tuple[int, int]:
@@ -150,14 +150,14 @@ def test_questions_are_sent_where_their_rows_are_worth_it() -> None:
 @pytest.mark.parametrize(
     ("slope", "policy", "some"), [(0.04, "cost", True), (0.06, "cost", False), (0.04, "fixed", False)]
 )
-def test_questions_are_asked_only_where_a_drafted_token_is_nearly_free(slope: float, policy: str, some: bool) -> None:
+def test_decoder_sends_branches_only_with_cheap_tokens_and_cost_policy(slope: float, policy: str, some: bool) -> None:
     target, curve = model(4), CostCurve({1: 1.0, 64: 1 + 63 * slope})
     decoder = SpeculativeDecoder(target, policy=policy, curve=curve)
     drive(decoder, [1, 2, 3, 1, 2], max_tokens=200, sampling=Sampling(0.9, seed=1))
     assert (target.questions > 0) == some
 
 
-def test_an_answer_is_what_would_be_emitted_and_emits_nothing() -> None:
+def test_branching_loop_answer_equals_next_token_without_emitting() -> None:
     def text(sampling: Sampling, how: Acceptance | str | None = None) -> Any:
         return SimpleNamespace(verifier=RuleVerifier(NumpySampler(sampling, 6), how))
 

@@ -45,7 +45,7 @@ def looping(n: int = 60, **options: Any) -> tuple[MockTarget, list[int], list[in
     return mock, text[:63], text[63 : 63 + n]
 
 
-def test_drafts_that_are_right_save_passes(tmp_path: Path) -> None:
+def test_decoder_with_correct_drafts_saves_decode_calls(tmp_path: Path) -> None:
     for policy in ("fixed", "heuristic", "cost"):
         mock, prompt, text = looping()
         oracle = Oracle(text)
@@ -59,7 +59,7 @@ def test_drafts_that_are_right_save_passes(tmp_path: Path) -> None:
         assert all(1 <= limit <= 3 for limit in oracle.limits)
 
 
-def test_a_drafter_that_ignores_the_limit_is_cut(tmp_path: Path) -> None:
+def test_decoder_with_overlong_drafts_truncates_them(tmp_path: Path) -> None:
     class Chatty(Oracle):
         def propose(
             self,
@@ -89,7 +89,7 @@ def everything_still_works(decoder: SpeculativeDecoder, prompt: Sequence[int], t
 
 
 @pytest.mark.parametrize("policy", ["fixed", "cost"])
-def test_a_consumer_may_leave_at_any_step(policy: str, tmp_path: Path) -> None:
+def test_generate_when_closed_at_any_step_keeps_cache_valid(policy: str, tmp_path: Path) -> None:
     mock, prompt, text = looping()
     decoder = SpeculativeDecoder(mock, policy=policy, draft_max=10, calibration_folder=tmp_path)
     for leave in (1, 2, 3, 4):
@@ -128,7 +128,7 @@ class Faulty(MockTarget):
 @pytest.mark.parametrize(
     ("how", "error"), [("before", TargetError), ("after", KeyboardInterrupt), ("logits", BadLogits)]
 )
-def test_a_target_that_fails_once(how: str, error: type[BaseException], tmp_path: Path) -> None:
+def test_generate_after_target_error_keeps_decoder_usable(how: str, error: type[BaseException], tmp_path: Path) -> None:
     _, prompt, text = looping()
     for measured, wait in ((True, 1), (True, 2), (True, 5), (False, 1), (False, 2), (False, 12)):
         if how == "logits" and not measured:
@@ -149,7 +149,7 @@ def test_a_target_that_fails_once(how: str, error: type[BaseException], tmp_path
 
 
 @pytest.mark.parametrize("method", ["propose", "accept"])
-def test_a_drafter_that_fails_once(method: str, tmp_path: Path) -> None:
+def test_generate_after_drafter_error_keeps_decoder_usable(method: str, tmp_path: Path) -> None:
     mock, prompt, text = looping()
     oracle = Oracle(text)
     decoder = SpeculativeDecoder(mock, drafter=oracle, policy="fixed", calibration_folder=tmp_path)
@@ -164,7 +164,7 @@ def test_a_drafter_that_fails_once(method: str, tmp_path: Path) -> None:
     everything_still_works(decoder, prompt, text)
 
 
-def test_a_second_generation_does_not_disturb_the_first(tmp_path: Path) -> None:
+def test_generate_during_another_generation_raises_in_the_first(tmp_path: Path) -> None:
     # One cache cannot hold two texts: the first generator must raise, and must never continue with wrong text.
     mock, prompt, text = looping()
     decoder = SpeculativeDecoder(mock, calibration_folder=tmp_path)
@@ -199,7 +199,7 @@ def test_a_second_generation_does_not_disturb_the_first(tmp_path: Path) -> None:
         ("logprobs must be 0 to 60", {"logprobs": 61}),
     ],
 )
-def test_what_cannot_be_done_fails_at_the_call(reason: str, call: dict[str, Any]) -> None:
+def test_generate_rejects_invalid_arguments_immediately(reason: str, call: dict[str, Any]) -> None:
     mock = model(n_ctx=40)
     decoder = SpeculativeDecoder(mock, curve=make_fixed_curve({1: 1.0}))
     with pytest.raises(PromptError if "prompt" in call else ValueError, match=reason):
@@ -218,13 +218,13 @@ def test_what_cannot_be_done_fails_at_the_call(reason: str, call: dict[str, Any]
         ("cannot be combined with calibration", {"calibration": Calibration()}),
     ],
 )
-def test_a_decoder_that_cannot_be(reason: str, wrong: dict[str, Any]) -> None:
+def test_decoder_rejects_invalid_settings(reason: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=reason):
         SpeculativeDecoder(model(), curve=make_fixed_curve({1: 1.0}), **wrong)
 
 
 @pytest.mark.parametrize("exact", ["off", "on"])
-def test_a_target_that_cannot_roll_back_decodes_plainly(exact: Exact, tmp_path: Path) -> None:
+def test_decoder_without_rollback_uses_plain_decoding(exact: Exact, tmp_path: Path) -> None:
     _, prompt, _ = looping()
     mock, *_ = looping(fail_rollback=True)  # `rollback` raises.
     decoder = SpeculativeDecoder(mock, exact=exact, calibration_folder=tmp_path)
@@ -236,7 +236,7 @@ def test_a_target_that_cannot_roll_back_decodes_plainly(exact: Exact, tmp_path: 
     assert set(mock.batches) == {1}
 
 
-def test_batches_are_padded_to_a_cheaper_size(tmp_path: Path) -> None:
+def test_decoder_pads_batches_to_cheaper_size(tmp_path: Path) -> None:
     costs = {1: 1.0, 2: 1.6, 3: 4.0, 4: 1.7}
     mock, prompt, text = looping(seconds=lambda n: 1e-3 * costs.get(n, 2.0 * n))
     decoder = SpeculativeDecoder(mock, drafter=Oracle(text, wrong=5), draft_max=2, calibration_folder=tmp_path)
@@ -276,7 +276,7 @@ def beginning(case: int) -> list[int]:
     return [int(t) for t in np.random.default_rng(case).integers(0, 4, 50)]
 
 
-def test_exact_text_does_not_depend_on_drafts(tmp_path: Path) -> None:
+def test_decoder_in_exact_mode_keeps_text_with_any_drafts(tmp_path: Path) -> None:
     differ = drafted = 0
     for case in range(5):
         prompt, stray = beginning(case), beginning(100 + case)[:33]
@@ -297,7 +297,7 @@ def test_exact_text_does_not_depend_on_drafts(tmp_path: Path) -> None:
     assert differ > 0  # The mock is inexact enough to change texts.
 
 
-def test_the_next_turn_reuses_the_cache(tmp_path: Path) -> None:
+def test_generate_of_next_turn_prefills_only_new_tokens(tmp_path: Path) -> None:
     mock, prompt, _ = looping()
     decoder = SpeculativeDecoder(mock, calibration_folder=tmp_path)
     emitted, _ = drive(decoder, prompt, max_tokens=20)
@@ -305,7 +305,7 @@ def test_the_next_turn_reuses_the_cache(tmp_path: Path) -> None:
     assert mock.prefilled == [len(prompt), 3]  # The last emitted token was not in the cache.
 
 
-def test_plain_decoding_tells_its_progress_and_measures_nothing(tmp_path: Path) -> None:
+def test_decoder_without_drafter_reports_progress_and_measures_nothing(tmp_path: Path) -> None:
     mock = model(n_batch=16)
     seen: list[tuple[int, int]] = []
     decoder = SpeculativeDecoder(mock, drafter=None, calibration_folder=tmp_path)
@@ -316,7 +316,7 @@ def test_plain_decoding_tells_its_progress_and_measures_nothing(tmp_path: Path) 
     assert NO_DRAFT.tokens == steps[3].drafted
 
 
-def test_steps_carry_the_times(tmp_path: Path) -> None:
+def test_generate_steps_report_times_and_gain(tmp_path: Path) -> None:
     mock, prompt, _ = looping()
     decoder = SpeculativeDecoder(mock, calibration_folder=tmp_path)
     _, steps = drive(decoder, prompt, max_tokens=1200)
@@ -332,13 +332,13 @@ def test_steps_carry_the_times(tmp_path: Path) -> None:
     assert (stats.estimated_gain or 0) > 1.5
 
 
-def test_the_speed_excludes_the_measurement_that_is_made_once(tmp_path: Path) -> None:
+def test_generate_excludes_one_time_measurement_from_elapsed(tmp_path: Path) -> None:
     mock, prompt, _ = looping()
     _, steps = drive(SpeculativeDecoder(mock, calibration_folder=tmp_path), prompt, max_tokens=20)
     assert steps[1].elapsed == pytest.approx(steps[1].seconds + steps[1].draft_seconds, rel=0.1)
 
 
-def test_a_calibration_is_shared_until_a_decoder_goes_its_own_way() -> None:
+def test_decoder_calibrate_copies_shared_calibration() -> None:
     mock, known = model(12), Calibration()
     one, other = (SpeculativeDecoder(mock, calibration=known, exact="off") for _ in range(2))
     drive(one, [1, 2, 3], max_tokens=9)
@@ -362,6 +362,6 @@ next(steps)
 """
 
 
-def test_a_generator_that_is_left_open_prints_nothing_at_the_end(env: dict[str, str]) -> None:
+def test_generate_left_open_at_exit_prints_nothing(env: dict[str, str]) -> None:
     done = run_process(env, DEMO, command=[sys.executable, "-c", LEFT_OPEN])
     assert (done.code, done.raw, done.err) == (0, b"", "")

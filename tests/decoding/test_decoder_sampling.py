@@ -29,7 +29,7 @@ OPEN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 A, B, C = range(FIRST_WORD, FIRST_WORD + 3)
 
 
-def test_coupled_guesses_use_the_noise_of_their_position() -> None:
+def test_decoder_with_coupled_acceptance_drafts_with_noise_of_target() -> None:
     # Two independent draws agree with probability 0.41; draws with the same noise from similar counts agree more often.
     stats = Stats()
     prompt = np.random.default_rng(4).choice(4, 400, p=Coin.law).tolist()
@@ -41,7 +41,7 @@ def test_coupled_guesses_use_the_noise_of_their_position() -> None:
     assert (stats.acceptance_rate or 0) > 0.6
 
 
-def test_forbidden_tokens_are_not_sent(word_vocabulary: Vocabulary) -> None:
+def test_decoder_with_grammar_sends_only_allowed_tokens(word_vocabulary: Vocabulary) -> None:
     """Neither coupled nor rejection sends a token that the grammar forbids, and the text always follows the grammar."""
     grammar = 'root ::= ("a" "b"? | "c")*'
     prompt = [A, B, C, B, B, A, A, C, B, B, A, B, C, B]  # Its n-grams predict forbidden tokens.
@@ -68,7 +68,7 @@ def test_forbidden_tokens_are_not_sent(word_vocabulary: Vocabulary) -> None:
 
 
 @pytest.mark.parametrize("method", ["coupled", "rejection", "match"])
-def test_forced_text_is_a_free_draft(method: str, word_vocabulary: Vocabulary) -> None:
+def test_decoder_with_grammar_drafts_forced_tokens(method: str, word_vocabulary: Vocabulary) -> None:
     """If the grammar allows only one token, the loop drafts it, even if nothing in the context predicts it."""
     sampling = Sampling(1.0, seed=3, grammar='root ::= ("a,{a,{a,{a," [bc])+', **OPEN)
     mock = model(vocabulary=word_vocabulary, words=(A, B, C, 3 + ord(","), 3 + ord("{")), peak=0.5)
@@ -83,7 +83,7 @@ def test_forced_text_is_a_free_draft(method: str, word_vocabulary: Vocabulary) -
     assert stats.tokens_per_pass > 3
 
 
-def test_a_grammar_that_is_none_fails_at_the_call(word_vocabulary: Vocabulary) -> None:
+def test_generate_rejects_invalid_grammar_immediately(word_vocabulary: Vocabulary) -> None:
     mock = model(vocabulary=word_vocabulary)
     with pytest.raises(GrammarError, match="does not parse"):
         unmeasured(mock).generate([1], max_tokens=1, sampling=Sampling(grammar="root ::= ("))
@@ -91,7 +91,7 @@ def test_a_grammar_that_is_none_fails_at_the_call(word_vocabulary: Vocabulary) -
 
 
 @pytest.mark.parametrize("method", ["coupled", "match", "rejection"])
-def test_a_dead_end_is_an_error_with_its_position(method: str, word_vocabulary: Vocabulary) -> None:
+def test_generate_at_grammar_dead_end_raises_with_position(method: str, word_vocabulary: Vocabulary) -> None:
     """The model's only tokens are a and b, and the grammar requires a c; the emitted tokens remain valid."""
     mock = model(vocabulary=word_vocabulary, words=(A, B), peak=0.5)
     sampling = Sampling(1.0, seed=1, grammar='root ::= "a" "b" "a" "b" "c"', **OPEN)
@@ -106,7 +106,7 @@ def test_a_dead_end_is_an_error_with_its_position(method: str, word_vocabulary: 
 
 
 @pytest.mark.parametrize("method", ["coupled", "match", "rejection", "greedy"])
-def test_details_tell_the_whole_story(method: str) -> None:
+def test_generate_with_return_decisions_reports_all_decisions(method: str) -> None:
     sampling = Sampling(0.0 if method == "greedy" else 1.0, seed=5, **OPEN)
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
     decoder = unmeasured(model(6, peak=1.0), drafter="ngram", policy="fixed", draft_max=3)
@@ -134,7 +134,7 @@ def test_details_tell_the_whole_story(method: str) -> None:
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling(0.8, repeat_penalty=1.3), Sampling(0.8, mirostat=2)], ids=str
 )
-def test_nan_is_an_error_with_its_position_behind_all_that_came_before_it(sampling: Sampling) -> None:
+def test_generate_with_nan_logits_raises_after_valid_tokens(sampling: Sampling) -> None:
     """The logits after `length` tokens are broken, at any position in a pass."""
 
     class Broken(MockTarget):
@@ -165,7 +165,7 @@ def test_nan_is_an_error_with_its_position_behind_all_that_came_before_it(sampli
                 assert drive(decoder, prompt, max_tokens=len(emitted), sampling=sampling)[0] == emitted
 
 
-def test_what_follows_an_end_does_not_matter(word_vocabulary: Vocabulary) -> None:
+def test_generate_ignores_bad_logits_after_end_of_text(word_vocabulary: Vocabulary) -> None:
     """Plain decoding never sees the logits after the end of the text, so broken ones there must not affect a draft."""
 
     class Broken(MockTarget):

@@ -113,7 +113,7 @@ def prepared(most: int = 8, sizes: Sequence[int] = range(1, 17)) -> tuple[Alone,
     return loop, drafter, policy
 
 
-def test_a_request_from_beginning_to_end() -> None:
+def test_decoding_loop_over_one_request_calls_drafter_and_policy() -> None:
     loop, drafter, policy = prepared()
     loop.start([7, 8])
     loop.first(9)
@@ -139,7 +139,9 @@ def test_a_request_from_beginning_to_end() -> None:
     ("most", "left", "sizes", "asked"),
     [(8, 100, range(1, 17), 8), (8, 4, range(1, 17), 3), (40, 100, range(1, 17), 15), (8, 100, (2, 4), 3)],
 )
-def test_what_is_asked_for_fits(most: int, left: int, sizes: Sequence[int], asked: int) -> None:
+def test_decoding_loop_limits_draft_to_policy_text_and_batch(
+    most: int, left: int, sizes: Sequence[int], asked: int
+) -> None:
     loop, drafter, _ = prepared(most, sizes)
     loop.start([7], fixed_length=True)
     loop.plan_next(left)
@@ -148,7 +150,7 @@ def test_what_is_asked_for_fits(most: int, left: int, sizes: Sequence[int], aske
 
 
 @pytest.mark.parametrize(("most", "left"), [(0, 100), (8, 1)])
-def test_the_drafter_is_not_asked_in_vain(most: int, left: int) -> None:
+def test_decoding_loop_without_room_for_drafts_skips_drafter(most: int, left: int) -> None:
     loop, drafter, policy = prepared(most)
     assert loop.plan_next(left) == no_draft(1)
     assert loop.proposal is None
@@ -158,7 +160,7 @@ def test_the_drafter_is_not_asked_in_vain(most: int, left: int) -> None:
     assert drafter.told == [(4,)]
 
 
-def test_plain_decoding_only_refreshes_the_curve() -> None:
+def test_decoding_loop_without_drafter_only_updates_curve() -> None:
     policy = Recorder()
     loop = Alone(None, policy)
     curve = CostCurve({1: 1.0, 2: 0.5})
@@ -174,7 +176,7 @@ def test_plain_decoding_only_refreshes_the_curve() -> None:
 
 
 @pytest.mark.parametrize(("fixed_length", "length"), [(False, 4), (True, 8)])
-def test_drafts_without_estimates_get_those_of_earlier_ones(fixed_length: bool, length: int) -> None:
+def test_decoding_loop_estimates_probabilities_of_drafts_without_them(fixed_length: bool, length: int) -> None:
     """With `fixed_length`, the estimates cover as many tokens as the loop requested, however many the drafter drew."""
     loop, drafter, _ = prepared()
     drafter.estimates = False
@@ -193,7 +195,7 @@ def test_drafts_without_estimates_get_those_of_earlier_ones(fixed_length: bool, 
 @pytest.mark.parametrize(
     ("end", "tokens", "size", "ends"), [(2, (1, 2), 3, True), (3, (1, 2, 3), 5, True), (4, (1, 2, 3), 5, False)]
 )
-def test_nothing_is_sent_past_the_end_of_the_text(end: int, tokens: tuple[int, ...], size: int, ends: bool) -> None:
+def test_decoding_loop_truncates_draft_at_end_token(end: int, tokens: tuple[int, ...], size: int, ends: bool) -> None:
     loop, _, _ = prepared()
     loop.start([7], ends=TokenTable(lambda token: token == end))
     plan = loop.plan_next(100)
@@ -227,7 +229,7 @@ class Allowing(GrammarGuide):
         (True, (), (1,), (), False),
     ],
 )
-def test_what_a_grammar_forbids_is_not_sent(
+def test_decoding_loop_with_guide_does_not_send_forbidden_tokens(
     fixed_length: bool, allowed: tuple[int, ...], judged: tuple[int, ...], sent: tuple[int, ...], ends: bool
 ) -> None:
     loop, _, _ = prepared()
@@ -272,7 +274,7 @@ def explained(loop: Alone) -> Mapping[str, float]:
     return done.policy_details
 
 
-def test_a_policy_sees_the_row_that_decided_the_last_token_and_explains_the_plan() -> None:
+def test_decoding_loop_passes_deciding_logits_to_policy() -> None:
     policy = Watcher()
     loop = Alone(Parrot(), policy)
     loop.prepare(None, range(1, 9))
@@ -287,7 +289,7 @@ def test_a_policy_sees_the_row_that_decided_the_last_token_and_explains_the_plan
     assert [row.tolist() for row in policy.rows] == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_without_drafts_or_without_a_reader_nobody_looks_at_rows() -> None:
+def test_decoding_loop_without_drafter_or_reader_ignores_logits() -> None:
     watcher = Watcher()
     for drafter, policy in ((None, watcher), (Parrot(), FixedPolicy())):
         loop = Alone(drafter, policy)
@@ -298,7 +300,7 @@ def test_without_drafts_or_without_a_reader_nobody_looks_at_rows() -> None:
     assert watcher.rows == []
 
 
-def test_what_is_owed_is_part_of_the_pass() -> None:
+def test_decoding_loop_with_owed_tokens_shortens_draft() -> None:
     loop, drafter, policy = prepared(sizes=range(1, 9))
     loop.start([7, 8])
     loop.first(9)

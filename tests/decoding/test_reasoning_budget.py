@@ -58,7 +58,9 @@ def check(text: str, start: str) -> None:
     acceptance=(None, "match", "rejection", Acceptance(typical=True)),
     drafter=("ngram", "mixture"),
 )
-def test_budget_is_kept_and_drafts_change_nothing(temperature: float, acceptance: Any, drafter: str) -> None:
+def test_reasoning_budget_with_drafts_is_enforced_and_keeps_text(
+    temperature: float, acceptance: Any, drafter: str
+) -> None:
     if temperature == 0 and acceptance is not None:
         acceptance = "greedy"
     sampling = Sampling(temperature, seed=3)
@@ -70,7 +72,7 @@ def test_budget_is_kept_and_drafts_change_nothing(temperature: float, acceptance
         assert text == text_of(rules(start), sampling, None, acceptance)[0]
 
 
-def test_draft_that_goes_beyond_the_budget_is_cut_there() -> None:
+def test_reasoning_budget_truncates_draft_beyond_it() -> None:
     sampling = Sampling(0.0)
     free = plain_generate(target(), PROMPT, 200, sampling)
     start = common_letter(sampling)
@@ -79,7 +81,7 @@ def test_draft_that_goes_beyond_the_budget_is_cut_there() -> None:
     assert text_of(rule, sampling, Oracle(free))[0] == text_of(rule, sampling, None)[0]
 
 
-def test_closing_tokens_are_drafted() -> None:
+def test_reasoning_budget_drafts_closing_tokens() -> None:
     decoder = unmeasured(target(), drafter="ngram", policy="fixed", draft_max=8)
     rule = rules(common_letter(Sampling(0.0)))
     _, steps = drive(decoder, PROMPT, max_tokens=60, sampling=Sampling(0.0), rules=rule)
@@ -89,7 +91,7 @@ def test_closing_tokens_are_drafted() -> None:
     assert all(step.accepted == len(step.drafted) for step in steps if step.source == "reasoning")
 
 
-def test_lenience_at_temperature_0_is_refused() -> None:
+def test_reasoning_budget_rejects_lenience_at_temperature_0() -> None:
     acceptance = Acceptance(lenience=0.5)
     decoder = unmeasured(target(), drafter="ngram")
     with pytest.raises(ValueError, match="lenience at temperature 0 cannot be combined with a reasoning budget"):

@@ -216,7 +216,7 @@ SAME = {"drafter": (*ALL_DRAFTERS, "oracle"), "policy": POLICIES, "rule": ("coup
 
 @pytest.mark.parametrize("words", [False, True])
 @grid(**SAME)
-def test_a_seed_gives_the_text_that_it_gives_without_drafts(
+def test_decoder_with_seed_keeps_text_with_any_drafter(
     drafter: str, policy: str, rule: str, words: bool, word_vocabulary: Vocabulary
 ) -> None:
     """Test tokens without a vocabulary, and words with grammars."""
@@ -237,7 +237,7 @@ def test_a_seed_gives_the_text_that_it_gives_without_drafts(
 
 
 @pytest.mark.parametrize("name", [*SETTINGS, *WITH_WORDS])
-def test_every_setting_with_drafts_that_are_right_and_wrong(name: str, word_vocabulary: Vocabulary) -> None:
+def test_decoder_with_each_sampling_setting_keeps_text(name: str, word_vocabulary: Vocabulary) -> None:
     """Errors at every third position cover accepted tokens, refused tokens and the token after the draft."""
     sampling = Sampling(**{"temperature": 0.8, "seed": 11} | (SETTINGS | WITH_WORDS)[name])
 
@@ -326,7 +326,9 @@ def zeros_and_ones() -> list[int]:
         ("threshold", 0.1, Coin),
     ],
 )
-def test_rejection_keeps_the_law(drafter: str, passes: tuple[str, float, type[MockTarget]]) -> None:
+def test_rejection_with_any_drafter_keeps_target_distribution(
+    drafter: str, passes: tuple[str, float, type[MockTarget]]
+) -> None:
     policy, slope, kind = passes
     mock = kind(4, seconds=lambda n: 1e-3 * (1 + slope * (n - 1)), clock=CLOCK, peak=1.0)
     sampling = Sampling(1.0, **OPEN)
@@ -365,7 +367,7 @@ GRAMMARS: dict[str, tuple[str, Legal]] = {
 
 
 @grid(drafter=("ngram", "mixture", "suffix"), policy=("fixed", "cost", "heuristic"), grammar=GRAMMARS)
-def test_rejection_under_a_grammar_keeps_the_law(
+def test_rejection_with_grammar_keeps_constrained_distribution(
     drafter: str, policy: str, grammar: str, word_vocabulary: Vocabulary
 ) -> None:
     mock = MockTarget(vocabulary=word_vocabulary, words=(*LETTERS, END), peak=0.7, seconds=cheap, clock=CLOCK)

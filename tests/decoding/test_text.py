@@ -29,7 +29,7 @@ def cut_at_first(text: str, stops: list[str]) -> str:
 
 
 @given(LETTERS, STOPS, st.lists(st.integers(0, 1000), max_size=30))
-def test_any_text_any_split_any_stops(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_text_stream_with_any_split_stops_at_first_stop_string(text: str, stops: list[str], cuts: list[int]) -> None:
     stream = TextStream(stops)
     assert run(stream, split(text.encode(), cuts)) == cut_at_first(text, stops)
     hits = [stop for stop in stops if stop in text]
@@ -39,14 +39,14 @@ def test_any_text_any_split_any_stops(text: str, stops: list[str], cuts: list[in
 
 
 @given(st.binary(max_size=24), st.lists(st.integers(0, 1000), max_size=24))
-def test_invalid_bytes_read_the_same_however_split(data: bytes, cuts: list[int]) -> None:
+def test_text_stream_with_any_split_replaces_invalid_bytes(data: bytes, cuts: list[int]) -> None:
     # A final ASCII letter ends any incomplete character, so that the decoded whole is the expected text.
     data += b"."
     assert run(TextStream(), split(data, cuts)) == data.decode("utf-8", errors="replace")
 
 
 @given(LETTERS, STOPS, st.lists(st.integers(0, 1000), max_size=30))
-def test_released_text_is_final_and_no_more_than_needed_is_held(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_text_stream_holds_back_only_possible_stop_strings(text: str, stops: list[str], cuts: list[int]) -> None:
     stream = TextStream(stops)
     expected = cut_at_first(text, stops)
     released, seen = "", b""
@@ -81,7 +81,9 @@ CUT_OFF = [letter.encode()[:n] for letter in "é漢🦙" for n in range(1, len(l
         (["stop"], [b"don't sto"], ["don't ", "sto"], None),
     ],
 )
-def test_examples(stops: list[str], pieces: list[bytes], told: list[str], stopped: str | None) -> None:
+def test_text_stream_with_each_example_returns_expected_pieces(
+    stops: list[str], pieces: list[bytes], told: list[str], stopped: str | None
+) -> None:
     stream = TextStream(stops)
     assert [*map(stream.push, pieces), stream.finish()] == told
     assert stream.stopped == stopped
@@ -89,12 +91,12 @@ def test_examples(stops: list[str], pieces: list[bytes], told: list[str], stoppe
 
 
 @pytest.mark.parametrize("stop", [[""], ["a", ""], "ab"])
-def test_bad_stop_strings_are_refused(stop: list[str]) -> None:
+def test_text_stream_rejects_invalid_stop_strings(stop: list[str]) -> None:
     with pytest.raises(ValueError, match="stop"):
         TextStream(stop)
 
 
-def test_no_stop_string_counts_in_the_first_tokens() -> None:
+def test_text_stream_ignores_stop_strings_in_first_tokens() -> None:
     pieces = [b"a", b"b\xc3", b"\xa9b", b"b"]
     for least, text in enumerate(("", "a", "ab\xe9", "ab\xe9b", "ab\xe9bb")):
         assert run(TextStream(["b", "a"], least), pieces) == text

@@ -20,7 +20,7 @@ from ngramspec.drafting.acceptance_estimator import (
 from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
 
 
-def test_a_token_pays_where_what_it_brings_is_worth_its_time() -> None:
+def test_marginal_cost_worth_extending_compares_gain_with_cost() -> None:
     for slopes in ([0.2, 0.4, 0.1], array("d", [0.2, 0.4, 0.1])):
         made = MarginalCost(1.5, slopes)
         assert (made.rate, list(made.slopes)) == (1.5, [0.2, 0.4, 0.1])
@@ -32,7 +32,7 @@ def test_a_token_pays_where_what_it_brings_is_worth_its_time() -> None:
             made.worth_extending(0.5, 3)
 
 
-def test_a_draft_costs_what_its_tokens_do_unless_somebody_knows_better() -> None:
+def test_marginal_cost_costs_sum_slopes_or_call_function_once() -> None:
     assert list(MarginalCost(1.5, [0.5, 0.25, 0.25]).costs) == [0.0, 0.5, 0.75]
     made: list[list[float]] = []
 
@@ -47,7 +47,7 @@ def test_a_draft_costs_what_its_tokens_do_unless_somebody_knows_better() -> None
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0.1, 1), st.floats(0, 1), st.floats(0.1, 9))
-def test_a_rate_is_a_mean_of_outcomes_imagined_ones_included_of_which_old_ones_fade(
+def test_fading_rate_equals_weighted_mean_of_prior_and_outcomes(
     hits: list[float], fade: float, prior: float, strength: float
 ) -> None:
     rate = DecayingRate(prior * strength, strength, fade=fade)
@@ -63,7 +63,7 @@ def test_a_rate_is_a_mean_of_outcomes_imagined_ones_included_of_which_old_ones_f
 KEY = cell(3, 1.0, 4, 2)
 
 
-def test_estimate_finds_the_rate_and_follows_a_change() -> None:
+def test_chance_estimator_learns_rate_and_follows_change() -> None:
     rng = random.Random(0)
     for rate in (0.0, 0.05, 0.5, 0.9, 1.0):
         model = AcceptanceEstimator()
@@ -75,7 +75,7 @@ def test_estimate_finds_the_rate_and_follows_a_change() -> None:
     assert model.estimate(KEY) < 0.2
 
 
-def test_what_is_unknown_leans_on_its_group_and_the_prior() -> None:
+def test_chance_estimator_of_unknown_cell_uses_group_and_prior() -> None:
     model = AcceptanceEstimator()
     priors = [model.estimate(cell(m, 1.0, 2, 0)) for m in range(8)]
     assert priors == sorted(priors)
@@ -88,7 +88,7 @@ def test_what_is_unknown_leans_on_its_group_and_the_prior() -> None:
     assert model.estimate(stranger) == apart  # another match length
 
 
-def test_cells_tell_apart_what_matters() -> None:
+def test_cell_separates_match_share_support_and_streak() -> None:
     model = AcceptanceEstimator()
     for _ in range(300):
         model.learn(cell(3, 1.0, 5, 8), True)
@@ -103,7 +103,7 @@ def test_cells_tell_apart_what_matters() -> None:
     assert (classes[:8], classes[-1]) == ([1, 2, 3, 4, 5, 6, 7, 9], 11)
 
 
-def test_an_estimator_counts_hits_up_to_the_first_miss_and_its_class_alone() -> None:
+def test_chance_estimator_settle_counts_hits_up_to_first_miss() -> None:
     judge = AcceptanceEstimator()
 
     def chances(*matches: int) -> list[float]:
@@ -134,7 +134,7 @@ def test_an_estimator_counts_hits_up_to_the_first_miss_and_its_class_alone() -> 
         assert number < 300 or (after > 0.6) == (number % 4 != 3)
 
 
-def test_positions_are_told_apart_and_matches_where_the_drafter_tells_them() -> None:
+def test_chance_estimator_separates_positions_and_match_lengths() -> None:
     record, rng = AcceptanceEstimator(), random.Random(1)
     rates = 0.9, 0.1, 0.7
     for _ in range(3000):
@@ -150,7 +150,7 @@ def test_positions_are_told_apart_and_matches_where_the_drafter_tells_them() -> 
         record.record_outcome([1 if rng.random() < rate else 2])
 
 
-def test_a_drafters_own_estimates_stay() -> None:
+def test_chance_estimator_keeps_estimates_of_drafter() -> None:
     record = AcceptanceEstimator()
     own = Draft((1, 2), acceptance_probs=(0.3, 0.9))
     assert record.add_estimates(own, 2) is own
@@ -159,7 +159,7 @@ def test_a_drafters_own_estimates_stay() -> None:
     assert record.add_estimates(Draft((1,)), 1) == AcceptanceEstimator().add_estimates(Draft((1,)), 1)
 
 
-def test_blind_estimates_hang_on_no_token_that_was_drawn() -> None:
+def test_chance_estimator_with_fixed_length_ignores_drawn_tokens() -> None:
     record = AcceptanceEstimator()
     for tokens in ((5, 6), (5, 7), (4, 6)):
         record.add_estimates(Draft(tokens), 6, fixed_length=True)
@@ -170,7 +170,7 @@ def test_blind_estimates_hang_on_no_token_that_was_drawn() -> None:
     assert len(next(iter(estimates))) == 6
 
 
-def test_reliability_counts_up_to_the_first_wrong_one() -> None:
+def test_reliability_counts_up_to_first_wrong_token() -> None:
     counts = CalibrationTable()
     counts.add(Draft((1, 2, 3, 4), acceptance_probs=(0.95, 0.55, 0.51, 1.0)), [1, 2, 9, 4])
     counts.add(Draft((1, 2), acceptance_probs=(0.0, 1.0)), [1])

@@ -32,7 +32,7 @@ def found(answers: RejectedRowPredictions, history: History) -> tuple[int, int]:
     return answers.place_token, answers.pool_token
 
 
-def test_answers_are_found_in_their_place_and_behind_the_same_tokens() -> None:
+def test_answers_look_finds_them_by_position_and_context() -> None:
     answers, history = RejectedRowPredictions(640), text(1, 2, 3, 40, 50)
     history.size = 3  # 40 and 50 were refused.
     answers.record(history, 3, [60, 70])
@@ -59,7 +59,7 @@ def test_answers_are_found_in_their_place_and_behind_the_same_tokens() -> None:
         assert found(answers, history)[1] == -1
 
 
-def test_the_longest_context_and_the_latest_answer_count() -> None:
+def test_answers_look_prefers_longest_context_and_latest_answer() -> None:
     answers, history = RejectedRowPredictions(640), text(1, 2)
     for first, answer in ((5, 60), (6, 61), (6, 62)):
         history.size = 1
@@ -73,7 +73,7 @@ def test_the_longest_context_and_the_latest_answer_count() -> None:
         assert found(answers, history)[1] == answer
 
 
-def test_answers_that_come_true_count_for_more() -> None:
+def test_answers_that_prove_correct_increase_probability() -> None:
     """After 1 the drafter proposed 2 3; the target refused 3 and emitted 9."""
     guesser = Guesser()
     guesser.begin([1, 2, 3, 4, 5, 1])
@@ -91,7 +91,7 @@ def test_answers_that_come_true_count_for_more() -> None:
     assert chances[-1] > max(0.5, 1.5 * chances[0])
 
 
-def test_without_answers_nothing_changes() -> None:
+def test_mixture_without_answers_keeps_drafts() -> None:
     text = [1, 2, 3, 4, 1, 2, 5, 4, 1, 2, 3, 6] * 4
     one, other = MixtureDrafter(), MixtureDrafter()
     one.begin(text[:6])
@@ -106,7 +106,7 @@ def test_without_answers_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize("beside_a_model", [False, True])
-def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault(beside_a_model: bool) -> None:
+def test_drafter_wants_logits_only_of_cheap_drafts(beside_a_model: bool) -> None:
     """The source of a rejected guess has no influence."""
     drafter = HybridDrafter(DraftModel(MockTarget(100, words=[50]))) if beside_a_model else MixtureDrafter()
     drafter.begin([1, 2, 3, 4, 5, 1])
@@ -123,7 +123,7 @@ def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault(beside_
     assert 77 in drafter.guesser.distribution(0)
 
 
-def test_reading_takes_a_small_part_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixture_limits_logits_it_reads_by_their_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.perf_counter", map((1e-4).__mul__, count()).__next__)
     drafter = MixtureDrafter()
     drafter.begin([1, 2])

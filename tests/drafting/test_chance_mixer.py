@@ -43,7 +43,7 @@ def expect(o: Any, source: int, state: int, p: float) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.03, 0.5, 0.9, 1.0])
-def test_it_finds_the_rate_of_a_state_and_follows_a_change(rate: float) -> None:
+def test_chance_mixer_learns_rate_of_state_and_follows_change(rate: float) -> None:
     rng = random.Random(0)
     o = mixer()
     o.states[2] = 17
@@ -58,7 +58,7 @@ def test_it_finds_the_rate_of_a_state_and_follows_a_change(rate: float) -> None:
     assert abs(o.estimate(0) - (rate < 0.5)) < 0.1
 
 
-def test_a_state_starts_where_it_was_told_to_and_an_absent_source_says_nothing() -> None:
+def test_chance_mixer_uses_initial_rates_and_ignores_absent_sources() -> None:
     o = mixer()
     o.states[3] = 5
     chances = []
@@ -78,7 +78,7 @@ def test_a_state_starts_where_it_was_told_to_and_an_absent_source_says_nothing()
     assert o.estimate(0) < chances[2]
 
 
-def test_cells_and_states_keep_to_themselves() -> None:
+def test_chance_mixer_learn_leaves_other_cells_and_states_unchanged() -> None:
     o = mixer()
     o.states[0] = 1
     o.states[SOURCES] = 2
@@ -94,7 +94,7 @@ def test_cells_and_states_keep_to_themselves() -> None:
     assert o.estimate(1) < before
 
 
-def test_a_fact_tells_two_guesses_apart() -> None:
+def test_chance_mixer_distinguishes_guesses_by_one_fact() -> None:
     rng = random.Random(2)
     o = mixer(cells=2)
     for i in range(BIASES):
@@ -115,7 +115,7 @@ def cost(chances: list[float], outcomes: list[bool]) -> float:
     return -sum(math.log2(p if y else 1 - p) for p, y in zip(chances, outcomes, strict=True)) / len(outcomes)
 
 
-def test_it_is_calibrated_and_better_than_each_source() -> None:
+def test_chance_mixer_is_calibrated_and_beats_each_source() -> None:
     """Two sources predict each guess; its true odds are the product of the odds of its two states."""
     rng, count = random.Random(3), 20_000
     o = mixer(cells=1)
@@ -145,7 +145,7 @@ def test_it_is_calibrated_and_better_than_each_source() -> None:
         assert cost(chances, outcomes) < cost([alone[state] for state in said], outcomes) - 0.05
 
 
-def test_each_expert_learns_from_its_own_error() -> None:
+def test_chance_mixer_expert_learns_from_its_own_error() -> None:
     """Weights keep learning even if facts already explain the outcomes, so guesses with other facts benefit."""
     o = mixer()
     o.states[0] = o.states[SOURCES] = 1
@@ -158,7 +158,7 @@ def test_each_expert_learns_from_its_own_error() -> None:
     assert o.estimate(1) > 0.95
 
 
-def test_weights_chosen_by_a_token_are_told_from_the_others() -> None:
+def test_chance_mixer_separates_token_weights_from_shared_weights() -> None:
     o = mixer(cells=1, sets=(3, 2, 4, 2, 2))
     o.states[0] = 1
     for i in range(EXPERTS):
@@ -174,7 +174,7 @@ def test_weights_chosen_by_a_token_are_told_from_the_others() -> None:
     assert moved == [[1, 1, 4, 4], [1, 1], [1, 1]]
 
 
-def test_probabilities_stay_probabilities() -> None:
+def test_chance_mixer_with_extreme_input_keeps_valid_probabilities() -> None:
     rng = random.Random(4)
     o = mixer(cells=3)
     for step in range(4000):
@@ -201,14 +201,14 @@ def corrected(cells: int = 2) -> Any:
 
 
 @given(p=PROBABILITY)
-def test_a_correction_changes_nothing_at_first(p: float) -> None:
+def test_correction_without_outcomes_returns_input(p: float) -> None:
     o = corrected()
     assert o.estimate(1, p) == pytest.approx(p, rel=1e-9)
     assert o.p[1] == o.estimate(1, p)
 
 
 @pytest.mark.parametrize("shift", [-1.5, 0.0, 1.0])
-def test_it_finds_what_a_judge_means_that_is_too_sure(shift: float) -> None:
+def test_correction_learns_constant_shift_of_log_odds(shift: float) -> None:
     rng = random.Random(1)
     o = corrected()
     late = []
@@ -222,7 +222,7 @@ def test_it_finds_what_a_judge_means_that_is_too_sure(shift: float) -> None:
     assert sum(abs(p - truth) for p, truth in late) / 5000 < 0.04
 
 
-def test_a_fact_has_a_curve_of_its_own() -> None:
+def test_correction_learns_separate_curve_per_fact() -> None:
     """The estimate is 0.5; the true probability is 0.1 with one fact and 0.9 with another."""
     rng = random.Random(2)
     o = corrected()
@@ -238,7 +238,7 @@ def test_a_fact_has_a_curve_of_its_own() -> None:
     assert o.estimate(0, 0.99) == pytest.approx(0.99, abs=0.001)
 
 
-def test_curves_about_tokens_are_told_from_the_others() -> None:
+def test_correction_separates_token_curves_from_shared_curves() -> None:
     o = corrected(cells=1)
     o.facts[FACTS - 1] = FREE_CURVES
     o.estimate(0, 0.5)
@@ -250,7 +250,7 @@ def test_curves_about_tokens_are_told_from_the_others() -> None:
     assert o.token_weights()["height"][4] != 0  # the middle of its first curve
 
 
-def test_what_is_corrected_stays_a_probability() -> None:
+def test_correction_with_extreme_input_keeps_valid_probabilities() -> None:
     o = corrected()
     for i in range(FACTS):
         o.facts[i] = 7  # All facts may be equal.
@@ -265,7 +265,7 @@ def test_what_is_corrected_stays_a_probability() -> None:
 
 
 @given(outcomes=st.lists(st.tuples(PROBABILITY, st.booleans()), max_size=60), p=PROBABILITY)
-def test_a_map_starts_as_the_identity_and_follows_each_outcome(outcomes: list[tuple[float, bool]], p: float) -> None:
+def test_outcome_map_starts_as_identity_and_follows_outcomes(outcomes: list[tuple[float, bool]], p: float) -> None:
     secondary, end = ProbabilityCalibrator(), 1 / (1 + math.exp(-REACH))
     assert secondary.estimate(p) == pytest.approx(min(max(p, 1 - end), end), abs=0.01)
     for given_, right in outcomes:
@@ -276,7 +276,7 @@ def test_a_map_starts_as_the_identity_and_follows_each_outcome(outcomes: list[tu
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
-def test_it_finds_what_a_distorted_judge_means(power: float) -> None:
+def test_outcome_map_learns_power_distortion(power: float) -> None:
     rng = random.Random(0)
     secondary = ProbabilityCalibrator()
     for _ in range(40_000):

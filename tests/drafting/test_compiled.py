@@ -82,7 +82,7 @@ class Pair:
 
 
 @pytest.mark.parametrize(("seed", "length"), MANY)
-def test_the_mixture_drafts_asks_and_learns_the_same(seed: int, length: int) -> None:
+def test_compiled_mixture_equals_plain_python(seed: int, length: int) -> None:
     """The session has a growing memory, edits, refused rows that are read, prices, and answers to questions."""
     rng, pair = random.Random(seed), Pair()
     vocabulary = (12, 3, 60)[seed % 3]
@@ -122,7 +122,7 @@ def test_the_mixture_drafts_asks_and_learns_the_same(seed: int, length: int) -> 
 
 
 @pytest.mark.parametrize(("seed", "length"), MANY)
-def test_texts_have_the_same_chains(seed: int, length: int) -> None:
+def test_compiled_token_index_equals_plain_python(seed: int, length: int) -> None:
     text = copying(random.Random(seed), 40, 20 * length)
     kinds = token_index.TokenIndex, PLAIN["token_index"].TokenIndex
     for indexes in [kind() for kind in kinds], [kind.build(array("i", text), 1 << 12) for kind in kinds]:
@@ -133,7 +133,7 @@ def test_texts_have_the_same_chains(seed: int, length: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_predictors_make_the_same_drafts(seed: int) -> None:
+def test_compiled_predictor_equals_plain_python(seed: int) -> None:
     rng = random.Random(seed)
     text = copying(rng, 12, 600)
     pair = [predictor.NGramPredictor(window=64), PLAIN["predictor"].NGramPredictor(window=64)]
@@ -146,7 +146,7 @@ def test_predictors_make_the_same_drafts(seed: int) -> None:
     assert drafts[0].tokens
 
 
-def test_estimates_are_the_same() -> None:
+def test_compiled_estimators_equal_plain_python() -> None:
     rng = random.Random(4)
     pair = [acceptance_estimator.ProbabilityCalibrator(), PLAIN["acceptance_estimator"].ProbabilityCalibrator()]
     estimators = [acceptance_estimator.AcceptanceEstimator(), PLAIN["acceptance_estimator"].AcceptanceEstimator()]

@@ -74,7 +74,7 @@ def practised(name: str, seed: int, *, wrong: bool = False) -> Drafter:
     return drafter
 
 
-def test_drafters_are_made_by_name_and_memory_goes_to_those_that_remember() -> None:
+def test_make_drafter_by_name_checks_name_and_memory() -> None:
     for name in ALL:
         assert made(name).name == name
     assert isinstance(make_drafter(DEFAULT), MixtureDrafter)
@@ -89,7 +89,7 @@ def test_drafters_are_made_by_name_and_memory_goes_to_those_that_remember() -> N
             make_drafter(name, memory=memory)
 
 
-def test_the_head_of_a_draft_has_every_field_cut() -> None:
+def test_draft_head_truncates_every_field() -> None:
     draft = Draft((1, 2, 3), ({1: 1.0}, {2: 1.0}, {3: 1.0}), (3, 3, 2), (5, 4, 3), (0.9, 0.8, 0.7), "ngram")
     assert draft.head(2) == Draft((1, 2), ({1: 1.0}, {2: 1.0}), (3, 3), (5, 4), (0.9, 0.8), "ngram")
     assert draft.head(3) is draft.head(9) is draft
@@ -101,7 +101,7 @@ def test_the_head_of_a_draft_has_every_field_cut() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @given(seed=SEEDS, limit=LIMITS, price=PRICES, wrong=st.booleans(), fixed_length=st.booleans())
-def test_q_is_the_law_of_each_token_and_nothing_that_was_drawn_is_left_out(
+def test_propose_with_chooser_reports_true_q_of_all_drawn_tokens(
     name: str, seed: int, limit: int, price: MarginalCost | None, wrong: bool, fixed_length: bool
 ) -> None:
     """If a drawn token could be removed from the draft, q would not be the distribution of the draft's tokens."""
@@ -132,7 +132,7 @@ def test_q_is_the_law_of_each_token_and_nothing_that_was_drawn_is_left_out(
 
 @pytest.mark.parametrize("name", ALL)
 @given(seed=SEEDS, limit=LIMITS, price=PRICES)
-def test_a_blind_estimate_does_not_look_at_the_draw(
+def test_propose_with_fixed_length_ignores_drawn_tokens(
     name: str, seed: int, limit: int, price: MarginalCost | None
 ) -> None:
     """For rejection sampling, the estimates that determine the length must not depend on the drawn tokens."""
@@ -146,7 +146,7 @@ def test_a_blind_estimate_does_not_look_at_the_draw(
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "hybrid"])  # A price changes its guesses.
 @given(seed=SEEDS, drawn=st.booleans())
-def test_a_price_ends_a_draft_where_no_longer_one_can_pay(name: str, seed: int, drawn: bool) -> None:
+def test_propose_with_price_ends_draft_when_extension_cannot_pay(name: str, seed: int, drawn: bool) -> None:
     drafter = practised(name, seed)
     choose = likeliest if drawn else None
     whole = drafter.propose(15, choose)
@@ -160,7 +160,7 @@ def test_a_price_ends_a_draft_where_no_longer_one_can_pay(name: str, seed: int, 
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_choice_that_was_not_offered_is_an_error(name: str) -> None:
+def test_propose_rejects_choice_outside_distribution(name: str) -> None:
     drafter = practised(name, 1)
     with pytest.raises(ValueError, match=r"9.* not "):
         drafter.propose(3, lambda *_: 9)
@@ -171,7 +171,7 @@ def test_a_choice_that_was_not_offered_is_an_error(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @given(seed=SEEDS, limit=LIMITS, how=st.sampled_from(["greedy", "coupled", "blind"]), cut=st.integers(0, 15))
-def test_accept_tells_how_many_were_right_and_asking_again_changes_nothing(
+def test_accept_returns_correct_count_and_propose_is_repeatable(
     name: str, seed: int, limit: int, how: str, cut: int
 ) -> None:
     def propose(drafter: Drafter) -> tuple[Any, ...]:
@@ -200,7 +200,7 @@ def kinds(drafter: Drafter, limit: int) -> list[Draft]:
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "hybrid"])  # Its model guesses in any text.
-def test_where_nothing_is_known_nothing_is_drafted(name: str) -> None:
+def test_propose_without_known_context_returns_empty_draft(name: str) -> None:
     drafter = made(name)
     for prompt in ([], *([] if name in ("lookahead", "model") else [[7], [7, 8], [7, 8, 9]])):
         drafter.begin(prompt)
@@ -214,7 +214,7 @@ def test_where_nothing_is_known_nothing_is_drafted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COPIERS)
-def test_a_text_that_ended_is_forgotten_but_not_how_its_guesses_fared(name: str) -> None:
+def test_begin_of_next_text_forgets_tokens_and_keeps_estimates(name: str) -> None:
     drafter = made(name)
     drafter.begin(LOOP)
     first = drafter.propose(3)
@@ -236,7 +236,7 @@ def test_a_text_that_ended_is_forgotten_but_not_how_its_guesses_fared(name: str)
 
 
 @pytest.mark.parametrize("name", COPIERS)
-def test_wrong_guesses_lower_the_estimate_and_shorten_the_draft(name: str) -> None:
+def test_propose_after_wrong_drafts_shortens_draft(name: str) -> None:
     rng = random.Random(1)
     drafter = made(name)
     drafter.begin([rng.randrange(WORDS) for _ in range(300)])

@@ -31,7 +31,7 @@ FREE = array("d", bytes(8 * (POSITIONS + 1)))
 """Slopes of a price of 0 per token."""
 
 
-def test_constants_that_stand_in_several_modules_agree() -> None:
+def test_drafting_constants_in_several_modules_agree() -> None:
     """The compiler requires these constants in each module; with different ones, writes could exceed an array."""
     ours, mixer, counts = (vars(PLAIN[name]) for name in ("position_scorer", "chance_mixer", "context_counts"))
     shared = {name for name in ours.keys() & mixer.keys() if name.isupper()}
@@ -78,7 +78,7 @@ def noise(length: int, seed: int, vocabulary: int = 1000) -> list[int]:
 # --------------------------------------------------------------------------- the request itself
 
 
-def test_it_copies_a_repeated_span() -> None:
+def test_guesser_with_repeated_span_copies_it() -> None:
     source = list(range(100, 300))
     g = begun([*source, *range(500, 600), *source[40:46]])
     assert guess(g, 63) == tuple(source[46 : 46 + 63])
@@ -92,7 +92,7 @@ def test_it_copies_a_repeated_span() -> None:
     assert g.text()[-5:] == [*source[46:50], 7]
 
 
-def test_the_longer_match_and_the_latest_one_win() -> None:
+def test_guesser_prefers_longer_and_latest_match() -> None:
     # 4 follows 1 2 3 once, and 5 follows the shorter 2 3 three times. After 6 7, 8 came first and 9 recently.
     g = begun([1, 2, 3, 4, 10, 2, 3, 5, 11, 2, 3, 5, 12, 2, 3, 5, 13, 1, 2, 3])
     assert guess(g, 1) == (4,)
@@ -101,7 +101,7 @@ def test_the_longer_match_and_the_latest_one_win() -> None:
 
 
 @pytest.mark.parametrize("edit", ["substitution", "insertion", "deletion"])
-def test_a_copy_goes_on_after_an_edit(edit: str) -> None:
+def test_guesser_after_edit_continues_copy(edit: str) -> None:
     # With 30 random symbols, about 26 continuations are known for the only token of the copy after an edit. So only a
     # drafter that remembers the position knows the next token.
     rng = random.Random(1)
@@ -126,7 +126,7 @@ def test_a_copy_goes_on_after_an_edit(edit: str) -> None:
     assert right > 8  # 1.4 expected by chance
 
 
-def test_a_chain_ends_with_the_guess_that_makes_it_hopeless() -> None:
+def test_guesser_ends_chain_below_minimum_probability() -> None:
     g = begun([*noise(300, 5, 6), 1, 2])
     guess(g, 40)
     reach = np.cumprod(g.chain()[2])
@@ -137,7 +137,7 @@ def test_a_chain_ends_with_the_guess_that_makes_it_hopeless() -> None:
 # --------------------------------------------------------------------------- memory
 
 
-def test_it_goes_on_as_memory_does() -> None:
+def test_guesser_with_memory_continues_remembered_text() -> None:
     text = list(range(100, 200))
     g = begun([1, 2, 3, *text[10:13]], [remembered(noise(50, 6), text, noise(50, 7))])
     assert guess(g, 20) == tuple(text[13:33])
@@ -145,7 +145,7 @@ def test_it_goes_on_as_memory_does() -> None:
     assert guess(g, 20) == ()
 
 
-def test_the_context_comes_before_memory_and_the_latest_memory_first() -> None:
+def test_guesser_prefers_context_then_latest_memory() -> None:
     g = begun([7, 8, 9, 1, 20, 21, 22, 7, 8, 9], [remembered([7, 8, 9, 2, 30, 31])])
     assert guess(g, 1) == (1,)
     assert set(g.distribution(0)) == {1, 2}
@@ -168,7 +168,7 @@ def recalled(truth: Callable[[int], int]) -> tuple[float, float]:
     return chances[0], chances[-1]
 
 
-def test_memory_that_is_wrong_is_muted() -> None:
+def test_guesser_with_wrong_memory_lowers_probability() -> None:
     first, last = recalled(lambda token: token + 1)
     assert first > 0.3
     assert last < 0.05
@@ -177,7 +177,7 @@ def test_memory_that_is_wrong_is_muted() -> None:
     assert last > 0.9
 
 
-def test_memory_may_grow_while_it_is_used() -> None:
+def test_guesser_uses_memory_that_grows() -> None:
     live = remembered()
     g = begun([1, 2, 3], [live])
     assert guess(g, 5) == ()
@@ -189,7 +189,7 @@ def test_memory_may_grow_while_it_is_used() -> None:
         assert guess(g, 30) == tuple(text[304:334])
 
 
-def test_a_seam_is_nobodys_guess() -> None:
+def test_guesser_never_proposes_seam() -> None:
     # A seam is never a guess, neither at the end of a text nor if a damaged file points to it.
     index = remembered([5, 6, 7])
     g = begun([5, 6, 7], [index])
@@ -203,7 +203,7 @@ def test_a_seam_is_nobodys_guess() -> None:
 # --------------------------------------------------------------------------- extreme arguments
 
 
-def test_short_contexts() -> None:
+def test_guesser_with_short_context_returns_only_known_tokens() -> None:
     index = remembered([5] * 20)
     for token, length, memory in product((5, 0, -1, 2**31 - 1), range(6), ([], [index])):
         g = begun([token] * length, memory)
@@ -214,7 +214,7 @@ def test_short_contexts() -> None:
         assert g.text() == [token] * (length + 1)
 
 
-def test_limits_are_kept() -> None:
+def test_guesser_keeps_within_limit_and_price_length() -> None:
     g = begun([1, 2, 3] * 50)
     for limit in (-1, 0, 1, 63, 64, 65, 10**6):
         expected = max(0, min(limit, POSITIONS))
@@ -226,7 +226,7 @@ def test_limits_are_kept() -> None:
 
 
 @given(prompt=st.lists(st.integers(0, 4), max_size=60), picks=st.lists(st.integers(0, 9), max_size=20))
-def test_a_law_is_one_whatever_is_taken(prompt: list[int], picks: list[int]) -> None:
+def test_guesser_distribution_sums_to_one_after_any_choice(prompt: list[int], picks: list[int]) -> None:
     g = begun(prompt, [remembered(prompt[::-1])])
     taken = []
     for at, pick in enumerate(picks):
@@ -245,7 +245,7 @@ def test_a_law_is_one_whatever_is_taken(prompt: list[int], picks: list[int]) -> 
     assert g.text() == [*prompt, *taken, 0]
 
 
-def test_a_chain_goes_on_behind_a_token_of_another() -> None:
+def test_guesser_put_of_foreign_token_continues_chain() -> None:
     g = begun([1, 2, 3, 4, 9, 5, 6, 7, 8, 9, 1, 2])
     assert guess(g, 2)[0] == 3
     g.pending = 0
@@ -265,7 +265,7 @@ def test_a_chain_goes_on_behind_a_token_of_another() -> None:
     assert g.text() == [1, 2, 3, 50, 51]
 
 
-def test_a_token_put_that_is_the_guess_is_the_guess() -> None:
+def test_guesser_put_of_own_guess_keeps_chain() -> None:
     text = noise(20, 3) * 3
     alone, put = begun(text), begun(text)
     guess(alone, 6)
@@ -348,7 +348,7 @@ def said(pointers: Pointers, history: History) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 20))])
-def test_places_that_are_kept_are_those_of_the_definition(seed: int) -> None:
+def test_pointers_look_returns_tokens_of_reference_definition(seed: int) -> None:
     text: list[int] = []
     pointers, history = Pointers(POSITIONS * CANDIDATES), History()
     places: list[Place] = []
@@ -364,7 +364,7 @@ def test_places_that_are_kept_are_those_of_the_definition(seed: int) -> None:
     assert count > 300
 
 
-def test_along_a_chain_places_are_followed_while_the_places_agree_and_the_text_is_not_moved() -> None:
+def test_pointers_follow_chain_until_tokens_disagree() -> None:
     pointers, history = walked(1, 2, 3, 4, 5, 6, 7, 1, 2, 3)
     for at, token in enumerate((4, 5, 6)):
         assert pointers.find_predictions(history, history.size + at, at)
@@ -380,7 +380,7 @@ def test_along_a_chain_places_are_followed_while_the_places_agree_and_the_text_i
     assert not said(pointers, history)
 
 
-def test_candidates_are_judged_by_how_such_places_fared() -> None:
+def test_pointers_estimate_learns_from_outcomes() -> None:
     pointers, history = walked(1, 2, 3, 4, 5, 6, 7, 1, 2, 3)
     pointers.find_predictions(history, history.size, 0)
     assert pointers.estimate(0, 4, 0.4, 3) == pytest.approx(0.4)
@@ -393,7 +393,7 @@ def test_candidates_are_judged_by_how_such_places_fared() -> None:
     assert pointers.estimate(1, 5, 0.4, 3) < 0.15
 
 
-def test_a_guesser_takes_them_as_candidates_and_the_start_that_is_shipped_knows_them() -> None:
+def test_guesser_includes_pointers_as_candidates() -> None:
     guesser = Guesser()
     assert any(any(array) for name, array in guesser.global_weights().items() if name.startswith("pointers"))
     guesser.begin([1, 2, 3, 4, 5, 6, 7, 8, 1, 2])

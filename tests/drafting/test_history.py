@@ -56,7 +56,7 @@ def on_chain(h: Any, context: Sequence[int]) -> list[int]:
 
 
 @given(seed=SEEDS, size=st.integers(0, 60))
-def test_a_chain_visits_every_occurrence_from_the_latest_back(seed: int, size: int) -> None:
+def test_history_chain_visits_all_occurrences_latest_first(seed: int, size: int) -> None:
     tokens = random.Random(seed).choices(ODD, k=size)
     h = filled(tokens)
     assert h.size == len(tokens)
@@ -66,7 +66,7 @@ def test_a_chain_visits_every_occurrence_from_the_latest_back(seed: int, size: i
             assert on_chain(h, context) == after(tokens, context)
 
 
-def test_it_grows_with_guesses_behind_its_end_and_cleared_it_is_as_new() -> None:
+def test_history_grows_with_guesses_and_clear_empties_it() -> None:
     for size in (SMALLEST - 1, SMALLEST, 2 * SMALLEST + 1):
         rng = random.Random(size)
         tokens = [rng.randrange(20) for _ in range(size)]
@@ -93,7 +93,7 @@ def test_it_grows_with_guesses_behind_its_end_and_cleared_it_is_as_new() -> None
         assert on_chain(h, context) == after(tokens, context)
 
 
-def test_a_token_that_is_no_32_bit_number_is_refused() -> None:
+def test_history_add_rejects_token_outside_32_bits() -> None:
     h = filled([1, 2])
     for bad in (2**31, -(2**31) - 1):
         with pytest.raises(OverflowError):
@@ -121,7 +121,7 @@ def nearest(tokens: Sequence[int], size: int, end: int, place: int) -> tuple[int
 
 
 @given(seed=SEEDS, n_vocab=st.integers(2, 12), size=st.integers(1, 90))
-def test_near_is_the_nearest(seed: int, n_vocab: int, size: int) -> None:
+def test_history_near_returns_nearest_occurrence(seed: int, n_vocab: int, size: int) -> None:
     rng = random.Random(seed)
     tokens = [rng.randrange(n_vocab) for _ in range(size)]
     guesses = [rng.randrange(n_vocab) for _ in range(GUESSES)]
@@ -131,7 +131,7 @@ def test_near_is_the_nearest(seed: int, n_vocab: int, size: int) -> None:
             assert (h.near(end, place), h.match_kind) == nearest([*tokens, *guesses], size, end, place)
 
 
-def test_near_looks_at_the_latest_alone() -> None:
+def test_history_near_searches_only_latest_occurrences() -> None:
     # 40 later occurrences of the pair hide the one next to the position; 20 do not.
     text = [*range(1, 14), *[0] * 30]
     for times, found in ((40, (13, 4)), (20, (4, 1))):
@@ -168,7 +168,7 @@ def occurrences(index: Any, context: list[int]) -> list[int]:
     return found
 
 
-def test_every_index_of_a_text_has_chains_of_all_occurrences_and_none_touches_a_seam() -> None:
+def test_token_index_chains_visit_all_occurrences_except_seams() -> None:
     rng = random.Random(0)
     tokens = [rng.randrange(-1, 7) for _ in range(3000)]
     contexts = [tokens[i - 3 : i] for i in range(3, len(tokens), 97) if min(tokens[i - 3 : i]) >= 0]
@@ -182,7 +182,7 @@ def test_every_index_of_a_text_has_chains_of_all_occurrences_and_none_touches_a_
         assert all(min(index.tokens[i - 3 : i + 1]) >= 0 for i in entered)
 
 
-def test_arrays_that_make_no_index() -> None:
+def test_token_index_over_rejects_inconsistent_arrays() -> None:
     ints = array("i", [0] * 8)
     with pytest.raises(ValueError, match="9 of 8 tokens"):
         TokenIndex.from_arrays(ints, ints, ints, 9)

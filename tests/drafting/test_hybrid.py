@@ -47,7 +47,7 @@ def count(mock: MockTarget, drafter: Any, prompt: Sequence[int], n: int, **optio
 # --------------------------------------------------------------------------- calls of the model
 
 
-def test_a_dear_model_is_left_alone_and_a_cheap_one_where_n_grams_are_sure() -> None:
+def test_hybrid_skips_expensive_model_and_unneeded_calls() -> None:
     """A guess that costs ten plain passes never pays, and n-grams copy a repetitive text at no cost."""
     dear, cheap = draft_model(slow=10e-3), draft_model(slow=0.3e-3)
     drafted = count(target(), hybrid(dear), [1, 2, 3] * 20, 120)
@@ -60,7 +60,7 @@ def test_a_dear_model_is_left_alone_and_a_cheap_one_where_n_grams_are_sure() -> 
     assert cheap.passes <= stats.passes / 2
 
 
-def test_model_is_not_called_for_repeated_request() -> None:
+def test_hybrid_with_repeated_request_does_not_call_model() -> None:
     model = draft_model(slow=0.02e-3)
     mock, drafter = target(), HybridDrafter(DraftModel(model, clock=milliseconds), TextIndexSet())
     count(mock, drafter, [1, 2], 60)
@@ -71,7 +71,7 @@ def test_model_is_not_called_for_repeated_request() -> None:
     assert stats.accepted == stats.drafted > 50
 
 
-def test_guesses_that_no_pass_is_worth_are_not_asked_for() -> None:
+def test_hybrid_without_possible_gain_does_not_call_model() -> None:
     """Further tokens are cheap, but the first one costs either nothing or more than all could gain."""
     asked = []
     for first in (0.0, 30.0):
@@ -85,7 +85,7 @@ def test_guesses_that_no_pass_is_worth_are_not_asked_for() -> None:
     assert asked == [True, False]
 
 
-def test_where_n_grams_have_nothing_a_cheap_model_guesses() -> None:
+def test_hybrid_without_n_gram_match_drafts_with_cheap_model() -> None:
     wide = 4000
     mock, prompt = target(wide, peak=9.0), [*range(30)]
     drafted = count(mock, hybrid(draft_model(wide, slow=0.02e-3, peak=9.0)), prompt, 60)
@@ -103,7 +103,7 @@ class Scripted(MockTarget):
         return row
 
 
-def test_each_continues_the_chain_of_the_other() -> None:
+def test_hybrid_combines_n_grams_and_model_in_one_draft() -> None:
     # In the prompt, 6 7 8 follows 5, and then a different token each time. The model knows that 20 21 follows 8. In the
     # prompt, 22 23 24 follows 21, which the model does not know.
     prompt = [token for other in range(9, 17) for token in (5, 6, 7, 8, other, other + 10, 22, 23, 24)] + [30, 31, 5]
@@ -114,7 +114,7 @@ def test_each_continues_the_chain_of_the_other() -> None:
 
 
 @pytest.mark.parametrize(("stake", "asked"), [(0.2, False), (20.0, True)])
-def test_a_model_that_is_far_behind_is_asked_again_where_that_much_may_be_lost(stake: float, asked: bool) -> None:
+def test_hybrid_calls_lagging_model_within_loss_budget(stake: float, asked: bool) -> None:
     """The model is behind by more than a batch, after a text that n-grams copied."""
     model = draft_model(seconds=lambda n: 0.05e-3 * n)
     drafter = hybrid(model)
@@ -133,7 +133,7 @@ def test_a_model_that_is_far_behind_is_asked_again_where_that_much_may_be_lost(s
 
 
 @pytest.mark.parametrize("replays", [False, True])
-def test_the_models_answers_are_those_to_the_chain(replays: bool) -> None:
+def test_hybrid_model_answers_follow_text_and_chain(replays: bool) -> None:
     """After any reading, refusal or replacement, the model's cache contains the text and the chain before the guess."""
     model = draft_model(blur=2.0, replays=replays)
     drafter = hybrid(model)
@@ -157,7 +157,7 @@ def test_the_models_answers_are_those_to_the_chain(replays: bool) -> None:
     assert replaced > 10
 
 
-def test_a_text_that_the_model_cannot_read_is_drafted_by_n_grams() -> None:
+def test_hybrid_with_unreadable_text_drafts_with_n_grams() -> None:
     for model in (draft_model(20), draft_model(n_ctx=16)):
         drafter = hybrid(model)
         drafter.begin([31, 32, 33, 34] * 8 + [31])
@@ -165,7 +165,7 @@ def test_a_text_that_the_model_cannot_read_is_drafted_by_n_grams() -> None:
         assert model.passes == 0
 
 
-def test_a_drafter_beside_works_in_the_next_sequence_and_knows_what_the_first_learnt() -> None:
+def test_hybrid_beside_uses_next_sequence_and_shares_learning() -> None:
     small = MockShared(3, n_vocab=N, peak=6.0, clock=CLOCK)
     first = HybridDrafter(DraftModel(small.sequences[0], clock=milliseconds, shared_model=small))
     drafters = [first, first.clone_for_sequence(), first.clone_for_sequence()]
@@ -193,7 +193,7 @@ def test_a_drafter_beside_works_in_the_next_sequence_and_knows_what_the_first_le
 # --------------------------------------------------------------------------- gain of a call
 
 
-def test_agreement_makes_sure_and_disagreement_does_not() -> None:
+def test_second_opinion_with_agreement_increases_probability() -> None:
     opinion = AgreementModel()
     assert opinion.estimate(CONSENSUS, 0.6, 0.6) > 0.6 > opinion.estimate(MODEL, 0.6, 0.6)
     assert opinion.estimate(NGRAMS, 0.6, 0.6) < 0.6
@@ -202,7 +202,7 @@ def test_agreement_makes_sure_and_disagreement_does_not() -> None:
     assert all(0 < opinion.estimate(case, p, m) < 1 for case in range(3) for p in (0, 1) for m in (0, 1))
 
 
-def test_what_asking_gives_is_learnt_and_a_new_text_remembers_a_little() -> None:
+def test_second_opinion_learns_gain_and_partly_forgets_at_new_text() -> None:
     """A model that failed is expected to fail again, but is still tried in a new text."""
     for p in (0.0, 0.2, 0.6, 0.99):
         guess = 5 if p else -1
@@ -222,7 +222,7 @@ def test_what_asking_gives_is_learnt_and_a_new_text_remembers_a_little() -> None
         assert failed < max(bad.prospects(p).disagreements)[1] < max(AgreementModel().prospects(p).disagreements)[1]
 
 
-def test_who_agrees_is_surer() -> None:
+def test_second_opinion_learns_probability_after_agreement() -> None:
     opinion, other = AgreementModel(), AgreementModel()
     for i in range(300):
         opinion.learn((0.6, 0.9, 5, 5 if i % 2 else 7, 5), 5 if i % 2 else 6)
@@ -234,7 +234,7 @@ def test_who_agrees_is_surer() -> None:
     )
 
 
-def test_chances_become_what_came_true() -> None:
+def test_second_opinion_probabilities_converge_to_observed_rates() -> None:
     """The model overestimates and the n-grams underestimate their chances."""
     opinion = AgreementModel()
     rng = random.Random(1)

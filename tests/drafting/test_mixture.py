@@ -23,7 +23,7 @@ NOVEL = random.Random(5).sample(range(10, 10**5), 60)
 TEXT = random.Random(7).sample(range(30), 20) * 20
 
 
-def test_a_draft_has_as_many_tokens_as_are_asked_for_or_may_be() -> None:
+def test_mixture_draft_length_keeps_within_limit_and_price() -> None:
     drafter = MixtureDrafter()
     drafter.begin([1, 2, 3, 4] * 20)
     for limit in (62, 63, 64, 10**6):
@@ -33,7 +33,7 @@ def test_a_draft_has_as_many_tokens_as_are_asked_for_or_may_be() -> None:
 
 
 @pytest.mark.parametrize("fixed_length", [False, True])
-def test_estimates_of_drawn_tokens_are_calibrated(fixed_length: bool) -> None:
+def test_mixture_estimates_of_drawn_tokens_are_calibrated(fixed_length: bool) -> None:
     # A token drawn from q for a fair coin is correct half the time, whatever the mixture's estimate is.
     rng = random.Random(0)
     drafter = MixtureDrafter()
@@ -58,7 +58,7 @@ def test_estimates_of_drawn_tokens_are_calibrated(fixed_length: bool) -> None:
 # --------------------------------------------------------------------------- memory
 
 
-def test_what_a_request_repeats_is_remembered_once() -> None:
+def test_mixture_memory_stores_repeated_conversation_once() -> None:
     drafter: Any = make_drafter("mixture", memory=True)
     drafter.begin([1, 2, 3])
     drafter.accept(NOVEL)
@@ -79,7 +79,7 @@ def test_what_a_request_repeats_is_remembered_once() -> None:
         drafter.clone_for_sequence()
 
 
-def test_a_memory_is_looked_up_and_left_alone() -> None:
+def test_mixture_with_given_memory_reads_without_changing_it() -> None:
     memory = Memory()
     drafter = make_drafter("mixture", memory=memory)
     drafter.begin(NOVEL)
@@ -92,7 +92,7 @@ def test_a_memory_is_looked_up_and_left_alone() -> None:
     assert memory.indexes[-1].size == len(NOVEL) + 1
 
 
-def test_what_others_added_to_a_memory_is_drafted_from_in_the_next_text(tmp_path: Path) -> None:
+def test_mixture_with_store_follows_its_updates_at_next_text(tmp_path: Path) -> None:
     text = random.Random(5).sample(range(200), 60)
     store = new_store(tmp_path)
     first = MixtureDrafter(Memory(store.read(), store=store))
@@ -105,7 +105,7 @@ def test_what_others_added_to_a_memory_is_drafted_from_in_the_next_text(tmp_path
         assert drafter.propose(5).tokens == ()
 
 
-def test_the_memory_drafter_knows_its_memory_alone() -> None:
+def test_memory_drafter_uses_only_its_memory() -> None:
     memory = Memory()
     memory.add_text(range(20))
     drafter = make_drafter("memory", memory=memory)
@@ -117,7 +117,7 @@ def test_the_memory_drafter_knows_its_memory_alone() -> None:
     assert not drafter.wants_logits
 
 
-def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixture_memory_keeps_size_within_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ngramspec.drafting.mixture.drafter.MAX_TOKENS", 100)
     memory = TextIndexSet()
     drafter = MixtureDrafter(memory)
@@ -148,7 +148,7 @@ def same(one: Any, other: Any) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_every_text_starts_from_what_the_package_ships() -> None:
+def test_mixture_begin_resets_to_packaged_estimators() -> None:
     drafter = MixtureDrafter()
     guesser = drafter.guesser
     shipped = weight_files.read(weight_files.START)
@@ -168,7 +168,7 @@ def test_every_text_starts_from_what_the_package_ships() -> None:
     assert first.propose(1).acceptance_probs[0] < 0.5
 
 
-def test_a_new_process_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+def test_mixture_in_new_process_loads_saved_state(tmp_path: Path) -> None:
     path = tmp_path / "made" / "judge.npz"
     last = practised(MixtureDrafter(state_path=path))
     last.save_state()
@@ -184,7 +184,7 @@ def test_a_new_process_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [30, pytest.param(3, marks=pytest.mark.exhaustive)])
-def test_a_damaged_file_counts_as_none_and_is_replaced(tmp_path: Path, step: int) -> None:
+def test_mixture_with_damaged_state_file_ignores_and_replaces_it(tmp_path: Path, step: int) -> None:
     path = tmp_path / "judge.npz"
     learner = practised(MixtureDrafter(state_path=path))
     learner.save_state()
@@ -205,7 +205,7 @@ def test_a_damaged_file_counts_as_none_and_is_replaced(tmp_path: Path, step: int
     assert path.read_bytes() == whole
 
 
-def test_another_layout_counts_as_none(tmp_path: Path) -> None:
+def test_mixture_with_other_layout_ignores_state_file(tmp_path: Path) -> None:
     path = tmp_path / "judge.npz"
     held: dict[str, Any] = {"layout": np.int32(weight_files.LAYOUT), **arrays(practised(MixtureDrafter()))}
     np.savez(path, **held)
@@ -227,9 +227,7 @@ def test_another_layout_counts_as_none(tmp_path: Path) -> None:
         assert same(arrays(MixtureDrafter(state_path=path)), fresh), change
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mixture_save_state_after_write_error_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "judge.npz"
     learner = practised(MixtureDrafter(state_path=path))
     learner.save_state()
@@ -246,7 +244,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_is_no_error(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_nothing_that_hashes_two_tokens_is_kept() -> None:
+def test_mixture_state_excludes_facts_of_token_pairs() -> None:
     # n tokens give n facts of a kind, and their pairs n times as many; those must be outside the stored part.
     n = 24
     kept, beyond = set(), set()
@@ -270,7 +268,7 @@ def test_nothing_that_hashes_two_tokens_is_kept() -> None:
     }
 
 
-def test_a_text_beside_another_starts_as_one_alone_and_leaves_the_other_what_it_has() -> None:
+def test_mixture_beside_starts_fresh_and_leaves_other_unchanged() -> None:
     one = MixtureDrafter()
     other, stranger = one.clone_for_sequence(), MixtureDrafter()
     practised(one)

@@ -36,7 +36,7 @@ def likeliest(_: int, law: Mapping[int, float]) -> int:
 # --------------------------------------------------------------------------- guesses
 
 
-def test_it_drafts_what_the_model_would_write_and_can_tell_the_entropy_of_the_first_law() -> None:
+def test_model_drafter_drafts_greedy_text_and_reports_entropy() -> None:
     model = MockTarget(40, peak=8.0)
     drafter = ModelDrafter(model, n_vocab=39)
     drafter.begin(PROMPT)
@@ -51,7 +51,7 @@ def test_it_drafts_what_the_model_would_write_and_can_tell_the_entropy_of_the_fi
     assert entropy() == pytest.approx(entropy_ratio(model.row(PROMPT)[:39]))
 
 
-def test_a_guess_is_as_sure_as_the_model_at_first_and_is_then_what_came_of_such_guesses() -> None:
+def test_model_drafter_estimate_starts_at_model_and_learns() -> None:
     model = MockTarget(40, peak=2.0)
     drafter = ModelDrafter(model)
     drafter.begin(PROMPT)
@@ -66,7 +66,7 @@ def test_a_guess_is_as_sure_as_the_model_at_first_and_is_then_what_came_of_such_
 
 
 @pytest.mark.parametrize("replays", [False, True])
-def test_the_cache_goes_back_by_every_length(replays: bool) -> None:
+def test_model_drafter_after_any_rejection_drafts_from_correct_cache(replays: bool) -> None:
     """After any refusal, the next draft is the same as that of a model that never saw the refused tokens."""
     model = MockTarget(40, peak=8.0, replays=replays)
     drafter = ModelDrafter(model)
@@ -83,7 +83,7 @@ def test_the_cache_goes_back_by_every_length(replays: bool) -> None:
         text.append(own)
 
 
-def test_what_was_refused_is_taken_back_and_nothing_is_evaluated_twice() -> None:
+def test_model_drafter_after_draft_evaluates_only_new_tokens() -> None:
     model = MockTarget(40, peak=8.0)
     drafter = ModelDrafter(model)
     drafter.begin(PROMPT)
@@ -102,7 +102,7 @@ def test_what_was_refused_is_taken_back_and_nothing_is_evaluated_twice() -> None
     assert drafter.prefill_seconds == 0
 
 
-def test_the_next_text_keeps_what_it_has_in_common_with_the_last() -> None:
+def test_model_drafter_next_text_reuses_common_prefix() -> None:
     model = MockTarget(40)
     drafter = ModelDrafter(model)
     for prompt, new in (([1, 2, 3, 4, 5, 6], 6), ([1, 2, 3, 9, 9], 2), ([8], 1)):
@@ -113,7 +113,7 @@ def test_the_next_text_keeps_what_it_has_in_common_with_the_last() -> None:
         assert sum(model.prefilled) + sum(model.batches) == new
 
 
-def test_a_full_context_and_a_foreign_token_end_the_drafts() -> None:
+def test_model_drafter_with_full_context_or_unknown_token_stops() -> None:
     drafter = ModelDrafter(MockTarget(40, n_ctx=8, slack=0))
     drafter.begin(PROMPT)
     assert [len(drafter.propose(9)), drafter.accept([1, 2]), len(drafter.propose(9))] == [4, 0, 2]
@@ -129,7 +129,7 @@ def test_a_full_context_and_a_foreign_token_end_the_drafts() -> None:
     assert len(drafter.propose(4)) == 0
 
 
-def test_only_tokens_that_the_target_knows_are_drafted() -> None:
+def test_model_drafter_drafts_only_tokens_of_target() -> None:
     drafter = ModelDrafter(MockTarget(60, peak=8.0), n_vocab=20)
     drafter.begin([3, 1, 4])
     tokens = [token for _ in range(20) for token in (*drafter.propose(8).tokens, drafter.accept([5]))]
@@ -137,12 +137,12 @@ def test_only_tokens_that_the_target_knows_are_drafted() -> None:
     assert max(drafter.propose(1, likeliest).q[0]) < 20
 
 
-def test_a_model_that_cannot_go_back_is_refused() -> None:
+def test_model_drafter_rejects_model_without_rollback() -> None:
     with pytest.raises(ValueError, match="cannot be used as a draft model: its state cannot be rolled back"):
         ModelDrafter(MockTarget(8, fail_rollback=True))
 
 
-def test_broken_logits_end_a_draft() -> None:
+def test_model_drafter_with_bad_logits_ends_draft() -> None:
     class Broken(MockTarget):
         def row(self, context: Sequence[int]) -> Any:
             return super().row(context) * (np.nan if len(context) > 6 else 1.0)
@@ -155,7 +155,7 @@ def test_broken_logits_end_a_draft() -> None:
         assert model_guess(np.array(row), 0, None, Sampling()) is None
 
 
-def test_q_is_the_law_at_the_targets_temperature() -> None:
+def test_model_drafter_q_equals_distribution_at_target_temperature() -> None:
     model = MockTarget(400, peak=1.0)
     drafter = ModelDrafter(model)
     for temperature, min_p in ((0.5, 0.0), (1.0, 0.0), (2.0, 0.2)):
@@ -171,7 +171,7 @@ def test_q_is_the_law_at_the_targets_temperature() -> None:
             assert p / law[int(order[0])] == pytest.approx(full[token], rel=1e-5)
 
 
-def test_what_is_rare_is_not_drawn_and_one_of_a_few_at_most() -> None:
+def test_model_guess_excludes_rare_tokens_and_limits_candidates() -> None:
     shares = np.array([1.0, 0.5, 0.2, 0.02, 0.005])  # relative to the largest probability
     for min_p, kept in ((0.0, 4), (RARE / 2, 4), (0.1, 3), (0.4, 2)):
         guess = model_guess(np.log(shares), 3, likeliest, Sampling(1.0, min_p=min_p))
@@ -195,7 +195,7 @@ def payoff(token: float = 0.1) -> DraftModelGain:
     return DraftModelGain(passes)
 
 
-def test_rates_are_those_of_a_position_and_the_last_one_counts_for_all_behind_it() -> None:
+def test_payoff_rate_is_separate_by_position_up_to_the_last() -> None:
     made = payoff()
     for _ in range(100):
         made.learn(1, False)
@@ -206,7 +206,7 @@ def test_rates_are_those_of_a_position_and_the_last_one_counts_for_all_behind_it
 
 
 @pytest.mark.parametrize("seconds", [1.0, 2.0])
-def test_a_gain_is_that_of_the_best_length(seconds: float) -> None:
+def test_payoff_gain_equals_gain_of_best_length(seconds: float) -> None:
     each = 0.3 + 0.1 / seconds
     by_length = [sum(PRIOR**j - 1.2 * each for j in range(1, k + 1)) for k in range(10)]
     price = MarginalCost(1.2, [0.3] * 10, seconds)
@@ -231,7 +231,7 @@ def test_a_gain_is_that_of_the_best_length(seconds: float) -> None:
         (MarginalCost(1.0, [0.0] * 10, 1.0, loss_budget=0.35), 3, 1.01, 0.1),
     ],
 )
-def test_a_draft_goes_on_while_a_guess_pays(
+def test_payoff_continues_draft_while_next_token_pays(
     price: MarginalCost | None, length: int, least: float, token: float
 ) -> None:
     assert payoff(token).should_continue(least * 1.001, length, price) == (least < 1)
@@ -278,7 +278,7 @@ def run_timed(
     return stats, model, clock.now - began
 
 
-def test_a_fast_model_that_is_right_pays() -> None:
+def test_model_drafter_with_fast_model_increases_speed() -> None:
     stats, _, seconds = run_timed(0.05, blur=0.5, slope=0.05)
     assert stats.tokens_per_pass > 2.5
     assert seconds < 0.6 * 400
@@ -289,14 +289,14 @@ def test_a_fast_model_that_is_right_pays() -> None:
     ("token", "blur", "slope"),
     [(1.0, 0.0, 0.0), (0.9, 0.0, 0.3), (0.05, 60.0, 0.05), (0.4, 60.0, 0.2), (0.5, 3.0, 0.4), (0.2, 3.0, 0.2)],
 )
-def test_a_model_that_does_not_pay_is_soon_left_alone(token: float, blur: float, slope: float) -> None:
+def test_model_drafter_without_gain_limits_loss(token: float, blur: float, slope: float) -> None:
     """A model that is as slow as the target or nearly always wrong costs about three passes and 1 %, at any length."""
     for length in (50, 400):
         _, _, seconds = run_timed(token, blur=blur, slope=slope, max_tokens=length)
         assert seconds < length + 3 + 0.01 * length
 
 
-def test_a_probe_is_rare_and_finds_a_model_that_pays_again() -> None:
+def test_model_drafter_probes_rarely_and_resumes_when_it_pays() -> None:
     clock = Clock(tick=0.0)
     model = MockTarget(60, peak=6.0, seconds=lambda n: 0.1, clock=clock)
     drafter = ModelDrafter(model, clock=clock.perf_counter)
@@ -319,7 +319,7 @@ def test_a_probe_is_rare_and_finds_a_model_that_pays_again() -> None:
     assert sum(follow(1000, wrong=0)[-300:]) == 300
 
 
-def test_a_long_prompt_is_read_once_that_can_have_paid_for_itself() -> None:
+def test_model_drafter_delays_long_prefill_until_it_pays() -> None:
     prompt = [i % 7 for i in range(400)]
     short, model, _ = run_timed(0.1, blur=0.5, slope=0.05, each=1.0, prompt=prompt, max_tokens=10)
     assert len(model.tokens) < 50
@@ -330,7 +330,7 @@ def test_a_long_prompt_is_read_once_that_can_have_paid_for_itself() -> None:
     assert long.decode_seconds - long.seconds - long.draft_seconds > 0.1 * 400  # No draft is charged for the prompt.
 
 
-def test_a_prompt_is_read_at_once_where_earlier_texts_were_long_enough_to_pay_for_it() -> None:
+def test_model_drafter_after_long_text_prefills_prompt_immediately() -> None:
     clock = Clock(tick=1e-6)
     model = Blurred(60, blur=0.0, peak=6.0, seconds=lambda n: 0.1 * n, clock=clock)
     drafter = ModelDrafter(model, clock=clock.perf_counter)

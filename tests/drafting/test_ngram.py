@@ -28,7 +28,7 @@ STREAMS = st.builds(lambda seed, k: random.Random(seed).choices(range(3), k=k), 
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30))
-def test_best_total_and_recency_match_the_list_of_occurrences(seen: list[int]) -> None:
+def test_continuations_match_counts_of_occurrences(seen: list[int]) -> None:
     found = Continuations(seen[0])
     for end in range(1, len(seen) + 1):
         if end > 1:
@@ -43,7 +43,7 @@ def test_best_total_and_recency_match_the_list_of_occurrences(seen: list[int]) -
     assert dict(shares) == {token: count / len(seen) for token, count in Counter(seen).items()}, "a copy"
 
 
-def test_probabilities_are_a_mapping() -> None:
+def test_shares_behave_as_mapping() -> None:
     shares = Shares({7: 1, 8: 2, 9: 1}, 4)
     assert (list(shares), len(shares)) == ([7, 8, 9], 3)
     assert (shares[8], shares.get(8), shares.get(1), 1 in shares) == (0.5, 0.5, None, False)
@@ -51,7 +51,7 @@ def test_probabilities_are_a_mapping() -> None:
         shares[1]
 
 
-def test_the_contexts_not_updated_for_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_table_when_full_evicts_stalest_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor, "MAX_PAIRS", 4)
     table = CountTable()
     for key, token in [(1, 5), (2, 5), (3, 5), (1, 5), (1, 6)]:
@@ -66,7 +66,7 @@ def test_the_contexts_not_updated_for_longest_go_first(monkeypatch: pytest.Monke
     assert table.pairs == 3
 
 
-def test_a_full_context_drops_its_stalest_token_but_not_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_table_full_context_drops_stalest_token_except_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor, "MAX_CONTINUATIONS", 3)
     for tokens, left in [
         ((4, 7, 7, 5, 6), {7: 2, 5: 1, 6: 1}),
@@ -140,7 +140,7 @@ def fed(tokens: list[int], **options: Any) -> NGramPredictor:
     return p
 
 
-def test_worked_examples_in_the_docstrings() -> None:
+def test_predictor_docstring_examples_pass() -> None:
     result = doctest.testmod(predictor)
     assert result.attempted > 3
     assert result.failed == 0
@@ -153,7 +153,7 @@ def fnv1a(tokens: Iterable[int]) -> int:
     return key
 
 
-def test_fnv1a_against_published_and_hand_computed_values() -> None:
+def test_fnv1a_equals_published_values() -> None:
     assert fnv1a([]) == 0xCBF29CE484222325
     assert fnv1a(b"a") == 0xAF63DC4C8601EC8C  # test vectors of the FNV authors
     assert fnv1a(b"foobar") == 0x85944171F73967E8
@@ -163,7 +163,7 @@ def test_fnv1a_against_published_and_hand_computed_values() -> None:
 
 
 @given(st.lists(st.integers(0, 200_000), min_size=1, max_size=12), st.integers(1, 7))
-def test_rolled_keys_are_the_hashes_of_the_last_tokens(tokens: list[int], orders: int) -> None:
+def test_roll_returns_hashes_of_last_tokens(tokens: list[int], orders: int) -> None:
     keys: list[int] = []
     for token in tokens:
         keys = roll(keys, token, orders)
@@ -171,13 +171,13 @@ def test_rolled_keys_are_the_hashes_of_the_last_tokens(tokens: list[int], orders
 
 
 @given(STREAMS, st.integers(2, 8), st.integers(0, 7))
-def test_it_drafts_from_all_that_was_ever_seen(stream: list[int], max_order: int, limit: int) -> None:
+def test_predictor_with_short_window_drafts_from_whole_stream(stream: list[int], max_order: int, limit: int) -> None:
     p = fed(stream, max_order=max_order, window=max_order)
     assert p.predict(limit) == reference(stream, max_order, limit)
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=14), max_size=5))
-def test_batches_equal_single_updates_and_reset_forgets_everything(batches: list[list[int]]) -> None:
+def test_predictor_update_batch_equals_updates_and_reset_clears(batches: list[list[int]]) -> None:
     options: dict[str, Any] = {"max_order": 4, "window": 9}
     p = NGramPredictor(**options)
     for batch in batches:
@@ -190,7 +190,7 @@ def test_batches_equal_single_updates_and_reset_forgets_everything(batches: list
     assert state(p) == state(NGramPredictor(**options))
 
 
-def test_limit_bounds_the_draft_and_draft_count_is_its_default() -> None:
+def test_predictor_predict_limits_draft_length() -> None:
     p = fed([1, 2, 3] * 5, draft_count=6)
     assert [len(p.predict(limit)) for limit in (0, 1, 2, 9)] == [0, 1, 2, 9]
     assert p.predict().tokens == (1, 2, 3, 1, 2, 3)
@@ -200,7 +200,7 @@ def test_limit_bounds_the_draft_and_draft_count_is_its_default() -> None:
 
 
 @given(STREAMS)
-def test_where_contexts_collide_a_draft_states_the_q_of_the_shared_counts(stream: list[int]) -> None:
+def test_predictor_with_hash_collision_reports_q_of_pooled_counts(stream: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(predictor, "FNV_PRIME", 0)
         draft = fed(stream, max_order=3, window=8).predict(3)
@@ -211,7 +211,7 @@ def test_where_contexts_collide_a_draft_states_the_q_of_the_shared_counts(stream
 
 
 @pytest.mark.parametrize("vocabulary", [3, 60, 100_000])
-def test_tables_are_bounded_over_a_long_stream(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictor_tables_keep_within_limits(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor, "MAX_PAIRS", 200)
     monkeypatch.setattr(predictor, "MAX_CONTINUATIONS", 20)
     rng = random.Random(4)
@@ -238,12 +238,12 @@ def test_tables_are_bounded_over_a_long_stream(vocabulary: int, monkeypatch: pyt
         ({"max_order": 5, "window": 4}, r"window must be max_order \(5\) or more, not 4"),
     ],
 )
-def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+def test_predictor_rejects_invalid_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NGramPredictor(**options)
 
 
-def test_defaults_are_akunus() -> None:
+def test_predictor_defaults_equal_akunu_values() -> None:
     p = NGramPredictor()
     assert (p.max_order, p.draft_count, p.window) == (4, 4, 512)
     assert (predictor.MAX_PAIRS, predictor.MAX_CONTINUATIONS) == (65_536, 256)
@@ -262,7 +262,7 @@ def check_counted(draft: Draft, expected: Draft) -> None:
 
 
 @given(STREAMS, st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12), st.integers(2, 5))
-def test_an_n_gram_drafter_counts_prompt_and_answer(prompt: list[int], answers: list[list[int]], order: int) -> None:
+def test_ngram_drafter_counts_prompt_and_response(prompt: list[int], answers: list[list[int]], order: int) -> None:
     """It also counts tokens beyond its guesses and in passes without drafts; a new prompt resets the counts."""
     for drafter in (NGramDrafter(), NGramDrafter(NGramPredictor(max_order=order))):
         for text in ([], list(prompt)):
@@ -275,7 +275,7 @@ def test_an_n_gram_drafter_counts_prompt_and_answer(prompt: list[int], answers: 
 
 
 @given(SEEDS, STREAMS.filter(bool))
-def test_nasd_counts_what_was_likely_beside_what_came(seed: int, prompt: list[int]) -> None:
+def test_nasd_drafter_counts_likely_and_emitted_tokens(seed: int, prompt: list[int]) -> None:
     """It counts the likely tokens of each accepted position before the emitted one, but no rows after a refusal."""
     rng = np.random.default_rng(seed)
     drafter, text = NasdDrafter(), list(prompt)

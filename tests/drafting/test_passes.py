@@ -54,7 +54,7 @@ def request(passes: ModelPasses, sequence: Any, tokens: Sequence[int], gain: flo
     ("sampled", "options"),
     [(True, {}), (False, {}), (False, {"split": True}), (True, {"drafts_alone": True, "replays": True})],
 )
-def test_drafts_draft_together_are_those_draft_alone(kind: type, sampled: bool, options: dict[str, Any]) -> None:
+def test_draft_together_returns_drafts_of_separate_drafting(kind: type, sampled: bool, options: dict[str, Any]) -> None:
     """Passes have no price here, so no request is declined."""
     smalls = [model_of(3, **options), model_of(3, **options)]
     sets = [drafters_of(kind, small) for small in smalls]
@@ -86,7 +86,7 @@ def test_drafts_draft_together_are_those_draft_alone(kind: type, sampled: bool, 
     assert sum(map(len, smalls[0].passes)) >= 1.5 * len(smalls[0].passes)
 
 
-def test_a_pass_that_fails_fails_for_all() -> None:
+def test_draft_together_after_model_error_raises() -> None:
     small = model_of(2, fails=lambda parts: len(parts) == 2)
     passes = ModelPasses(milliseconds, small)
 
@@ -99,7 +99,7 @@ def test_a_pass_that_fails_fails_for_all() -> None:
         draft_batch([drafting(sequence) for sequence in small.sequences], FREE)
 
 
-def test_what_a_pass_has_no_room_for_goes_into_another() -> None:
+def test_draft_together_splits_batches_beyond_maximum_size() -> None:
     small = model_of(4, max_batch=8)
     passes = ModelPasses(milliseconds, small)
     rows: dict[int, Any] = {}
@@ -133,7 +133,7 @@ def paced(sequences: int, one: float, each: float, **options: Any) -> tuple[Mode
     part=st.floats(0.0, 1.0),
     worth=st.floats(0.5, 8.0),
 )
-def test_the_requests_that_bring_most_together_are_granted(
+def test_worthwhile_returns_most_valuable_set_of_requests(
     asked: list[tuple[float, int]], one: float, part: float, worth: float
 ) -> None:
     """Compare the choice with all subsets."""
@@ -153,7 +153,7 @@ def test_the_requests_that_bring_most_together_are_granted(
     assert passes.select_requests(requests, None) == list(requests)
 
 
-def test_what_must_be_is_granted_whatever_it_costs() -> None:
+def test_worthwhile_includes_mandatory_requests_at_any_cost() -> None:
     passes, small = paced(3, 50.0, 1.0)
     gains = (math.inf, 0.5, math.inf)
     requests = {text: request(passes, small.sequences[text], [0], gain) for text, gain in enumerate(gains)}
@@ -161,7 +161,7 @@ def test_what_must_be_is_granted_whatever_it_costs() -> None:
 
 
 @pytest.mark.parametrize("options", [{"split": True}, {"drafts_alone": True}])
-def test_texts_that_cannot_share_a_pass_decide_for_themselves(options: dict[str, Any]) -> None:
+def test_worthwhile_without_shared_batches_returns_all_requests(options: dict[str, Any]) -> None:
     passes, small = paced(3, 50.0, 1.0, **options)
     requests = {text: request(passes, small.sequences[text], [0], 0.5) for text in range(3)}
     assert not passes.joint
@@ -169,7 +169,7 @@ def test_texts_that_cannot_share_a_pass_decide_for_themselves(options: dict[str,
     assert list(passes.group_requests([0, 1, 2], requests)) == [[0], [1], [2]]
 
 
-def test_a_text_whose_request_is_declined_drafts_without() -> None:
+def test_draft_together_after_declined_request_continues_without_model() -> None:
     """Two requests together justify a pass, but one alone does not."""
     passes, small = paced(2, 1.0, 0.0)
 
@@ -183,7 +183,7 @@ def test_a_text_whose_request_is_declined_drafts_without() -> None:
         assert [draft.tokens[0] for draft in drafts] == granted
 
 
-def test_hybrid_drafters_go_on_with_n_grams_where_they_are_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hybrid_after_declined_request_drafts_with_n_grams(monkeypatch: pytest.MonkeyPatch) -> None:
     small = model_of(2)
     drafters = drafters_of(DraftModel, small)
     copiers = [MixtureDrafter(), MixtureDrafter()]

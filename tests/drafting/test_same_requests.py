@@ -30,7 +30,7 @@ def expected(store: AnswerStore, start: Sequence[int], sampling: Sampling = GREE
     return answer.continuation(63)[0]
 
 
-def test_continuation_repeats_earlier_answer_with_high_chances() -> None:
+def test_continuation_of_repeated_request_returns_earlier_answer() -> None:
     store = AnswerStore()
     answered(store, ANSWER)
     answer = store.begin(PROMPT, Sampling(seed=7))  # Greedy decoding uses no seed.
@@ -43,7 +43,7 @@ def test_continuation_repeats_earlier_answer_with_high_chances() -> None:
     assert answer.continuation(63) == ([], ())
 
 
-def test_continuation_needs_same_prompt_and_sampling() -> None:
+def test_continuation_requires_same_prompt_and_sampling() -> None:
     store = AnswerStore()
     answered(store, ANSWER)
     assert store.begin([*PROMPT, 4], GREEDY).continuation(5)[0] == []
@@ -54,7 +54,7 @@ def test_continuation_needs_same_prompt_and_sampling() -> None:
     assert expected(store, ANSWER[:1], Sampling(0.5, seed=1)) == ANSWER[1:]
 
 
-def test_continuation_uses_answer_that_agrees() -> None:
+def test_continuation_returns_answer_that_matches_start() -> None:
     store = AnswerStore()
     answered(store, [1, 2, 3, 4, 5])
     answered(store, [1, 2, 6, 4, 5])
@@ -62,7 +62,7 @@ def test_continuation_uses_answer_that_agrees() -> None:
     assert expected(store, [1, 2, 7, 4]) == []
 
 
-def test_continuation_wrong_answers_are_not_trusted_until_they_repeat() -> None:
+def test_continuation_after_wrong_answers_returns_only_repeated_ones() -> None:
     store = AnswerStore()
     for last in range(3):
         answered(store, [1, last])
@@ -75,7 +75,7 @@ def test_continuation_wrong_answers_are_not_trusted_until_they_repeat() -> None:
     assert min(answer.continuation(9)[1]) >= CERTAIN
 
 
-def test_store_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_store_limits_requests_and_answer_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(same_requests, "REQUESTS", 2)
     monkeypatch.setattr(same_requests, "LONGEST", 30)
     store = AnswerStore()
@@ -87,7 +87,7 @@ def test_store_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expected(store, ANSWER) == []
 
 
-def test_drafter_without_memory_or_sampling_stores_nothing() -> None:
+def test_drafter_without_memory_or_sampling_stores_no_answers() -> None:
     memory = TextIndexSet()
     for drafter in (MixtureDrafter(), MixtureDrafter(memory)):
         for _ in range(2):

@@ -44,7 +44,7 @@ def longest_match(text: Sequence[int]) -> tuple[int, list[int]]:
 
 
 @given(text=TEXTS)
-def test_the_match_is_the_longest_suffix_seen_before(text: list[int]) -> None:
+def test_suffix_automaton_finds_longest_earlier_suffix(text: list[int]) -> None:
     automaton = SuffixAutomaton()
     for n, token in enumerate(text):
         automaton.add(token)
@@ -61,7 +61,7 @@ def test_the_match_is_the_longest_suffix_seen_before(text: list[int]) -> None:
     assert automaton.size == len(text)
 
 
-def test_counts_are_exact_while_few_suffixes_were_seen_before() -> None:
+def test_suffix_automaton_with_few_suffix_links_keeps_exact_counts() -> None:
     # The automaton counts along at most MAX_COUNTED suffix links, and texts of this kind have no more.
     rng = random.Random(1)
     for _ in range(15):
@@ -91,7 +91,7 @@ def hard_texts(n: int) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("name", hard_texts(8))
 @pytest.mark.parametrize("n", [500, 2000, pytest.param(8000, marks=pytest.mark.exhaustive)])
-def test_time_and_room_stay_in_their_bounds(n: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suffix_automaton_keeps_time_and_size_linear(n: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, count = 0, SuffixAutomaton._count
 
     def counted(self: SuffixAutomaton, state: int, token: int) -> None:
@@ -131,7 +131,7 @@ def expected_draft(text: Sequence[int], limit: int) -> tuple[list[int], list[int
 
 
 @given(text=TEXTS, more=st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=5))
-def test_drafts_are_those_of_the_naive_rule(text: list[int], more: list[list[int]]) -> None:
+def test_suffix_drafter_equals_naive_search(text: list[int], more: list[list[int]]) -> None:
     drafter = SuffixDrafter()
     drafter.begin(text)
     for emitted in ([], *more):
@@ -144,11 +144,11 @@ def test_drafts_are_those_of_the_naive_rule(text: list[int], more: list[list[int
         assert len(draft) == len(tokens) or (draft and np.prod(draft.acceptance_probs) < HOPELESS)
 
 
-def test_the_example_in_the_docstring() -> None:
+def test_suffix_docstring_example_passes() -> None:
     assert doctest.testmod(suffix).failed == 0
 
 
-def test_a_context_of_any_length_decides() -> None:
+def test_suffix_drafter_uses_context_of_any_length() -> None:
     # The text has 40 passages that share 400 tokens and differ in the token before and after them.
     same = list(range(100, 500))
     text = [token for i in range(40) for token in (i, *same, 1000 + i)]
@@ -159,7 +159,7 @@ def test_a_context_of_any_length_decides() -> None:
         assert (*found.tokens, *found.match_lengths, *found.context_counts) == draft
 
 
-def test_the_frequent_one_must_be_clearly_ahead() -> None:
+def test_suffix_drafter_prefers_latest_unless_other_is_clearly_ahead() -> None:
     drafter = SuffixDrafter()
     for frequent, guess in ((1, 8), (2, 7), (3, 7)):
         drafter.begin([t for i in range(frequent) for t in (10 + i, 5, 7)] + [20, 5, 8, 30, 5])

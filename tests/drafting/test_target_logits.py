@@ -37,7 +37,7 @@ SEEDS = st.integers(0, 10**6)
 
 
 @given(row=arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-30, 30, width=32)))
-def test_the_best_two_are_those_of_a_sort(row: NDArray[np.float32]) -> None:
+def test_top_two_returns_two_most_likely_tokens(row: NDArray[np.float32]) -> None:
     likely = top_two(row)
     order = sorted(range(row.size), key=lambda token: -row[token])
     assert next(iter(likely)) == int(row.argmax())
@@ -50,7 +50,7 @@ def test_the_best_two_are_those_of_a_sort(row: NDArray[np.float32]) -> None:
         assert np.log(p / q) == pytest.approx(float(row[a]) - float(row[b]), abs=1e-6)
 
 
-def test_logits_that_are_no_numbers_teach_nothing() -> None:
+def test_observe_logits_ignores_nan_and_infinite_values() -> None:
     inf = float("inf")
     for values, likely in (
         ([1, NAN, 3], {}),
@@ -74,7 +74,7 @@ def test_logits_that_are_no_numbers_teach_nothing() -> None:
 
 
 @given(seed=SEEDS, n_vocab=st.integers(3, 9))
-def test_recycle_drafts_the_chain_of_the_latest_best_successors(seed: int, n_vocab: int) -> None:
+def test_recycle_drafts_chain_of_latest_best_successors(seed: int, n_vocab: int) -> None:
     """It learns from all evaluated tokens, refused or not, in this request or an earlier one with the same model."""
     rng = np.random.default_rng(seed)
     drafter, successor = RecycleDrafter(), dict[int, int]()
@@ -99,7 +99,7 @@ def test_recycle_drafts_the_chain_of_the_latest_best_successors(seed: int, n_voc
             drafter.accept(text[-2:])
 
 
-def test_what_stays_the_best_is_surer() -> None:
+def test_recycle_with_repeated_successor_increases_probability() -> None:
     chances = []
     for times in (1, 2, 4):
         drafter = RecycleDrafter()
@@ -138,7 +138,7 @@ def expected_window(
 
 
 @given(seed=SEEDS, limit=st.integers(1, 20), n_vocab=st.integers(3, 12))
-def test_lookahead_drafts_what_the_rule_says(seed: int, limit: int, n_vocab: int) -> None:
+def test_lookahead_drafts_tokens_of_reference_rule(seed: int, limit: int, n_vocab: int) -> None:
     """The prompt enters the pool once its model is known; the pool outlives the request, the trajectory does not."""
     rng = np.random.default_rng(seed)
     drafter, evaluated = LookaheadDrafter(), list[tuple[list[int], int]]()
@@ -174,7 +174,7 @@ def after_a_pass() -> LookaheadDrafter:
     return drafter
 
 
-def test_the_docstrings_example_and_the_longer_the_context_the_surer() -> None:
+def test_lookahead_equals_docstring_example_and_trusts_long_contexts() -> None:
     drafter = after_a_pass()
     assert drafter.propose(63).tokens == (4, 4, 2, *[2] * (WINDOW - 3))
     chances = []
@@ -185,7 +185,7 @@ def test_the_docstrings_example_and_the_longer_the_context_the_surer() -> None:
     assert chances == sorted(set(chances))
 
 
-def test_the_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookahead_pool_keeps_size_within_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_logits, "MAX_POOL", 30)
     drafter, rng = LookaheadDrafter(), random.Random(0)
     drafter.begin([0])
@@ -212,7 +212,7 @@ class Reader(RecycleDrafter):
         self.seen.append((tuple(tokens), rows.copy(), n_accepted))
 
 
-def test_the_loop_shows_the_logits_of_all_positions_refused_ones_too(tmp_path: Path) -> None:
+def test_decoder_passes_logits_of_rejected_positions_to_drafter(tmp_path: Path) -> None:
     mock, reader = MockTarget(12, peak=6.0), Reader()
     decoder = SpeculativeDecoder(
         mock, drafter=reader, policy="fixed", draft_max=3, curve=FREE, calibration_folder=tmp_path
@@ -229,6 +229,6 @@ def test_the_loop_shows_the_logits_of_all_positions_refused_ones_too(tmp_path: P
     assert refused > 20
 
 
-def test_a_record_has_no_logits_to_read() -> None:
+def test_replay_rejects_drafter_that_needs_logits() -> None:
     with pytest.raises(ValueError, match="'recycle' needs a model's logits"):
         Replay(make_drafter("recycle"), curve=FREE)

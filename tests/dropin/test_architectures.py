@@ -28,7 +28,7 @@ def tiny(name: str, folder: Path, **settings: Any) -> Twins:
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MORE)])
-def test_texts_are_the_parent_s(name: str, tmp_path: Path) -> None:
+def test_llama_on_special_memory_equals_parent(name: str, tmp_path: Path) -> None:
     pair = tiny(name, tmp_path)
     assert pair.ours.drafting_disabled_reason is None
 
@@ -69,7 +69,7 @@ def test_checkpoints_of_a_recurrent_state_stay_on_a_gpu(tmp_path: Path, monkeypa
     ("name", "reason"),
     [("gemma3", "swa_full"), pytest.param("deepseek4", "a sliding window", marks=pytest.mark.exhaustive)],
 )
-def test_a_window_that_forgets_is_not_drafted_for(name: str, reason: str, tmp_path: Path) -> None:
+def test_llama_with_sliding_window_cache_disables_drafting(name: str, reason: str, tmp_path: Path) -> None:
     pair = tiny(name, tmp_path, swa_full=False)
     assert reason in (pair.ours.drafting_disabled_reason or "")
     pair.same(lambda llama: watched(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))

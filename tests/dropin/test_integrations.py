@@ -58,7 +58,7 @@ def same(ask: Callable[[Maker], Any]) -> Any:
     return ours
 
 
-def test_langchain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_langchain_with_drafting_llama_returns_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     chats = pytest.importorskip("langchain_community.chat_models.llamacpp")
     completions = pytest.importorskip("langchain_community.llms.llamacpp")
 
@@ -72,7 +72,7 @@ def test_langchain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.exhaustive
-def test_llama_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_index_with_drafting_llama_returns_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     module = pytest.importorskip("llama_index.llms.llama_cpp.base")
 
     def ask(maker: Maker) -> Any:
@@ -95,7 +95,7 @@ class Verdict(BaseModel):
 
 
 @pytest.mark.exhaustive
-def test_instructor() -> None:
+def test_instructor_with_drafting_llama_returns_same_answers() -> None:
     instructor = pytest.importorskip("instructor")
 
     def ask(maker: Maker) -> Any:
@@ -111,7 +111,7 @@ def test_instructor() -> None:
 
 
 @pytest.mark.exhaustive
-def test_outlines() -> None:
+def test_outlines_with_drafting_llama_returns_same_answers() -> None:
     outlines = pytest.importorskip("outlines")
 
     def ask(maker: Maker) -> Any:

@@ -82,7 +82,7 @@ def prompt(llama: Any, text: str = PROMPT) -> list[int]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_token_comes_as_it_would(name: str, pair: Twins) -> None:
+def test_llama_generate_equals_parent_in_tokens(name: str, pair: Twins) -> None:
     for text in ("The cat sat on the mat. The cat sat on the", PROMPT + " a + b"):
         pair.same(lambda llama, text=text: watched(llama, prompt(llama, text), 40, **SETTINGS[name]))
         assert cached(pair.ours) == cached(pair.parent)
@@ -90,12 +90,12 @@ def test_every_token_comes_as_it_would(name: str, pair: Twins) -> None:
 
 
 @pytest.mark.parametrize("name", ["greedy", "penalties, sampled"])
-def test_so_do_the_logits_of_all(name: str, logged: Twins) -> None:
+def test_llama_generate_with_logits_all_equals_parent(name: str, logged: Twins) -> None:
     logged.same(lambda llama: watched(llama, prompt(llama), 40, **SETTINGS[name]))
     assert logged.drafted
 
 
-def test_a_grammar_is_followed_and_drafted_from(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_generate_with_grammar_equals_parent_and_drafts(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair, "_rest", lambda text: [])
     sources = set()
     learn = type(pair.ours.draft_stats).add
@@ -112,7 +112,7 @@ def test_a_grammar_is_followed_and_drafted_from(pair: Twins, monkeypatch: pytest
     assert pair.drafted
 
 
-def test_a_processor_sees_what_it_would(pair: Twins) -> None:
+def test_llama_logits_processor_receives_input_of_parent(pair: Twins) -> None:
     seen: dict[int, list[Any]] = {}
 
     def run(llama: Any) -> list[Any]:
@@ -128,7 +128,7 @@ def test_a_processor_sees_what_it_would(pair: Twins) -> None:
     assert pair.drafted
 
 
-def test_a_criterion_stops_where_it_would(logged: Twins) -> None:
+def test_llama_stopping_criteria_stop_as_in_parent(logged: Twins) -> None:
     seen: list[Any] = []
 
     def enough(ids: Any, logits: Any) -> bool:
@@ -152,14 +152,14 @@ def test_a_criterion_stops_where_it_would(logged: Twins) -> None:
         (True, {"temperature": 0.0, "logprobs": 3}),
     ],
 )
-def test_completions_are_equal(stream: bool, settings: dict[str, Any], pair: Twins, logged: Twins) -> None:
+def test_llama_completion_equals_parent(stream: bool, settings: dict[str, Any], pair: Twins, logged: Twins) -> None:
     of = logged if "logprobs" in settings else pair
     of.same(lambda llama: bare(llama(PROMPT, max_tokens=40, stream=stream, **settings)))
     assert of.drafted
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_chats_are_equal(stream: bool, pair: Twins) -> None:
+def test_llama_chat_completion_equals_parent(stream: bool, pair: Twins) -> None:
     messages = [{"role": "user", "content": "Count to ten, and again."}]
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     for form in (None, {"type": "json_object"}, {"type": "json_object", "schema": schema}):
@@ -169,7 +169,7 @@ def test_chats_are_equal(stream: bool, pair: Twins) -> None:
     assert pair.drafted
 
 
-def test_calls_of_functions_are_equal(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_function_call_equals_parent(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}, "required": ["name"]}
     call: dict[str, Any] = {
         "tools": [{"type": "function", "function": {"name": "greet", "parameters": parameters}}],
@@ -190,7 +190,7 @@ def test_calls_of_functions_are_equal(pair: Twins, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("left_at", [1, 5, *(pytest.param(at, marks=pytest.mark.exhaustive) for at in (2, 17))])
-def test_a_generation_may_be_left_at_any_token(left_at: int, logged: Twins) -> None:
+def test_llama_generate_left_at_any_token_keeps_state_of_parent(left_at: int, logged: Twins) -> None:
     def run(llama: Any) -> Any:
         first = watched(llama, prompt(llama), left_at, temp=0.9)
         held = llama._input_ids.tolist()
@@ -203,7 +203,7 @@ def test_a_generation_may_be_left_at_any_token(left_at: int, logged: Twins) -> N
     logged.same(run)
 
 
-def test_a_state_is_saved_and_loaded_in_mid_generation(pair: Twins) -> None:
+def test_llama_save_and_load_state_during_generation_equals_parent(pair: Twins) -> None:
     def loaded_meanwhile(llama: Any) -> Any:
         stream = llama.generate(prompt(llama), temp=0.0)
         first = list(islice(stream, 5))
@@ -232,7 +232,7 @@ def test_a_state_is_saved_and_loaded_in_mid_generation(pair: Twins) -> None:
     assert rest == list(islice(stream, 9))
 
 
-def test_a_cache_of_states_gives_the_same(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_with_ram_cache_equals_parent(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     for llama in (pair.parent, pair.ours):
         monkeypatch.setattr(llama, "cache", LlamaRAMCache())
     for text in (PROMPT, "Another text of no matter.", PROMPT + " a"):
@@ -240,7 +240,7 @@ def test_a_cache_of_states_gives_the_same(pair: Twins, monkeypatch: pytest.Monke
         assert cached(pair.ours) == cached(pair.parent)
 
 
-def test_generations_may_be_nested_sent_to_and_left_lying(logged: Twins) -> None:
+def test_llama_with_nested_generators_equals_parent(logged: Twins) -> None:
     def run(llama: Any) -> Any:
         one = llama.generate(prompt(llama), temp=0.0)
         found = [look(llama, token) for token in islice(one, 6)]
@@ -255,7 +255,7 @@ def test_generations_may_be_nested_sent_to_and_left_lying(logged: Twins) -> None
     logged.same(run)
 
 
-def test_evaluating_and_sampling_by_hand_is_the_parent_s(pair: Twins) -> None:
+def test_llama_eval_and_sample_equal_parent(pair: Twins) -> None:
     def run(llama: Any) -> Any:
         head = list(islice(llama.generate(prompt(llama), temp=0.0), 8))
         llama.eval([head[-1]])
@@ -270,7 +270,7 @@ def test_evaluating_and_sampling_by_hand_is_the_parent_s(pair: Twins) -> None:
     pair.same(run)
 
 
-def test_the_context_s_end_is_reached_as_it_would(twins: Callable[..., Twins]) -> None:
+def test_llama_generate_at_full_context_raises_as_parent(twins: Callable[..., Twins]) -> None:
     pair = twins(n_ctx=64)
 
     def run(llama: Any) -> Any:
@@ -283,7 +283,7 @@ def test_the_context_s_end_is_reached_as_it_would(twins: Callable[..., Twins]) -
     assert pair.drafted
 
 
-def test_draft_stats_count_calls_that_other_programs_slowed(
+def test_draft_stats_under_load_count_slowed_calls(
     twins: Callable[..., Twins], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy = Conditions(1, 1, 0, is_quiet=False)
@@ -294,13 +294,13 @@ def test_draft_stats_count_calls_that_other_programs_slowed(
     assert stats.slowed == stats.passes > 0
 
 
-def test_small_batches_are_enough(twins: Callable[..., Twins]) -> None:
+def test_llama_with_small_batch_size_equals_parent_and_drafts(twins: Callable[..., Twins]) -> None:
     pair = twins(n_batch=8, draft=20)
     pair.same(lambda llama: watched(llama, prompt(llama), 40, temp=0.0))
     assert pair.drafted
 
 
-def test_what_cannot_be_drafted_falls_back(twins: Callable[..., Twins]) -> None:
+def test_llama_with_unsupported_settings_disables_drafting(twins: Callable[..., Twins]) -> None:
     for settings, reason in (({"embedding": True}, "embeddings"), ({"n_batch": 1}, "n_batch")):
         pair = twins(**settings)
         assert reason in (pair.ours.drafting_disabled_reason or "")
@@ -311,14 +311,14 @@ def test_what_cannot_be_drafted_falls_back(twins: Callable[..., Twins]) -> None:
         assert not pair.ours.draft_stats.drafted
 
 
-def test_a_draft_model_keeps_its_job(twins: Callable[..., Twins]) -> None:
+def test_llama_with_python_draft_model_warns_and_does_not_draft(twins: Callable[..., Twins]) -> None:
     with pytest.warns(UserWarning, match="does not draft if"):
         pair = twins(draft_model=LlamaPromptLookupDecoding(), logits_all=True)
     pair.same(lambda llama: list(islice(llama.generate(prompt(llama), temp=0.0), 40)))
     assert not pair.ours.draft_stats.passes
 
 
-def test_a_pass_that_fails_is_made_without_drafts(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_after_decode_error_retries_without_drafts(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     passes, submit = 0, BorrowedSequence.submit
 
     def fail(sequence: BorrowedSequence, tokens: Any) -> Any:
@@ -333,7 +333,7 @@ def test_a_pass_that_fails_is_made_without_drafts(pair: Twins, monkeypatch: pyte
     assert passes > 4
 
 
-def test_an_adapter_is_the_parents_also_in_what_is_measured(twins: Callable[..., Twins], tmp_path: Path) -> None:
+def test_llama_with_lora_equals_parent_and_measures_with_it(twins: Callable[..., Twins], tmp_path: Path) -> None:
     file = write_adapter(tmp_path / "lora.gguf", DEMO, ["attn_q.weight"], rank=2)
     pair = twins(lora_path=str(file), lora_scale=0.5)
     pair.same(lambda llama: watched(llama, prompt(llama), 20, **SETTINGS["greedy"]))
@@ -350,7 +350,7 @@ def test_an_adapter_is_the_parents_also_in_what_is_measured(twins: Callable[...,
     assert BorrowedSequence(other.ours).fingerprint != borrowed.fingerprint
 
 
-def test_bad_arguments_are_refused(tmp_path: Path) -> None:
+def test_llama_rejects_invalid_arguments(tmp_path: Path) -> None:
     # llama-cpp-python crashes on these arguments.
     for path, words in ((tmp_path / "a.gguf", "no such adapter file"), (DEMO, "is not a LoRA adapter for demo.gguf")):
         with pytest.raises(ModelError, match=words):
@@ -361,7 +361,7 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
         ngramspec.Llama("nowhere.gguf", verbose=False)
 
 
-def test_it_goes_when_nobody_holds_it(twins: Callable[..., Twins]) -> None:
+def test_llama_without_references_is_freed_immediately(twins: Callable[..., Twins]) -> None:
     pair = twins()
     pair.both(lambda llama: watched(llama, prompt(llama), 12, temp=0.0))
     ours = weakref.ref(pair.ours)
@@ -373,7 +373,7 @@ def test_it_goes_when_nobody_holds_it(twins: Callable[..., Twins]) -> None:
         gc.enable()
 
 
-def test_it_can_be_pickled_and_closed_in_mid_generation(
+def test_llama_can_be_pickled_and_closed_during_generation(
     pair: Twins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -388,7 +388,7 @@ def test_it_can_be_pickled_and_closed_in_mid_generation(
     twin.close()
 
 
-def test_by_default_it_measures_and_drafts_what_pays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_llama_by_default_measures_and_keeps_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(decision, "BUDGET", 60.0)
     settings: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
@@ -402,7 +402,7 @@ def test_by_default_it_measures_and_drafts_what_pays(monkeypatch: pytest.MonkeyP
     assert sorted(path.suffix for path in tmp_path.rglob("*.*") if path.is_file()) == [".json", ".json", ".npz"]
 
 
-def test_a_prediction_is_drafted_from_and_changes_no_text() -> None:
+def test_llama_with_prediction_keeps_text() -> None:
     told = []
     for prediction in ("", "def total(items):\n    return sum(items)\n"):
         llm = ngramspec.Llama(
@@ -418,7 +418,7 @@ def test_a_prediction_is_drafted_from_and_changes_no_text() -> None:
     assert told[0] == told[1]
 
 
-def test_two_threads_at_once_are_told_so(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_during_decode_rejects_calls_of_second_thread(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = pair.ours
     with one_pass_held(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
         first = other.submit(ours.create_completion, PROMPT, max_tokens=8, temperature=0)
@@ -438,7 +438,7 @@ def test_two_threads_at_once_are_told_so(pair: Twins, monkeypatch: pytest.Monkey
     assert ours.create_completion(PROMPT, max_tokens=8, temperature=0)["choices"] == answer
 
 
-def test_sampling_where_another_generation_left_no_logits_does_not_end_the_process(pair: Twins) -> None:
+def test_llama_sample_without_logits_raises(pair: Twins) -> None:
     pair.ours.eval(prompt(pair.ours))
     with pytest.raises(RuntimeError, match="another generation was started"):
         pair.ours.sample(idx=0)
@@ -464,7 +464,7 @@ assert llama.draft_stats.passes
 """
 
 
-def test_a_stream_left_open_at_the_end_of_the_process_loses_nothing_and_says_nothing(tmp_path: Path) -> None:
+def test_llama_stream_left_open_at_exit_saves_state_silently(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     costs = tmp_path / "costs.json"
     env = environment(tmp_path) | {"PYTHONPATH": path}

@@ -33,7 +33,7 @@ def text(llama: Any, **settings: Any) -> str:
     return llama.create_completion(PROMPT, max_tokens=40, **settings)["choices"][0]["text"]
 
 
-def test_a_model_that_is_open_already_drafts_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_with_open_draft_model_drafts_and_leaves_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass drafts four tokens, whatever they cost. `test_front_ends` tests the name of a file."""
     monkeypatch.setattr(speculative_eval, "make_policy", lambda *_: FixedPolicy(4))
     monkeypatch.setattr(Calibration, "load", lambda *_: Calibration.from_curve(FREE))
@@ -48,7 +48,7 @@ def test_a_model_that_is_open_already_drafts_and_stays_open(monkeypatch: pytest.
         assert small.vocabulary.tokenize("still open")
 
 
-def test_a_file_that_drafts_is_pickled_with_it() -> None:
+def test_llama_with_draft_model_file_pickles_its_path() -> None:
     ours = ngramspec.Llama(str(DEMO), draft_model=str(DEMO), **OURS)
     twin = pickle.loads(pickle.dumps(ours))
     assert twin._small_model is not None
@@ -56,7 +56,7 @@ def test_a_file_that_drafts_is_pickled_with_it() -> None:
         made.close()
 
 
-def test_what_cannot_draft_is_said_in_a_line(tmp_path: Path) -> None:
+def test_llama_rejects_unusable_draft_model(tmp_path: Path) -> None:
     other = write_model(tmp_path / "other.gguf", "llama")
     with pytest.raises(ModelError, match="their vocabularies differ at token"):
         ngramspec.Llama(str(DEMO), draft_model=other, **OURS)
@@ -68,7 +68,7 @@ def test_what_cannot_draft_is_said_in_a_line(tmp_path: Path) -> None:
     ours.close()
 
 
-def test_the_log_goes_back_to_where_it_went(capfd: pytest.CaptureFixture[str]) -> None:
+def test_llama_with_draft_model_leaves_llama_cpp_log_intact(capfd: pytest.CaptureFixture[str]) -> None:
     ours = ngramspec.Llama(str(DEMO), draft_model=str(DEMO), **{**OURS, "verbose": True})
     ours.close()
     capfd.readouterr()
@@ -76,7 +76,7 @@ def test_the_log_goes_back_to_where_it_went(capfd: pytest.CaptureFixture[str]) -
     assert "llama_model_loader" in capfd.readouterr().err
 
 
-def test_machines_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_rejects_unusable_rpc_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="'host' is not HOST:PORT"):
         ngramspec.Llama(str(DEMO), rpc_servers="host", **OURS)
     with pytest.raises(ValueError, match="n_gpu_layers 0 cannot be combined"):
@@ -90,7 +90,7 @@ def test_machines_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
         ngramspec.Llama(str(DEMO), rpc_servers="127.0.0.1:1", **OURS)
 
 
-def test_machines_are_joined_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_with_rpc_servers_connects_before_load(monkeypatch: pytest.MonkeyPatch) -> None:
     joined: list[Any] = []
 
     def connect(names: Any) -> None:
@@ -105,7 +105,7 @@ def test_machines_are_joined_before_the_model_is_loaded(monkeypatch: pytest.Monk
     ours.close()
 
 
-def test_it_drafts_what_repeats_and_nothing_else() -> None:
+def test_llama_draft_model_drafts_only_repetitions() -> None:
     drafts = ngramspec.LlamaDraftModel(num_pred_tokens=4)
     assert isinstance(drafts, DraftModel)
     text = [*range(50, 80), *range(50, 60)]
@@ -117,7 +117,7 @@ def test_it_drafts_what_repeats_and_nothing_else() -> None:
     assert drafts(np.array(text, np.intc)).tolist() == [60, 61, 62, 63]
 
 
-def test_the_parent_s_text_stays_the_same() -> None:
+def test_llama_draft_model_keeps_text_of_parent() -> None:
     prepare(0)
     plain = llama_cpp.Llama(str(DEMO), logits_all=True, **SMALL)
     drafted = llama_cpp.Llama(str(DEMO), logits_all=True, draft_model=ngramspec.LlamaDraftModel(), **SMALL)

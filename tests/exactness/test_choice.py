@@ -45,13 +45,13 @@ def known(fast: Identity = SPLIT, exact: Identity | None = ALL, **prices: float)
     return Measurements({setting: (one, one) for setting, one in found.items()}, times)
 
 
-def test_a_usual_request_reads_what_is_new_and_decodes_an_answer() -> None:
+def test_measured_seconds_equal_prefill_and_decode_time() -> None:
     assert known().seconds("fast") == pytest.approx(NEW * 0.002 + ANSWER * TIMES.per_token)
     assert known().seconds("exact") is None
     assert Measurements().seconds("fast") is None
 
 
-def test_time_per_token_is_that_of_the_drafts_that_pay() -> None:
+def test_times_per_token_includes_only_drafts_that_pay() -> None:
     dear = Times((1.0, 4.0, 8.0), 0.0)
     assert dear.per_token == pytest.approx(1.0), "no draft pays"
     free = Times((1.0, 1.0, 1.0), 0.0)
@@ -59,7 +59,7 @@ def test_time_per_token_is_that_of_the_drafts_that_pay() -> None:
     assert free.per_token == pytest.approx(expected)
 
 
-def test_settings_that_verify_faster_win_though_they_decode_single_tokens_slower() -> None:
+def test_choose_prefers_faster_verification_over_single_token_speed() -> None:
     measured = known()
     fast = Times((1.0, 3.0, 6.0), 0.01)
     measured.times = {"fast": fast, "exact": Times((1.06, 2.0, 3.5), 0.01)}
@@ -67,7 +67,7 @@ def test_settings_that_verify_faster_win_though_they_decode_single_tokens_slower
 
 
 @pytest.mark.parametrize(("price", "way"), [(1.04, "exact"), (0.7, "exact"), (1.06, "fast")])
-def test_exact_settings_are_taken_up_to_the_tolerance(price: float, way: str) -> None:
+def test_choose_selects_exact_within_tolerance(price: float, way: str) -> None:
     assert known().choose(DECODING_MODES) == "fast", "nothing is known of their speed"
     assert known(exact=ALL, padded=1.5).relative_time("padded") == pytest.approx(1.5)
     measured = known()
@@ -75,21 +75,21 @@ def test_exact_settings_are_taken_up_to_the_tolerance(price: float, way: str) ->
     assert measured.choose(DECODING_MODES) == way
 
 
-def test_where_sizes_agree_anyway_nothing_is_given_up() -> None:
+def test_choose_with_agreeing_sizes_keeps_fast() -> None:
     for fast in (ALL, LARGE_DIFFER):
         measured = Measurements({"fast": (fast, fast)})
         assert measured.missing(DECODING_MODES) is None
         assert measured.choose(DECODING_MODES) == "fast"
 
 
-def test_padding_comes_before_other_settings_where_it_costs_nothing() -> None:
+def test_choose_with_free_padding_selects_padded() -> None:
     assert known(padded=1.02).choose(DECODING_MODES) == "padded"
     assert known(padded=1.02).missing(DECODING_MODES) is None
 
 
 @pytest.mark.parametrize("ways", [DECODING_MODES, ("fast", "padded"), ("fast",)])
 @pytest.mark.parametrize("exact", [NONE, SPLIT, ALL, None])
-def test_what_does_not_agree_or_cannot_be_chosen_is_never_taken(
+def test_choose_never_selects_differing_or_unavailable_way(
     exact: Identity | None, ways: Sequence[DecodingMode]
 ) -> None:
     measured = known(NONE, exact, padded=1.0)
@@ -99,7 +99,7 @@ def test_what_does_not_agree_or_cannot_be_chosen_is_never_taken(
 
 
 @given(st.floats(0.5, 2), st.floats(0.5, 2), st.sampled_from([ALL, SPLIT]))
-def test_the_choice_never_costs_more_than_the_tolerance(exact: float, padded: float, fast: Identity) -> None:
+def test_choose_never_exceeds_cost_tolerance(exact: float, padded: float, fast: Identity) -> None:
     measured = known(fast, padded=padded)
     measured.times = {**measured.times, "exact": scaled(TIMES, exact)}
     way = measured.choose(DECODING_MODES)
@@ -109,13 +109,13 @@ def test_the_choice_never_costs_more_than_the_tolerance(exact: float, padded: fl
         assert price <= TOLERANCE
 
 
-def test_two_depths_agree_where_both_do() -> None:
+def test_identity_merge_keeps_sizes_that_agree_in_both() -> None:
     assert ALL.merge(SPLIT) == SPLIT
     assert LARGE_DIFFER.merge(ALL) == LARGE_DIFFER
     assert Measurements({"fast": (ALL,)}).identity("fast") is None
 
 
-def test_what_another_one_knows_is_right() -> None:
+def test_measured_join_prefers_values_of_other() -> None:
     mine, other = (
         Measurements({"fast": (ALL, SPLIT)}),
         Measurements({"fast": (NONE,), "exact": (ALL,)}, {"fast": TIMES}),
@@ -136,6 +136,6 @@ def test_what_another_one_knows_is_right() -> None:
         {"rounding": "much"},
     ],
 )
-def test_what_is_damaged_is_refused(change: dict[str, Any]) -> None:
+def test_measured_decode_rejects_damaged_data(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"Input should be|required|more sizes than"):
         decode(Measurements, {**encode(known()), **change})

@@ -117,12 +117,12 @@ def chosen(model: Model, folder: Path, **options: Any) -> tuple[DecodingMode, Ex
     return auto.mode, auto.exactness
 
 
-def test_settings_under_which_sizes_agree_are_found_and_taken(tmp_path: Path, measured: list[str]) -> None:
+def test_exact_auto_selects_settings_with_agreeing_sizes(tmp_path: Path, measured: list[str]) -> None:
     assert chosen(Model(), tmp_path, text=[1, 2]) == ("exact", ExactnessMode(SIZES, bit_identical=True))
     assert measured == ALL_STEPS
 
 
-def test_the_least_that_decides_is_measured(tmp_path: Path, measured: list[str]) -> None:
+def test_exact_auto_measures_only_what_decides(tmp_path: Path, measured: list[str]) -> None:
     model = Model()
     model.identity_of["fast"] = ALL
     assert chosen(model, tmp_path) == ("fast", ExactnessMode(SIZES, bit_identical=True))
@@ -132,7 +132,7 @@ def test_the_least_that_decides_is_measured(tmp_path: Path, measured: list[str])
     assert measured == FAST_STEPS[:2] * 2
 
 
-def test_dear_settings_are_not_taken_and_rounding_is_known(tmp_path: Path, measured: list[str]) -> None:
+def test_exact_auto_with_expensive_exact_settings_measures_rounding(tmp_path: Path, measured: list[str]) -> None:
     model = Model()
     model.times_of["exact"] = slow(0.012)
     assert chosen(model, tmp_path) == ("fast", ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT))
@@ -141,13 +141,13 @@ def test_dear_settings_are_not_taken_and_rounding_is_known(tmp_path: Path, measu
     assert measured == [*FAST_STEPS, "rounding"]
 
 
-def test_sizes_from_two_on_are_taken_where_a_pass_of_two_costs_what_one_does(tmp_path: Path) -> None:
+def test_exact_auto_with_free_padding_selects_padded(tmp_path: Path) -> None:
     model = Model()
     model.times_of["padded"] = model.times_of["fast"]
     assert chosen(model, tmp_path) == ("padded", ExactnessMode(SIZES[1:], bit_identical=True))
 
 
-def test_a_later_process_chooses_the_same_whatever_it_would_measure(tmp_path: Path, measured: list[str]) -> None:
+def test_exact_auto_in_later_process_keeps_stored_choice(tmp_path: Path, measured: list[str]) -> None:
     first = chosen(Model(), tmp_path)
     later = Model()
     later.times_of["exact"] = slow(9.0)
@@ -156,7 +156,7 @@ def test_a_later_process_chooses_the_same_whatever_it_would_measure(tmp_path: Pa
     assert (measured, later.opened) == (ALL_STEPS, [])
 
 
-def test_of_two_processes_at_once_the_first_word_counts(tmp_path: Path) -> None:
+def test_exact_auto_in_concurrent_processes_keeps_first_choice(tmp_path: Path) -> None:
     late = Model()
     late.times_of["exact"] = slow(9.0)
     both = [
@@ -167,7 +167,7 @@ def test_of_two_processes_at_once_the_first_word_counts(tmp_path: Path) -> None:
     assert [auto.mode for auto in both] == ["exact", "exact"]
 
 
-def test_a_slow_model_is_measured_step_by_step_each_time_that_it_is_loaded(tmp_path: Path, measured: list[str]) -> None:
+def test_exact_auto_with_slow_model_measures_one_step_per_load(tmp_path: Path, measured: list[str]) -> None:
     found = []
     for number in range(len(ALL_STEPS)):
         found.append(chosen(Model(0.1), tmp_path))
@@ -177,7 +177,7 @@ def test_a_slow_model_is_measured_step_by_step_each_time_that_it_is_loaded(tmp_p
     assert [way for way, _ in found] == ["fast"] * 4 + ["exact"]
 
 
-def test_a_very_slow_one_takes_whoever_has_the_time(tmp_path: Path, measured: list[str]) -> None:
+def test_exact_auto_with_very_slow_model_measures_only_without_limit(tmp_path: Path, measured: list[str]) -> None:
     assert chosen(Model(4.0), tmp_path)[0] == "fast"
     assert measured == []
     ExactnessSelector(Model(4.0), folder=tmp_path, load=idle()).measure(math.inf)
@@ -185,7 +185,7 @@ def test_a_very_slow_one_takes_whoever_has_the_time(tmp_path: Path, measured: li
     assert chosen(Model(4.0), tmp_path)[0] == "exact"
 
 
-def test_step_that_other_programs_slow_down_ends_in_time(tmp_path: Path, measured: list[str]) -> None:
+def test_exact_auto_with_slowed_step_stops_in_time(tmp_path: Path, measured: list[str]) -> None:
     model = Model(0.05, slowdown=50)
     assert chosen(model, tmp_path)[0] == "fast"
     assert measured == []
@@ -193,7 +193,7 @@ def test_step_that_other_programs_slow_down_ends_in_time(tmp_path: Path, measure
     assert chosen(Model(), tmp_path)[0] == "exact"
 
 
-def test_times_are_not_taken_while_other_programs_run(tmp_path: Path, measured: list[str]) -> None:
+def test_exact_auto_under_load_postpones_timing(tmp_path: Path, measured: list[str]) -> None:
     busy = idle()
     busy.cores = 1.0
     assert chosen(Model(), tmp_path, load=busy)[0] == "fast"
@@ -202,7 +202,7 @@ def test_times_are_not_taken_while_other_programs_run(tmp_path: Path, measured: 
     assert measured == ALL_STEPS
 
 
-def test_times_are_dropped_if_a_program_ran_and_ended_meanwhile(tmp_path: Path) -> None:
+def test_exact_auto_after_load_during_timing_drops_times(tmp_path: Path) -> None:
     model, used = Model(0.01), iter((0.0, 0.0, 100.0))
     load = CpuLoad(lambda: CpuSeconds(next(used), 0.0), lambda: model.clock.now, running=lambda: 0)
     auto = ExactnessSelector(model, folder=tmp_path, load=load)
@@ -210,7 +210,7 @@ def test_times_are_dropped_if_a_program_ran_and_ended_meanwhile(tmp_path: Path) 
     assert not auto.measurements.times
 
 
-def test_without_memory_for_a_trial_the_fastest_settings_are_taken(tmp_path: Path) -> None:
+def test_exact_auto_without_memory_for_trial_selects_fast(tmp_path: Path) -> None:
     def refuse(_: str) -> Any:
         raise TargetError("no memory")
 
@@ -220,20 +220,20 @@ def test_without_memory_for_a_trial_the_fastest_settings_are_taken(tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"identities": {}, "times": {"fast": [1]}}', "\0"])
-def test_a_damaged_file_counts_as_nothing_known(content: str, tmp_path: Path, measured: list[str]) -> None:
+def test_exact_auto_with_damaged_file_measures_again(content: str, tmp_path: Path, measured: list[str]) -> None:
     (tmp_path / "mock-exact.json").write_text(content)
     assert chosen(Model(), tmp_path)[0] == "exact"
     assert measured == ALL_STEPS
 
 
-def test_what_has_no_name_is_not_kept(tmp_path: Path) -> None:
+def test_exact_auto_without_model_identity_stores_nothing(tmp_path: Path) -> None:
     model = Model()
     model.identity = ""
     assert chosen(model, tmp_path)[0] == "exact"
     assert not list(tmp_path.iterdir())
 
 
-def test_forgetting_measures_again(tmp_path: Path, measured: list[str]) -> None:
+def test_exact_auto_after_forget_measures_again(tmp_path: Path, measured: list[str]) -> None:
     chosen(Model(), tmp_path)
     ExactnessSelector(Model(), folder=tmp_path, load=idle()).forget()
     chosen(Model(), tmp_path)
@@ -241,7 +241,7 @@ def test_forgetting_measures_again(tmp_path: Path, measured: list[str]) -> None:
 
 
 @pytest.mark.parametrize("exact", ["auto", "on", "off"])
-def test_a_decoder_goes_by_what_was_decided_if_it_is_to(exact: Any, tmp_path: Path) -> None:
+def test_decoder_follows_exactness_of_target_unless_off(exact: Any, tmp_path: Path) -> None:
     target: Any = MockTarget(8, seed=1, max_batch=16)
     target.exactness = ExactnessMode((2, 4, 32), bit_identical=True)
     decoder = SpeculativeDecoder(target, policy="fixed", exact=exact, calibration_folder=tmp_path)

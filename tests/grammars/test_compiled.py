@@ -9,7 +9,7 @@ from ngramspec.grammars.lark import Lark
 from ngramspec.grammars.worker import compile_grammar, worker
 
 
-def test_compiled_grammar_names_the_tokens_of_a_vocabulary() -> None:
+def test_compiled_replaces_token_names_and_rejects_invalid_grammars() -> None:
     grammar = worker.call(compile_grammar, 'root ::= <a> "b"', {"<a>": 40_000}, 50_000)
     assert isinstance(grammar, Lark)
     assert "<[40000]>" in grammar

@@ -80,7 +80,7 @@ SETTLED: list[tuple[object, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("schema", "good", "bad"), SETTLED, ids=lambda value: str(value)[:30])
-def test_what_the_standard_leaves_open(schema: object, good: list[str], bad: list[str]) -> None:
+def test_schema_grammar_settles_cases_left_open_by_standard(schema: object, good: list[str], bad: list[str]) -> None:
     grammar = grammar_of(schema)
     assert [text for text in good if not fits(grammar, text)] == []
     assert [text for text in bad if fits(grammar, text)] == []
@@ -104,14 +104,14 @@ def judge(seeds: range, texts: int) -> Counter[str]:
     return counts
 
 
-def test_random_texts_of_random_schemas_are_valid() -> None:
+def test_schema_grammar_of_random_schemas_yields_valid_texts() -> None:
     counts = judge(range(60), 2)
     assert (counts["compiled"], counts["invalid"]) == (60, 0)
     assert counts["valid"] > 110
 
 
 @pytest.mark.exhaustive
-def test_many_random_texts_of_random_schemas_are_valid() -> None:
+def test_schema_grammar_of_many_random_schemas_yields_valid_texts() -> None:
     """An object may repeat a name that matches a pattern, and then has too few properties: a gap of llguidance."""
     counts = judge(range(5000, 7000), 3)
     assert counts["compiled"] > 1980
@@ -119,7 +119,7 @@ def test_many_random_texts_of_random_schemas_are_valid() -> None:
     assert counts["valid"] > 5500
 
 
-def test_bounds_of_integers() -> None:
+def test_schema_grammar_with_integer_bounds_accepts_only_valid_numbers() -> None:
     lows, highs = [None, -120, -1, 0, 7, 99, 1234], [None, -50, -1, 0, 10, 105, 1999]
     numbers = {end + step for end in (*lows, *highs) if end is not None for step in (-1, 0, 1)} | {12345, -54321}
     for low, high in itertools.product(lows, highs):
@@ -166,13 +166,13 @@ REFUSED: list[tuple[object, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "reason"), REFUSED, ids=lambda value: str(value)[:40])
-def test_what_cannot_be_kept_is_refused(schema: object, reason: str) -> None:
+def test_schema_grammar_rejects_unsupported_schemas(schema: object, reason: str) -> None:
     with pytest.raises(GrammarError, match=f"^the JSON schema cannot be used: {reason}") as error:
         grammar_of(schema)
     assert "\n" not in str(error.value)
 
 
-def test_a_chain_of_references_does_not_end_the_process() -> None:
+def test_schema_grammar_with_long_reference_chain_does_not_crash() -> None:
     assert fits(grammar_of(chain(3)), '{"a": {"a": {"a": null}}}')
     assert not fits(grammar_of(chain(1500)), "null")
 
@@ -188,7 +188,7 @@ LEFT_OUT: list[tuple[dict[str, object], list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("schema", "good", "bad"), LEFT_OUT, ids=lambda value: str(value)[:40])
-def test_what_cannot_be_kept_is_left_out_unless_the_schema_is_strict(
+def test_schema_grammar_without_strict_ignores_unsupported_parts(
     schema: dict[str, object], good: list[str], bad: list[str]
 ) -> None:
     with pytest.raises(GrammarError):
@@ -198,7 +198,7 @@ def test_what_cannot_be_kept_is_left_out_unless_the_schema_is_strict(
     assert [text for text in bad if fits(grammar, text)] == []
 
 
-def test_texts_that_are_no_schema() -> None:
+def test_schema_grammar_rejects_text_that_is_not_a_schema() -> None:
     for text in ("", "{'type': 'string'}", '{"type": "object"', "[" * 100_000):
         with pytest.raises(GrammarError, match=r"^the JSON schema is not JSON: ") as error:
             schema_grammar(text)
@@ -208,7 +208,7 @@ def test_texts_that_are_no_schema() -> None:
             schema_grammar(text)
 
 
-def test_a_call_keeps_references_within_its_parameters() -> None:
+def test_call_rule_resolves_references_within_parameters() -> None:
     parameters = {"properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"], "$defs": {"n": {"type": "integer"}}}
     grammar = lark(f"start: {call_rule('f', 'arguments', parameters)} | {json_rule({'properties': {'x': {}}})}")
     assert fits(grammar, '{"name": "f", "arguments": {"a": 5}}')
@@ -219,7 +219,7 @@ def test_a_call_keeps_references_within_its_parameters() -> None:
 # --------------------------------------------------------------------------- regular expressions, choices, marks
 
 
-def test_patterns_match_whole_texts() -> None:
+def test_pattern_grammar_matches_whole_text() -> None:
     for pattern, good, bad in (
         (r"\d{3}-(?:a|b)+", ["123-ab"], ["12-a", "x123-a", "123-ac"]),
         ("^a|b$", ["a", "b"], ["ab", ""]),
@@ -236,7 +236,7 @@ def test_patterns_match_whole_texts() -> None:
             pattern_grammar(pattern)
 
 
-def test_choices() -> None:
+def test_choice_grammar_accepts_only_given_texts() -> None:
     grammar = choice_grammar(["ab", "a", 'q"\\\n', "\u00e9", "ab"])
     assert [fits(grammar, text) for text in ("ab", "a", 'q"\\\n', "\u00e9", "", "b")] == [True] * 4 + [False] * 2
     assert [fits(choice_grammar(texts), "") for texts in ([""], ["a", ""], ["a"])] == [True, True, False]
@@ -245,7 +245,7 @@ def test_choices() -> None:
         choice_grammar(["a\ud800"])
 
 
-def test_marks_are_control_tokens() -> None:
+def test_marked_replaces_control_tokens_by_ids() -> None:
     controls = {"<|a|>": 5, "<|ab|>": 7, "|a|": 9}
     assert encode_controls("x<|a|><|ab|>\n", controls) == '"x" <[5]> <[7]> "\\n"'
     assert encode_controls("<|c|>", controls) == '"<|c|>"'

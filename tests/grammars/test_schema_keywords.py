@@ -41,7 +41,7 @@ def _worst(found: list[str]) -> str:
     return min(found, key=order.index)
 
 
-def test_the_readme_tells_what_is_kept_of_schemas() -> None:
+def test_readme_keyword_table_equals_schema_support() -> None:
     lines = ["| keyword | ngramspec, `strict` | llama-server | OpenAI's subset |", "|---|---|---|---|"]
     for keyword, (llama_server, openai, examples) in KEYWORDS.items():
         for schema, good, bad in examples:

@@ -33,7 +33,7 @@ def texts(prompt: Prompt) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CONTENTS)
-def test_a_file_says_what_it_is_and_where_each_prompt_comes_from(name: str) -> None:
+def test_packaged_prompt_file_names_category_source_and_licence(name: str) -> None:
     data = CONTENTS[name]
     assert data.keys() == {"category", "source", "licence", "prompts"}
     assert data["category"] == name
@@ -47,13 +47,13 @@ def test_a_file_says_what_it_is_and_where_each_prompt_comes_from(name: str) -> N
     assert sources <= licences
 
 
-def test_there_are_enough_of_them_and_chats_of_several_turns() -> None:
+def test_packaged_prompts_include_enough_files_and_long_chats() -> None:
     assert len(FILES) >= 6
     assert sum(len(prompt["messages"]) >= 3 for prompt in CONTENTS["chat"]["prompts"]) >= 3
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: prompt["id"])
-def test_the_form_of_a_prompt(prompt: Prompt) -> None:
+def test_packaged_prompt_follows_documented_format(prompt: Prompt) -> None:
     raw = prompt["id"].rpartition("-")[0] in RAW
     assert ("text" in prompt, "messages" in prompt) == (raw, not raw)
     assert prompt.keys() <= ({"id", "text"} if raw else {"id", "system", "messages"})
@@ -68,7 +68,7 @@ def test_the_form_of_a_prompt(prompt: Prompt) -> None:
     assert sum(map(len, texts(prompt))) <= MAX_CHARACTERS
 
 
-def test_no_text_occurs_twice_and_no_long_passage_in_two_prompts() -> None:
+def test_packaged_prompts_share_no_texts_or_long_passages() -> None:
     """No prompt contains another's text, which a drafter with a memory of earlier prompts would find."""
     counts = Counter(" ".join(text.split()) for prompt in PROMPTS for text in texts(prompt))
     assert [text for text, count in counts.items() if count > 1] == []
@@ -80,7 +80,7 @@ def test_no_text_occurs_twice_and_no_long_passage_in_two_prompts() -> None:
             assert first_seen.setdefault(passage, prompt["id"]) == prompt["id"], passage
 
 
-def test_every_prompt_fits_the_demo_models_context() -> None:
+def test_packaged_prompts_fit_demo_model_context() -> None:
     from ngramspec.llama.target import Target
 
     with Target(DEMO, n_ctx=64, n_gpu_layers=0) as target:

@@ -38,7 +38,7 @@ def write(path: Path, text: str | bytes) -> Path:
     return path
 
 
-def test_toml_and_jsonl(tmp_path: Path) -> None:
+def test_load_prompts_reads_toml_and_jsonl(tmp_path: Path) -> None:
     assert load_prompts(write(tmp_path / "a.toml", TOML)) == [ONE, TWO]
     # This file has a byte order mark and Windows line ends.
     data = b"\xef\xbb\xbf" + TOML.replace("\n", "\r\n").encode()
@@ -52,12 +52,12 @@ def test_toml_and_jsonl(tmp_path: Path) -> None:
     assert load_prompts(write(tmp_path / "a.jsonl", text)) == [ONE, TWO, Prompt("three", "odd", text="a\u2028b")]
 
 
-def test_any_other_text_file_is_one_raw_prompt_byte_for_byte(tmp_path: Path) -> None:
+def test_load_prompts_reads_other_text_file_as_one_raw_prompt(tmp_path: Path) -> None:
     file = write(tmp_path / "notes.md", "# Títle\r\n\r\ntext \n")
     assert load_prompts(file) == [Prompt("notes.md", "notes", text="# Títle\r\n\r\ntext \n")]
 
 
-def test_a_folder_takes_its_files_in_order_and_passes_over_what_is_no_prompt(
+def test_load_prompts_of_folder_reads_files_in_order_and_skips_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "mine"
@@ -81,7 +81,7 @@ def test_a_folder_takes_its_files_in_order_and_passes_over_what_is_no_prompt(
     assert load_prompts(Path()) == expected
 
 
-def test_none_is_the_packaged_toml_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_prompts_without_path_reads_packaged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "packaged_prompts_of_a_test"
     package.mkdir()
     write(package / "__init__.py", "raise_if_read_as_a_prompt = 1\n")
@@ -141,7 +141,7 @@ BAD: dict[str, Mapping[str, str | bytes]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_files(tmp_path: Path, name: str) -> None:
+def test_load_prompts_rejects_invalid_files(tmp_path: Path, name: str) -> None:
     for reason, text in BAD[name].items():
         with pytest.raises(NGramSpecError, match=reason) as caught:
             load_prompts(write(tmp_path / name, text))
@@ -149,7 +149,9 @@ def test_bad_files(tmp_path: Path, name: str) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_missing_empty_and_unreadable_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_prompts_rejects_missing_empty_and_unreadable_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(NGramSpecError, match="no such file or folder"):
         load_prompts(tmp_path / "none.toml")
     with pytest.raises(NGramSpecError, match="contains no prompts"):

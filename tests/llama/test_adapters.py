@@ -58,14 +58,14 @@ def said(model: Path, **settings: Any) -> list[Any]:
     return found
 
 
-def test_every_context_says_what_merged_weights_say(model: Path, lora: Lora, tmp_path: Path) -> None:
+def test_target_with_lora_returns_logits_of_merged_weights(model: Path, lora: Lora, tmp_path: Path) -> None:
     base, adapted = said(model), said(model, lora=lora)
     for plain, found, wanted in zip(base, adapted, said(merge(tmp_path / "m.gguf", model, lora)), strict=True):
         assert found == pytest.approx(wanted, abs=CLOSE)
         assert np.abs(found - plain).max() > 100 * CLOSE
 
 
-def test_so_does_the_models_own_head(tmp_path: Path) -> None:
+def test_head_with_lora_returns_logits_of_merged_weights(tmp_path: Path) -> None:
     model = write_with_head(tmp_path / "model.gguf", "qwen35", head=True, half=False)
     lora = [(write_adapter(tmp_path / "lora.gguf", model, ("blk.6.attn_q.weight", "blk.6.ffn_up")), 1.0)]
     rows = []
@@ -91,7 +91,7 @@ def row(**settings: Any) -> Any:
         return target.sequences[0].prefill(TEXT).copy()
 
 
-def test_the_scale_is_llama_cpps_and_0_changes_no_bit(demo_lora: Path) -> None:
+def test_lora_scale_matches_llama_cpp_and_zero_changes_nothing(demo_lora: Path) -> None:
     base = row()  # Ours comes first, since it disables AMX kernels that would crash the process.
     assert np.array_equal(row(lora=[(demo_lora, 0.0)]), base)
     theirs = llama_cpp.Llama(
@@ -104,7 +104,7 @@ def test_the_scale_is_llama_cpps_and_0_changes_no_bit(demo_lora: Path) -> None:
     assert np.abs(wanted - base).max() > 1
 
 
-def test_drafts_change_no_text(demo_lora: Path) -> None:
+def test_drafts_with_lora_keep_text(demo_lora: Path) -> None:
     texts = []
     for lora, drafted in (((), True), ([(demo_lora, 0.2)], True), ([(demo_lora, 0.2)], False)):
         settings: dict[str, Any] = {"threads": 1, "ctx_size": 256, "exact": "on", "policy": "fixed", "no_memory": True}
@@ -117,7 +117,7 @@ def test_drafts_change_no_text(demo_lora: Path) -> None:
     assert texts[0] != texts[1] == texts[2]
 
 
-def test_what_is_kept_of_one_is_not_taken_for_another(model: Path, lora: Lora, tmp_path: Path) -> None:
+def test_target_keys_with_other_adapter_or_scale_differ(model: Path, lora: Lora, tmp_path: Path) -> None:
     (file, _), _ = lora
     like_it = write_adapter(tmp_path / file.name, model, LAYERS, seed=5)
     renamed = tmp_path / "renamed.gguf"
@@ -150,14 +150,14 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_what_llama_cpp_cannot_apply_is_refused(words: str, model: Path, tmp_path: Path) -> None:
+def test_target_rejects_adapter_that_llama_cpp_cannot_apply(words: str, model: Path, tmp_path: Path) -> None:
     file = write_adapter(tmp_path / "lora.gguf", model, [Q], **WRONG[words])
     with pytest.raises(ModelError, match=words) as raised:
         Target(model, lora=[(file, 1.0)], **SMALL)
     assert "\n" not in str(raised.value)
 
 
-def test_other_files_are_refused(model: Path, lora: Lora, tmp_path: Path) -> None:
+def test_target_rejects_files_that_are_not_adapters_for_the_model(model: Path, lora: Lora, tmp_path: Path) -> None:
     def refusal(file: Path, base: Path = model) -> str:
         with pytest.raises(ModelError) as raised:
             Target(base, lora=[(file, 1.0)], **SMALL)

@@ -39,7 +39,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("ended", "verdict"), [*VERDICTS, *((ended, False) for ended in NO_VERDICTS)])
-def test_a_verdict_is_reached_once_and_what_is_none_is_not_kept(
+def test_amx_works_caches_verdicts_but_not_inconclusive_results(
     ended: Any, verdict: bool, child: FakeChild, library: Path
 ) -> None:
     child.ended = ended
@@ -50,7 +50,9 @@ def test_a_verdict_is_reached_once_and_what_is_none_is_not_kept(
         assert works(library)
 
 
-def test_another_build_or_a_damaged_verdict_is_tried_again(child: FakeChild, library: Path, tmp_path: Path) -> None:
+def test_amx_works_after_changed_build_or_damaged_verdict_checks_again(
+    child: FakeChild, library: Path, tmp_path: Path
+) -> None:
     folder, kernels = tmp_path / "amx", library.with_name("libggml-cpu.so")
 
     def resize() -> None:
@@ -82,7 +84,7 @@ def test_another_build_or_a_damaged_verdict_is_tried_again(child: FakeChild, lib
     assert child.starts == len(changes) + 2
 
 
-def test_what_the_child_runs_comes_to_a_verdict() -> None:
+def test_amx_compare_on_this_build_accepts_its_kernels() -> None:
     """Test kernels in this process, which a build with broken kernels would crash."""
     if "AMX_INT8 = 1" in weights.build():
         pytest.skip("a build with AMX: the child is started for every other test")
@@ -90,7 +92,7 @@ def test_what_the_child_runs_comes_to_a_verdict() -> None:
 
 
 @pytest.mark.parametrize(("error", "code"), [(0.0, 0), (0.01, 0), (0.3, 3), (np.nan, 3), (np.inf, 3)])
-def test_wrong_logits_are_found(error: float, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_compare_rejects_wrong_logits(error: float, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
     def logits(path: Path, extra: bool) -> NDArray[np.float32]:
@@ -121,7 +123,7 @@ def fake_ggml(*types: bytes) -> tuple[Any, Any]:
     return library, handles
 
 
-def test_hiding_leaves_the_other_types(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_hide_removes_only_amx_from_memory_types(monkeypatch: pytest.MonkeyPatch) -> None:
     for types, left in (
         ([b"AMX", b"CPU_REPACK"], [2]),
         ([b"CPU_KLEIDIAI", b"AMX", b"CPU_REPACK"], [1, 3]),
@@ -166,7 +168,7 @@ def load(**options: Any) -> Target:
 
 
 @pytest.mark.parametrize("hidden", [True, False])
-def test_a_load_without_them(
+def test_target_with_broken_amx_loads_without_its_kernels(
     hidden: bool, broken: list[Path], parameters: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The real `hide` would also affect the other tests of this process.
@@ -187,7 +189,7 @@ def test_a_load_without_them(
     assert parameters[1].use_extra_bufts
 
 
-def test_nobody_asks_where_no_weight_would_use_them(
+def test_has_broken_amx_without_repacked_cpu_weights_skips_check(
     broken: list[Path], parameters: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with load(repack=False) as loaded:
@@ -201,7 +203,9 @@ def test_nobody_asks_where_no_weight_would_use_them(
     assert len(broken) == 1
 
 
-def test_the_user_is_told(env: dict[str, str], broken: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_with_broken_amx_prints_note_once(
+    env: dict[str, str], broken: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     hide = amx.hide  # The real `hide` still runs, for machines with broken kernels.
     monkeypatch.setattr(amx, "hide", lambda: hide() or True)
     done = run(env, "complete", "-t", "1", "-c", "256", "-n", "2", "--exact", "off", "--no-draft", stdin=b"one two")

@@ -28,7 +28,7 @@ class Recorded:
         self.called.append(arguments)
 
 
-def test_samplers_with_and_without_a_size() -> None:
+def test_bindings_samplers_support_signatures_with_and_without_size() -> None:
     """Some versions require the size of the vocabulary for the penalties, or that of the context for DRY."""
     breakers = (ctypes.c_char_p * 1)(b"\n")
     for arguments, sized in ((5, (1000,)), (4, ())):
@@ -44,7 +44,7 @@ def test_samplers_with_and_without_a_size() -> None:
     assert len(llama.llama_sampler_init_dry.argtypes) in (7, 8)
 
 
-def test_devices_are_those_of_the_ggml_that_llama_cpp_has_loaded() -> None:
+def test_bindings_ggml_returns_library_that_llama_cpp_loaded() -> None:
     ours = bindings.ggml(llama)
     count = llama_cpp._ggml.libggml.ggml_backend_dev_count
     assert ours.ggml_backend_dev_count() == count() > 0
@@ -54,7 +54,7 @@ def test_devices_are_those_of_the_ggml_that_llama_cpp_has_loaded() -> None:
 
 
 @pytest.mark.parametrize("mapped", [True, False])
-def test_mapping_by_mode_and_by_switch(mapped: bool) -> None:
+def test_bindings_set_mapped_supports_load_mode_and_use_mmap(mapped: bool) -> None:
     class New(ctypes.Structure):
         _fields_ = (("load_mode", ctypes.c_int),)
 
@@ -70,7 +70,7 @@ def test_mapping_by_mode_and_by_switch(mapped: bool) -> None:
     assert old.use_mmap == mapped
 
 
-def test_what_forks_lack_or_name_otherwise() -> None:
+def test_bindings_handle_functions_that_forks_lack_or_rename() -> None:
     assert bindings.suppressed(SimpleNamespace(), None) == ()
     fork = SimpleNamespace(ggml_log_callback="theirs")
     assert bindings.log_callback(fork) == "theirs"
@@ -78,7 +78,7 @@ def test_what_forks_lack_or_name_otherwise() -> None:
 
 
 @pytest.mark.parametrize(("devices", "loaded"), [(0, [b"/somewhere/lib"]), (1, [])])
-def test_kernels_in_files_of_their_own_are_loaded(
+def test_load_backend_without_devices_loads_kernels_from_library_folder(
     devices: int, loaded: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = Recorded(1)

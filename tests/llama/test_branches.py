@@ -42,9 +42,7 @@ def some_branches(rng: random.Random, tokens: Sequence[int], n_vocab: int) -> li
 
 
 @pytest.mark.parametrize("settings", [{}, {"flash_attn": "on"}])
-def test_the_text_has_the_bits_that_it_has_without_and_branches_those_of_their_text(
-    model: Path, settings: dict[str, str]
-) -> None:
+def test_target_ask_returns_same_logits_as_separate_evaluation(model: Path, settings: dict[str, str]) -> None:
     rng = random.Random(3)
     one = Target(model, **{**OPTIONS, **settings, "n_seq": 1})  # type: ignore[arg-type]
     asked = Target(model, **{**OPTIONS, **settings})  # type: ignore[arg-type]
@@ -74,7 +72,7 @@ def test_the_text_has_the_bits_that_it_has_without_and_branches_those_of_their_t
     asked.close()
 
 
-def test_branches_are_gone_whatever_comes_next(target: Target) -> None:
+def test_target_ask_removes_branches_before_next_evaluation(target: Target) -> None:
     target.sequences[0].prefill([5, 6, 7])
     target.sequences[0].ask([8, 9], [(0, (10,)), (0, (10, 11)), (1, (12,))])
     assert target.sequences[0].leaves == LEAVES
@@ -88,7 +86,7 @@ def test_branches_are_gone_whatever_comes_next(target: Target) -> None:
     assert (target.sequences[0].evaluate([13]) == row).all()
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_ask_rejects_oversized_branches_and_keeps_state(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     target.sequences[0].prefill([5, 6, 7])
     with pytest.raises(ValueError, match=f"more than {LEAVES} sequences"):
         target.sequences[0].ask([8], [(0, (10 + i,)) for i in range(LEAVES + 1)])
@@ -106,7 +104,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(target: Target, monkey
     assert (target.sequences[0].evaluate([8, 8])[0] == row).all()
 
 
-def test_no_other_thread_comes_between(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_ask_rejects_use_from_second_thread(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     target.sequences[0].prefill([5, 6, 7])
     with one_pass_held(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
         first = other.submit(target.sequences[0].ask, [8], [(0, (9,))])

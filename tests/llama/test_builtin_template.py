@@ -26,7 +26,7 @@ def vocabulary() -> Iterator[Vocabulary]:
         yield vocabulary
 
 
-def test_chatml_equals_the_template_of_the_demo_model(vocabulary: Vocabulary, demo_vocabulary: Vocabulary) -> None:
+def test_builtin_chatml_equals_template_of_demo_model(vocabulary: Vocabulary, demo_vocabulary: Vocabulary) -> None:
     vocabulary.use_chat_template("chatml")
     for answered in (True, False):
         prompt = vocabulary.chat(TALK, answered=answered)
@@ -34,7 +34,7 @@ def test_chatml_equals_the_template_of_the_demo_model(vocabulary: Vocabulary, de
     assert prompt.tokens.count(vocabulary.controls["<|im_end|>"]) == 4  # The marker in the message is text.
 
 
-def test_all_templates_format_a_conversation(vocabulary: Vocabulary) -> None:
+def test_builtin_templates_format_a_conversation(vocabulary: Vocabulary) -> None:
     assert {"llama3", "gemma", "mistral-v7"} < {*builtin_names()}
     for name in builtin_names():
         vocabulary.use_chat_template(name)
@@ -43,7 +43,7 @@ def test_all_templates_format_a_conversation(vocabulary: Vocabulary) -> None:
     assert vocabulary.template_capabilities["supports_tools"] is False
 
 
-def test_null_character_is_refused(vocabulary: Vocabulary) -> None:
+def test_builtin_template_rejects_null_character(vocabulary: Vocabulary) -> None:
     vocabulary.use_chat_template("llama3")
     with pytest.raises(ModelError, match="without null characters"):
         vocabulary.chat([{"role": "user", "content": "a\0b"}])

@@ -49,7 +49,7 @@ def watched(name: str, **options: Any) -> Any:
 
 
 @on("qwen35")
-def test_a_rollback_to_a_snapshot_copies_no_state(target: Target) -> None:
+def test_cache_rollback_to_snapshot_copies_no_state(target: Target) -> None:
     with watched("llama_state_seq_get_data_ext") as copies:
         target.sequences[0].prefill([1, 2, 3])
         target.sequences[0].evaluate([4, 5, 6, 7])
@@ -58,7 +58,7 @@ def test_a_rollback_to_a_snapshot_copies_no_state(target: Target) -> None:
 
 
 @on("qwen35")
-def test_a_pass_with_other_sequences_uses_snapshots_up(target: Target) -> None:
+def test_cache_after_decode_with_other_sequence_has_no_snapshots(target: Target) -> None:
     one, other = target.sequences
     for sequence in target.sequences:
         sequence.prefill([1, 2, 3])
@@ -72,7 +72,7 @@ def test_a_pass_with_other_sequences_uses_snapshots_up(target: Target) -> None:
 
 
 @on("qwen35")
-def test_a_failed_pass_of_another_sequence_may_have_changed_a_recurrent_state(target: Target) -> None:
+def test_cache_after_failed_batch_of_other_sequence_restores_checkpoint(target: Target) -> None:
     one, other = target.sequences
     for sequence in target.sequences:
         sequence.prefill([1, 2, 3])
@@ -84,7 +84,7 @@ def test_a_failed_pass_of_another_sequence_may_have_changed_a_recurrent_state(ta
 
 
 @on("llama")
-def test_a_checkpoint_of_a_cache_that_can_be_cut_copies_no_state(target: Target) -> None:
+def test_cache_checkpoint_of_truncatable_cache_copies_no_state(target: Target) -> None:
     with watched("llama_state_seq_get_data_ext") as copies:
         target.sequences[0].prefill([1, 2] * 100)
         target.sequences[0].checkpoint()
@@ -92,7 +92,7 @@ def test_a_checkpoint_of_a_cache_that_can_be_cut_copies_no_state(target: Target)
 
 
 @on("mamba")
-def test_a_checkpoint_is_copied_once_and_restored_often(target: Target) -> None:
+def test_cache_checkpoint_is_copied_once_for_many_rollbacks(target: Target) -> None:
     target.sequences[0].prefill([1, 2, 3])
     with watched("llama_state_seq_get_data_ext") as copies:
         for _ in range(5):
@@ -104,7 +104,7 @@ def test_a_checkpoint_is_copied_once_and_restored_often(target: Target) -> None:
 
 
 @on("mamba")
-def test_the_last_prompts_are_kept_and_one_checkpoint(target: Target) -> None:
+def test_cache_keeps_latest_prompts_and_one_checkpoint(target: Target) -> None:
     ends = [(APART + TAIL) * (i + 1) for i in range(KEPT + 2)]
     for end in ends:
         target.sequences[0].prefill([7] * end)
@@ -123,7 +123,7 @@ def test_the_last_prompts_are_kept_and_one_checkpoint(target: Target) -> None:
 
 
 @on("mamba")
-def test_a_checkpoint_that_cannot_be_restored_is_not_believed(target: Target) -> None:
+def test_cache_rollback_with_failed_restore_evaluates_tokens_again(target: Target) -> None:
     target.sequences[0].prefill([1, 2])
     target.sequences[0].checkpoint()
     target.sequences[0].evaluate([3])
@@ -133,7 +133,7 @@ def test_a_checkpoint_that_cannot_be_restored_is_not_believed(target: Target) ->
 
 
 @on("gemma3")
-def test_a_sliding_window_of_which_nothing_is_left_is_not_believed(target: Target) -> None:
+def test_cache_rollback_with_empty_sliding_window_evaluates_tokens_again(target: Target) -> None:
     target.sequences[0].prefill([3] * 40)
     with watched("llama_memory_seq_pos_min", return_value=-1):
         target.sequences[0].rollback(5)
@@ -168,7 +168,7 @@ def refuse_a_draft(target: Target) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("target", ["mamba", "jamba", "falcon-h1"], indirect=True)
-def test_checkpoint_before_a_draft_stays_on_a_gpu(gpu: list[int], target: Target) -> None:
+def test_cache_checkpoint_before_draft_on_gpu_stays_on_device(gpu: list[int], target: Target) -> None:
     target.sequences[0].prefill([1, 2, 3])
     rows = [target.sequences[0].evaluate([token]).copy() for token in (7, 8, 9)]
     target.sequences[0].clear()
@@ -179,13 +179,13 @@ def test_checkpoint_before_a_draft_stays_on_a_gpu(gpu: list[int], target: Target
 
 
 @on("mamba")
-def test_checkpoint_on_the_cpu_stays_in_ram(target: Target) -> None:
+def test_cache_checkpoint_on_cpu_stays_in_ram(target: Target) -> None:
     target.sequences[0].prefill([1, 2, 3])
     assert refuse_a_draft(target) == ([IN_RAM], [IN_RAM])
 
 
 @on("qwen35")
-def test_checkpoint_of_a_model_with_snapshots_stays_in_ram(gpu: list[int], target: Target) -> None:
+def test_cache_checkpoint_of_model_with_snapshots_stays_in_ram(gpu: list[int], target: Target) -> None:
     target.sequences[0].prefill([1, 2, 3])
     target.sequences[0].checkpoint()
     with watched("llama_state_seq_get_data_ext") as saved:
@@ -195,7 +195,7 @@ def test_checkpoint_of_a_model_with_snapshots_stays_in_ram(gpu: list[int], targe
 
 
 @on("mamba")
-def test_copy_that_a_gpu_does_not_restore_is_replaced_by_one_in_ram(gpu: list[int], target: Target) -> None:
+def test_cache_copy_that_gpu_fails_to_restore_moves_to_ram(gpu: list[int], target: Target) -> None:
     other = target.sequences[1]
     other.prefill([1, 2, 3])
     row = other.evaluate([7]).copy()
@@ -219,7 +219,7 @@ def test_copy_that_a_gpu_does_not_restore_is_replaced_by_one_in_ram(gpu: list[in
 
 
 @on("mamba")
-def test_copy_stays_in_ram_if_a_gpu_is_short_of_memory(gpu: list[int], target: Target) -> None:
+def test_cache_copy_with_low_gpu_memory_stays_in_ram(gpu: list[int], target: Target) -> None:
     other = target.sequences[1]
     other.prefill([1, 2, 3])
     gpu[0] = 1000
@@ -231,7 +231,7 @@ def test_copy_stays_in_ram_if_a_gpu_is_short_of_memory(gpu: list[int], target: T
 
 
 @on("mamba")
-def test_checkpoints_of_prompts_stay_in_ram_and_are_saved_with_a_sequence(gpu: list[int], target: Target) -> None:
+def test_cache_prompt_checkpoints_stay_in_ram_and_are_saved_with_sequence(gpu: list[int], target: Target) -> None:
     one, other = target.sequences
     text = [7] * (APART + TAIL)
     one.prefill(text)

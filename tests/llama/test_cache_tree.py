@@ -129,7 +129,7 @@ def beams(tree: CacheTree, rng: np.random.Generator) -> Iterator[list[Node]]:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 12))])
-def test_a_pass_over_a_tree_gives_what_its_paths_give_one_by_one(seed: int, target: Target) -> None:
+def test_tree_evaluate_returns_logits_of_each_path_alone(seed: int, target: Target) -> None:
     rng = np.random.default_rng(seed)
     prompt = some(target, 420)
     target.sequences[0].prefill(prompt)
@@ -203,7 +203,7 @@ class StingyLlama:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_window_holds_what_its_token_sees_whatever_is_given_away(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tree_with_sliding_window_keeps_tokens_each_node_attends_to(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fake, prompt = StingyLlama(range(100, 130)), [*range(100, 130)]
     monkeypatch.setattr(cache_tree, "llama", fake)
     root = Node(None, -1, len(prompt))
@@ -214,7 +214,9 @@ def test_a_window_holds_what_its_token_sees_whatever_is_given_away(seed: int, mo
             assert fake.seen == [[*prompt, *node.path()][-NARROW:] for node in new]
 
 
-def test_what_does_not_fit_or_is_not_there_is_refused(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tree_rejects_oversized_batches_and_nodes_not_in_cache(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Target(files["llama"], n_ctx=64, threads=1, n_seq=4) as target:
         target.sequences[0].prefill([3, 4])
         root = Node(None, -1, 2)
@@ -258,7 +260,7 @@ def searched(target: Target, beams: int, prompt: Sequence[int], drafter: BeamDra
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_beams_and_scores_are_the_same_with_drafts(beams: int, target: Target) -> None:
+def test_beam_search_with_drafts_keeps_hypotheses_and_scores(beams: int, target: Target) -> None:
     """The search goes far beyond gemma2's window, and the full cache reuses cells; one beam is greedy decoding."""
     prompt = some(target, 20) * 3
     found = [searched(target, beams, prompt, drafter) for drafter in (None, BeamDrafter())]
@@ -279,7 +281,7 @@ def test_beams_and_scores_are_the_same_with_drafts(beams: int, target: Target) -
         assert list(plain[0].tokens) == greedy
 
 
-def test_the_context_holds_as_much_as_is_promised(files: dict[str, Path]) -> None:
+def test_tree_evaluate_fills_cache_up_to_promised_length(files: dict[str, Path]) -> None:
     """Separate texts fill the cache to the last cell; one more token would be rejected."""
     with Target(files["llama"], n_ctx=40 + 5 * 30, threads=1, n_seq=SEQUENCES) as target:
         prompt = some(target, 40)
@@ -296,7 +298,7 @@ def test_the_context_holds_as_much_as_is_promised(files: dict[str, Path]) -> Non
             assert np.isfinite(tree.evaluate(ahead)).all()
 
 
-def test_which_targets_have_no_trees(files: dict[str, Path]) -> None:
+def test_target_tree_rejects_unsupported_models_and_arguments(files: dict[str, Path]) -> None:
     with Target(files["mamba"], n_ctx=64, threads=1, n_seq=4) as target:
         assert not target.can_branch
         target.sequences[0].prefill([3, 4])

@@ -42,7 +42,7 @@ class Calls:
     ("drafter", "temperature", "limit"),
     [(None, 0.0, 22), (None, 0.8, 26), ("ngram", 0.0, 42), ("mixture", 0.0, 44), ("mixture", 0.8, 62)],
 )
-def test_calls_of_a_pass_stay_within_the_limit(drafter: str | None, temperature: float, limit: int) -> None:
+def test_decode_call_keeps_python_calls_within_limit(drafter: str | None, temperature: float, limit: int) -> None:
     calls, counts = Calls(), []
     with Target(DEMO, n_ctx=1024, exact="off", threads=1) as target:
         decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", exact="off")
@@ -64,7 +64,7 @@ def test_calls_of_a_pass_stay_within_the_limit(drafter: str | None, temperature:
     assert median(counts) <= limit
 
 
-def test_calls_of_a_token_in_the_engine_stay_within_the_limit() -> None:
+def test_engine_token_keeps_python_calls_within_limit() -> None:
     calls, counts, ended = Calls(), list[int](), threading.Event()
 
     def listen(event: Event) -> None:

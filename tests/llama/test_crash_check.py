@@ -45,7 +45,7 @@ def refused(path: Path, build: str = "a build") -> str | None:
     return None
 
 
-def test_what_ends_the_process_is_an_error(env: dict[str, str], tmp_path: Path) -> None:
+def test_complete_with_file_that_crashes_llama_cpp_reports_damage(env: dict[str, str], tmp_path: Path) -> None:
     """A vocabulary alone is tried too, and shares the result of the file. See also `models/test_check`."""
     tokens = gguf.GGUFReader(DEMO).fields["tokenizer.ggml.tokens"].contents()
     twin = next(token.encode() for token in tokens if len(token.encode()) == len(tokens[-1].encode()))
@@ -58,7 +58,7 @@ def test_what_ends_the_process_is_an_error(env: dict[str, str], tmp_path: Path) 
 
 
 @pytest.mark.exhaustive
-def test_a_sample_of_damaged_headers(env: dict[str, str], tmp_path: Path) -> None:
+def test_complete_with_damaged_headers_exits_without_signal(env: dict[str, str], tmp_path: Path) -> None:
     """Each file gives some text, or an error message and exit code 1."""
     keys = [key for key in gguf.GGUFReader(DEMO).fields if not key.startswith("GGUF.")]
     for key, value in random.Random(9).sample([*product(keys, (0, 1, 255))], 12):
@@ -75,7 +75,7 @@ NO_MEMORY = ("terminate called: std::bad_alloc", "GGML: insufficient memory\n")
 
 
 @pytest.mark.parametrize("code", [0, -6, -11, -8, -24])
-def test_a_file_is_tried_once(code: int, child: FakeChild, file: Path, folder: Path) -> None:
+def test_crash_check_of_file_runs_child_once(code: int, child: FakeChild, file: Path, folder: Path) -> None:
     child.ended = (code, SAID)
     told = f"{file} is damaged: llama.cpp crashes when loading it (GGML_ASSERT(a > (b)) failed); download it again"
     assert [refused(file) for _ in range(2)] == [told if code else None] * 2
@@ -83,14 +83,16 @@ def test_a_file_is_tried_once(code: int, child: FakeChild, file: Path, folder: P
 
 
 @pytest.mark.parametrize("ended", [(-15, ""), (1, ""), *((-6, said) for said in NO_MEMORY), HANGS, None])
-def test_what_tells_nothing_of_the_file_condemns_none(ended: Any, child: FakeChild, file: Path, folder: Path) -> None:
+def test_crash_check_with_inconclusive_child_accepts_file(
+    ended: Any, child: FakeChild, file: Path, folder: Path
+) -> None:
     child.ended = ended
     assert [refused(file) for _ in range(2)] == [None, None]
     assert child.starts == 2
     assert not folder.exists()
 
 
-def test_a_folder_that_cannot_be_written_costs_another_try(child: FakeChild, file: Path, folder: Path) -> None:
+def test_crash_check_with_unwritable_folder_runs_child_again(child: FakeChild, file: Path, folder: Path) -> None:
     folder.touch()
     for starts, code in ((2, 0), (4, -11)):
         child.ended = (code, "")
@@ -98,7 +100,7 @@ def test_a_folder_that_cannot_be_written_costs_another_try(child: FakeChild, fil
         assert child.starts == starts
 
 
-def test_a_damaged_verdict_is_found_out_again(child: FakeChild, file: Path, folder: Path) -> None:
+def test_crash_check_with_damaged_verdict_runs_child_again(child: FakeChild, file: Path, folder: Path) -> None:
     assert refused(file) is None
     (verdict,) = folder.iterdir()
     raw = verdict.read_bytes()
@@ -116,14 +118,16 @@ def test_a_damaged_verdict_is_found_out_again(child: FakeChild, file: Path, fold
         pytest.param("tokenizer.ggml.model", "rwkv", "crashes when loading it", marks=pytest.mark.exhaustive),
     ],
 )
-def test_vocabularies_that_cannot_tokenize_are_refused(
+def test_complete_rejects_vocabulary_that_cannot_tokenize(
     env: dict[str, str], tmp_path: Path, key: str, value: str, words: str
 ) -> None:
     path = changed_demo(tmp_path / "changed.gguf", {key: value})
     run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"def f").failed(words)
 
 
-def test_a_text_without_tokens_is_one_line(env: dict[str, str], tmp_path: Path, folder: Path) -> None:
+def test_complete_with_text_without_tokens_prints_one_line_error(
+    env: dict[str, str], tmp_path: Path, folder: Path
+) -> None:
     """The child process tries more texts, and never ends with this vocabulary."""
     path = changed_demo(tmp_path / "changed.gguf", {"tokenizer.ggml.model": "rwkv"})
     with mock.patch.object(crash_check, "run", return_value=None):
@@ -131,7 +135,7 @@ def test_a_text_without_tokens_is_one_line(env: dict[str, str], tmp_path: Path, 
     done.failed("the model's vocabulary has no tokens for this text")
 
 
-def test_another_file_or_build_is_tried_again(child: FakeChild, file: Path, folder: Path) -> None:
+def test_crash_check_with_changed_file_or_build_runs_child_again(child: FakeChild, file: Path, folder: Path) -> None:
     raw = file.read_bytes()
     assert refused(file) is None
     for starts, at in enumerate((1 << 17, len(raw) - 1, len(raw)), 2):  # header, end, one more byte
@@ -142,21 +146,21 @@ def test_another_file_or_build_is_tried_again(child: FakeChild, file: Path, fold
     assert child.starts == 5
 
 
-def test_what_is_no_model_is_left_to_llama(child: FakeChild, tmp_path: Path, folder: Path) -> None:
+def test_crash_check_skips_files_that_are_not_models(child: FakeChild, tmp_path: Path, folder: Path) -> None:
     (tmp_path / "text").write_text("GGUX")
     for name in ("text", "none"):
         assert refused(tmp_path / name) is None
     assert child.starts == 0
 
 
-def test_the_real_child_on_good_files(folder: Path) -> None:
+def test_crash_check_child_with_good_file_stores_good_verdict(folder: Path) -> None:
     crash_check.check(DEMO, build())
     (verdict,) = folder.iterdir()
     assert verdict.read_text().endswith(" good")
 
 
 @pytest.mark.exhaustive
-def test_the_real_child_on_amx_kernels(folder: Path) -> None:
+def test_crash_check_child_with_amx_kernels_stores_verdict(folder: Path) -> None:
     assert amx.works(Path(libggml._name)) or "AMX_INT8 = 1" in build()
     assert list(folder.with_name("amx").iterdir())
 
@@ -178,13 +182,13 @@ def run_script(script: str, patience: float = 60) -> Ended:
         ("import os; os.kill(os.getpid(), 9)", -9, False),
     ],
 )
-def test_how_a_child_ends(script: str, code: int, died: bool) -> None:
+def test_crash_check_run_returns_exit_code_and_stderr(script: str, code: int, died: bool) -> None:
     ended, said = run_script(script)
     assert (ended, crash_check.died(ended)) == (code, died)
     assert ("é" in said) == (code == 3)
 
 
-def test_one_that_hangs_or_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_check_run_reports_timeout_and_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_script("import time; time.sleep(600)", 0.2) == HANGS
     assert crash_check.run(["/nonexistent/python"], 60) is None
     assert crash_check.run([""], 60) is None
@@ -193,7 +197,7 @@ def test_one_that_hangs_or_cannot_be_started(monkeypatch: pytest.MonkeyPatch) ->
     assert crash_check.run([sys.executable, "-c", ""], 60) is None
 
 
-def test_it_imports_from_where_this_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_check_child_imports_from_path_of_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("there", "here"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"only_{name}.py").touch()

@@ -86,7 +86,7 @@ def test_select_gpus_follows_the_rules_of_llama_cpp(registered: list[Device], se
         ({"ET0": 8}, 8, 16),  # a GPU whose memory is unknown
     ],
 )
-def test_memory_is_that_of_the_devices_with_layers(
+def test_free_and_total_bytes_follow_devices_with_layers(
     layers: dict[str, int], free: float, total: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = SimpleNamespace(available=8 * GIB, total=16 * GIB)
@@ -96,14 +96,16 @@ def test_memory_is_that_of_the_devices_with_layers(
     assert total_bytes(registered, Counter(layers)) == int(total * GIB)
 
 
-def test_mapped_weights_in_ram_are_taken_off_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_bytes_with_mapped_weights_subtracts_share_in_ram(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
     found = [free_bytes([CARD, CPU], Counter(CPU=8 - n, CUDA0=n), 6 * GIB) for n in (0, 4, 8)]
     assert found == [2 * GIB, 10 * GIB, 20 * GIB]
     assert free_bytes([CPU], Counter(CPU=8), 9 * GIB) == 0
 
 
-def test_target_splits_its_cache_like_the_layers(set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_computes_free_memory_from_layers_of_each_device(
+    set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[Counter[str], int]] = []
 
     def free(_devices: object, layers: Counter[str], mapped: int = 0) -> int:
@@ -120,7 +122,7 @@ def test_target_splits_its_cache_like_the_layers(set_devices: SetDevices, monkey
                 asked.clear()
 
 
-def test_devices_reads_what_ggml_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_returns_properties_that_ggml_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties(ctypes.Structure):
         _fields_ = (
             *(("name", ctypes.c_char_p), ("description", ctypes.c_char_p)),
@@ -157,7 +159,7 @@ def keys() -> tuple[str, str, str]:
         return target.sequences[0].fingerprint, target.identity, tuning_key(DEMO, -1, ("f16", "f16"))
 
 
-def test_keys_change_with_the_gpus_that_a_model_uses(set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_change_with_gpus_that_the_model_uses(set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch) -> None:
     def with_devices(*made: Device) -> tuple[str, str, str]:
         set_devices(made)
         return keys()
@@ -180,14 +182,14 @@ def test_keys_change_with_the_gpus_that_a_model_uses(set_devices: SetDevices, mo
         assert len(set(of_one_kind)) == len(found)
 
 
-def test_keys_ignore_gpus_that_llama_cpp_leaves_out(set_devices: SetDevices) -> None:
+def test_tuning_key_ignores_gpus_that_llama_cpp_skips(set_devices: SetDevices) -> None:
     set_devices([CARD, CPU])
     one = tuning_key(DEMO, -1, ("f16", "f16"))
     set_devices([SHARED, CARD, AGAIN, CPU])
     assert tuning_key(DEMO, -1, ("f16", "f16")) == one
 
 
-def test_keys_without_a_gpu_are_those_of_earlier_versions(
+def test_keys_without_gpu_ignore_cpu_and_package_versions(
     set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_devices([CPU])
@@ -238,7 +240,9 @@ def test_handles_of_devices_and_buffers_are_those_of_ggml() -> None:
 # ---------------------------------------------------------------------- missing GPUs
 
 
-def test_gpu_backends_finds_libraries_and_registered_backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_backends_returns_library_files_and_registered_backends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("libggml-base.so", "libggml-cpu-haswell.so", "libggml-rpc.so", "libggml.so.0", "libggml-vulkan.so.0"):
         (tmp_path / name).touch()
     monkeypatch.setattr(bindings, "ggml", lambda _api: SimpleNamespace(_name=str(tmp_path / "libggml.so")))
@@ -266,7 +270,7 @@ def test_gpu_backends_finds_libraries_and_registered_backends(tmp_path: Path, mo
         ([], [WORKER, CPU], 99, None),
     ],
 )
-def test_missing_gpu_warns_only_if_a_gpu_was_expected(
+def test_missing_gpu_warns_only_if_gpu_was_expected(
     backends: list[str],
     registered: list[Device],
     n_gpu_layers: int,
@@ -282,7 +286,7 @@ def test_missing_gpu_warns_only_if_a_gpu_was_expected(
 # ---------------------------------------------------------------------- layers
 
 
-def test_layers_are_counted_by_device_as_llama_cpp_logs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_layers_counts_layers_per_device_from_log(monkeypatch: pytest.MonkeyPatch) -> None:
     with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
         assert target.weights.layers == {"CPU": 9}  # 8, and the output layer
     log_layers(monkeypatch, ["CPU", "CPU", "CUDA0", "CUDA0", "CUDA0"])

@@ -44,7 +44,7 @@ def cosines(one: Any, other: Any) -> Any:
 
 
 @grid(name=MODELS, pooling=POOLINGS)
-def test_vectors_are_those_of_llama_cpp(models: dict[str, Path], name: str, pooling: Any) -> None:
+def test_embedder_returns_embeddings_of_llama_cpp(models: dict[str, Path], name: str, pooling: Any) -> None:
     with Target(models[name], n_ctx=512, threads=1, exact="off") as target:
         tokens = target.vocabulary.tokenize(TEXT, special=True)
         assert len(tokens) > 128  # more than one pass
@@ -55,7 +55,7 @@ def test_vectors_are_those_of_llama_cpp(models: dict[str, Path], name: str, pool
     assert cosines(found, of_llama_cpp(models[name], pooling, TEXT)).min() > 0.99999
 
 
-def test_the_target_holds_what_it_held(models: dict[str, Path]) -> None:
+def test_embedder_keeps_logits_of_target(models: dict[str, Path]) -> None:
     with Target(models["llama"], n_ctx=512, threads=1, exact="on") as target:
         tokens = target.vocabulary.tokenize(TEXT)[:40]
         plain = [target.sequences[0].prefill(tokens).copy(), target.sequences[0].evaluate([5, 6])[-1].copy()]
@@ -71,7 +71,7 @@ def test_the_target_holds_what_it_held(models: dict[str, Path]) -> None:
         assert cosines(embedded(embedder, tokens * 5), embedded(embedder, tokens * 5)).min() > 0.99999
 
 
-def test_texts_of_no_length_or_too_long_are_refused(models: dict[str, Path]) -> None:
+def test_embedder_rejects_empty_and_too_long_texts(models: dict[str, Path]) -> None:
     with Target(models["llama"], n_ctx=64, threads=1, exact="off") as target:
         embedder = target.embedder("last", 64)
         for tokens in ([], [5] * 65):
@@ -80,7 +80,7 @@ def test_texts_of_no_length_or_too_long_are_refused(models: dict[str, Path]) -> 
         assert embedded(embedder, [5] * 64).shape == (1, embedder.width)
 
 
-def test_a_file_says_how_its_vectors_are_pooled(tmp_path: Path) -> None:
+def test_embedder_uses_pooling_of_file_and_rejects_unsupported_models(tmp_path: Path) -> None:
     def opened(**values: Any) -> Target:
         return Target(write_model(tmp_path / "model.gguf", "llama", **values), n_ctx=64, threads=1, exact="off")
 

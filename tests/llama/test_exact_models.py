@@ -82,7 +82,7 @@ def decoder(exact: Target) -> SpeculativeDecoder:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_drafts_change_no_bit_in_exact_mode(
+def test_exact_mode_with_any_samplers_keeps_log_probabilities(
     name: str, exact: Target, decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither drafts nor questions next to them change a log probability, for any samplers."""
@@ -114,7 +114,7 @@ def test_drafts_change_no_bit_in_exact_mode(
         assert asked > 10
 
 
-def test_drafts_change_no_bit_across_a_long_context(exact: Target, decoder: SpeculativeDecoder) -> None:
+def test_exact_mode_across_attention_block_border_keeps_text(exact: Target, decoder: SpeculativeDecoder) -> None:
     # After 256 tokens, llama.cpp's attention adds another block of the cache; drafts span this border.
     tokens = exact.vocabulary.tokenize(CODE * 12)[:225]
     assert len(tokens) == 225
@@ -135,7 +135,7 @@ def test_drafts_change_no_bit_across_a_long_context(exact: Target, decoder: Spec
         pytest.param("Once upon a time 1 2 3 4 5 6 7 8 9 1 2 3 4", marks=pytest.mark.exhaustive),
     ],
 )
-def test_texts_differ_only_where_the_model_wavers(prompt: str) -> None:
+def test_drafts_without_exact_mode_change_text_only_at_near_ties(prompt: str) -> None:
     with Target(DEMO, n_ctx=512, threads=1) as target:
         report = probe(target.sequences[0], [40, 300])
         tokens = target.vocabulary.tokenize(prompt)
@@ -176,7 +176,7 @@ def text(target: Target, prompt: list[int], drafter: str | None, sampling: Sampl
     ],
 )
 @pytest.mark.usefixtures("measured")
-def test_the_default_mode_gives_the_same_text(model: Path, threads: int) -> None:
+def test_exact_auto_with_agreeing_batch_sizes_keeps_text(model: Path, threads: int) -> None:
     cases = [(0, Sampling()), (2500, Sampling(temperature=0.8, seed=4))]
     with Target(model, n_ctx=512 * threads + 128, threads=threads) as target:
         assert target.exactness.bit_identical
@@ -189,7 +189,7 @@ def test_the_default_mode_gives_the_same_text(model: Path, threads: int) -> None
 @pytest.mark.exhaustive
 @needs_smollm
 @pytest.mark.usefixtures("measured")
-def test_the_fastest_settings_are_told_by_close_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_mode_with_different_text_counts_close_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SMOLLM is not None
     close = 0
     monkeypatch.setattr(Measurements, "choose", lambda *_: "fast")
@@ -207,7 +207,7 @@ def test_the_fastest_settings_are_told_by_close_calls(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.exhaustive
-def test_what_is_settled_holds_in_every_process(tmp_path: Path) -> None:
+def test_complete_in_each_process_returns_same_exactness_and_text(tmp_path: Path) -> None:
     environ = environment(tmp_path)
     # `info` measures without a time limit, even on a busy machine.
     assert run(environ, "info", DEMO, "-t", "2", "-c", "2048").code == 0
@@ -219,7 +219,7 @@ def test_what_is_settled_holds_in_every_process(tmp_path: Path) -> None:
     assert len({result["text"] for result in results}) == 1 or not results[0]["exact"]
 
 
-def test_off_measures_and_counts_nothing(tmp_path: Path) -> None:
+def test_complete_with_exact_off_measures_and_counts_nothing(tmp_path: Path) -> None:
     environ = environment(tmp_path)
     arguments = ["complete", DEMO, "-n", "10", "-t", "2", "-c", "512", "--exact", "off", "--json"]
     result = json.loads(run(environ, *arguments, stdin=b"def f(x):\n").out)

@@ -110,12 +110,12 @@ def check_same_texts(vocabulary: Vocabulary, seeds: range) -> int:
     return several
 
 
-def test_random_grammars_describe_the_texts_that_llama_cpp_reads(word_vocabulary: Vocabulary) -> None:
+def test_gbnf_to_lark_of_random_grammars_accepts_same_texts_as_llama_cpp(word_vocabulary: Vocabulary) -> None:
     assert check_same_texts(word_vocabulary, range(60)) > 20
 
 
 @pytest.mark.exhaustive
-def test_many_random_grammars_describe_the_texts_that_llama_cpp_reads(word_vocabulary: Vocabulary) -> None:
+def test_gbnf_to_lark_of_many_grammars_accepts_same_texts_as_llama_cpp(word_vocabulary: Vocabulary) -> None:
     assert check_same_texts(word_vocabulary, range(100, 400)) > 100
 
 
@@ -141,7 +141,7 @@ def test_many_random_grammars_describe_the_texts_that_llama_cpp_reads(word_vocab
     ],
     ids=["json", "arithmetic", "ambiguous", "escapes", "bounds"],
 )
-def test_written_grammars_describe_the_texts_that_llama_cpp_reads(
+def test_gbnf_to_lark_of_written_grammars_accepts_same_texts_as_llama_cpp(
     text: str, texts: list[str], word_vocabulary: Vocabulary
 ) -> None:
     grammar = gbnf_to_lark(text)
@@ -150,30 +150,30 @@ def test_written_grammars_describe_the_texts_that_llama_cpp_reads(
         assert ours(grammar, raw) == theirs(word_vocabulary, text, raw), one
 
 
-def test_nul_and_line_ends_are_characters() -> None:
+def test_gbnf_to_lark_treats_nul_and_line_ends_as_characters() -> None:
     assert ours(gbnf_to_lark(r'root ::= "\x00" [\x00-\x01] .'), b"\0\1\n") == (3, True)
     assert ours(gbnf_to_lark('root ::= [^a-z"\\\\]*'), b"\r\n/\xc3\xa9#") == (6, True)
 
 
-def test_texts_without_recursion_are_one_lexeme() -> None:
+def test_gbnf_to_lark_of_rules_without_recursion_returns_one_lexeme() -> None:
     assert gbnf_to_lark("root ::= a b* | c\na ::= [a-z]+ b\nb ::= c{2,}\nc ::= [0-9]").count("\nLEXEME_") == 1
 
 
-def test_strings_of_json_are_one_lexeme() -> None:
+def test_gbnf_to_lark_of_json_string_returns_one_lexeme() -> None:
     """With several lexemes, a mask would take a hundred times as long."""
     assert gbnf_to_lark(JSON).count("\nLEXEME_") == 10
     string = gbnf_to_lark('root ::= "[" root "]" | "\\"" [^"\\\\]* "\\""')
     assert re.search(r'^LEXEME_2: \("\\"" \(/.*/\)\* "\\""\)$', string, re.MULTILINE), string
 
 
-def test_a_large_choice_and_a_long_chain_stay_small() -> None:
+def test_gbnf_to_lark_with_large_choice_or_long_chain_stays_small() -> None:
     words = " | ".join(f'"word{number}"' for number in range(3000))
     assert ours(gbnf_to_lark(f"root ::= {words}"), b"word2999") == (8, True)
     chain = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(8))
     assert ours(gbnf_to_lark(f'root ::= r0\n{chain}\nr8 ::= "a"?'), b"aaa") == (3, True)
 
 
-def test_rules_within_rules_have_a_limit() -> None:
+def test_gbnf_to_lark_rejects_deeply_nested_rules() -> None:
     chain = "\n".join(f"r{i} ::= r{i + 1}" for i in range(MAX_DEPTH + 5))
     with pytest.raises(GrammarError, match=f"is nested more than {MAX_DEPTH} deep"):
         gbnf_to_lark(f'root ::= r0\n{chain}\nr{MAX_DEPTH + 5} ::= "a"')

@@ -93,7 +93,7 @@ def generate(target: Target, prompt: Sequence[int], count: int, sampling: Sampli
 
 
 @pytest.mark.parametrize("layers", [ALL, 3, 0])
-def test_text_of_layers_on_a_device_is_that_of_a_plain_loop(layers: int) -> None:
+def test_target_with_layers_on_device_keeps_text_of_plain_loop(layers: int) -> None:
     with Target(DEMO, n_ctx=256, n_gpu_layers=layers, threads=1, exact="off") as target:
         on_gpus = sum(count for name, count in target.weights.layers.items() if name != "CPU")
         assert on_gpus == (min(layers, target.weights.layers.total()) if target.weights.on_gpu else 0)
@@ -103,7 +103,7 @@ def test_text_of_layers_on_a_device_is_that_of_a_plain_loop(layers: int) -> None
             check(generate(target, prompt, 24, Sampling(0.0), **options), expected, rows)
 
 
-def test_sampled_text_is_the_same_with_drafts() -> None:
+def test_drafts_on_device_keep_sampled_text() -> None:
     with Target(DEMO, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
         prompt = target.vocabulary.tokenize(PROMPT)
         sampling = Sampling(0.8, seed=7)
@@ -111,14 +111,14 @@ def test_sampled_text_is_the_same_with_drafts() -> None:
         assert generate(target, prompt, 16, sampling, policy="fixed") == expected
 
 
-def test_text_of_every_memory_with_rejected_drafts_is_that_of_a_plain_loop(path: Path, empty: Target) -> None:
+def test_rejected_drafts_on_each_memory_kind_keep_text_of_plain_loop(path: Path, empty: Target) -> None:
     prompt = random_tokens(empty.vocabulary.n_vocab, 1, 80)
     expected, rows = plain(path, prompt, 24)
     oracle = Oracle(lambda _: expected, empty.vocabulary.n_vocab)
     check(generate(empty, prompt, 24, Sampling(0.0), drafter=oracle, policy="fixed"), expected, rows)
 
 
-def test_sequences_in_one_pass_get_the_logits_that_they_get_alone() -> None:
+def test_evaluate_together_returns_logits_of_each_sequence_alone() -> None:
     with Target(DEMO, texts=3, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
         prompts = [random_tokens(target.vocabulary.n_vocab, seed, 20 + seed) for seed in range(3)]
         for sequence, prompt in zip(target.sequences, prompts, strict=True):
@@ -143,7 +143,7 @@ def after(target: Target, length: int, token: int, junk: Sequence[int], followin
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_rejected_draft_leaves_no_bit_behind(size: int, empty: Target) -> None:
+def test_rollback_of_rejected_draft_restores_exact_logits(size: int, empty: Target) -> None:
     text = random_tokens(empty.vocabulary.n_vocab, 1, 80)
     empty.sequences[0].prefill(text)
     empty.sequences[0].checkpoint()
@@ -157,7 +157,7 @@ def test_rejected_draft_leaves_no_bit_behind(size: int, empty: Target) -> None:
         assert empty.sequences[0].evaluate([11]).tobytes() == first.tobytes()
 
 
-def test_checkpoint_before_a_draft_is_copied_where_the_state_is(empty: Target) -> None:
+def test_cache_checkpoint_before_draft_stays_where_the_state_is(empty: Target) -> None:
     if not empty.sequences[0].replays:
         pytest.skip("this memory needs no checkpoint")
     empty.sequences[0].prefill(random_tokens(empty.vocabulary.n_vocab, 1, 20))
@@ -169,7 +169,7 @@ def test_checkpoint_before_a_draft_is_copied_where_the_state_is(empty: Target) -
 # --------------------------------------------------------------------------- batch sizes
 
 
-def test_sizes_that_agree_in_a_trial_agree_in_the_target() -> None:
+def test_trial_agreeing_sizes_match_those_of_target() -> None:
     with Target(DEMO, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
         with target.trial("fast") as trial:
             agreeing = trial.identity(0).agreeing

@@ -33,7 +33,7 @@ def allowed(grammar: Grammar) -> set[int]:
     return set(np.flatnonzero(grammar.mask_allowed(np.arange(grammar.vocabulary.n_vocab))).tolist())
 
 
-def test_allowed_tokens_against_a_regular_expression(word_vocabulary: Vocabulary) -> None:
+def test_grammar_allowed_tokens_match_regular_expression(word_vocabulary: Vocabulary) -> None:
     """Compare all tokens on random walks through a language with two-byte characters; every prefix is a sentence."""
     rng = random.Random(1)
     starts = {text.encode()[:i] for text in ("\u00e9", "c") for i in range(3)}
@@ -64,7 +64,7 @@ def test_allowed_tokens_against_a_regular_expression(word_vocabulary: Vocabulary
             text += pieces[step]
 
 
-def test_rollback_returns_to_the_same_position(word_vocabulary: Vocabulary) -> None:
+def test_grammar_rollback_restores_position(word_vocabulary: Vocabulary) -> None:
     rng = random.Random(2)
     grammar = word_vocabulary.grammar(LANGUAGE)
     for _ in range(30):
@@ -78,7 +78,7 @@ def test_rollback_returns_to_the_same_position(word_vocabulary: Vocabulary) -> N
         grammar.accept(rng.choice(sorted(before - {END})))
 
 
-def test_count_allowed_leaves_the_position(word_vocabulary: Vocabulary) -> None:
+def test_grammar_count_allowed_keeps_position(word_vocabulary: Vocabulary) -> None:
     grammar = word_vocabulary.grammar('root ::= "a" "b" "c"')
     a, b, ab, c = (token(word_vocabulary, text) for text in ("a", "b", "ab", "c"))
     for tokens, count in (
@@ -104,14 +104,14 @@ def test_count_allowed_leaves_the_position(word_vocabulary: Vocabulary) -> None:
     assert {word_vocabulary.piece(t) for t in allowed(grammar)} == {b"c"}
 
 
-def test_what_is_no_token_is_not_allowed(word_vocabulary: Vocabulary) -> None:
+def test_grammar_rejects_invalid_token_ids_and_forbidden_tokens(word_vocabulary: Vocabulary) -> None:
     grammar = word_vocabulary.grammar("root ::= .*")
     assert not any(grammar.allows(t) for t in (-1, word_vocabulary.n_vocab, 2**31 - 1))
     with pytest.raises(GrammarError):
         word_vocabulary.grammar('root ::= "a"').accept(token(word_vocabulary, "b"))
 
 
-def test_mask_and_single_checks_agree_in_every_state(word_vocabulary: Vocabulary) -> None:
+def test_grammar_mask_in_every_state_matches_single_checks(word_vocabulary: Vocabulary) -> None:
     rng = random.Random(3)
     for text in (LANGUAGE, 'root ::= "{\\":true}" [1-9] root?', 'root ::= ("a" | "ab") ("bc" | "c" root)'):
         grammar = word_vocabulary.grammar(text)
@@ -135,7 +135,7 @@ CONTROLLED = [
 
 
 @pytest.mark.parametrize("text", CONTROLLED, ids=lambda text: text[-20:])
-def test_no_control_token_appears_in_a_constrained_text(text: str, demo_vocabulary: Vocabulary) -> None:
+def test_grammar_allows_no_control_tokens_inside_text(text: str, demo_vocabulary: Vocabulary) -> None:
     controls = {t for t in range(demo_vocabulary.n_vocab) if not demo_vocabulary.piece(t)}
     ends = {t for t in controls if demo_vocabulary.is_eog(t)}
     assert controls - ends
@@ -147,7 +147,7 @@ def test_no_control_token_appears_in_a_constrained_text(text: str, demo_vocabula
     assert allowed(grammar) & controls == (ends if text.startswith("root") or "(?s" in text else set())
 
 
-def test_tokens_by_id_and_by_name(demo_vocabulary: Vocabulary) -> None:
+def test_grammar_accepts_tokens_by_id_and_name(demo_vocabulary: Vocabulary) -> None:
     ((name, control), *_) = [one for one in demo_vocabulary.controls.items() if one[0].startswith("<")]
     plain = demo_vocabulary.tokenize("text", add_bos=False)[0]
     for text in (f'root ::= <[{control}]> "a"', f'root ::= {name} "a"'):
@@ -159,7 +159,7 @@ def test_tokens_by_id_and_by_name(demo_vocabulary: Vocabulary) -> None:
         demo_vocabulary.grammar("root ::= <nobody>")
 
 
-def test_a_limit_is_an_error_that_names_it_and_rollback_recovers(word_vocabulary: Vocabulary) -> None:
+def test_grammar_over_limit_raises_and_rollback_recovers(word_vocabulary: Vocabulary) -> None:
     """The readings of a text with empty repetitions exceed the number of items that llguidance allows."""
     explosive = 'root ::= c{0,900}\nc ::= b{0,900} root?\nb ::= a{0,900}\na ::= "a" | "b"'
     grammar = word_vocabulary.grammar(explosive)
@@ -174,7 +174,7 @@ def test_a_limit_is_an_error_that_names_it_and_rollback_recovers(word_vocabulary
     assert grammar.allows(a)
 
 
-def test_grammars_stay_compiled_while_they_are_held(
+def test_grammars_hold_keeps_compiled_grammar_until_release(
     word_vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ngramspec.llama.grammar._MAX_CHARACTERS", 100)
@@ -193,7 +193,7 @@ def test_grammars_stay_compiled_while_they_are_held(
         grammars.hold('start ::= "a"')
 
 
-def test_release_drops_all_but_the_last_grammars(word_vocabulary: Vocabulary) -> None:
+def test_grammars_release_keeps_only_latest_grammars(word_vocabulary: Vocabulary) -> None:
     grammars = Grammars(word_vocabulary)
     texts = [f'root ::= "a" # {number}' for number in range(20)]
     for text in texts:
@@ -206,7 +206,7 @@ def test_release_drops_all_but_the_last_grammars(word_vocabulary: Vocabulary) ->
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_target_closed_during_a_generation(temperature: float) -> None:
+def test_generate_with_grammar_after_target_close_raises(temperature: float) -> None:
     """A grammar keeps no pointers into freed memory."""
     target = Target(DEMO, n_ctx=256, threads=1)
     sampling = Sampling(temperature, seed=1, grammar="root ::= [a-z ]{40,}")
@@ -247,7 +247,7 @@ def test_a_target_closed_during_a_generation(temperature: float) -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_texts_that_are_no_grammar(
+def test_grammar_rejects_invalid_text_with_reason(
     text: str, reason: str, demo_vocabulary: Vocabulary, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(GrammarError, match=f"^the grammar {reason}") as error:

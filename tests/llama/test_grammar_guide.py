@@ -46,7 +46,7 @@ def check_shape(draft: Draft) -> None:
         assert sum(law.values()) == pytest.approx(1)
 
 
-def test_a_draft_ends_before_the_first_forbidden_token(demo_vocabulary: Vocabulary) -> None:
+def test_grammar_guide_truncates_draft_before_forbidden_token(demo_vocabulary: Vocabulary) -> None:
     some = spell(demo_vocabulary, "some")
     made = guide(demo_vocabulary, "root ::= [a-z]+")
     assert made.shape(rich(spell(demo_vocabulary, "some text")), 10) == rich(some)
@@ -58,7 +58,7 @@ def test_a_draft_ends_before_the_first_forbidden_token(demo_vocabulary: Vocabula
 
 
 @pytest.mark.parametrize("fixed_length", [False, True])
-def test_forced_text_is_drafted(demo_vocabulary: Vocabulary, fixed_length: bool) -> None:
+def test_grammar_guide_drafts_forced_text(demo_vocabulary: Vocabulary, fixed_length: bool) -> None:
     made = guide(demo_vocabulary, 'root ::= "{\\"name\\": " [0-9]+')
     shaped = made.shape(NO_DRAFT, 50, fixed_length=fixed_length)
     assert say(demo_vocabulary, shaped) == '{"name": '
@@ -69,7 +69,7 @@ def test_forced_text_is_drafted(demo_vocabulary: Vocabulary, fixed_length: bool)
     assert made.shape(NO_DRAFT, 2, fixed_length=fixed_length).tokens == shaped.tokens[:2]
 
 
-def test_forced_text_follows_what_is_left_of_a_draft(demo_vocabulary: Vocabulary) -> None:
+def test_grammar_guide_appends_forced_text_to_truncated_draft(demo_vocabulary: Vocabulary) -> None:
     made = guide(demo_vocabulary, KEYS, "{")
     draft = rich(spell(demo_vocabulary, '"na'))
     shaped = made.shape(draft, 50)
@@ -82,7 +82,7 @@ def test_forced_text_follows_what_is_left_of_a_draft(demo_vocabulary: Vocabulary
     assert made.shape(draft, len(draft)) == draft
 
 
-def test_a_blind_draft_is_replaced_whole_or_not_at_all(demo_vocabulary: Vocabulary) -> None:
+def test_grammar_guide_with_fixed_length_keeps_or_replaces_whole_draft(demo_vocabulary: Vocabulary) -> None:
     """Whether a drawn token is in the draft must not depend on the token."""
     draft = rich(spell(demo_vocabulary, "no 1"))
     assert guide(demo_vocabulary, "root ::= [a-z]+").shape(draft, 9, fixed_length=True) is draft
@@ -94,7 +94,7 @@ def test_a_blind_draft_is_replaced_whole_or_not_at_all(demo_vocabulary: Vocabula
         assert shaped.source == "grammar"
 
 
-def test_an_end_is_not_forced_and_the_grammar_stays_where_it_is(demo_vocabulary: Vocabulary) -> None:
+def test_grammar_guide_forces_no_end_token_and_keeps_position(demo_vocabulary: Vocabulary) -> None:
     """Nothing follows the end of a text, so a draft of it saves nothing."""
     for grammar in ('root ::= "yes"', 'root ::= "yes" "no"?'):
         made = guide(demo_vocabulary, grammar)
@@ -105,7 +105,7 @@ def test_an_end_is_not_forced_and_the_grammar_stays_where_it_is(demo_vocabulary:
         assert guide(demo_vocabulary, grammar, "yes").shape(NO_DRAFT, 9) == NO_DRAFT
 
 
-def test_rates_are_learnt(demo_vocabulary: Vocabulary) -> None:
+def test_grammar_guide_learns_acceptance_rates(demo_vocabulary: Vocabulary) -> None:
     made = guide(demo_vocabulary, 'root ::= "{\\"name\\": " [0-9]+')
     before = made.shape(NO_DRAFT, 50)
     n = len(before)
@@ -127,13 +127,13 @@ def test_rates_are_learnt(demo_vocabulary: Vocabulary) -> None:
     assert made.shape(NO_DRAFT, 50).acceptance_probs[0] < 0.3
 
 
-def test_a_vocabulary_that_puts_a_space_before_a_first_word(word_vocabulary: Vocabulary) -> None:
+def test_grammar_guide_with_leading_space_vocabulary_drafts_forced_text(word_vocabulary: Vocabulary) -> None:
     assert word_vocabulary.piece(word_vocabulary.tokenize("a", add_bos=False)[0]) == b" a"
     shaped = guide(word_vocabulary, 'root ::= "abc" [0-9]').shape(NO_DRAFT, 9)
     assert say(word_vocabulary, shaped) == "abc"
 
 
-def test_where_forced_text_ends(demo_vocabulary: Vocabulary) -> None:
+def test_grammar_guide_limits_forced_text_to_whole_characters(demo_vocabulary: Vocabulary) -> None:
     """Forced text consists of whole characters, and its length is limited."""
     long = "ab\u00e9" * 200
     grammars = {'"a\u00e9b"': "a\u00e9b", "[\u00e0-\u00ff]+": "", f'"{long}"': long.encode()[:64].decode()}
@@ -142,7 +142,7 @@ def test_where_forced_text_ends(demo_vocabulary: Vocabulary) -> None:
         assert say(demo_vocabulary, shaped) == forced
 
 
-def test_white_space_is_drafted_by_habit(demo_vocabulary: Vocabulary) -> None:
+def test_grammar_guide_drafts_white_space_as_in_earlier_text(demo_vocabulary: Vocabulary) -> None:
     """JSON allows optional white space; the guide expects the text to continue as it began."""
     item = '{"type":"object","properties":{"k":{"type":"integer"}},"required":["k"]}'
     grammar = schema_grammar('{"type":"array","items":' + item + "}")

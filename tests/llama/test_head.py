@@ -73,13 +73,13 @@ def reference(file: Path) -> Iterator[HeadReference]:
     opened.close()
 
 
-def test_the_logits_are_those_of_fresh_contexts_after_every_refusal(target: Target, reference: HeadReference) -> None:
+def test_head_after_rollback_returns_logits_of_new_context(target: Target, reference: HeadReference) -> None:
     follows_refusals(target, reference)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(weights.ARCHITECTURES - {"qwen35"}))
-def test_they_are_so_on_other_architectures(name: str, tmp_path: Path) -> None:
+def test_head_of_other_architectures_returns_logits_of_new_context(name: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / f"{name}.gguf", name, head=True)
     reference = HeadReference(path)
     with Target(path, **SETTINGS, head=True) as target:
@@ -87,7 +87,7 @@ def test_they_are_so_on_other_architectures(name: str, tmp_path: Path) -> None:
     reference.close()
 
 
-def test_drafted_tokens_can_be_taken_back_one_by_one(target: Target, reference: HeadReference) -> None:
+def test_head_rollback_by_single_tokens_restores_logits(target: Target, reference: HeadReference) -> None:
     head, text = own_head(target), list(range(20, 40))
     target.sequences[0].prefill(text[:-1])
     head.prefill(text)
@@ -100,7 +100,7 @@ def test_drafted_tokens_can_be_taken_back_one_by_one(target: Target, reference: 
     assert many == pytest.approx(reference.rows([*text, 7, 8, 9, 10, 11], own=5)[-2:], abs=CLOSE)
 
 
-def test_another_prompt_reuses_what_is_the_same(target: Target, reference: HeadReference) -> None:
+def test_head_prefill_of_other_prompt_reuses_common_prefix(target: Target, reference: HeadReference) -> None:
     head, text = own_head(target), list(range(20, 60))
     target.sequences[0].prefill(text[:-1])
     head.prefill(text)
@@ -112,7 +112,7 @@ def test_another_prompt_reuses_what_is_the_same(target: Target, reference: HeadR
     assert head.prefill(other) == pytest.approx(reference.rows(other)[-1], abs=CLOSE)
 
 
-def test_a_pass_of_the_target_that_is_long_over_is_caught_up_with(target: Target, reference: HeadReference) -> None:
+def test_head_prefill_catches_up_with_tokens_of_target(target: Target, reference: HeadReference) -> None:
     head, text = own_head(target), list(range(20, 30))
     target.sequences[0].prefill(text[:-1])
     head.prefill(text)
@@ -122,7 +122,7 @@ def test_a_pass_of_the_target_that_is_long_over_is_caught_up_with(target: Target
     assert head.prefill(text) == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
 
 
-def test_a_text_without_states_is_begun_where_they_begin(target: Target, reference: HeadReference) -> None:
+def test_head_without_hidden_states_starts_at_first_available_state(target: Target, reference: HeadReference) -> None:
     head, text = own_head(target), list(range(20, 60))
     target.sequences[0].clear()
     head.clear()
@@ -144,7 +144,7 @@ def test_a_text_without_states_is_begun_where_they_begin(target: Target, referen
     assert not np.allclose(late, whole, atol=CLOSE)  # The head only saw the last tokens.
 
 
-def test_the_beginning_of_a_long_text_is_read_in_one_pass(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_prefill_of_long_text_skips_start_without_states(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     head, text = own_head(target), list(range(20, 320))
     kept = HiddenStates(128, kept=64)
     monkeypatch.setattr(target.sequences[0].cache, "states", kept)
@@ -166,7 +166,7 @@ def test_the_beginning_of_a_long_text_is_read_in_one_pass(target: Target, monkey
     assert np.array_equal(head.prefill(text), late)
 
 
-def test_states_are_handed_out_only_while_something_drafts(target: Target, reference: HeadReference) -> None:
+def test_target_collects_hidden_states_only_for_drafting_decoder(target: Target, reference: HeadReference) -> None:
     head, text = own_head(target), list(range(20, 60))
     (states,) = target._states
     plain = SpeculativeDecoder(target, drafter=None, exact="off", curve=FREE)
@@ -181,7 +181,7 @@ def test_states_are_handed_out_only_while_something_drafts(target: Target, refer
     assert head.prefill([*text, 7]) == pytest.approx(reference.rows([*text, 7])[-1], abs=CLOSE)
 
 
-def test_tokens_that_gave_no_states_leave_a_gap_behind_which_the_head_begins(target: Target) -> None:
+def test_head_after_tokens_without_states_starts_after_the_gap(target: Target) -> None:
     head, text = own_head(target), list(range(20, 50))
     target.sequences[0].clear()
     target.sequences[0].prefill(text[:-1])
@@ -199,7 +199,7 @@ def test_tokens_that_gave_no_states_leave_a_gap_behind_which_the_head_begins(tar
     assert head.owed == 1
 
 
-def test_the_target_s_logits_are_those_without_a_head(file: Path, target: Target) -> None:
+def test_target_with_head_returns_logits_of_target_without_head(file: Path, target: Target) -> None:
     text = list(range(20, 60))
     with Target(file, **SETTINGS) as plain:
         assert plain.head is None
@@ -208,7 +208,7 @@ def test_the_target_s_logits_are_those_without_a_head(file: Path, target: Target
         assert np.array_equal(plain.sequences[0].evaluate([5, 6, 7]), target.sequences[0].evaluate([5, 6, 7]))
 
 
-def test_calls_that_are_wrong(target: Target) -> None:
+def test_head_rejects_invalid_calls(target: Target) -> None:
     head = own_head(target)
     head.clear()
     for call in (lambda: head.prefill([]), lambda: head.evaluate([]), lambda: head.evaluate([1] * 65)):
@@ -220,7 +220,7 @@ def test_calls_that_are_wrong(target: Target) -> None:
         Target(target.weights.path, n_seq=2, head=True)
 
 
-def test_the_states_of_long_texts_are_the_last_ones(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_states_of_long_text_keep_latest_tokens(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     width = 128
     states = HiddenStates(width, kept=8)
     text: list[int] = []
@@ -273,7 +273,7 @@ def decoded(decoder: SpeculativeDecoder, prompt: list[int] = PROMPT, **options: 
     return [token for step in steps for token in step.tokens], steps
 
 
-def test_texts_are_those_of_plain_decoding(drafting: Target, plain: SpeculativeDecoder) -> None:
+def test_head_drafts_keep_texts_of_plain_decoding(drafting: Target, plain: SpeculativeDecoder) -> None:
     for sampling in (None, Sampling(0.4, seed=3), Sampling(0.4, top_k=3, seed=5)):
         method = None if sampling is None else "coupled"
         text, steps = decoded(on_head(drafting), sampling=sampling, acceptance=method)
@@ -286,7 +286,7 @@ def test_texts_are_those_of_plain_decoding(drafting: Target, plain: SpeculativeD
     assert any(step.accepted for step in steps)
 
 
-def test_exact_mode_gives_the_text_of_a_model_without_its_head(drafting: Target) -> None:
+def test_head_in_exact_mode_keeps_text_of_target_without_head(drafting: Target) -> None:
     with Target(drafting.weights.path, n_ctx=400, threads=1, exact="on") as loaded:
         expected = decoded(SpeculativeDecoder(loaded, drafter=None, exact="on"))[0]
     with Target(drafting.weights.path, n_ctx=400, threads=1, exact="on", head=True) as loaded:
@@ -296,7 +296,7 @@ def test_exact_mode_gives_the_text_of_a_model_without_its_head(drafting: Target)
     assert any(step.accepted for step in steps) == loaded.sequences[0].exact_rollback
 
 
-def test_what_is_missing_is_said(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_when_unavailable_reports_reason(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llama = write_tiny(tmp_path / "llama.gguf", "llama")
     with Target(llama, n_ctx=64, threads=1, head=True) as plain:
         assert plain.head is None

@@ -92,7 +92,7 @@ def agree(head: Head, text: Sequence[int], reference: HeadReference) -> None:
 
 
 @CASES
-def test_texts_that_share_passes_do_not_mix(
+def test_heads_in_joint_batch_return_logits_of_each_text_alone(
     files: Files,
     references: References,
     name: str,
@@ -130,7 +130,7 @@ def test_texts_that_share_passes_do_not_mix(
 
 
 @CASES
-def test_states_go_with_a_text_that_is_copied(
+def test_sequence_adopt_copies_hidden_states_for_its_head(
     files: Files,
     references: References,
     name: str,
@@ -164,7 +164,7 @@ def test_states_go_with_a_text_that_is_copied(
         assert np.isfinite(heads.sequences[1].prefill(text)).all()
 
 
-def test_states_of_a_copied_text_are_those_of_its_beginning() -> None:
+def test_hidden_states_adopt_copies_states_of_the_prefix() -> None:
     states, other = HiddenStates(4, kept=8), HiddenStates(4, kept=8)
     rows = np.arange(4 * 40, dtype=np.float32).reshape(40, 4)
     for start in (0, 15):
@@ -178,7 +178,9 @@ def test_states_of_a_copied_text_are_those_of_its_beginning() -> None:
     assert other.known(range(30)) == 0
 
 
-def test_of_a_long_prompt_the_last_states_are_handed_out(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_prefill_of_long_prompt_keeps_latest_hidden_states(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with loaded(files["glm4moe"], 2, micro_batch=64) as (target, _):
         states = HiddenStates(128, kept=100)
         monkeypatch.setattr(target.sequences[0].cache, "states", states)
@@ -189,7 +191,7 @@ def test_of_a_long_prompt_the_last_states_are_handed_out(files: Files, monkeypat
         assert target._states[1].known(text[:250]) == 250
 
 
-def test_prompts_of_exact_mode_give_no_states(files: Files) -> None:
+def test_target_prefill_in_exact_mode_returns_no_hidden_states(files: Files) -> None:
     with loaded(files["glm4moe"], 2, exact="on") as (target, heads):
         text = random_text(1, 40)
         for _ in target.sequences[0].reading(text[:-1]):

@@ -40,7 +40,7 @@ def asked_for(part: Range) -> bool:
 
 
 @on_linux
-def test_new_large_memory_is_asked_for_and_no_other() -> None:
+def test_advise_huge_pages_applies_only_to_new_large_memory() -> None:
     old = mmap.mmap(-1, 2 * LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     old.madvise(mmap.MADV_DONTDUMP)  # The kernel merges neighbours with equal flags.
     before = anonymous_memory()
@@ -58,7 +58,7 @@ def test_new_large_memory_is_asked_for_and_no_other() -> None:
 
 
 @on_linux
-def test_files_are_left_alone(tmp_path: Path) -> None:
+def test_anonymous_memory_excludes_mapped_files(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"\0" * 4096)
     with path.open("r+b") as file:
@@ -66,7 +66,7 @@ def test_files_are_left_alone(tmp_path: Path) -> None:
     assert not holds(anonymous_memory(), place(mapped))
 
 
-def test_systems_without_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advise_huge_pages_without_system_support_returns_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_MAPS", tmp_path / "missing")
     assert anonymous_memory() == []
     assert advise_huge_pages([]) == 0
@@ -78,7 +78,7 @@ def test_systems_without_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @on_linux
-def test_a_kernel_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advise_huge_pages_if_kernel_refuses_returns_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     before = anonymous_memory()
     keep = mmap.mmap(-1, 2 * LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345)
@@ -99,7 +99,7 @@ def told(given: str | None, sums: str | None, folder: Path, patch: pytest.Monkey
     return devices.huge_pages_told(mapped)
 
 
-def test_what_the_system_gives_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huge_pages_note_reports_system_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for given, mapped, words in (
         ("always [madvise] never\n", False, "94 MiB of this process, available to programs that request them"),
         ("[always] madvise never\n", True, "94 MiB of this process, available to all; mapped weights do not use them"),

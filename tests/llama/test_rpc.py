@@ -42,13 +42,13 @@ LOCAL_FAMILIES = (
 )
 
 
-def test_workers_are_named_by_host_and_port() -> None:
+def test_rpc_workers_returns_host_and_port_of_each_worker() -> None:
     assert rpc.workers("10.0.0.2:50052") == ("10.0.0.2:50052",)
     assert rpc.workers("a.example:1, b:65535") == ("a.example:1", "b:65535")
     assert rpc.workers("a:050052") == ("a:50052",)
 
 
-def test_what_is_no_list_of_workers_is_refused() -> None:
+def test_rpc_workers_rejects_invalid_lists() -> None:
     wrong = {
         "is not HOST:PORT": ("", "host", ":50052", "host:", "host:-1", "host:²"),
         "1 to 65535": ("host:0", "host:65536", "host:" + "9" * 5000),
@@ -62,7 +62,7 @@ def test_what_is_no_list_of_workers_is_refused() -> None:
                 rpc.workers(text)
 
 
-def test_what_was_measured_on_one_machine_is_not_used_on_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_key_with_offloaded_layers_changes_with_rpc_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     here = tuning_key(DEMO, -1, ("f16", "f16"))
     none_offloaded = tuning_key(DEMO, 0, ("f16", "f16"))
     monkeypatch.setattr(rpc, "_joined", SimpleNamespace(names=("a:1", "b:2"), watchdog=None))
@@ -72,7 +72,7 @@ def test_what_was_measured_on_one_machine_is_not_used_on_several(monkeypatch: py
     assert tuning_key(DEMO, 0, ("f16", "f16")) == none_offloaded
 
 
-def test_a_model_s_own_head_is_not_run_with_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_target_with_rpc_workers_does_not_use_nextn_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = write_model(tmp_path / "head.gguf", "glm4moe", head=True)
     monkeypatch.setattr(rpc, "_joined", SimpleNamespace(names=("a:1",), watchdog=None))
     target = Target(model, n_ctx=64, n_gpu_layers=0, threads=1, head=True)
@@ -80,7 +80,7 @@ def test_a_model_s_own_head_is_not_run_with_workers(monkeypatch: pytest.MonkeyPa
     assert "--mtp is not used: it is not supported with --rpc" in target.weights.notes
 
 
-def test_no_worker_is_registered_unless_all_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rpc_connect_with_unusable_worker_registers_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise models that are loaded later without workers would also run on the registered ones."""
     registered = []
 
@@ -116,7 +116,7 @@ def test_lost_worker_is_named_when_its_process_has_ended(monkeypatch: pytest.Mon
     assert asked == ["a:1", "b:2"]
 
 
-def test_every_function_that_may_speak_to_a_worker_is_guarded() -> None:
+def test_rpc_guard_covers_every_call_that_may_reach_a_worker() -> None:
     """This covers the calls of `ngramspec.llama` and `Llama`; an unguarded one would wait forever for a lost worker."""
     called = set()
     theirs = Path(llama_cpp.llama.__file__)
@@ -133,7 +133,7 @@ def test_every_function_that_may_speak_to_a_worker_is_guarded() -> None:
     assert unknown == set()
 
 
-def test_whoever_loads_a_model_says_that_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rpc_model_load_reports_progress_to_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
 
     def load(path: bytes, params: Any) -> int:

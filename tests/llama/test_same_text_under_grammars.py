@@ -90,10 +90,10 @@ def compare(target: Target, seeds: range) -> int:
     return accepted
 
 
-def test_texts_under_grammars_are_the_same_with_drafts(target: Target) -> None:
+def test_drafts_under_grammars_keep_text_in_exact_mode(target: Target) -> None:
     assert compare(target, range(6)) > 10
 
 
 @pytest.mark.exhaustive
-def test_500_texts_under_grammars_are_the_same_with_drafts(target: Target) -> None:
+def test_drafts_under_grammars_keep_500_texts_in_exact_mode(target: Target) -> None:
     assert compare(target, range(100, 600)) > 1500

@@ -36,7 +36,7 @@ def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str,
         }
 
 
-def test_padding_behind_a_vocabulary_is_no_difference(vocabularies: dict[str, Vocabulary]) -> None:
+def test_common_tokens_ignores_padding_at_end_of_vocabulary(vocabularies: dict[str, Vocabulary]) -> None:
     for target, draft, count in (
         ("plain", "plain", ALL),
         ("plain", "padded", ALL),
@@ -64,7 +64,7 @@ def test_padding_behind_a_vocabulary_is_no_difference(vocabularies: dict[str, Vo
         ("more", "padded", (f"at token {ALL}", "'more' (normal)", "'[PAD0]' (unused)")),
     ],
 )
-def test_what_differs_is_named(
+def test_common_tokens_with_different_vocabularies_names_first_difference(
     target: str, draft: str, said: Sequence[str], vocabularies: dict[str, Vocabulary]
 ) -> None:
     with pytest.raises(ModelError, match="cannot draft for") as refused:

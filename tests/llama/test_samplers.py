@@ -22,7 +22,7 @@ from ngramspec.sampling.settings import SAMPLERS, Sampling
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_law_equals_llama_cpp(name: str, word_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_with_each_setting_matches_llama_cpp(name: str, word_vocabulary: Vocabulary) -> None:
     """Compare several positions of a text, so that the state counts too; `NumpySampler` must also agree."""
     rng = np.random.default_rng(1)
     s = Sampling(**{"temperature": 0.8, "seed": 5} | SETTINGS[name])
@@ -51,7 +51,9 @@ def test_law_equals_llama_cpp(name: str, word_vocabulary: Vocabulary) -> None:
 
 
 @pytest.mark.parametrize("name", INFILL)
-def test_infill_is_llama_cpps(name: str, word_vocabulary: Vocabulary, demo_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_with_infill_matches_llama_cpp(
+    name: str, word_vocabulary: Vocabulary, demo_vocabulary: Vocabulary
+) -> None:
     """The sampler ends the text, takes one token, or leaves a choice; the test covers all three."""
     rng = np.random.default_rng(12)
     for vocabulary in (word_vocabulary, demo_vocabulary):
@@ -76,7 +78,9 @@ def test_infill_is_llama_cpps(name: str, word_vocabulary: Vocabulary, demo_vocab
 
 
 @given(data=st.data())
-def test_any_combination_in_any_order(data: st.DataObject, word_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_with_any_combination_and_order_matches_llama_cpp(
+    data: st.DataObject, word_vocabulary: Vocabulary
+) -> None:
     share = st.sampled_from([0.05, 0.3, 0.7, 0.95])
     order = tuple(data.draw(st.permutations(SAMPLERS)))
     temperature = data.draw(st.sampled_from([0.0, 0.5, 1.0, 3.0]))
@@ -114,7 +118,9 @@ def test_any_combination_in_any_order(data: st.DataObject, word_vocabulary: Voca
 
 
 @pytest.mark.parametrize(("version", "seed"), [(1, 0), (1, 2**32 - 2), (2, 1), (2, 2**32 - 2)])
-def test_mirostat_draws_llama_cpps_tokens(version: int, seed: int, word_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_with_mirostat_draws_tokens_of_llama_cpp(
+    version: int, seed: int, word_vocabulary: Vocabulary
+) -> None:
     rng = np.random.default_rng(3)
     s = Sampling(0.9, mirostat=version, mirostat_tau=3.0, seed=seed, logit_bias=((4, 1.0),))
     for n_vocab in (9, 2000):
@@ -126,7 +132,7 @@ def test_mirostat_draws_llama_cpps_tokens(version: int, seed: int, word_vocabula
             ours.accept(token)
 
 
-def test_xtc_tosses_llama_cpps_coin(word_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_with_xtc_uses_random_numbers_of_llama_cpp(word_vocabulary: Vocabulary) -> None:
     """XTC draws one random number at each position with a choice, whatever the distribution."""
     rng = np.random.default_rng(4)
     s = Sampling(1.0, xtc_probability=0.5, xtc_threshold=0.01, seed=77)
@@ -140,7 +146,7 @@ def test_xtc_tosses_llama_cpps_coin(word_vocabulary: Vocabulary) -> None:
     assert 50 < cut < 150
 
 
-def test_wide_seeds_are_seeds() -> None:
+def test_sampler_chain_with_seeds_beyond_32_bits_is_deterministic() -> None:
     """llama.cpp's seeds have 32 bits, and the highest number requests a random seed."""
     logits = np.zeros(50, np.float32)
 
@@ -159,7 +165,7 @@ RARE = 'root ::= "{" [0-9]* "}"'
 
 @pytest.mark.parametrize("name", ["defaults", "top-k 5", "no top-k", "penalties", "biases", "dry", "greedy"])
 @pytest.mark.parametrize("grammar", [LETTERS, RARE])
-def test_law_under_a_grammar_is_llama_cpps(name: str, grammar: str, demo_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_under_grammar_matches_llama_cpp(name: str, grammar: str, demo_vocabulary: Vocabulary) -> None:
     """`common_sampler_sample` draws without the grammar, and draws again with it if the grammar forbids the token."""
     rng = np.random.default_rng(6)
     s = Sampling(**{"temperature": 0.8, "seed": 5, "grammar": grammar} | SETTINGS[name])
@@ -187,7 +193,7 @@ def test_law_under_a_grammar_is_llama_cpps(name: str, grammar: str, demo_vocabul
 
 
 @pytest.mark.parametrize("grammar", [LETTERS, RARE])
-def test_draws_under_a_grammar(grammar: str, demo_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_under_grammar_draws_again_only_if_forbidden(grammar: str, demo_vocabulary: Vocabulary) -> None:
     """There is a second attempt only if the first token is forbidden, and it allows no forbidden token."""
     rng = np.random.default_rng(7)
     chain = demo_vocabulary.sampler(Sampling(1.0, grammar=grammar))
@@ -206,7 +212,7 @@ def test_draws_under_a_grammar(grammar: str, demo_vocabulary: Vocabulary) -> Non
 
 
 @pytest.mark.parametrize("grammar", [LETTERS, RARE])
-def test_mirostat_under_a_grammar(grammar: str, demo_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_with_mirostat_under_grammar_matches_llama_cpp(grammar: str, demo_vocabulary: Vocabulary) -> None:
     rng = np.random.default_rng(8)
     s = Sampling(1.0, mirostat=2, mirostat_tau=3.0, seed=9, grammar=grammar)
     ours = demo_vocabulary.sampler(s)

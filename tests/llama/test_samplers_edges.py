@@ -23,7 +23,7 @@ from ngramspec.sampling.settings import SAMPLERS, Sampling
 LETTERS = "root ::= [a-z]+"
 
 
-def test_greedy_of_bare_logits_is_the_likeliest_token() -> None:
+def test_sampler_chain_greedy_with_equal_logits_selects_lowest_token_id() -> None:
     chain = make_chain(Sampling(seed=3), 4)
     logits = np.array([1, 5, 5, 2], np.float32)
     p = chain.distribution(logits)
@@ -31,7 +31,7 @@ def test_greedy_of_bare_logits_is_the_likeliest_token() -> None:
     assert chain.draw(logits, 0) == 1
 
 
-def test_ties_keep_the_lowest_ids() -> None:
+def test_sampler_chain_with_ties_keeps_lowest_token_ids() -> None:
     """llama.cpp would keep any of the equal tokens, as its sort leaves them."""
     logits = np.zeros(20_000, np.float32)
     logits[[7, 19_999]] = 1.0
@@ -47,7 +47,7 @@ def test_ties_keep_the_lowest_ids() -> None:
 
 
 @pytest.mark.parametrize("name", ["defaults", "penalties", "top-p", "typical", "all of it", "backwards"])
-def test_probabilities_with_ties_are_llama_cpps(name: str, word_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_with_ties_returns_probabilities_of_llama_cpp(name: str, word_vocabulary: Vocabulary) -> None:
     """The choice among equal tokens may differ, but not its probability."""
     rng = np.random.default_rng(10)
     s = Sampling(**{"temperature": 0.8, "seed": 5} | SETTINGS[name])
@@ -59,7 +59,7 @@ def test_probabilities_with_ties_are_llama_cpps(name: str, word_vocabulary: Voca
         np.testing.assert_allclose(mine, other, atol=1e-6)
 
 
-def test_a_vocabulary_of_one(word_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_with_one_token_vocabulary_returns_that_token(word_vocabulary: Vocabulary) -> None:
     for settings in SETTINGS.values():
         s = Sampling(**{"temperature": 0.8} | settings | {"logit_bias": ()})
         chain = SamplerChain(s, 1, vocab=word_vocabulary._vocab, n_ctx=64)
@@ -68,7 +68,7 @@ def test_a_vocabulary_of_one(word_vocabulary: Vocabulary) -> None:
             chain.accept(0)
 
 
-def test_tiny_temperature_is_greedy_without_warnings() -> None:
+def test_sampler_chain_with_tiny_temperature_is_greedy_without_warnings() -> None:
     logits = np.array([1, 5, -40, 2], np.float32)
     orders: list[dict[str, Any]] = [{}, {"mirostat": 1}, {"mirostat": 2}, {"samplers": ("temperature", "typ_p")}]
     with np.errstate(all="raise", under="ignore"):
@@ -79,7 +79,7 @@ def test_tiny_temperature_is_greedy_without_warnings() -> None:
             assert p.probs.max() > 0.999
 
 
-def test_minus_infinity_has_no_probability() -> None:
+def test_sampler_chain_gives_no_probability_to_minus_infinity() -> None:
     logits = np.full(1000, -np.inf, np.float32)
     logits[[3, 500, 998]] = [1.0, 2.0, 3.0]
     for top_k in (0, 2, 40):
@@ -88,7 +88,7 @@ def test_minus_infinity_has_no_probability() -> None:
         assert p.ids.tolist() == ([500, 998] if top_k == 2 else [3, 500, 998])
 
 
-def test_several_biases_of_a_token_are_added() -> None:
+def test_sampler_chain_with_several_biases_of_a_token_adds_them() -> None:
     logits = np.zeros(1000, np.float32)
     for top_k in (0, 10):
         both = make_chain(Sampling(1.0, top_k=top_k, logit_bias=((700, 2.0), (700, 3.0))), 1000)
@@ -98,7 +98,7 @@ def test_several_biases_of_a_token_are_added() -> None:
         assert none.distribution(logits).probability(700) == 0
 
 
-def test_tokens_that_the_model_forbids_never_come() -> None:
+def test_sampler_chain_never_draws_suppressed_tokens() -> None:
     logits = np.zeros(1000, np.float32)
     logits[[4, 5]] = 9.0
     for s in (Sampling(), Sampling(1.0), Sampling(1.0, logit_bias=((4, 6.0),)), Sampling(1.0, mirostat=2)):
@@ -107,7 +107,7 @@ def test_tokens_that_the_model_forbids_never_come() -> None:
             assert chain.draw(logits, position) != 4
 
 
-def test_what_a_look_back_sees() -> None:
+def test_sampler_chain_penalties_apply_to_last_n_tokens() -> None:
     """It sees the given number of tokens, including the prompt, up to the context; -1 means the whole context."""
     logits = np.zeros(20, np.float32)
 
@@ -128,7 +128,7 @@ def test_what_a_look_back_sees() -> None:
     assert penalised(2**31 - 1, [1, 2], [3]) == [1, 2, 3]  # llama.cpp would reserve 8 GB
 
 
-def test_odd_settings_of_dry(word_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_with_unusual_dry_settings_matches_llama_cpp(word_vocabulary: Vocabulary) -> None:
     # DRY looks back no further than the context.
     far = Sampling(1.0, dry_multiplier=1.0, dry_penalty_last_n=2**31 - 1)
     SamplerChain(far, 20, vocab=word_vocabulary._vocab, n_ctx=64).begin([1, 2, 3])
@@ -153,7 +153,7 @@ def test_odd_settings_of_dry(word_vocabulary: Vocabulary) -> None:
         ("xtc always", 1000),
     ],
 )
-def test_bad_logits(name: str, size: int) -> None:
+def test_sampler_chain_with_nan_or_infinite_logits_raises(name: str, size: int) -> None:
     chain = make_chain(Sampling(**{"temperature": 1.0} | SETTINGS[name]), size)
     chain.begin([1, 2])
     for where in {0, 1, 5, size // 2, size - 1}:
@@ -174,7 +174,7 @@ def test_bad_logits(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nan_under_a_grammar(temperature: float, demo_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_with_nan_of_forbidden_token_raises(temperature: float, demo_vocabulary: Vocabulary) -> None:
     chain = demo_vocabulary.sampler(Sampling(temperature, grammar=LETTERS))
     logits = np.zeros(4096, np.float32)
     logits[8] = np.nan  # forbidden, but still an error
@@ -184,7 +184,7 @@ def test_nan_under_a_grammar(temperature: float, demo_vocabulary: Vocabulary) ->
         chain.draw(logits, 0)
 
 
-def test_what_leaves_no_token(demo_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_without_remaining_tokens_raises(demo_vocabulary: Vocabulary) -> None:
     """Biases, biases with a grammar, and penalties that overflow can remove all tokens."""
     none = tuple((t, -math.inf) for t in range(50))
     cases: list[dict[str, Any]] = [{}, {"top_k": 0}, {"temperature": 0.0}, {"mirostat": 1}, {"mirostat": 2}]
@@ -200,13 +200,13 @@ def test_what_leaves_no_token(demo_vocabulary: Vocabulary) -> None:
             chain.draw(np.zeros(size, np.float32), 0)
 
 
-def test_a_bias_of_an_unknown_token() -> None:
+def test_sampler_chain_rejects_bias_of_unknown_token() -> None:
     for token in (-1, 50, 2**40):
         with pytest.raises(ValueError, match=f"^the token of a logit bias must be 0 to 49, got {token}"):
             make_chain(Sampling(1.0, logit_bias=((3, 1.0), (token, 1.0))), 50)
 
 
-def test_infill_needs_a_vocabulary_that_it_can_read(tmp_path: Path, word_vocabulary: Vocabulary) -> None:
+def test_sampler_with_infill_rejects_unsupported_vocabulary(tmp_path: Path, word_vocabulary: Vocabulary) -> None:
     """In llama.cpp, each of these would end the process."""
 
     class Endless(Vocabulary):
@@ -229,7 +229,7 @@ def test_infill_needs_a_vocabulary_that_it_can_read(tmp_path: Path, word_vocabul
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_dead_end_of_the_grammar(temperature: float, demo_vocabulary: Vocabulary) -> None:
+def test_sampler_chain_at_dead_end_of_grammar_raises(temperature: float, demo_vocabulary: Vocabulary) -> None:
     chain = demo_vocabulary.sampler(Sampling(temperature, grammar='root ::= "a" "b" "c"', repeat_penalty=1.2))
     logits = np.zeros(4096, np.float32)
     chain.begin([5, 6, 7])
@@ -242,7 +242,7 @@ def test_a_dead_end_of_the_grammar(temperature: float, demo_vocabulary: Vocabula
         chain.distribution(logits)
 
 
-def test_an_order_that_settles_the_token_before_it_is_moved() -> None:
+def test_sampler_chain_with_penalties_after_top_k_restores_no_tokens() -> None:
     """As in llama.cpp, no penalty restores a token that top-k or temperature 0 has dropped."""
     logits = np.array([0.0, 3.0, 2.9, 1.0], np.float32)
     for order, token in (
@@ -256,7 +256,9 @@ def test_an_order_that_settles_the_token_before_it_is_moved() -> None:
         assert chain.distribution(logits).ids.tolist() == [token], order
 
 
-def test_many_biases_give_the_same_distribution(word_vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampler_chain_with_many_biases_returns_same_distribution(
+    word_vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
     biases = ((3, 5.0), (5, -math.inf), (7, -2.0), (7, -1.0))
     logits = np.random.default_rng(0).normal(size=20).astype(np.float32)
 

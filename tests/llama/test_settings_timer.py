@@ -53,7 +53,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     found.target.close()
 
 
-def test_every_candidate_can_be_timed_or_says_why_not(loaded: LoadedModel) -> None:
+def test_settings_timer_times_every_candidate_and_keeps_target(loaded: LoadedModel) -> None:
     present = loaded.target.weights.present
     assert present == Settings(1, 1)
     for candidate in candidates(present, **SCOPE).values():
@@ -70,7 +70,7 @@ def test_every_candidate_can_be_timed_or_says_why_not(loaded: LoadedModel) -> No
     assert [t.weights.present.repack for t in loaded.again] == [True, False]
 
 
-def test_it_tells_whether_bits_stay(loaded: LoadedModel) -> None:
+def test_settings_timer_alike_detects_settings_that_change_logits(loaded: LoadedModel) -> None:
     present = loaded.target.weights.present
     assert loaded.bench.alike(present, present)
     assert loaded.bench.alike(present, replace(present, mmap=False))
@@ -81,14 +81,16 @@ def test_it_tells_whether_bits_stay(loaded: LoadedModel) -> None:
         assert not loaded.bench.alike(present, replace(present, cache_types=("bf16", "bf16")))
 
 
-def test_weights_that_do_not_fit_are_not_loaded_again(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_timer_with_low_memory_does_not_reload_weights(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(settings_timer, "SPARE", 2**60)
     other = replace(loaded.target.weights.present, mmap=False, repack=False)
     with pytest.raises(TargetError, match="not enough memory to load the weights"):
         loaded.bench.seconds(other, SINGLE)
 
 
-def test_micro_batches(tmp_path: Path) -> None:
+def test_target_limits_micro_batch_in_exact_mode_and_rejects_invalid(tmp_path: Path) -> None:
     """A small micro-batch fits the passes of trials, and exact settings keep it small; invalid values are rejected."""
     path = write_model(tmp_path / "m.gguf", "llama")
     with Target(path, n_ctx=64, threads=1, threads_batch=2, micro_batch=64) as target:

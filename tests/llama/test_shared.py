@@ -60,7 +60,7 @@ def some(n: int, seed: int = 0) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(10, 4000, n)]
 
 
-def test_sequences_with_caches_of_their_own_change_no_bit(demo: Target) -> None:
+def test_evaluate_together_with_separate_caches_keeps_exact_logits(demo: Target) -> None:
     if len(probe(demo.sequences[0]).classes) > 1:
         pytest.skip("sizes of batches do not agree on this machine")
     texts = [some(n, seed=n) for n in (30, 200, 140)]
@@ -92,7 +92,7 @@ def test_sequences_with_caches_of_their_own_change_no_bit(demo: Target) -> None:
     assert np.array_equal(demo.sequences[1].evaluate(more[2][2:]), alone[2][2:])
 
 
-def test_an_aligned_prefill_takes_up_what_was_adopted_or_restored(demo: Target) -> None:
+def test_sequence_aligned_prefill_reuses_adopted_and_restored_tokens(demo: Target) -> None:
     first, second, third = demo.sequences
     text = some(400)
     fresh = first.prefill(text, aligned=True).copy()
@@ -104,7 +104,7 @@ def test_an_aligned_prefill_takes_up_what_was_adopted_or_restored(demo: Target) 
         assert seen[0][0] == min(400, 400 - chunks + demo.n_batch)
 
 
-def test_a_sequence_is_measured_and_probed(demo: Target, tmp_path: Path) -> None:
+def test_calibration_of_sequence_keeps_tokens_of_all_sequences(demo: Target, tmp_path: Path) -> None:
     sequence, other = demo.sequences[1], demo.sequences[0]
     other.prefill(some(40))
     sequence.prefill(some(20))
@@ -119,7 +119,7 @@ def test_a_sequence_is_measured_and_probed(demo: Target, tmp_path: Path) -> None
         assert fewer.sequences[0].fingerprint != sequence.fingerprint  # Passes of more sequences cost more.
 
 
-def test_what_is_owed_is_evaluated_in_front_of_a_pass(folder: Path) -> None:
+def test_evaluate_together_first_evaluates_pending_tokens(folder: Path) -> None:
     path = tiny(folder, "mamba")
     with opened(path, n_ctx=600) as shared:
         reference = Reference(path, n_ctx=1024, n_batch=shared.n_batch, flash=0, threads=1, cache_type=0)
@@ -136,7 +136,7 @@ def test_what_is_owed_is_evaluated_in_front_of_a_pass(folder: Path) -> None:
         reference.close()
 
 
-def test_wrong_calls_change_nothing(shared: Target, demo: Target) -> None:
+def test_evaluate_together_and_adopt_reject_invalid_calls(shared: Target, demo: Target) -> None:
     one, two = shared.sequences[:2]
     one.prefill([1, 5, 6])
     wrong: list[tuple[list[Part], str]] = [
@@ -159,7 +159,7 @@ def test_wrong_calls_change_nothing(shared: Target, demo: Target) -> None:
     assert (one.tokens, two.tokens) == ([1, 5, 6], [])
 
 
-def test_what_no_sequence_saved_is_not_restored(shared: Target) -> None:
+def test_sequence_restore_rejects_state_of_other_tokens(shared: Target) -> None:
     one, two = shared.sequences[:2]
     one.prefill(some(50))
     for tokens in (some(49), some(one.n_ctx + 65)):
@@ -173,7 +173,7 @@ def test_what_no_sequence_saved_is_not_restored(shared: Target) -> None:
     assert one.tokens == []
 
 
-def test_bad_arguments_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_with_sequences_rejects_invalid_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny(folder, "llama")
     for sequences in (0, -1, MAX_EVALUATE + 1):
         with pytest.raises(ValueError, match="texts"):
@@ -187,7 +187,7 @@ def test_bad_arguments_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch
         opened(path, n_ctx=8000)
 
 
-def test_memory_is_divided_among_sequences(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_with_sequences_divides_memory_among_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     per_token = bytes_per_token(("f32", "f32"), 4, 2, (32, 32))
     monkeypatch.setattr(devices, "free_bytes", lambda *_: int(2 * per_token * 6000))
     sizes = {}
@@ -198,7 +198,7 @@ def test_memory_is_divided_among_sequences(folder: Path, monkeypatch: pytest.Mon
     assert sizes[1] == pytest.approx(4 * sizes[4], abs=4 * GRAIN)
 
 
-def test_sequences_end_with_their_target(folder: Path) -> None:
+def test_sequence_after_target_close_raises(folder: Path) -> None:
     with opened(tiny(folder, "llama")) as shared:
         sequence = shared.sequences[2]
         sequence.prefill([1, 2, 3])
@@ -209,7 +209,7 @@ def test_sequences_end_with_their_target(folder: Path) -> None:
         shared.evaluate_together([Part(sequence, [5], 1)])
 
 
-def test_exact_texts_of_an_architecture_that_would_end_the_process_are_refused(folder: Path) -> None:
+def test_target_in_exact_mode_rejects_unsupported_architecture(folder: Path) -> None:
     path = tiny(folder, "minimax-01")
     with pytest.raises(ModelError, match="minimax-01"):
         opened(path, exact="on")
@@ -217,7 +217,7 @@ def test_exact_texts_of_an_architecture_that_would_end_the_process_are_refused(f
         shared.evaluate_together([Part(sequence, [5], 1) for sequence in shared.sequences])
 
 
-def test_auto_takes_exact_settings_where_they_can_be_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_exact_auto_uses_exact_settings_only_if_available(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def auto(kind: str, exact: str, flash: str) -> None:
         with opened(tiny(folder, kind), sequences=3, exact="auto", flash_attn="auto") as shared:
             assert (shared.exact, shared.flash_attn) == (exact, flash)
@@ -238,7 +238,7 @@ def test_auto_takes_exact_settings_where_they_can_be_opened(folder: Path, monkey
 
 
 @pytest.mark.parametrize("returns_early", [False, True])
-def test_chunks_of_a_prompt_are_waited_for_if_passes_return_early(
+def test_sequence_prefill_synchronizes_chunks_if_decode_returns_early(
     returns_early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[Any] = []

@@ -40,7 +40,7 @@ IN_STEP: list[tuple[dict[int, int], bool, int, list[int]]] = [
 """(tokens of each sequence, True if only neighbours share a batch, tokens of the tail, sizes of the batches)."""
 
 
-def test_rules() -> None:
+def test_batch_split_returns_expected_sizes() -> None:
     assert in_order(5, 8) == [5]
     assert in_order(20, 8) == [8, 8, 4]
     for lengths, neighbours, tail, sizes in IN_STEP:
@@ -77,7 +77,7 @@ MORE = [case for case in product(KINDS, ("on", "off")) if case not in CASES]
 @pytest.mark.parametrize(
     ("kind", "exact"), [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)]
 )
-def test_llama_splits_as_we_say(
+def test_target_batches_match_log_of_llama_cpp(
     kind: str, exact: Literal["on", "off"], logged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_on_a_gpu(monkeypatch)

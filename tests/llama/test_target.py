@@ -54,7 +54,7 @@ def some(target: Target, n: int, seed: int = 0) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(3, target.vocabulary.n_vocab, n)]
 
 
-def test_progress_goes_by_chunks_and_an_aligned_prefill_reuses_whole_ones(files: dict[str, Path]) -> None:
+def test_target_aligned_prefill_reports_chunks_and_reuses_whole_chunks(files: dict[str, Path]) -> None:
     with Target(files["llama"], n_ctx=1000, threads=1, flash_attn="off") as target:
         text = some(target, 600)
         seen: list[tuple[int, int]] = []
@@ -65,7 +65,7 @@ def test_progress_goes_by_chunks_and_an_aligned_prefill_reuses_whole_ones(files:
         assert seen == [(502, 502)]  # one chunk of 128 from 384 on
 
 
-def test_prefill_requests_only_the_logits_after_the_last_token(
+def test_target_prefill_requests_only_logits_of_last_token(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requested: list[list[int]] = []
@@ -81,7 +81,7 @@ def test_prefill_requests_only_the_logits_after_the_last_token(
     assert requested == [[], [], [150 - 2 * 64 - 1]]
 
 
-def test_prompts_are_read_in_large_chunks_without_flash_attention_only_on_gpus(
+def test_target_without_flash_attention_uses_large_chunks_only_on_gpu(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = devices.Device("CUDA0", "RTX 3090", True, 2**33, 2**34, backend="CUDA")
@@ -93,7 +93,7 @@ def test_prompts_are_read_in_large_chunks_without_flash_attention_only_on_gpus(
     assert sizes == [128, 512]
 
 
-def test_logits_are_a_view_until_something_is_evaluated(demo: Target) -> None:
+def test_target_evaluate_returns_view_valid_until_next_call(demo: Target) -> None:
     demo.sequences[0].prefill(some(demo, 20))
     rows = demo.sequences[0].evaluate([5, 6, 7])
     before = rows.copy()
@@ -105,7 +105,7 @@ def test_logits_are_a_view_until_something_is_evaluated(demo: Target) -> None:
     assert not np.array_equal(rows, before)
 
 
-def test_logits_keep_the_target_alive(files: dict[str, Path]) -> None:
+def test_target_prefill_logits_keep_target_alive(files: dict[str, Path]) -> None:
     expected = None
     for _ in range(3):
         target = Target(files["llama"], n_ctx=64, threads=1)
@@ -118,7 +118,7 @@ def test_logits_keep_the_target_alive(files: dict[str, Path]) -> None:
         assert np.abs(row).max() < 100
 
 
-def test_which_memories_roll_back(files: dict[str, Path]) -> None:
+def test_target_replays_tokens_only_on_recurrent_memory(files: dict[str, Path]) -> None:
     for kind, again in (("demo", False), ("llama", False), ("gemma2", False), ("mamba", True)):
         with Target(files[kind], n_ctx=64, threads=1) as target:
             assert target.sequences[0].can_rollback
@@ -134,13 +134,13 @@ WINDOWS = {"llama": 0, "gemma3": 64, "qwen35": 0, "lfm2-swa": 64, "deepseek4": 6
     "name",
     [*list(WINDOWS)[1:4], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("llama", "deepseek4"))],
 )
-def test_windows_are_known_and_exact_mode_goes_by_them(name: str, tmp_path: Path) -> None:
+def test_target_window_is_known_and_limits_exact_rollback(name: str, tmp_path: Path) -> None:
     with Target(write_architecture(tmp_path / f"{name}.gguf", name), n_ctx=256, threads=1, exact="on") as target:
         assert target.weights.window == WINDOWS[name]
         assert target.sequences[0].exact_rollback == (name not in ("lfm2-swa", "deepseek4"))
 
 
-def test_a_checkpoint_spares_the_refill(files: dict[str, Path]) -> None:
+def test_target_checkpoint_avoids_replay_after_rollback(files: dict[str, Path]) -> None:
     with Target(files["mamba"], n_ctx=512, threads=1) as target:
         text = some(target, 300)
         target.sequences[0].prefill(text)
@@ -162,7 +162,7 @@ def test_a_checkpoint_spares_the_refill(files: dict[str, Path]) -> None:
         assert np.array_equal(again, rows[4:])
 
 
-def test_what_is_known_of_a_model(files: dict[str, Path]) -> None:
+def test_target_reports_properties_of_model(files: dict[str, Path]) -> None:
     with Target(files["llama"], n_ctx=64, threads=1) as target:
         assert (target.weights.name, target.weights.architecture, target.weights.n_ctx_train) == (
             "tiny llama",
@@ -175,7 +175,7 @@ def test_what_is_known_of_a_model(files: dict[str, Path]) -> None:
         assert target.vocabulary.n_vocab == len({target.vocabulary.piece(t) for t in range(3, 259)}) + 13
 
 
-def test_the_context_is_capped_to_memory(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_context_is_limited_by_free_memory(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with Target(files["llama"], threads=1) as target:
         assert (target.n_ctx, own_notes(target)) == (1024, [])
     per_token = bytes_per_token(("f16", "f16"), LAYERS, 1, (WIDTH // HEADS, WIDTH // HEADS))
@@ -192,7 +192,7 @@ def test_the_context_is_capped_to_memory(files: dict[str, Path], monkeypatch: py
         assert ["1100" in note and "1024" in note for note in own_notes(target)] == [True]
 
 
-def test_bad_arguments_are_refused(files: dict[str, Path]) -> None:
+def test_target_rejects_invalid_arguments(files: dict[str, Path]) -> None:
     for wrong in (0, -5, -100, 2**31, 2**32, 2**40):
         with pytest.raises((ValueError, ModelError)):
             Target(files["llama"], n_ctx=wrong, threads=1)
@@ -206,7 +206,7 @@ def test_bad_arguments_are_refused(files: dict[str, Path]) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_wrong_calls_leave_nothing_behind() -> None:
+def test_target_without_arguments_raises_without_cleanup_warnings() -> None:
     with pytest.raises(TypeError):
         Target()  # type: ignore[call-arg]
     gc.collect()
@@ -215,7 +215,7 @@ def test_wrong_calls_leave_nothing_behind() -> None:
         gc.collect()
 
 
-def test_files_that_are_no_models(tmp_path: Path, files: dict[str, Path]) -> None:
+def test_target_rejects_files_that_are_not_models(tmp_path: Path, files: dict[str, Path]) -> None:
     (tmp_path / "empty.gguf").write_bytes(b"")
     (tmp_path / "junk.gguf").write_bytes(b"junk" * 1000)
     (tmp_path / "cut.gguf").write_bytes(files["llama"].read_bytes()[:60_000])
@@ -227,7 +227,7 @@ def test_files_that_are_no_models(tmp_path: Path, files: dict[str, Path]) -> Non
         assert "no reason given" not in str(caught.value)
 
 
-def test_a_load_asks_for_huge_pages_first_and_is_an_interrupt_where_ctrl_c_cut_it_short(
+def test_target_load_advises_huge_pages_and_raises_interrupt_if_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []
@@ -244,14 +244,14 @@ def test_a_load_asks_for_huge_pages_first_and_is_an_interrupt_where_ctrl_c_cut_i
         Target(DEMO, n_ctx=64, threads=1)
 
 
-def test_a_quantised_cache_goes_with_exact_mode_and_not_without_flash_attention() -> None:
+def test_target_with_quantised_cache_requires_flash_attention() -> None:
     with Target(DEMO, n_ctx=256, threads=1, exact="on", cache_type_k="q8_0", cache_type_v="q8_0") as target:
         assert np.isfinite(target.sequences[0].prefill([5, 6, 7])).all()
     with pytest.raises(ModelError, match="requires flash_attn"):  # the reason from llama.cpp
         Target(DEMO, n_ctx=64, threads=1, flash_attn="off", cache_type_v="q8_0")
 
 
-def test_a_file_name_that_is_no_unicode(files: dict[str, Path], tmp_path: Path) -> None:
+def test_target_loads_file_with_non_unicode_name(files: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / b"m\xff\xe9.gguf".decode("utf-8", "surrogateescape")
     try:
         path.write_bytes(files["llama"].read_bytes())
@@ -261,21 +261,19 @@ def test_a_file_name_that_is_no_unicode(files: dict[str, Path], tmp_path: Path) 
         assert np.isfinite(target.sequences[0].prefill([5])).all()
 
 
-def test_a_context_that_llama_cpp_refuses(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_reports_context_that_llama_cpp_rejects(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_module.llama, "llama_init_from_model", lambda *_: None)
     with pytest.raises(ModelError, match=r"could not create a context of 900 tokens .*; try a smaller -c"):
         Target(files["llama"], n_ctx=900, threads=1)
 
 
-def test_a_llama_cpp_that_does_not_tell_the_width_of_its_last_layer(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_target_without_output_width_function_loads(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(target_module.llama, "llama_model_n_embd_out")
     with Target(files["llama"], n_ctx=64, threads=1) as target:
         target.sequences[0].prefill([1, 2, 3])
 
 
-def test_a_closed_target_says_so(files: dict[str, Path]) -> None:
+def test_target_after_close_raises(files: dict[str, Path]) -> None:
     """A failure would end the process."""
     target = Target(files["llama"], n_ctx=64, threads=1)
     target.sequences[0].prefill([5, 6])
@@ -293,7 +291,7 @@ def test_a_closed_target_says_so(files: dict[str, Path]) -> None:
             call()
 
 
-def test_the_fingerprint_tells_settings_and_files_apart(files: dict[str, Path], tmp_path: Path) -> None:
+def test_target_fingerprint_differs_by_settings_and_file_content(files: dict[str, Path], tmp_path: Path) -> None:
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(files["llama"].read_bytes())
     changed = bytearray(copy.read_bytes())
@@ -321,7 +319,7 @@ def test_the_fingerprint_tells_settings_and_files_apart(files: dict[str, Path], 
     assert all(name.isalnum() for name in others)
 
 
-def test_two_threads_at_once_are_told_so(demo: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_rejects_use_by_two_threads(demo: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     text = some(demo, 20)
     demo.sequences[0].clear()
     with one_pass_held(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
@@ -345,7 +343,7 @@ def test_two_threads_at_once_are_told_so(demo: Target, monkeypatch: pytest.Monke
     assert np.array_equal(demo.sequences[0].prefill(text), row)
 
 
-def test_a_target_cannot_be_copied(demo: Target) -> None:
+def test_target_rejects_copy_and_pickle(demo: Target) -> None:
     """Both would free the same memory."""
     for function in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="a Target cannot be copied or pickled"):

@@ -19,7 +19,7 @@ from ngramspec.tool_calls.deltas import Tool
 TEXT = "<|im_start|>user\nGrüße, 漢字!<|im_end|>\n"
 
 
-def test_it_cuts_as_the_model_does(tmp_path: Path) -> None:
+def test_vocabulary_of_file_without_weights_tokenizes_like_the_model(tmp_path: Path) -> None:
     path = write_vocabulary(tmp_path / "vocab.gguf")
     check_complete(path)
     with Vocabulary(path) as alone, Vocabulary(DEMO) as of_model, Target(DEMO, n_ctx=64, threads=1) as target:
@@ -41,7 +41,7 @@ def test_it_cuts_as_the_model_does(tmp_path: Path) -> None:
         alone.tokenize("a")
 
 
-def test_text_survives_tokens(demo_vocabulary: Vocabulary, tmp_path: Path) -> None:
+def test_vocabulary_tokenize_round_trips_text(demo_vocabulary: Vocabulary, tmp_path: Path) -> None:
     demo = demo_vocabulary
     texts = ["", "hello", "a\nb\t c", "naïve café", "漢字 😀👨‍👩‍👧", "x\0y", "\u200b\ufeff", "  spaces  "]
     texts.append("word " * 5000)
@@ -56,7 +56,7 @@ def test_text_survives_tokens(demo_vocabulary: Vocabulary, tmp_path: Path) -> No
     assert len(demo.tokenize("a\ud800b")) >= 2  # not valid Unicode
 
 
-def test_every_token_has_a_piece_but_control_tokens(demo_vocabulary: Vocabulary) -> None:
+def test_vocabulary_piece_is_empty_for_control_tokens(demo_vocabulary: Vocabulary) -> None:
     demo = demo_vocabulary
     plain = demo.tokenize("<|im_end|>", add_bos=False)
     (end,) = demo.tokenize("<|im_end|>", special=True, add_bos=False)
@@ -70,7 +70,7 @@ def test_every_token_has_a_piece_but_control_tokens(demo_vocabulary: Vocabulary)
             demo.piece(wrong)
 
 
-def test_files_that_hold_none(tmp_path: Path) -> None:
+def test_vocabulary_rejects_files_without_vocabulary(tmp_path: Path) -> None:
     no_text = tmp_path / "text.gguf"
     no_text.write_text("not a model")
     with pytest.raises(ModelError, match="text file"):
@@ -89,7 +89,7 @@ TALK = [
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
-def test_the_demo_model_s_template(demo_vocabulary: Vocabulary) -> None:
+def test_vocabulary_chat_rejects_reserved_template_variables(demo_vocabulary: Vocabulary) -> None:
     """The template reads no variables; those of the prompt cannot be set."""
     prompt, first = demo_vocabulary.chat_prompt(TALK), demo_vocabulary.chat_prompt(TALK[:1])
     assert sum(map(demo_vocabulary.is_eog, prompt[1:])) == 3  # the first may be BOS = EOG
@@ -100,7 +100,7 @@ def test_the_demo_model_s_template(demo_vocabulary: Vocabulary) -> None:
             demo_vocabulary.chat(TALK, variables={name: "x"})
 
 
-def test_templates_of_other_files(tmp_path: Path) -> None:
+def test_vocabulary_chat_uses_template_of_file_or_chatml(tmp_path: Path) -> None:
     """A template that writes the BOS itself gets no second one; without a template, ChatML applies."""
 
     def opened(template: str | None) -> Vocabulary:
@@ -120,7 +120,7 @@ def test_templates_of_other_files(tmp_path: Path) -> None:
         refusing.chat_prompt(TALK)
 
 
-def test_tools_in_a_template_that_knows_none(demo_vocabulary: Vocabulary) -> None:
+def test_vocabulary_chat_formats_tools_with_template_without_tool_support(demo_vocabulary: Vocabulary) -> None:
     tool = Tool("clock", "Tells <|im_end|> the time.")
     call = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": '{"a": "<|im_end|>"}'}}
     messages = [

@@ -18,7 +18,7 @@ def explained(said: str | None) -> str:
     return f"lost: {said}"
 
 
-def test_a_call_gives_what_the_function_gives_always_on_the_same_thread() -> None:
+def test_watchdog_runs_every_call_on_the_same_thread() -> None:
     guard = Watchdog(60, explained)
     assert guard(divmod, 7, 3) == (2, 1)
     with pytest.raises(ZeroDivisionError):
@@ -30,7 +30,7 @@ def test_a_call_gives_what_the_function_gives_always_on_the_same_thread() -> Non
     assert not guard.lost.is_set()
 
 
-def test_a_silent_call_is_given_up_and_so_is_all_that_follows() -> None:
+def test_watchdog_after_timeout_raises_for_all_later_calls() -> None:
     guard = Watchdog(0.2, explained)
     freed: list[int] = []
     with pytest.raises(TargetError, match="lost: None"):
@@ -42,7 +42,7 @@ def test_a_silent_call_is_given_up_and_so_is_all_that_follows() -> None:
     assert guard.lost.is_set()
 
 
-def test_a_call_that_gets_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchdog_waits_for_call_that_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     now, pause = [0.0], threading.Event()
     monkeypatch.setattr("ngramspec.llama.watchdog.time", SimpleNamespace(monotonic=lambda: now[0]))
     guard = Watchdog(60, explained)
@@ -57,7 +57,7 @@ def test_a_call_that_gets_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     assert guard(slow) == "done"
 
 
-def test_where_ggml_would_end_the_process_the_caller_gets_an_error() -> None:
+def test_watchdog_on_rpc_abort_raises_in_the_caller() -> None:
     guard = Watchdog(60, explained)
     said = b"ggml-rpc.cpp:1: crashed"
     failing = threading.Thread(target=guard.on_abort, args=(said,), daemon=True)
@@ -71,14 +71,14 @@ def test_where_ggml_would_end_the_process_the_caller_gets_an_error() -> None:
     assert failing.is_alive()  # The thread must not return into ggml.
 
 
-def test_what_else_ggml_ends_the_process_for_still_does(capfd: pytest.CaptureFixture[str]) -> None:
+def test_watchdog_on_other_abort_lets_ggml_end_the_process(capfd: pytest.CaptureFixture[str]) -> None:
     guard = Watchdog(60, explained)
     guard.on_abort(b"ggml.c:1: GGML_ASSERT(x) failed")
     assert "GGML_ASSERT(x) failed" in capfd.readouterr().err
     assert guard(abs, -1) == 1
 
 
-def test_a_signal_waits_for_the_end_of_the_call_and_a_second_one_does_not() -> None:
+def test_watchdog_defers_first_signal_and_second_ends_the_call() -> None:
     guard = Watchdog(600, explained)
     ended: list[int] = []
     handled = threading.Semaphore(0)
@@ -113,7 +113,7 @@ def test_a_signal_waits_for_the_end_of_the_call_and_a_second_one_does_not() -> N
         signal.signal(signal.SIGINT, before)
 
 
-def test_functions_of_a_module_are_guarded_in_place() -> None:
+def test_watchdog_watch_guards_functions_of_a_module() -> None:
     guard = Watchdog(60, explained)
     module = SimpleNamespace(where=threading.get_ident, free=lambda kept: kept.append(threading.get_ident()))
     guard.watch(module, ("where",), ("free",))
@@ -122,5 +122,5 @@ def test_functions_of_a_module_are_guarded_in_place() -> None:
     assert kept == [module.where()] != [threading.get_ident()]
 
 
-def test_the_callback_has_the_type_that_ggml_calls() -> None:
+def test_watchdog_on_abort_is_a_valid_ggml_callback() -> None:
     assert ctypes.cast(Watchdog(60, explained).on_abort, ctypes.c_void_p).value

@@ -56,7 +56,7 @@ def in_terminal(*arguments: str, stdin: str = "") -> Result:
     return CliRunner().invoke(cli, arguments, input=stdin)
 
 
-def test_a_conversation_goes_on_and_its_tokens_are_counted() -> None:
+def test_llm_plugin_conversation_continues_and_counts_tokens() -> None:
     begun = in_terminal("-m", "ngramspec", *QUICK, "-s", "Be kind.", "-u", "Hello")
     assert begun.exit_code == 0, begun.output
     went_on = in_terminal("-c", *QUICK, "-u", "--no-stream", "And now?")
@@ -68,7 +68,7 @@ def test_a_conversation_goes_on_and_its_tokens_are_counted() -> None:
     assert {(entry["model"], entry["resolved_model"]) for entry in logged} == {("ngramspec/default", DEMO.name)}
 
 
-def test_its_models_are_those_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llm_plugin_lists_models_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "hub" / "models--someone--Model-GGUF"
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text("abc")
@@ -80,7 +80,7 @@ def test_its_models_are_those_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     assert "ngramspec: ngramspec/hf:someone/Model-GGUF:model-Q4_0.gguf" in listed
 
 
-def test_in_a_chat_what_goes_wrong_is_a_line() -> None:
+def test_llm_plugin_chat_error_prints_one_line() -> None:
     chat = ("chat", "-m", "ngramspec", "-o", "ctx_size", "64", *QUICK)
     done = in_terminal(*chat, stdin="Hi\n" + "word " * 99 + "\nexit\n")
     assert done.exit_code == 1
@@ -89,7 +89,7 @@ def test_in_a_chat_what_goes_wrong_is_a_line() -> None:
     assert "-o ctx_size" in line
 
 
-def test_every_start_of_llm_is_spared_llama_cpp(env: dict[str, str]) -> None:
+def test_llm_plugin_import_does_not_load_llama_cpp(env: dict[str, str]) -> None:
     script = (
         "import sys; import llm; before = set(sys.modules); import ngramspec.llm_plugin as plugin;"
         "plugin.register_models(lambda *a, **k: None);"
@@ -98,7 +98,7 @@ def test_every_start_of_llm_is_spared_llama_cpp(env: dict[str, str]) -> None:
     assert run_process(env, command=[sys.executable, "-c", script]).out == "[]\n"
 
 
-def test_the_model_stays_loaded_while_the_options_do_not_ask_for_another(model: NGramSpec) -> None:
+def test_llm_plugin_reloads_model_only_if_load_options_change(model: NGramSpec) -> None:
     drafted = model.prompt(REPETITIVE, **GREEDY)
     drafted.text()
     opened, usage = model._loaded_model, drafted.usage()
@@ -116,7 +116,7 @@ def test_the_model_stays_loaded_while_the_options_do_not_ask_for_another(model: 
     assert plain.usage().details is None
 
 
-def test_a_draft_model_is_closed_with_its_target(tmp_path: Path, model: NGramSpec) -> None:
+def test_llm_plugin_closes_draft_model_with_its_target(tmp_path: Path, model: NGramSpec) -> None:
     model.prompt("Hi", draft_model=str(DEMO), **GREEDY).text()
     opened = model._loaded_model
     other = write_model(tmp_path / "other.gguf", "llama")
@@ -128,7 +128,7 @@ def test_a_draft_model_is_closed_with_its_target(tmp_path: Path, model: NGramSpe
     assert opened.draft_model.closed
 
 
-def test_an_answer_of_a_schema_is_json_of_it(model: NGramSpec) -> None:
+def test_llm_plugin_with_schema_returns_matching_json(model: NGramSpec) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     answer = json.loads(model.prompt("Is it?", schema=schema, **GREEDY).text())
     assert isinstance(answer["ok"], bool)
@@ -136,7 +136,7 @@ def test_an_answer_of_a_schema_is_json_of_it(model: NGramSpec) -> None:
         model.prompt("Is it?", schema=schema, grammar='root ::= "x"', **GREEDY).text()
 
 
-def test_an_option_that_cannot_be_is_refused_before_anything_is_loaded() -> None:
+def test_llm_plugin_rejects_invalid_options_before_load() -> None:
     for given, complaint in (
         ({"temperature": "hot"}, "valid number"),
         ({"temperature": -1}, "must be finite and at least 0"),
@@ -154,7 +154,7 @@ def test_an_option_that_cannot_be_is_refused_before_anything_is_loaded() -> None
             NGramSpec("no such file").Options(**given)
 
 
-def test_every_setting_of_one_value_is_an_option_and_a_seed_is_random_unless_it_is_named() -> None:
+def test_llm_plugin_offers_sampling_options_and_random_seed_by_default() -> None:
     options = NGramSpec(None).Options
     schema = options.model_json_schema()["properties"]
     assert {"temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", "mirostat", "samplers"} <= set(schema)
@@ -167,7 +167,7 @@ def test_every_setting_of_one_value_is_an_option_and_a_seed_is_random_unless_it_
     assert adapters == (("a.gguf", 1.0), ("b.gguf", 1.0), ("c.gguf", 0.5))
 
 
-def test_what_cannot_be_answered_is_one_line() -> None:
+def test_llm_plugin_errors_are_one_line() -> None:
     for name, given, complaint in (
         ("no such file.gguf", {}, "no such file"),
         (str(DEMO), {"mirostat": 2, "temperature": 0}, "mirostat"),
@@ -216,7 +216,7 @@ def multiply(a: int, b: int) -> int:
 CALL = '<think>tools</think>Let me see.<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": 7}}</tool_call>'
 
 
-def test_tools_are_called_and_their_results_come_back() -> None:
+def test_llm_plugin_calls_tools_and_sends_results_back() -> None:
     model, told = answering(CALL, "It is 42.")
     chain = model.conversation(tools=[multiply]).chain("What is 6 times 7?")
     assert chain.text() == "Let me see. It is 42."
@@ -228,7 +228,7 @@ def test_tools_are_called_and_their_results_come_back() -> None:
     assert result == {"role": "tool", "name": "multiply", "content": "42", "tool_call_id": made["id"]}
 
 
-def test_what_is_no_call_is_text() -> None:
+def test_llm_plugin_returns_incomplete_tool_call_as_text() -> None:
     model, _ = answering(CALL.partition(', "b"')[0], "<tool_call>{}</tool_call>")
     cut_off = model.prompt("What is 6 times 7?", tools=[multiply])
     assert cut_off.tool_calls() == []
@@ -237,7 +237,7 @@ def test_what_is_no_call_is_text() -> None:
     assert without_tools.text() == "<tool_call>{}</tool_call>"
 
 
-def test_a_schema_leaves_room_for_calls_where_there_are_tools() -> None:
+def test_llm_plugin_with_schema_and_tools_allows_tool_calls() -> None:
     model, told = answering('{"x": 1}', '{"x": 1}')
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
     model.prompt("Hi", schema=schema).text()

@@ -33,7 +33,7 @@ def _home(env: dict[str, str], tmp_path: Path) -> Any:
         yield
 
 
-def test_the_readmes_example(capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_example_of_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = (block for block in re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S) if "load(" in block)
     names: dict[str, Any] = {}
     exec(block.replace("model.gguf", str(DEMO)).replace("max_tokens=200", "max_tokens=8"), names)
@@ -41,7 +41,7 @@ def test_the_readmes_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert names["model"].target.closed
 
 
-def test_what_is_opened_is_what_the_command_opens(env: dict[str, str]) -> None:
+def test_load_uses_same_settings_as_complete(env: dict[str, str]) -> None:
     told: list[str] = []
     save_tuned(model_tuning_path(DEMO, LoadSettings()), Tuned({"mmap": False}, 0.8, "2026-11-22", applied=True))
     with ngramspec.load(DEMO, on_note=told.append, draft_model=str(DEMO), **SMALL) as model:
@@ -64,7 +64,7 @@ def test_what_is_opened_is_what_the_command_opens(env: dict[str, str]) -> None:
         assert model.memory is None
 
 
-def test_what_cannot_be_opened_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_with_failed_draft_model_or_memory_closes_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
     target = load.Target
 
@@ -105,7 +105,7 @@ def test_load_offline_does_not_use_the_network(monkeypatch: pytest.MonkeyPatch, 
         ngramspec.load(hf_repo="owner/repo", offline=True)
 
 
-def test_settings_that_cannot_be_are_named_as_the_user_named_them() -> None:
+def test_load_settings_reject_invalid_values_by_option_name() -> None:
     for given, words in (
         ({"ctx_size": 3}, "ctx_size must be 0 or from 16 to 16777216, got 3"),
         ({"exact": "yes"}, "exact must be one of: auto, on, off, got 'yes'"),
@@ -123,7 +123,7 @@ def test_settings_that_cannot_be_are_named_as_the_user_named_them() -> None:
         ngramspec.load("a", hf_repo="b/c")
 
 
-def test_a_process_that_is_connected_to_machines_loads_nothing_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_connects_workers_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(load, "connect", lambda names, patience: asked.append((names, patience)))
     load.find(DEMO, LoadSettings())
@@ -132,7 +132,7 @@ def test_a_process_that_is_connected_to_machines_loads_nothing_without_them(monk
 
 
 @pytest.mark.parametrize(("target", "said", "layers"), [(-1, None, -1), (20, None, -1), (0, None, 0), (0, 5, 5)])
-def test_a_draft_model_is_on_the_gpu_unless_the_target_is_kept_off_it(target: int, said: int, layers: int) -> None:
+def test_for_draft_model_uses_gpu_unless_target_is_on_cpu(target: int, said: int, layers: int) -> None:
     adapters: Any = (("large-lora.gguf", 1.0),)  # only of the target
     settings = LoadSettings(
         gpu_layers=target, draft_model="small.gguf", gpu_layers_draft=said, threads=3, lora=adapters

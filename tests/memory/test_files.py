@@ -37,7 +37,7 @@ RULES = {
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git to compare with")
-def test_the_same_files_as_git_takes(tmp_path: Path) -> None:
+def test_find_files_in_repository_returns_files_of_git(tmp_path: Path) -> None:
     tree(tmp_path, RULES)
     clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     env = clean | {"HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1", "XDG_CONFIG_HOME": str(tmp_path)}
@@ -51,14 +51,14 @@ def test_the_same_files_as_git_takes(tmp_path: Path) -> None:
     assert sorted(found(tmp_path / "sub")) == sorted(n[4:] for n in expected if n.startswith("sub/"))
 
 
-def test_rules_without_a_repository(tmp_path: Path) -> None:
+def test_find_files_without_repository_applies_gitignore_below_folder(tmp_path: Path) -> None:
     tree(tmp_path, {"out/.gitignore": "*.py\n", "out/in/a.py": "a", "out/in/b.txt": "b"})
     assert found(tmp_path) == ["out/.gitignore", "out/in/b.txt"]
     # This folder is not in a repository, so the files above it do not count.
     assert found(tmp_path / "out" / "in") == ["a.py", "b.txt"]
 
 
-def test_version_control_links_and_empty_files_are_passed_over(tmp_path: Path) -> None:
+def test_find_files_skips_version_control_links_and_empty_files(tmp_path: Path) -> None:
     tree(tmp_path, {".git/config": "x", ".hg/x": "x", "a/b.txt": "x", ".hidden/c.txt": "x", "empty": ""})
     try:
         (tmp_path / "loop").symlink_to(tmp_path)
@@ -70,7 +70,7 @@ def test_version_control_links_and_empty_files_are_passed_over(tmp_path: Path) -
     assert skipped == {tmp_path / "loop": LINK, tmp_path / "link": LINK}
 
 
-def test_what_is_secret_by_its_name_is_left_out_unless_it_is_named_itself(tmp_path: Path) -> None:
+def test_find_files_skips_secret_names_unless_given_explicitly(tmp_path: Path) -> None:
     secret = {".env", "web/.env.local", "tls/server.pem", "id_ed25519", ".netrc", ".aws/credentials", "secrets.toml"}
     plain = [".env.example", "id_ed25519.pub", "keys.py", "web/env.ts"]
     tree(tmp_path, dict.fromkeys([*secret, *plain], "x") | {".gitignore": "secrets.toml\n*.log\n", "a.log": "x"})
@@ -83,7 +83,7 @@ def test_what_is_secret_by_its_name_is_left_out_unless_it_is_named_itself(tmp_pa
     assert [path.name for path in find_files(tmp_path / ".env")[0]] == [".env"]
 
 
-def test_huge_files_are_skipped_and_pipes_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_files_skips_huge_files_and_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_BYTES", 100)
     tree(tmp_path, {"huge.txt": "x" * 101, "large.txt": "x" * 100})
     if hasattr(os, "mkfifo"):
@@ -96,7 +96,7 @@ def test_huge_files_are_skipped_and_pipes_not_opened(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
-def test_a_locked_folder_is_counted(tmp_path: Path) -> None:
+def test_find_files_reports_unreadable_folder(tmp_path: Path) -> None:
     tree(tmp_path, {"a.txt": "x", "locked/b.txt": "x"})
     (tmp_path / "locked").chmod(0)
     try:
@@ -107,7 +107,7 @@ def test_a_locked_folder_is_counted(tmp_path: Path) -> None:
     assert skipped == {tmp_path / "locked": UNREADABLE}
 
 
-def test_what_is_text(tmp_path: Path) -> None:
+def test_read_text_returns_text_or_none_for_binary_content(tmp_path: Path) -> None:
     for raw, text in (
         (b"plain\r\n", "plain\r\n"),
         (b"\xef\xbb\xbfmarked", "marked"),

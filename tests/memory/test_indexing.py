@@ -36,7 +36,7 @@ def add(store: Store, *paths: Path) -> AddResult:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_files_and_folders(store: Store, folder: Path, threads: int) -> None:
+def test_add_files_indexes_folders_and_skips_unchanged_files(store: Store, folder: Path, threads: int) -> None:
     seen: list[tuple[int, int]] = []
     added = add_files(store, Bytes(), [folder], threads=threads, progress=lambda *bytes_read: seen.append(bytes_read))
     assert added == AddResult(new=2, changed=0, unchanged=0, removed=0, tokens=11, skipped={"binary": 1})
@@ -54,7 +54,7 @@ def test_files_and_folders(store: Store, folder: Path, threads: int) -> None:
     assert len(names(store)) == 2
 
 
-def test_a_changed_file_is_replaced(store: Store, folder: Path) -> None:
+def test_add_files_replaces_changed_file(store: Store, folder: Path) -> None:
     add(store, folder)
     store.append([1, 2, 3])
     (folder / "a.txt").write_bytes(b"fresh")
@@ -73,7 +73,9 @@ def test_a_changed_file_is_replaced(store: Store, folder: Path) -> None:
     assert set(texts(store)) == {".gitignore", "a.txt", "b.txt"}
 
 
-def test_what_is_gone_goes(store: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_add_files_removes_files_missing_from_added_folder(
+    store: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = tmp_path / "elsewhere.txt"
     elsewhere.write_bytes(b"third")
     add(store, folder, elsewhere)
@@ -93,7 +95,7 @@ def test_what_is_gone_goes(store: Store, folder: Path, tmp_path: Path, monkeypat
     assert texts(store) == {"elsewhere.txt": "third", "e.txt": "fifth"}
 
 
-def test_long_texts_are_cut_into_pieces(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_add_files_splits_long_texts_into_pieces(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexing_module, "PIECE", 10)
     pieces: list[str] = []
     for size in (0, 1, 9, 10, 11, 20, 21):
@@ -109,7 +111,7 @@ def test_long_texts_are_cut_into_pieces(store: Store, tmp_path: Path, monkeypatc
 # ---------------------------------------------------------------------- what cannot be added
 
 
-def test_paths_without_text(store: Store, folder: Path, tmp_path: Path) -> None:
+def test_add_files_rejects_paths_without_text(store: Store, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     (tmp_path / "numbers").mkdir()
     (tmp_path / "numbers" / "x").write_bytes(b"\0")
@@ -126,7 +128,7 @@ def test_paths_without_text(store: Store, folder: Path, tmp_path: Path) -> None:
     assert not store.path.exists()
 
 
-def test_a_file_that_vanishes_meanwhile(store: Store, folder: Path) -> None:
+def test_add_files_skips_file_deleted_during_indexing(store: Store, folder: Path) -> None:
     deleting = Watched(lambda _: (folder / "sub" / "b.txt").unlink(missing_ok=True))
     added = add_files(store, deleting, [folder])
     assert added.skipped == {"binary": 1, "unreadable": 1}
@@ -136,7 +138,7 @@ def test_a_file_that_vanishes_meanwhile(store: Store, folder: Path) -> None:
 # ---------------------------------------------------------------------- removing
 
 
-def test_removing(store: Store, folder: Path, tmp_path: Path) -> None:
+def test_remove_files_removes_only_files_under_path(store: Store, folder: Path, tmp_path: Path) -> None:
     add(store, folder)
     store.append([1])
     (folder / "sub" / "b.txt").unlink()

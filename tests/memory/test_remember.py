@@ -10,7 +10,7 @@ from ngramspec.errors import NGramSpecError
 from ngramspec.memory.memory import saves_answers, write_save_answers
 
 
-def test_off_unless_switched_on(tmp_path: Path) -> None:
+def test_saves_answers_is_off_until_enabled(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "config.toml"
     assert not saves_answers(path)
     for value, text in ((True, "save_answers = true\n"), (False, "save_answers = false\n")):
@@ -21,7 +21,7 @@ def test_off_unless_switched_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['# mine\n  "save_answers"=false # so far\n', "# save_answers = true\n", "\n\n"])
-def test_the_rest_of_the_file_stays(tmp_path: Path, text: str) -> None:
+def test_write_save_answers_keeps_comments_of_the_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(text)
     write_save_answers(True, path)
@@ -30,7 +30,7 @@ def test_the_rest_of_the_file_stays(tmp_path: Path, text: str) -> None:
     assert path.read_text().count("# so far") == text.count("# so far")
 
 
-def test_what_means_nothing_is_refused(tmp_path: Path) -> None:
+def test_saves_answers_rejects_invalid_file(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     for raw, words in (
         (b"save_answers = maybe\n", "not valid TOML"),

@@ -34,7 +34,7 @@ def index_of(store: Store) -> Path:
 # ---------------------------------------------------------------------- what is kept
 
 
-def test_what_is_written_comes_back(tmp_path: Path) -> None:
+def test_store_update_and_append_round_trip_documents(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     store.update(lambda _: [])
     assert store.documents() == []
@@ -49,7 +49,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert held(Memory(store.read()))[:2] == [[5, 6, 7, -1, -1, 255, -1], [9, 8, -1]]
 
 
-def test_the_index_in_the_file_is_that_of_its_text(tmp_path: Path) -> None:
+def test_store_index_file_equals_index_built_from_its_text(tmp_path: Path) -> None:
     store = filled(tmp_path)
     raw = index_of(store).read_bytes()
     memory = Memory(store.read())
@@ -65,7 +65,7 @@ def test_the_index_in_the_file_is_that_of_its_text(tmp_path: Path) -> None:
     assert index_of(store).read_bytes() == raw
 
 
-def test_a_token_takes_12_bytes_of_the_index_at_most() -> None:
+def test_store_index_of_large_text_uses_at_most_12_bytes_per_token() -> None:
     for size in (0, 1, 1000, 100_000, 2**20 - 1, 2**20, 10_000_000):
         chains = store_module._chains_for(size)
         assert chains & (chains - 1) == 0
@@ -73,7 +73,7 @@ def test_a_token_takes_12_bytes_of_the_index_at_most() -> None:
             assert size / 2 < chains <= size
 
 
-def test_a_reader_keeps_what_it_opened_and_what_is_removed_does_not_stay_in_the_files(tmp_path: Path) -> None:
+def test_store_update_removes_deleted_text_but_keeps_open_readers(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     hidden = np.random.default_rng(0).integers(0, 255, 5000).tolist()
     store.update(lambda _: [a_text("/secret", hidden), a_text("/other")])
@@ -89,7 +89,9 @@ def test_a_reader_keeps_what_it_opened_and_what_is_removed_does_not_stay_in_the_
     assert np.array(hidden[:50], np.int32).tobytes() not in index_of(store).read_bytes()
 
 
-def test_many_answers_go_into_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_append_of_many_answers_moves_them_into_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store_module, "LONG_JOURNAL", 20)
     store = new_store(tmp_path)
     wanted = [[i, i, i, i, i, i] for i in range(10)]
@@ -100,7 +102,7 @@ def test_many_answers_go_into_the_index(tmp_path: Path, monkeypatch: pytest.Monk
     assert store.read().index.size > 20
 
 
-def test_the_oldest_answers_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_append_over_limit_drops_oldest_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "LONG_JOURNAL", 20)
     monkeypatch.setattr(store_module, "MAX_ANSWER_TOKENS", 30)
     store = filled(tmp_path)
@@ -116,7 +118,7 @@ def test_the_oldest_answers_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(store.documents()[0].tokens) == 700
 
 
-def test_each_tokenizer_has_its_own_file_and_clearing_takes_damaged_ones_too(tmp_path: Path) -> None:
+def test_store_clear_removes_only_files_of_its_tokenizer(tmp_path: Path) -> None:
     one = filled(tmp_path)
     for change in (lambda: one.update(lambda texts: texts), one.clear):
         (tmp_path / f".ngramspec-{one.path.stem}-left.tmp").touch()
@@ -136,7 +138,7 @@ def test_each_tokenizer_has_its_own_file_and_clearing_takes_damaged_ones_too(tmp
 
 
 @POSIX
-def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+def test_store_files_are_readable_only_by_user(tmp_path: Path) -> None:
     store = filled(tmp_path / "deep" / "er")
     for path in (store.path, index_of(store), store.path.parent):
         assert path.stat().st_mode & 0o077 == 0
@@ -156,7 +158,7 @@ def refused(store: Store, *words: str) -> None:
     assert store.path.read_bytes() == before
 
 
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+def test_store_rejects_damaged_file(tmp_path: Path) -> None:
     store = filled(tmp_path)
     whole = store.path.read_bytes()
     tokens = store.path.read_bytes().index(b"file 1") + 30  # inside the compressed text
@@ -171,7 +173,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         store.read()
 
 
-def test_a_damaged_or_missing_index_is_made_anew(tmp_path: Path) -> None:
+def test_store_with_damaged_or_missing_index_rebuilds_it(tmp_path: Path) -> None:
     store = filled(tmp_path)
     index, before = index_of(store), held(Memory(store.read()))
     whole = index.read_bytes()
@@ -191,7 +193,7 @@ def test_a_damaged_or_missing_index_is_made_anew(tmp_path: Path) -> None:
     assert len(held(Memory(store.read()))[0]) == 701
 
 
-def test_something_else_under_its_name(tmp_path: Path) -> None:
+def test_store_rejects_newer_format_and_other_tokenizer(tmp_path: Path) -> None:
     store = filled(tmp_path)
     with closing(sqlite3.connect(store.path)) as db, db:
         db.execute("UPDATE memory SET version = 2")
@@ -205,7 +207,7 @@ def test_something_else_under_its_name(tmp_path: Path) -> None:
         other.append([1])
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_store_in_unwritable_folder_raises_and_memory_keeps_answer(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = new_store(tmp_path / "file" / "memory")
     with pytest.raises(MemoryFileError, match="cannot write"):
@@ -222,7 +224,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 @POSIX
-def test_two_writers_and_a_reader_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_with_two_writers_and_a_reader_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "LONG_JOURNAL", 60)
     filled(tmp_path)
     was_read = tmp_path / "was-read.lock"
@@ -253,7 +255,7 @@ def test_two_writers_and_a_reader_lose_nothing(tmp_path: Path, monkeypatch: pyte
         assert [n for n in names(store) if n.startswith(str(me))] == [f"{me} {i}" for i in range(0, 25, 5)]
 
 
-def test_threads_lose_nothing(tmp_path: Path) -> None:
+def test_store_with_several_threads_loses_nothing(tmp_path: Path) -> None:
     def write(me: int) -> None:
         store = new_store(tmp_path)
         for i in range(20):
@@ -264,7 +266,7 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
     assert sorted(answers(new_store(tmp_path))) == [[me, i] for me in range(3) for i in range(20)]
 
 
-def test_a_writer_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_append_while_other_writer_is_stuck_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "PATIENCE", 0.2)
     store = filled(tmp_path)
     with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
@@ -276,7 +278,7 @@ def test_a_writer_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @POSIX
-def test_ctrl_c_ends_waiting_for_another_writer(tmp_path: Path) -> None:
+def test_store_append_waiting_for_writer_ends_on_ctrl_c(tmp_path: Path) -> None:
     store = filled(tmp_path)
     began = time.monotonic()
     with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
@@ -294,7 +296,9 @@ def test_ctrl_c_ends_waiting_for_another_writer(tmp_path: Path) -> None:
 
 @POSIX
 @pytest.mark.parametrize("function", ["_insert", "_write_index"])
-def test_killed_in_the_middle_of_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+def test_store_update_killed_midway_keeps_consistent_contents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
     store = filled(tmp_path)
     do = getattr(store_module, function)
 
@@ -316,7 +320,7 @@ def test_killed_in_the_middle_of_a_change(tmp_path: Path, monkeypatch: pytest.Mo
 
 @POSIX
 @pytest.mark.parametrize("what", ["read", "append"])
-def test_the_first_writer_is_killed(tmp_path: Path, what: str) -> None:
+def test_store_after_first_writer_is_killed_is_empty_and_usable(tmp_path: Path, what: str) -> None:
     store = new_store(tmp_path)
 
     def die() -> None:
@@ -339,7 +343,7 @@ def test_the_first_writer_is_killed(tmp_path: Path, what: str) -> None:
 
 @POSIX
 @pytest.mark.parametrize("what", ["append", "update"])
-def test_no_space(tmp_path: Path, what: str) -> None:
+def test_store_write_without_disk_space_keeps_contents(tmp_path: Path, what: str) -> None:
     store = filled(tmp_path)
     before = store.path.read_bytes()
     noise = np.random.default_rng(0).integers(0, 255, 20_000).tolist()
@@ -360,7 +364,7 @@ def test_no_space(tmp_path: Path, what: str) -> None:
     assert store.path.read_bytes() == before
 
 
-def test_an_interrupted_update(tmp_path: Path) -> None:
+def test_store_update_when_interrupted_keeps_file(tmp_path: Path) -> None:
     store = filled(tmp_path)
     before = store.path.read_bytes()
     with pytest.raises(KeyboardInterrupt):
@@ -371,7 +375,7 @@ def test_an_interrupted_update(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- Memory
 
 
-def test_remembering_in_the_process_only_and_for_later_sessions(tmp_path: Path) -> None:
+def test_memory_keep_saves_answers_only_if_enabled(tmp_path: Path) -> None:
     store = filled(tmp_path / "filled")
     memory = Memory(store.read())
     memory.add_text([4, 5, 6])
@@ -396,7 +400,7 @@ def test_remembering_in_the_process_only_and_for_later_sessions(tmp_path: Path) 
 # ---------------------------------------------------------------------- a store that others rewrite
 
 
-def test_what_others_added_is_taken_up(tmp_path: Path) -> None:
+def test_memory_refresh_loads_updates_of_other_processes(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     memory = Memory(store.read(), store=store)
     indexes = memory.indexes
@@ -418,7 +422,7 @@ def test_what_others_added_is_taken_up(tmp_path: Path) -> None:
     assert held(memory) == [[1, 2, -1]]
 
 
-def test_own_answers_are_not_taken_up_twice(tmp_path: Path) -> None:
+def test_memory_refresh_does_not_duplicate_own_answers(tmp_path: Path) -> None:
     store = filled(tmp_path)
     memory = Memory(store.read(), store=store, saves_answers=True)
     assert held(memory)[1:] == [[7, 7, 7, 7, 1, -1, 8, 8, 8, 8, 2, -1], []]
@@ -432,7 +436,7 @@ def test_own_answers_are_not_taken_up_twice(tmp_path: Path) -> None:
     assert (snapshot[-3:], live) == ([3, 3, -1], [])
 
 
-def test_a_file_that_cannot_be_used_is_not_taken_up(tmp_path: Path) -> None:
+def test_memory_refresh_with_damaged_file_keeps_old_contents(tmp_path: Path) -> None:
     store = filled(tmp_path)
     memory = Memory(store.read(), store=store)
     before = held(memory)

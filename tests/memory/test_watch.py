@@ -44,7 +44,9 @@ def counts(added: AddResult) -> tuple[int, int, int]:
     return added.new, added.changed, added.removed
 
 
-def test_changes_of_every_kind(updates: Updates, store: Store, folder: Path, rests: list[float]) -> None:
+def test_watch_updates_memory_for_every_kind_of_change(
+    updates: Updates, store: Store, folder: Path, rests: list[float]
+) -> None:
     # This changes a file between adding and watching.
     (folder / "a.txt").write_text("first, changed")
     assert counts(next(updates)) == (0, 1, 0)
@@ -72,9 +74,7 @@ def test_changes_of_every_kind(updates: Updates, store: Store, folder: Path, res
     assert min(rests) > 0
 
 
-def test_what_is_ignored_is_no_update_and_version_control_is_not_looked_at(
-    updates: Updates, store: Store, folder: Path
-) -> None:
+def test_watch_ignores_ignored_files_and_version_control(updates: Updates, store: Store, folder: Path) -> None:
     (folder / "a.txt").write_text("changed")
     next(updates)
     (folder / "noise.log").write_text("noise")
@@ -89,7 +89,9 @@ def test_what_is_ignored_is_no_update_and_version_control_is_not_looked_at(
 
 
 @pytest.mark.parametrize("stands", [True, False])
-def test_a_folder_that_is_gone_or_another(updates: Updates, folder: Path, tmp_path: Path, stands: bool) -> None:
+def test_watch_of_deleted_or_replaced_folder_raises(
+    updates: Updates, folder: Path, tmp_path: Path, stands: bool
+) -> None:
     (folder / "a.txt").write_text("changed")
     next(updates)
     folder.rename(tmp_path / "elsewhere")

@@ -23,12 +23,12 @@ def complaint(path: Path) -> str:
     return str(caught.value)
 
 
-def test_good_models(tmp_path: Path) -> None:
+def test_check_model_file_accepts_valid_models(tmp_path: Path) -> None:
     assert check_model_file(DEMO).metadata["general.name"] == "ngramspec demo"
     assert check_model_file(write_gguf(tmp_path / "m.gguf")).tensors == 1
 
 
-def test_missing_files_with_suggestions(tmp_path: Path) -> None:
+def test_check_model_file_of_missing_file_suggests_similar_names(tmp_path: Path) -> None:
     assert complaint(tmp_path / "m.gguf") == f"no such model file: {tmp_path / 'm.gguf'}"
     write_gguf(tmp_path / "Model-Q4_K_M.gguf")
     write_gguf(tmp_path / "other.gguf")
@@ -38,7 +38,9 @@ def test_missing_files_with_suggestions(tmp_path: Path) -> None:
     assert "did you mean" not in complaint(tmp_path / "zzz.gguf")
 
 
-def test_a_link_to_nothing_a_repository_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_model_file_rejects_broken_link_repository_and_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert "write hf:owner/repo-GGUF" in complaint(Path("owner/repo-GGUF"))
     assert "is a folder without .gguf files" in complaint(tmp_path)
@@ -72,7 +74,7 @@ NOT_GGUF = {
 }
 
 
-def test_files_that_are_not_gguf(tmp_path: Path) -> None:
+def test_check_model_file_names_kind_of_file_that_is_not_gguf(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     for reason, data in NOT_GGUF.items():
         path.write_bytes(data)
@@ -81,7 +83,7 @@ def test_files_that_are_not_gguf(tmp_path: Path) -> None:
         assert reason.strip() in message
 
 
-def test_empty_and_unreadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_model_file_rejects_empty_and_unreadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.gguf"
     path.touch()
     assert complaint(path) == f"{path} is empty; download it again"
@@ -94,13 +96,13 @@ def test_empty_and_unreadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
-def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
+def test_check_model_file_rejects_pipe_without_opening_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert "not a regular file" in complaint(tmp_path / "pipe")
     assert not has_gguf_magic(tmp_path / "pipe")
 
 
-def test_truncated_at_any_place_and_without_weights(tmp_path: Path) -> None:
+def test_check_model_file_rejects_truncated_file_and_missing_weights(tmp_path: Path) -> None:
     data = DEMO.read_bytes()
     needed = read_header(DEMO).required_bytes
     path = tmp_path / "cut.gguf"
@@ -132,7 +134,9 @@ def test_truncated_at_any_place_and_without_weights(tmp_path: Path) -> None:
         ("imatrix", "llama", "importance matrix"),
     ],
 )
-def test_what_cannot_generate(tmp_path: Path, kind: str, architecture: str, reason: str) -> None:
+def test_check_model_file_rejects_models_that_cannot_generate_text(
+    tmp_path: Path, kind: str, architecture: str, reason: str
+) -> None:
     assert reason in complaint(write_gguf(tmp_path / "m.gguf", architecture=architecture, kind=kind))
 
 
@@ -148,7 +152,7 @@ def write_parts(folder: Path, parts: int = 3) -> list[Path]:
     ]
 
 
-def test_a_split_model(tmp_path: Path) -> None:
+def test_check_model_file_of_split_model_requires_all_parts(tmp_path: Path) -> None:
     first, second, third = write_parts(tmp_path)
     check_model_file(first)
     assert complaint(second).endswith("is part 2 of 3; pass the first one, m-00001-of-00003.gguf")
@@ -160,7 +164,7 @@ def test_a_split_model(tmp_path: Path) -> None:
     assert "was renamed" in complaint(first.rename(tmp_path / "model.gguf"))
 
 
-def test_has_gguf_magic(tmp_path: Path) -> None:
+def test_has_gguf_magic_checks_first_bytes(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("GGUX")
     assert has_gguf_magic(DEMO)
     for name in ("text", "none", ".", "a\0b", "x" * 5000):
@@ -178,7 +182,9 @@ def test_has_gguf_magic(tmp_path: Path) -> None:
         ("rope.dimension_count", 31, "rope.dimension_count is 31, but must be even"),
     ],
 )
-def test_values_that_end_the_process(key: str, value: float, reason: str, tmp_path: Path) -> None:
+def test_check_model_file_rejects_values_that_crash_llama_cpp(
+    key: str, value: float, reason: str, tmp_path: Path
+) -> None:
     key = f"llama.{key}"
     path = damaged_demo(tmp_path / "m.gguf", key, value)
     message = complaint(path)

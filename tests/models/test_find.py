@@ -32,14 +32,14 @@ def smollm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package.parent
 
 
-def test_without_a_name_the_demo_model() -> None:
+def test_resolve_without_name_returns_demo_model() -> None:
     for env in ({}, {"NGRAMSPEC_MODEL": ""}):
         chosen = resolve(None, env)
         assert chosen.fallback
         assert chosen.path.samefile(DEMO)
 
 
-def test_smollm_where_it_is_installed(smollm: Path, tmp_path: Path) -> None:
+def test_resolve_with_smollm_installed_prefers_it_over_demo_model(smollm: Path, tmp_path: Path) -> None:
     chosen = resolve(None, {})
     assert chosen.fallback
     assert chosen.label == "SmolLM2-135M-Instruct"
@@ -52,7 +52,9 @@ def test_smollm_where_it_is_installed(smollm: Path, tmp_path: Path) -> None:
     assert resolve(None, {"NGRAMSPEC_MODEL": "smollm2"}) == chosen
 
 
-def test_commands_run_smollm(smollm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_with_smollm_uses_it_only_if_installed(
+    smollm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     env = environment(tmp_path)
     asked = ["complete", "-t", "1", "-n", "3", "--policy", "fixed"]
     plain = run(env, *asked, stdin=b"def f(")
@@ -67,7 +69,7 @@ def test_commands_run_smollm(smollm: Path, tmp_path: Path, monkeypatch: pytest.M
     assert "no model given" not in named.err
 
 
-def test_the_environment_names_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_without_name_uses_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "m.gguf")
     assert resolve(None, {"NGRAMSPEC_MODEL": str(path)}) == ModelSource(path, "m.gguf")
     with pytest.raises(ModelError, match=r"no such .*\(the model was set by NGRAMSPEC_MODEL\)"):
@@ -81,7 +83,7 @@ def test_the_environment_names_a_model(tmp_path: Path, monkeypatch: pytest.Monke
     assert resolve(None).label == "m.gguf"
 
 
-def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_expands_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     path = write_gguf(tmp_path / "m.gguf")
@@ -89,7 +91,7 @@ def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert is_model_argument("~/m.gguf")
 
 
-def test_names_that_cannot_be(tmp_path: Path) -> None:
+def test_resolve_rejects_invalid_names(tmp_path: Path) -> None:
     (tmp_path / "essay.txt").write_text("Once upon a time")
     for name, reason in (
         ("", "must not be empty"),
@@ -103,13 +105,13 @@ def test_names_that_cannot_be(tmp_path: Path) -> None:
             resolve(name, {})
 
 
-def test_a_missing_demo_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_resolve_without_demo_model_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.resources, "files", lambda _package: tmp_path)
     with pytest.raises(ModelError, match="demo model is missing"):
         resolve(None, {})
 
 
-def test_is_model_argument(tmp_path: Path) -> None:
+def test_is_model_argument_accepts_model_names_and_gguf_content(tmp_path: Path) -> None:
     # The first bytes decide, not the name.
     odd = write_gguf(tmp_path / "m.gguf").rename(tmp_path / "weights.txt")
     text = tmp_path / "text.gguf"

@@ -21,7 +21,7 @@ def needed_by_gguf_py(path: Path) -> int:
     return max(int(tensor.data_offset + tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors)
 
 
-def test_the_block_sizes_are_those_of_gguf_py() -> None:
+def test_block_sizes_equal_those_of_gguf_py() -> None:
     theirs = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
     assert {kind: theirs[kind] for kind in BLOCKS if kind in theirs} == {
         kind: size for kind, size in BLOCKS.items() if kind in theirs
@@ -30,7 +30,7 @@ def test_the_block_sizes_are_those_of_gguf_py() -> None:
     assert {kind for kind in theirs if kind <= 41} <= set(BLOCKS)
 
 
-def test_the_needed_size_of_every_type(tmp_path: Path) -> None:
+def test_read_header_required_bytes_equal_gguf_py_for_every_type(tmp_path: Path) -> None:
     for kind in set(BLOCKS) & {int(k) for k in gguf.GGML_QUANT_SIZES}:
         path = write_gguf(tmp_path / "m.gguf", tensors={"a": 0, "b": kind})
         assert read_header(path).required_bytes == needed_by_gguf_py(path)
@@ -45,7 +45,7 @@ def test_the_needed_size_of_every_type(tmp_path: Path) -> None:
     assert read_header(DEMO).tensors == len(gguf.GGUFReader(DEMO).tensors)
 
 
-def test_metadata_without_arrays(tmp_path: Path) -> None:
+def test_read_header_metadata_omits_arrays(tmp_path: Path) -> None:
     header = read_header(write_gguf(tmp_path / "m.gguf", split=(0, 2)))
     assert header.tensors == 1
     assert header.metadata == {
@@ -58,7 +58,7 @@ def test_metadata_without_arrays(tmp_path: Path) -> None:
     }
 
 
-def test_the_name_of_a_vocabulary_hangs_on_its_tokens_alone(tmp_path: Path) -> None:
+def test_read_header_vocabulary_hash_depends_only_on_tokens(tmp_path: Path) -> None:
     def name(tokens: list[bytes], architecture: str = "llama") -> bytes:
         writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
         writer.add_token_list(tokens)
@@ -76,7 +76,7 @@ def test_the_name_of_a_vocabulary_hangs_on_its_tokens_alone(tmp_path: Path) -> N
     assert len({same, *map(name, others)}) == 1 + len(others)
 
 
-def test_a_tensor_of_an_unknown_type_is_left_out_of_the_needed_size(tmp_path: Path) -> None:
+def test_read_header_required_bytes_exclude_tensor_of_unknown_type(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", tensors={"first": 0, "last": 8})
     data = path.read_bytes()
     known = read_header(path).required_bytes
@@ -114,7 +114,7 @@ BROKEN = {
 }
 
 
-def test_broken_headers(tmp_path: Path) -> None:
+def test_read_header_rejects_broken_headers(tmp_path: Path) -> None:
     path = tmp_path / "broken.gguf"
     for reason, data in {
         **BROKEN,
@@ -127,7 +127,7 @@ def test_broken_headers(tmp_path: Path) -> None:
 
 
 @given(st.integers(4, 10_000), st.binary(max_size=12), st.integers(0, 10_000))
-def test_damage_never_raises_anything_else(
+def test_read_header_of_damaged_file_raises_only_model_error(
     tmp_path_factory: pytest.TempPathFactory, place: int, damage: bytes, end: int
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.gguf"

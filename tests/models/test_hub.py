@@ -49,7 +49,7 @@ def complaint(name: str, env: dict[str, str]) -> str:
     return str(caught.value)
 
 
-def test_the_preferred_quantisation(
+def test_fetch_of_repository_returns_preferred_quantisation(
     hub: FakeHub, env: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path, label = fetch(f"hf:{REPO}", env)
@@ -64,9 +64,7 @@ def test_the_preferred_quantisation(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_named_file_or_quantisation_in_a_cache_folder_named_by_itself(
-    hub: FakeHub, env: dict[str, str], tmp_path: Path
-) -> None:
+def test_fetch_of_named_file_uses_configured_cache_folder(hub: FakeHub, env: dict[str, str], tmp_path: Path) -> None:
     env["HF_HUB_CACHE"] = str(tmp_path / "mine")
     for wanted in ("q8_0", "m-Q8_0.gguf"):
         path, _ = fetch(f"hf:{REPO}:{wanted}", env)
@@ -74,7 +72,7 @@ def test_a_named_file_or_quantisation_in_a_cache_folder_named_by_itself(
         assert path.is_relative_to(tmp_path / "mine" / "models--owner--repo-GGUF")
 
 
-def test_all_parts_of_a_split_model(env: dict[str, str]) -> None:
+def test_fetch_of_split_model_downloads_all_parts(env: dict[str, str]) -> None:
     chosen = find.resolve(f"hf:{REPO}:BF16", env)  # checks every part
     assert chosen.path.name == "m-BF16-00001-of-00002.gguf"
     assert chosen.label == f"{REPO}:m-BF16-00001-of-00002.gguf"
@@ -83,7 +81,7 @@ def test_all_parts_of_a_split_model(env: dict[str, str]) -> None:
     assert "only 1 of the 2 parts" in complaint(f"hf:{REPO}:BF16", {**env, "HF_HUB_OFFLINE": "yes"})
 
 
-def test_progress_counts_up_to_the_size_of_the_file(hub: FakeHub, env: dict[str, str]) -> None:
+def test_fetch_progress_reaches_file_size(hub: FakeHub, env: dict[str, str]) -> None:
     seen: list[tuple[str, int, int | None]] = []
     fetch(f"hf:{REPO}:Q8_0", env, lambda *step: seen.append(step))
     size = len(hub.repos[REPO]["m-Q8_0.gguf"])
@@ -93,7 +91,7 @@ def test_progress_counts_up_to_the_size_of_the_file(hub: FakeHub, env: dict[str,
     assert seen == []
 
 
-def test_progress_of_a_transfer_that_counts_network_and_disk_apart() -> None:
+def test_fetch_progress_of_xet_transfer_counts_bytes_on_disk() -> None:
     # huggingface_hub reports Xet downloads to one bar if its class has update_transfer.
     seen: list[tuple[str, int, int | None]] = []
     bar_class = _bar_class("m.gguf", lambda *step: seen.append(step))
@@ -109,7 +107,7 @@ def test_progress_of_a_transfer_that_counts_network_and_disk_apart() -> None:
 
 
 @pytest.mark.parametrize("trouble", ["switch", "error", "no server"])
-def test_offline_the_cache_answers(hub: FakeHub, env: dict[str, str], trouble: str) -> None:
+def test_fetch_when_offline_uses_cache(hub: FakeHub, env: dict[str, str], trouble: str) -> None:
     name = f"hf:{REPO}"
     first, _ = fetch(name, env)
     fetch(f"{name}:BF16", env)
@@ -129,30 +127,32 @@ def test_offline_the_cache_answers(hub: FakeHub, env: dict[str, str], trouble: s
     assert "is not in the local cache and cannot be downloaded: " in complaint("hf:owner/gated", env)
 
 
-def test_no_such_repository_or_file(hub: FakeHub, env: dict[str, str]) -> None:
+def test_fetch_rejects_unknown_repository_or_quantisation(hub: FakeHub, env: dict[str, str]) -> None:
     message = complaint("hf:owner/unknown", env)
     assert f"the repository owner/unknown does not exist on {hub.url}, or it is private" in message
     assert "it has BF16, Q4_K_M, Q8_0" in complaint(f"hf:{REPO}:Q2_K", env)
 
 
-def test_a_gated_repository(hub: FakeHub, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_of_gated_repository_requires_login(
+    hub: FakeHub, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert f"accept its terms at {hub.url}/owner/gated, then log in" in complaint("hf:owner/gated", env)
     monkeypatch.setenv("HF_TOKEN", "let-me-in")
     assert fetch("hf:owner/gated", env)[0].name == "m.gguf"
 
 
-def test_a_download_that_fails(hub: FakeHub, env: dict[str, str]) -> None:
+def test_fetch_with_failed_download_raises(hub: FakeHub, env: dict[str, str]) -> None:
     (Path(env["HF_HOME"])).write_text("a file where the cache folder should be")
     assert "cannot download m-Q4_K_M.gguf: " in complaint(f"hf:{REPO}", env)
 
 
-def test_malformed_names(env: dict[str, str]) -> None:
+def test_fetch_rejects_malformed_names(env: dict[str, str]) -> None:
     for name in ("hf:", "hf:repo", "hf:a/b/c", "hf:a/b:", "hf:a/b:c:d", "hf:/b", "hf:a/", "hf: a/b", "hf:../x"):
         assert "is not a valid name; use hf:owner/repo" in complaint(name, {})
     assert "is not a valid name" in complaint("hf:owner/a--b", env)  # by huggingface_hub's rules
 
 
-def test_what_is_in_the_cache_needs_no_huggingface_hub(
+def test_fetch_of_cached_file_works_without_huggingface_hub(
     hub: FakeHub, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, label = fetch(f"hf:{REPO}:Q8_0", env)

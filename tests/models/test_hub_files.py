@@ -48,11 +48,11 @@ BF16 = [
         ("Model-7B-BF16-00001-of-00002.gguf", BF16),
     ],
 )
-def test_what_is_found(wanted: str | None, files: list[str]) -> None:
+def test_choose_in_large_repository_returns_files_by_name(wanted: str | None, files: list[str]) -> None:
     assert choose(REPOSITORY, wanted) == choose(files, None) == files
 
 
-def test_what_is_not_found() -> None:
+def test_choose_without_match_raises_with_suggestions() -> None:
     for wanted, reason in (
         ("Q4_K", "there is no Q4_K in this repository; it has BF16, F16, IQ2_M, Q4_K_M, Q4_K_S,"),
         ("Model-7B-Q4_K_L.gguf", r"did you mean Model-7B-Q4_K_.\.gguf or "),
@@ -85,5 +85,5 @@ def test_what_is_not_found() -> None:
         (["m_Q4_K_M.gguf", "m-Q8_0.gguf"], None, "m_Q4_K_M.gguf"),
     ],
 )
-def test_what_is_found_elsewhere(files: list[str], wanted: str | None, chosen: str) -> None:
+def test_choose_in_small_repository_returns_expected_file(files: list[str], wanted: str | None, chosen: str) -> None:
     assert choose(files, wanted) == [chosen]

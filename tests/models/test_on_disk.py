@@ -66,7 +66,7 @@ def env(folder: Path) -> dict[str, str]:
     return {"OLLAMA_MODELS": str(folder)}
 
 
-def test_a_name_is_a_model_with_or_without_its_tag(folder: Path, env: dict[str, str]) -> None:
+def test_resolve_ollama_name_with_or_without_tag_returns_model(folder: Path, env: dict[str, str]) -> None:
     blob = pull(folder, "registry.ollama.ai/library/toy/latest", DEMO.read_bytes())
     small = pull(folder, "registry.ollama.ai/library/toy/0.5b", DEMO.read_bytes() + b"\0")
     for name in ("ollama:toy", "ollama:toy:latest"):
@@ -76,7 +76,7 @@ def test_a_name_is_a_model_with_or_without_its_tag(folder: Path, env: dict[str, 
     assert resolve("ollama:toy", env).label == "ollama:toy"
 
 
-def test_models_of_other_people_and_hosts(folder: Path, env: dict[str, str]) -> None:
+def test_find_ollama_supports_other_users_and_registries(folder: Path, env: dict[str, str]) -> None:
     mine = pull(folder, "registry.ollama.ai/me/toy/latest", DEMO.read_bytes())
     hub = pull(folder, "hf.co/owner/repo-GGUF/Q4_K_M", DEMO.read_bytes() + b"\0")
     assert find_ollama("ollama:me/toy", env) == mine
@@ -86,7 +86,7 @@ def test_models_of_other_people_and_hosts(folder: Path, env: dict[str, str]) -> 
     assert all(find_ollama(name, env).is_file() for name in names)
 
 
-def test_a_name_that_ollama_does_not_have(folder: Path, env: dict[str, str]) -> None:
+def test_find_ollama_rejects_unknown_name(folder: Path, env: dict[str, str]) -> None:
     with pytest.raises(ModelError, match="no Ollama models in"):
         find_ollama("ollama:toy", env)
     pull(folder, "registry.ollama.ai/library/qwen2.5/0.5b", DEMO.read_bytes())
@@ -94,7 +94,7 @@ def test_a_name_that_ollama_does_not_have(folder: Path, env: dict[str, str]) -> 
         find_ollama("ollama:qwen", env)
 
 
-def test_what_is_broken_is_no_model(folder: Path, env: dict[str, str]) -> None:
+def test_list_ollama_skips_broken_entries(folder: Path, env: dict[str, str]) -> None:
     pull(folder, "registry.ollama.ai/library/gone/latest", b"GGUF").unlink()
     for name, text in (("none", "[]"), ("half", '{"layers": ['), ("other", '{"layers": [{"mediaType": "x"}]}')):
         path = folder / "manifests" / "registry.ollama.ai" / "library" / name / "latest"
@@ -106,7 +106,7 @@ def test_what_is_broken_is_no_model(folder: Path, env: dict[str, str]) -> None:
     assert [*list_ollama(env)] == []
 
 
-def test_a_layout_of_its_own_is_told(tmp_path: Path, folder: Path, env: dict[str, str]) -> None:
+def test_resolve_rejects_ollama_specific_format(tmp_path: Path, folder: Path, env: dict[str, str]) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma3")
     writer.add_uint32("gemma3.vision.block_count", 27)
     writer.add_tensor("t", np.zeros(64, np.float32))
@@ -128,7 +128,7 @@ def link(folder: Path, *files: str) -> None:
         (folder / file).symlink_to(DEMO)
 
 
-def test_a_model_by_its_publisher_and_name(home: Path) -> None:
+def test_resolve_lm_studio_name_returns_file(home: Path) -> None:
     folder = home / ".lmstudio" / "models"
     link(folder, "me/toy-GGUF/toy-Q4_K_M.gguf", "me/toy-GGUF/toy-Q8_0.gguf", "me/toy-GGUF/mmproj-F16.gguf")
     assert is_model_argument("lmstudio:me/toy-GGUF")
@@ -141,7 +141,7 @@ def test_a_model_by_its_publisher_and_name(home: Path) -> None:
         assert resolve(name, {}).label == name
 
 
-def test_folders_of_settings_and_of_older_versions(home: Path) -> None:
+def test_list_lm_studio_reads_configured_and_older_folders(home: Path) -> None:
     link(home / ".cache" / "lm-studio" / "models", "me/old/old.gguf")
     link(home / "elsewhere", "me/new/new.gguf")
     (home / ".lmstudio").mkdir()
@@ -154,7 +154,7 @@ def test_folders_of_settings_and_of_older_versions(home: Path) -> None:
         assert [name for name, _ in list_lm_studio()] == ["lmstudio:me/old:old.gguf"]
 
 
-def test_a_name_that_lm_studio_does_not_have(home: Path) -> None:
+def test_find_lm_studio_rejects_unknown_name(home: Path) -> None:
     with pytest.raises(ModelError, match="lmstudio:me/toy: LM Studio has no model with this name; no models in"):
         find_lm_studio("lmstudio:me/toy")
     link(home / ".lmstudio" / "models", "me/toy-GGUF/toy-Q8_0.gguf", "me/toy-GGUF/toy-F16.gguf")
@@ -184,7 +184,7 @@ def full(tmp_path: Path) -> dict[str, str]:
     return {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "OLLAMA_MODELS": str(tmp_path / "none")}
 
 
-def test_all_of_them_by_name(full: dict[str, str]) -> None:
+def test_list_models_names_resolve_to_their_paths(full: dict[str, str]) -> None:
     found = dict(list_models(full))
     bad, toy = "lmstudio:me/toy:bad.gguf", "lmstudio:me/toy:toy.gguf"
     assert [*found] == [SPLIT, bad, toy]
@@ -194,7 +194,7 @@ def test_all_of_them_by_name(full: dict[str, str]) -> None:
         resolve(bad, full)
 
 
-def test_the_caches_of_llama_cpp_and_of_the_hub(full: dict[str, str], tmp_path: Path) -> None:
+def test_list_models_prefers_cache_of_llama_cpp_over_hub(full: dict[str, str], tmp_path: Path) -> None:
     for repo, ref in (("owner--repo-GGUF", "main"), ("owner--other", "old")):
         kept = tmp_path / "llama" / f"models--{repo}"
         (kept / "refs").mkdir(parents=True)
@@ -209,7 +209,7 @@ def test_the_caches_of_llama_cpp_and_of_the_hub(full: dict[str, str], tmp_path: 
     assert resolve(SPLIT, full).path.is_relative_to(tmp_path / "hub")
 
 
-def test_hf_as_for_llama_cpp(full: dict[str, str], tmp_path: Path) -> None:
+def test_complete_hf_option_uses_cached_model(full: dict[str, str], tmp_path: Path) -> None:
     snapshot = tmp_path / "hub" / "models--owner--toy" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot / "toy.Q8_0.gguf").symlink_to(DEMO)
@@ -225,7 +225,7 @@ def test_hf_as_for_llama_cpp(full: dict[str, str], tmp_path: Path) -> None:
     assert wrong.complaint.startswith("hf:owner/toy:Q4_0: there is no Q4_0 in this repository; it has Q8_0")
 
 
-def test_the_command_tells_what_was_measured_without_loading_it(full: dict[str, str], tmp_path: Path) -> None:
+def test_models_lists_measured_cost_ratio_of_each_model(full: dict[str, str], tmp_path: Path) -> None:
     home = environment(tmp_path) | {"HOME": str(tmp_path)} | full
     told = run(home, "models")
     assert told.code == 0

@@ -44,7 +44,7 @@ def details(policy: Policy) -> Mapping[str, float]:
 # --------------------------------------------------------------------------- entropy
 
 
-def test_entropy_of_known_laws() -> None:
+def test_normalised_entropy_of_known_distributions_equals_formula() -> None:
     assert entropy_ratio(even(1)) == pytest.approx(0, abs=1e-9)
     assert entropy_ratio(even(1000)) == pytest.approx(1, abs=1e-6)
     assert entropy_ratio(even(10)) == pytest.approx(1 / 3, abs=1e-6)
@@ -63,7 +63,7 @@ def test_entropy_of_known_laws() -> None:
         assert np.array_equal(row, before)  # The row is the target's buffer.
 
 
-def test_broken_rows_have_no_entropy_and_change_nothing() -> None:
+def test_normalised_entropy_of_invalid_row_is_nan_and_policy_ignores_it() -> None:
     policy = EntropyPolicy(16)
     for before in ({}, {"entropy": pytest.approx(math.log(2, 1000), abs=1e-6), "gamma": 8}):
         for wrong in (math.nan, math.inf, -math.inf):
@@ -76,7 +76,7 @@ def test_broken_rows_have_no_entropy_and_change_nothing() -> None:
         policy.observe_logits(even(2))
 
 
-def test_gamma_follows_the_perplexity_within_its_bounds() -> None:
+def test_entropy_policy_limit_decreases_with_perplexity() -> None:
     for choices, gamma in ((1, 17), (2, 9), (4, 5), (16, 2), (1000, 1)):
         policy = EntropyPolicy(17)
         assert policy.limit() == 1  # no data yet
@@ -88,7 +88,7 @@ def test_gamma_follows_the_perplexity_within_its_bounds() -> None:
     assert sure.limit() == 1
 
 
-def test_entropy_is_smoothed() -> None:
+def test_entropy_policy_smooths_entropy() -> None:
     policy = EntropyPolicy(16)
     policy.observe_logits(even(1))
     smoothed, gammas = 0.0, []
@@ -103,7 +103,7 @@ def test_entropy_is_smoothed() -> None:
     assert gammas[-1] == 1
 
 
-def test_entropy_sends_what_gamma_allows() -> None:
+def test_entropy_policy_plan_sends_at_most_gamma_tokens() -> None:
     policy = EntropyPolicy(16)
     policy.observe_logits(even(3))  # 1 + 15 / 3
     assert policy.limit() == 6
@@ -114,7 +114,7 @@ def test_entropy_sends_what_gamma_allows() -> None:
     assert policy.plan(NO_DRAFT, None, ALL) == (0, 1)
 
 
-def test_entropy_reads_that_of_a_draft_model() -> None:
+def test_entropy_policy_with_draft_model_uses_entropy_of_its_draft() -> None:
     """A draft's first distribution limits its length, and counts as much as a distribution of the target."""
     policy = EntropyPolicy(16)
     policy.observe_logits(even(1))
@@ -130,7 +130,7 @@ def test_entropy_reads_that_of_a_draft_model() -> None:
         assert details(policy) == before
 
 
-def test_who_wants_logits_and_explains_itself() -> None:
+def test_entropy_policy_alone_requests_logits_and_records_details() -> None:
     policies = {name: make_policy(name) for name in POLICIES}
     assert {name for name, policy in policies.items() if policy.wants_logits} == {"entropy"}
     for policy in policies.values():
@@ -170,13 +170,13 @@ def at(threshold: float, draft_max: int = 16) -> ThresholdPolicy:
         (0.3, 16, [], ALL, (0, 1)),
     ],
 )
-def test_a_draft_ends_before_the_confidence_falls_under_the_threshold(
+def test_threshold_policy_plan_stops_when_confidence_falls_below_it(
     threshold: float, most: int, chances: list[float], sizes: Sequence[int], planned: tuple[int, int]
 ) -> None:
     assert at(threshold, most).plan(draft(chances), None, sizes) == planned
 
 
-def test_a_blind_draft_is_cut_by_its_estimates_alone() -> None:
+def test_threshold_policy_plan_ignores_sampled_tokens() -> None:
     # For rejection sampling, the estimates cover `limit` positions, and the drawn tokens must not influence the length.
     policy = at(0.2)
     for acceptance in ([0.5] * 8, [0.9] * 8, [0.1] * 8):
@@ -192,7 +192,7 @@ def test_a_blind_draft_is_cut_by_its_estimates_alone() -> None:
     assert at(0.9, 6).plan(draft([], 9), None, ALL) == (6, 7)
 
 
-def test_the_threshold_rises_after_a_refusal_and_falls_when_more_would_have_been_right() -> None:
+def test_threshold_policy_threshold_rises_and_falls_with_outcomes() -> None:
     policy = ThresholdPolicy()
     before = policy.threshold
     policy.record(refused(3))
@@ -228,7 +228,7 @@ def run(policy: ThresholdPolicy, true: float, claimed: float, passes: int) -> tu
 
 
 @pytest.mark.parametrize("claimed", [0.95, *(pytest.param(p, marks=pytest.mark.exhaustive) for p in (0.75, 0.85))])
-def test_the_threshold_corrects_a_drafter_that_is_wrong_about_itself(claimed: float) -> None:
+def test_threshold_policy_with_biased_drafter_converges_to_target_edge(claimed: float) -> None:
     # With a true probability of 0.85, the seventh token is correct with probability 0.32, whatever the estimate is.
     policy = ThresholdPolicy(20)
     length, edge = run(policy, 0.85, claimed, 8000)
@@ -237,7 +237,7 @@ def test_the_threshold_corrects_a_drafter_that_is_wrong_about_itself(claimed: fl
     assert policy.threshold == pytest.approx(claimed**length, rel=0.5)
 
 
-def test_the_drafter_is_told_where_to_stop() -> None:
+def test_threshold_policy_price_does_not_shorten_planned_draft() -> None:
     policy = at(0.3, 8)
     price = policy.price(None, ALL)
     assert price is not None

@@ -44,7 +44,7 @@ def worth_of(lengths: Sequence[int], chances: Sequence[float], times: Sequence[f
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_way_to_cut_a_chain_is_better(seed: int) -> None:
+def test_draft_value_equals_value_of_best_split_of_the_chain(seed: int) -> None:
     rng = random.Random(seed)
     chances = [rng.random() ** 0.4 for _ in range(rng.randrange(1, 8))]
     times = [1.0, *(rng.uniform(0.8, 5.0) for _ in chances)]
@@ -57,14 +57,14 @@ def test_no_way_to_cut_a_chain_is_better(seed: int) -> None:
         assert valued.tokens[k] - worth * times[k] == pytest.approx(best)
 
 
-def test_an_unsure_beginning_is_left_to_a_plain_pass() -> None:
+def test_cost_policy_with_uncertain_first_token_uses_plain_decoding() -> None:
     steep = CostCurve({1: 1.0, 2: 1.6, 16: 4.0, 64: 16.0})
     lengths = [Rich().plan(draft(chances), steep, SIZES)[0] for chances in (COPY, COPY[1:], [0.9, *COPY[1:]])]
     assert lengths[0] == 0
     assert min(lengths[1:]) > 10
 
 
-def test_passes_looked_ahead_to_cost_no_more_than_this_one_may() -> None:
+def test_draft_value_with_lower_cost_limit_counts_fewer_tokens() -> None:
     costs = [(n, 0.5 + 0.5 * n) for n in range(65)]
     rich, poor = DraftValue(), DraftValue()
     rich.read(COPY, costs, 1.0, math.inf)
@@ -92,7 +92,7 @@ def worth_with_restore(k: int, acceptance: list[float], t: CostCurve, restore: R
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_where_tokens_are_recomputed_the_length_is_the_best_of_all(seed: int) -> None:
+def test_cost_policy_with_restore_cost_plans_optimal_length(seed: int) -> None:
     rng = random.Random(seed)
     acceptance = [rng.random() ** 0.3 for _ in range(6)]
     t = curve(rng.choice((0.02, 0.1, 0.4)))
@@ -102,7 +102,7 @@ def test_where_tokens_are_recomputed_the_length_is_the_best_of_all(seed: int) ->
     assert Rich().plan(draft(acceptance), t, SIZES, restore) == (best, 1 + best)
 
 
-def test_no_pass_is_larger_than_the_largest() -> None:
+def test_cost_policy_with_restore_tokens_keeps_batch_within_maximum() -> None:
     k, size = Rich().plan(draft([0.99] * 60), curve(0.01), SIZES, RestoreCost(0.0, 0.0, 40))
     assert size == 1 + k
     assert 40 + size <= 64

@@ -8,7 +8,7 @@ from support.passes import passed
 from ngramspec.policies.loss_budget import LossBudget
 
 
-def test_a_new_text_may_lose_one_plain_pass_of_what_was_saved_and_the_credit() -> None:
+def test_loss_budget_begin_drops_savings_of_earlier_texts() -> None:
     budget = LossBudget()
     budget.record(passed(3, 2, 2, 1.5, 0.0, 1.0), drafting=True)  # saved 1.5 s
     assert budget.remaining(1.0, 1.0) == pytest.approx(2.506)
@@ -28,20 +28,20 @@ def test_forget_inherited_loss_keeps_own_loss() -> None:
         assert budget.remaining(1.0, 1.0) == pytest.approx(fresh.remaining(1.0, 1.0), abs=0.02)
 
 
-def test_a_draft_earns_what_its_tokens_would_have_taken_and_pays_for_its_pass() -> None:
+def test_loss_budget_book_adds_saved_time_and_subtracts_cost() -> None:
     budget = LossBudget()
     budget.record(passed(1, 4, 0, 1.4, 0.1, 1.0), drafting=True)
     assert budget.remaining(1.0, 1.0) == pytest.approx(1.0 - 1.5 + LossBudget.ALLOWANCE * 1.5 + LossBudget.CREDIT)
 
 
-def test_funds_are_told_in_any_unit_of_time() -> None:
+def test_loss_budget_left_scales_with_unit_of_time() -> None:
     budget = LossBudget()
     budget.record(passed(3, 2, 2, 1.5, 0.0, 1.0), drafting=True)
     assert budget.remaining(4.0, 0.25) == pytest.approx(4 * budget.remaining(1.0, 1.0))
 
 
 @pytest.mark.parametrize("texts", [1, 3])
-def test_a_plain_pass_is_booked_to_the_drafts_that_it_follows_and_to_no_others(texts: int) -> None:
+def test_loss_budget_charges_slow_plain_call_only_after_a_draft(texts: int) -> None:
     """This pass takes 0.5 s longer than expected."""
     after, alone = LossBudget(texts), LossBudget(texts)
     for budget, drafting in ((after, True), (alone, False)):
@@ -50,7 +50,7 @@ def test_a_plain_pass_is_booked_to_the_drafts_that_it_follows_and_to_no_others(t
     assert alone.remaining(texts, 1.0) - after.remaining(texts, 1.0) == pytest.approx(0.5)
 
 
-def test_can_ask_without_savings_is_limited() -> None:
+def test_loss_budget_can_ask_without_savings_is_limited() -> None:
     for saved, can_draft in ((0.0, False), (1.0, True)):
         budget = LossBudget()
         budget.record(passed(3, 2, 2, 3.0 - saved, 0.0, 1.0), drafting=True)
@@ -59,7 +59,7 @@ def test_can_ask_without_savings_is_limited() -> None:
         assert budget.can_draft() is can_draft
 
 
-def test_who_takes_long_to_ask_is_not_asked_once_the_funds_are_used_up() -> None:
+def test_loss_budget_with_slow_drafter_stops_asking_it() -> None:
     budget, asked = LossBudget(), 0
     while budget.can_draft():
         budget.record(passed(1, 0, 1, 1.0, 0.45, 1.0), drafting=False)

@@ -174,7 +174,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @grid(kind=KINDS, curve=CURVES, drafts=QUALITIES)
-def test_never_slower(kind: str, curve: str, drafts: str) -> None:
+def test_cost_policy_never_exceeds_plain_decoding_by_more_than_bound(kind: str, curve: str, drafts: str) -> None:
     """The loss is at most 2 % and ten plain passes."""
     machine = Machine(CURVES[curve], **KINDS[kind])
     machine.run(3000, QUALITIES[drafts])
@@ -192,7 +192,7 @@ def test_never_slower(kind: str, curve: str, drafts: str) -> None:
         ("switching", "typical", 0.8),
     ],
 )
-def test_good_drafts_pay(kind: str, curve: str, most: float) -> None:
+def test_cost_policy_with_good_drafts_reduces_time(kind: str, curve: str, most: float) -> None:
     assert Machine(CURVES[curve], **KINDS[kind]).run(4000, GOOD) < most
 
 
@@ -202,7 +202,7 @@ def test_good_drafts_pay(kind: str, curve: str, most: float) -> None:
     kind=("alone", "replaying, dear", "switching"),
     repeats=(False, True),
 )
-def test_a_short_text_loses_little_whatever_others_gained(
+def test_cost_policy_after_savings_limits_loss_of_short_text(
     claimed: float, slope: float, kind: str, repeats: bool
 ) -> None:
     """In every text, confident copies are wrong, and a refused draft of 15 tokens costs up to nine plain passes."""
@@ -216,7 +216,7 @@ def test_a_short_text_loses_little_whatever_others_gained(
 
 
 @grid(ask=(0.0025, 0.02, 0.1), before=(NOTHING, Drafts(0.0, 0.6), Drafts(0.0, 0.95)))
-def test_drafting_resumes_when_the_text_gets_better(ask: float, before: Drafts) -> None:
+def test_cost_policy_resumes_drafting_when_drafts_improve(ask: float, before: Drafts) -> None:
     """Losses in 4,000 tokens must not prevent drafts in the next 2,000."""
     machine = Machine(CURVES["typical"], ask=ask)
     machine.run(4000, before)
@@ -227,7 +227,7 @@ def test_drafting_resumes_when_the_text_gets_better(ask: float, before: Drafts) 
 
 
 @pytest.mark.parametrize("ask", [0.0005, 0.01, 0.05, 1.0])
-def test_the_drafter_is_asked_less_where_it_has_nothing(ask: float) -> None:
+def test_cost_policy_without_drafts_asks_drafter_less_often(ask: float) -> None:
     machine = Machine(CURVES["typical"], ask=ask)
     machine.run(2000, NOTHING)
     assert machine.asked >= 2000 / 150  # This is often enough to notice a change.
@@ -241,14 +241,14 @@ def test_the_drafter_is_asked_less_where_it_has_nothing(ask: float) -> None:
 
 
 @pytest.mark.parametrize(("true", "believed", "p"), [(0.6, 0.1, 0.5), (0.9, 0.3, 0.7)])
-def test_a_wrong_curve_is_found_out(true: float, believed: float, p: float) -> None:
+def test_cost_policy_with_wrong_cost_curve_corrects_it(true: float, believed: float, p: float) -> None:
     """The curve may be from a short context with cheaper batches; only passes with a draft reveal the difference."""
     machine = Machine(lambda n: 1 + true * (n - 1), believed=lambda n: 1 + believed * (n - 1))
     assert machine.run(4000, Drafts(p, p)) < 1.03
     assert machine.curve.level == pytest.approx(1.0, rel=0.1)
 
 
-def test_interruptions_are_not_booked_to_drafts() -> None:
+def test_cost_policy_with_interrupted_calls_still_drafts() -> None:
     """One pass in five is interrupted, and drafts still pay as without interruptions."""
     drafted = []
     for share in (0.0, 0.2):
@@ -312,7 +312,9 @@ def seconds(curve: str, texts: int, split: bool, right: float | None) -> float:
 
 
 @grid(curve=CURVES, texts=(1, 2, 4, 8), right=(0.5, 0.0, 0.95), split=(False, True))
-def test_never_slower_in_the_passes_of_several_texts(curve: str, texts: int, right: float, split: bool) -> None:
+def test_cost_policy_with_several_texts_never_exceeds_time_bound(
+    curve: str, texts: int, right: float, split: bool
+) -> None:
     drafted, plain = (seconds(curve, texts, split, chance) for chance in (right, None))
     assert drafted <= 1.02 * plain + 0.01 * CURVES[curve](texts)
     if curve == "flat" and right > 0.9:

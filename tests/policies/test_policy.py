@@ -29,7 +29,7 @@ def curve_of(cost: Cost, sizes: Sequence[int] = range(1, 17)) -> CostCurve:
 # --------------------------------------------------------------------------- simple policies
 
 
-def test_policies_by_name() -> None:
+def test_make_policy_returns_policy_by_name_and_rejects_invalid() -> None:
     assert set(POLICIES) == {"fixed", "heuristic", "entropy", "threshold", "cost"}
     for name in POLICIES:
         assert make_policy(name).name == name
@@ -43,7 +43,7 @@ def test_policies_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["fixed", "heuristic"])
-def test_simple_policies_send_what_there_is(name: str) -> None:
+def test_simple_policies_plan_sends_draft_up_to_limit(name: str) -> None:
     policy = make_policy(name, 4)
     assert policy.plan(draft([0.01] * 4), None, ALL) == (4, 5)
     assert policy.plan(draft([0.01] * 2), None, ALL) == (2, 3)
@@ -54,7 +54,7 @@ def test_simple_policies_send_what_there_is(name: str) -> None:
     assert policy.plan(NO_DRAFT, None, (2, 8)) == (0, 2)
 
 
-def test_heuristic_goes_two_up_and_one_down_and_fixed_stays() -> None:
+def test_heuristic_policy_adapts_limit_and_fixed_policy_keeps_it() -> None:
     policy, fixed = make_policy("heuristic", 8), make_policy("fixed", 6)
     length, rng = policy.limit(), random.Random(0)
     for _ in range(200):
@@ -95,7 +95,9 @@ def values_of(acceptance: Sequence[float], costs: Cost, sizes: Sequence[int], ra
     acceptance=st.lists(st.floats(0.01, 0.99), min_size=1, max_size=15),
     sizes=st.sampled_from([tuple(range(1, 17)), (1, 2, 4, 8, 16), (2, 3, 5, 8), (3, 9)]),
 )
-def test_length_maximises_the_objective(costs: list[float], acceptance: list[float], sizes: tuple[int, ...]) -> None:
+def test_cost_policy_plan_maximises_expected_value(
+    costs: list[float], acceptance: list[float], sizes: tuple[int, ...]
+) -> None:
     costs = [1.0, *(min(c, 1.5 * n) for n, c in enumerate(costs[1:], 2))]  # the curve's limit
 
     def cost(n: int) -> float:
@@ -112,7 +114,7 @@ def test_length_maximises_the_objective(costs: list[float], acceptance: list[flo
 
 
 @given(throughput=st.floats(1.0, 4.0), p=st.floats(0.3, 0.95), slope=st.floats(0.05, 0.5))
-def test_recent_throughput_is_the_price_of_time(throughput: float, p: float, slope: float) -> None:
+def test_cost_policy_uses_recent_throughput_as_price_of_time(throughput: float, p: float, slope: float) -> None:
     def cost(n: int) -> float:
         return 0.01 * (1 + slope * (n - 1))
 
@@ -130,7 +132,7 @@ def test_recent_throughput_is_the_price_of_time(throughput: float, p: float, slo
     sizes=st.sampled_from([tuple(range(1, 17)), (1, 2, 4, 8, 16), (2, 3, 5, 8), (3, 9)]),
     passes=st.lists(st.tuples(st.integers(1, 9), st.floats(0.5, 4.0)), max_size=5),
 )
-def test_a_price_ends_no_draft_that_this_pass_would_pay_for(
+def test_cost_policy_price_keeps_every_profitable_draft_length(
     costs: list[float], acceptance: list[float], sizes: tuple[int, ...], passes: list[tuple[int, float]]
 ) -> None:
     curve, policy = curve_of(lambda n: costs[n - 1]), Rich()
@@ -152,7 +154,7 @@ def test_a_price_ends_no_draft_that_this_pass_would_pay_for(
     assert max(values[: cut + 1]) >= max(values) - 1e-9
 
 
-def test_only_the_cost_policy_looks_at_costs() -> None:
+def test_price_of_cost_policy_follows_curve_and_others_return_none() -> None:
     curve = curve_of(lambda n: 1 + 0.1 * (n - 1))
     for name in ("fixed", "heuristic", "entropy"):
         assert make_policy(name).price(curve, ALL) is None
@@ -193,14 +195,14 @@ NOISY = {1: 1.0, 2: 0.99, 3: 1.01, 4: 0.985, 8: 0.99, 16: 0.98}
         (FLAT, [0.99] * 80, ALL, (63, 64)),
     ],
 )
-def test_examples(
+def test_cost_policy_plan_returns_expected_lengths(
     points: dict[int, float] | None, chances: list[float], sizes: Sequence[int], planned: tuple[int, int]
 ) -> None:
     curve = CostCurve(points) if points else None
     assert Rich().plan(draft(chances), curve, sizes) == planned
 
 
-def test_a_longer_blind_estimate_sends_no_more_than_the_draft() -> None:
+def test_cost_policy_plan_sends_no_more_than_the_draft() -> None:
     assert Rich().plan(draft([0.9] * 15, length=3), CostCurve(FLAT), ALL) == (3, 4)
 
 
@@ -211,7 +213,7 @@ def typical(n: int) -> float:
     return 2e-3 * (1 + 0.25 * (n - 1))
 
 
-def test_stakes_grow_with_what_was_saved() -> None:
+def test_cost_policy_draft_length_grows_with_savings() -> None:
     policy, curve, sure = CostPolicy(), curve_of(typical), draft([0.99] * 15)
     lengths = []
     for _ in range(8):
@@ -223,14 +225,14 @@ def test_stakes_grow_with_what_was_saved() -> None:
     assert lengths[-1] == 15
 
 
-def test_the_cheapest_draft_that_can_pay_is_always_within_the_stake() -> None:
+def test_cost_policy_without_savings_allows_cheapest_profitable_draft() -> None:
     # In a mixture of experts, two tokens cost much more than one, and further tokens add little.
     steep = CostCurve({1: 1.0, 2: 2.5, 4: 3.0, 8: 3.6, 16: 5.4})
     k, size = CostPolicy().plan(draft([0.99] * 15), steep, ALL)
     assert (k, size) == (3, 4)
 
 
-def test_a_pass_of_no_time_breaks_nothing() -> None:
+def test_cost_policy_after_calls_of_zero_duration_still_plans() -> None:
     policy, curve = CostPolicy(), curve_of(typical)
     for done in (passed(1, 0, 0, 0.0, 0.0, 0.0), passed(1, 0, 0, 0.0, 1e-6, 0.0), passed(3, 2, 2, 0.0, 0.0, 0.0)):
         policy.record(done)

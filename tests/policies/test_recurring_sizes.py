@@ -52,7 +52,7 @@ def run(
     return tokens / seconds, sizes
 
 
-def test_who_knows_what_a_change_costs_is_faster_and_keeps_to_few_sizes() -> None:
+def test_cost_policy_with_known_switch_cost_is_faster_with_few_sizes() -> None:
     guesses = text(4000)
     knowing, few = run(CostPolicy(), guesses, charged=0.3, true=0.3)
     ignorant, many = run(CostPolicy(), guesses, charged=0.0, true=0.3)
@@ -61,7 +61,7 @@ def test_who_knows_what_a_change_costs_is_faster_and_keeps_to_few_sizes() -> Non
     assert len(many) > 8
 
 
-def test_where_a_change_costs_nothing_nothing_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cost_policy_without_switch_cost_skips_recurring_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(*_: object) -> Candidate:
         raise AssertionError("there was nothing to choose")
 
@@ -69,7 +69,7 @@ def test_where_a_change_costs_nothing_nothing_is_weighed(monkeypatch: pytest.Mon
     assert run(CostPolicy(), text(300), 0.0, 0.0)[1].total() == 300
 
 
-def test_a_vanishing_charge_changes_nothing() -> None:
+def test_cost_policy_with_tiny_switch_cost_keeps_plan() -> None:
     # The curve has no plateaus, since on these, where a larger batch costs nothing, any charge leads to padding.
     guesses = text(1500)
     slope = {1: 1.0, 64: 3.0}
@@ -77,7 +77,7 @@ def test_a_vanishing_charge_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2, 3))])
-def test_it_comes_near_to_the_best_of_all_fixed_pairs_of_sizes(seed: int) -> None:
+def test_cost_policy_with_switch_cost_is_near_best_fixed_sizes(seed: int) -> None:
     """Compare with hindsight, in which every pass is plain or has one other size, whichever is better for it."""
     guesses = text(3000, seed)
     costs = [make_fixed_curve(FLAT).ratio(n) for n in range(33)]
@@ -99,7 +99,7 @@ def candidates(*values: tuple[int, float, int, float]) -> list[Candidate]:
     return [Candidate(*value) for value in values]
 
 
-def test_a_size_that_recurs_is_chosen_before_a_slightly_better_one() -> None:
+def test_recurring_sizes_choose_prefers_recurring_size() -> None:
     recurring, curve = RecurringSizes(), CostCurve({1: 1.0, 4: 1.5, 8: 1.6, 16: 1.7}, switch=0.3)
     eight = candidates((0, 1.0, 1, 1.0), (7, 4.0, 8, 1.6))
     for _ in range(200):
@@ -120,7 +120,7 @@ def test_a_size_that_recurs_is_chosen_before_a_slightly_better_one() -> None:
     assert curve.last == 16
 
 
-def test_where_nothing_is_drafted_for_long_a_draft_pays_for_the_way_back_again() -> None:
+def test_recurring_sizes_choose_after_long_plain_decoding_charges_switch() -> None:
     recurring, curve = RecurringSizes(), CostCurve({1: 1.0, 8: 1.6}, switch=0.3)
     good, poor = (candidates((0, 1.0, 1, 1.0), (7, value, 8, 1.6)) for value in (4.0, 1.7))
     for _ in range(300):
@@ -147,9 +147,7 @@ def settled(policy: CostPolicy, curve: CostCurve, passes: int = 300) -> None:
 @pytest.mark.parametrize(
     ("cost", "least", "most"), [(1.0, 100, 100), (1.05, 2, 6), (1.1, 1, 3), (1.25, 0, 1), (1.4, 0, 0)]
 )
-def test_a_pass_without_a_draft_keeps_the_size_for_as_long_as_a_change_would_cost(
-    cost: float, least: int, most: int
-) -> None:
+def test_cost_policy_without_draft_keeps_size_while_cheaper_than_switch(cost: float, least: int, most: int) -> None:
     policy, curve = CostPolicy(), make_fixed_curve({1: 1.0, 2: 1.0, 8: cost, 64: 8.0}, 0.3)
     settled(policy, curve)
     kept = 0
@@ -165,7 +163,7 @@ def test_a_pass_without_a_draft_keeps_the_size_for_as_long_as_a_change_would_cos
     assert least <= kept <= most
 
 
-def test_no_draft_is_a_plain_pass_where_nothing_recurs_or_going_back_costs_again() -> None:
+def test_cost_policy_without_draft_uses_plain_decoding_if_none_recurs() -> None:
     assert CostPolicy().plan(NO_DRAFT, make_fixed_curve({1: 1.0, 64: 1.0}, 0.3), ALL) == (0, 1)
     policy, curve = CostPolicy(), make_fixed_curve({1: 1.0, 8: 1.0, 64: 8.0}, 0.3)
     settled(policy, curve)

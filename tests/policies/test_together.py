@@ -30,7 +30,7 @@ def value(chances: Sequence[Sequence[float]], lengths: Sequence[int], rate: floa
     return expected - rate * cost
 
 
-def test_what_may_be_lost_is_divided_among_the_drafters() -> None:
+def test_price_with_several_texts_divides_loss_budget() -> None:
     curve = CostCurve(dict.fromkeys(SIZES, 1.0))  # A pass of four texts costs as much as one.
     alone, shared = (CostPolicy(texts=texts).price(curve, SIZES) for texts in (1, 4))
     assert alone is not None
@@ -42,7 +42,9 @@ CHANCES = st.lists(st.lists(st.floats(0.01, 0.99), max_size=4), min_size=2, max_
 
 
 @given(CHANCES, st.floats(0.05, 1.5), st.floats(0.0, 0.2))
-def test_one_pool_gets_the_best_of_all_choices(chances: list[list[float]], slope: float, bend: float) -> None:
+def test_plan_together_with_shared_cache_finds_best_lengths(
+    chances: list[list[float]], slope: float, bend: float
+) -> None:
     curve = CostCurve({n: 1 + slope * (n - 1) * (1 + bend * n) for n in SIZES})
     curve.worst = math.inf
     policy = Rich(texts=len(chances))
@@ -59,7 +61,7 @@ def test_one_pool_gets_the_best_of_all_choices(chances: list[list[float]], slope
     assert all(size == 1 + length for length, size in planned)
 
 
-def test_sequences_of_their_own_are_padded_to_one_batch_where_that_is_cheaper() -> None:
+def test_plan_together_with_separate_caches_pads_to_one_batch() -> None:
     """Reading the weights costs 1 and a token 0.05, so a second batch for a longer draft costs as much as 20 tokens."""
     curve = CostCurve({n: 1 + 0.05 * (n - 1) for n in SIZES})
     shared = MockShared(4, split=True)

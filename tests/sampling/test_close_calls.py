@@ -36,14 +36,14 @@ def counted(sampling: Sampling, row: Logits, bound: float | None) -> tuple[int, 
 
 
 @pytest.mark.parametrize(("bound", "count"), [(None, 0), (0.0, 0), (0.2, 0), (0.3, 1)])
-def test_greedy_margins_below_twice_the_bound_count(bound: float | None, count: int) -> None:
+def test_close_calls_greedy_counts_margin_below_twice_the_bound(bound: float | None, count: int) -> None:
     row = np.zeros(VOCAB, np.float32)
     row[3], row[5] = 2.0, 1.5
     assert counted(Sampling(), row, bound) == (3, count)
 
 
 @given(seed=st.integers(0, 2**32), bound=st.floats(0.01, 1), temperature=st.sampled_from([0.0, 0.7, 1.5]))
-def test_without_filters_what_is_not_counted_cannot_change(seed: int, bound: float, temperature: float) -> None:
+def test_close_calls_without_filters_counts_every_changeable_token(seed: int, bound: float, temperature: float) -> None:
     rng = np.random.default_rng(seed)
     row = (3 * rng.standard_normal(VOCAB)).astype(np.float32)
     sampling = Sampling(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
@@ -56,7 +56,7 @@ def test_without_filters_what_is_not_counted_cannot_change(seed: int, bound: flo
 
 @pytest.mark.parametrize("writeable", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_is_left_as_it_was(temperature: float, writeable: bool) -> None:
+def test_close_calls_keep_row_unchanged(temperature: float, writeable: bool) -> None:
     row = np.linspace(0, 1, VOCAB, dtype=np.float32)
     before = row.copy()
     row.flags.writeable = writeable
@@ -65,14 +65,14 @@ def test_a_row_is_left_as_it_was(temperature: float, writeable: bool) -> None:
 
 
 @pytest.mark.parametrize("own", [{"mirostat": 2}, {"xtc_probability": 1.0}])
-def test_samplers_with_random_numbers_of_their_own_are_drawn_from_once(own: Any) -> None:
+def test_close_calls_with_stateful_sampler_draw_once(own: Any) -> None:
     row = np.zeros(VOCAB, np.float32)
     row[3] = 30.0
     assert counted(Sampling(temperature=1.0, **own), row, 0.01) == (3, 1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_recording_sampler_keeps_the_distribution_of_every_token_once(temperature: float) -> None:
+def test_recording_sampler_keeps_distribution_of_every_token_once(temperature: float) -> None:
     rows = np.random.default_rng(3).standard_normal((3, VOCAB)).astype(np.float32)
     settings = Sampling(temperature=temperature, top_k=2, top_p=1.0, min_p=0.0, seed=1)
     calls = CloseCalls(NumpySampler(settings, VOCAB))  # Counting draws a second time.
@@ -93,7 +93,7 @@ def test_recording_sampler_keeps_the_distribution_of_every_token_once(temperatur
     assert recorder.pop_distributions() == []
 
 
-def test_a_watched_draw_is_judged_by_its_own_law() -> None:
+def test_verifier_with_close_calls_reports_probability_of_sampled_token() -> None:
     seen: list[Any] = []
     row = np.linspace(0, 1, VOCAB, dtype=np.float32)
     sampling = Sampling(temperature=1.0, seed=5)
@@ -123,7 +123,7 @@ def total(folder: Path, exactness: ExactnessMode, drafter: str | None = "mixture
     return sum(len(step.drafted) for step in steps), sum(step.close_calls for step in steps)
 
 
-def test_only_passes_of_other_sizes_count(tmp_path: Path) -> None:
+def test_close_calls_count_only_batches_of_other_sizes(tmp_path: Path) -> None:
     drafted, calls = total(tmp_path, ExactnessMode(max_logit_shift=1000.0))
     assert drafted
     assert 0 < calls < 60

@@ -20,7 +20,7 @@ from ngramspec.sampling.distribution import (
 )
 
 
-def test_largest_equals_a_stable_sort() -> None:
+def test_largest_equals_stable_sort() -> None:
     rng = np.random.default_rng(3)
     for size in (1, 63, 64, 65, 1000, 12_345):
         for values in (rng.standard_normal(size), rng.integers(0, 5, size).astype(float)):
@@ -30,7 +30,7 @@ def test_largest_equals_a_stable_sort() -> None:
                     assert largest(values, count).tolist() == sorted(ordered[:count].tolist())
 
 
-def test_largest_counts_infinities_and_shows_nan() -> None:
+def test_largest_includes_infinities_and_returns_nan() -> None:
     for size in (10, 20_000):
         values = np.full(size, -np.inf, np.float32)
         values[[3, 7]] = [0.0, np.inf]
@@ -41,7 +41,7 @@ def test_largest_counts_infinities_and_shows_nan() -> None:
             assert {5, size - 1} <= set(largest(values, count).tolist())
 
 
-def test_softmax_against_the_definition() -> None:
+def test_softmax_equals_definition() -> None:
     rng = np.random.default_rng(1)
     for size in (1, 2, 50):
         ids = rng.permutation(1000)[:size].astype(np.int32)
@@ -55,7 +55,7 @@ def test_softmax_against_the_definition() -> None:
         assert abs(law.probs.sum() - 1) < 1e-14
 
 
-def test_softmax_leaves_out_what_cannot_come() -> None:
+def test_softmax_omits_tokens_without_probability() -> None:
     with np.errstate(all="raise", under="ignore"):
         law = softmax(np.array([4, 2, 9], np.int32), np.array([0.0, -np.inf, 0.0], np.float32))
         assert (law.ids.tolist(), law.probs.tolist()) == ([4, 9], [0.5, 0.5])
@@ -63,7 +63,7 @@ def test_softmax_leaves_out_what_cannot_come() -> None:
         assert (law.ids.tolist(), law.probs.tolist(), law.logp.tolist()) == ([4], [1.0], [0.0])
 
 
-def test_probability_and_find() -> None:
+def test_distribution_find_and_probability_return_expected_values() -> None:
     law = Distribution(np.array([1, 3], np.int32), np.array([0.25, 0.75]), np.log([0.25, 0.75]))
     assert [law.find(token) for token in range(-1, 6)] == [None, None, 0, None, 1, None, None]
     assert [law.probability(token) for token in range(5)] == [0.0, 0.25, 0.0, 0.75, 0.0]
@@ -74,7 +74,7 @@ def test_probability_and_find() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 10, 20_001])
-def test_top_token(size: int) -> None:
+def test_top_token_returns_argmax_and_rejects_bad_logits(size: int) -> None:
     assert issubclass(BadLogits, ValueError)
     assert issubclass(BadLogits, NGramSpecError)  # a user's error
     for where in {0, size // 2, size - 1}:
@@ -98,7 +98,7 @@ def test_top_token(size: int) -> None:
 # --------------------------------------------------------------------------- the model's own logprobs
 
 
-def test_logprobs_against_the_definition() -> None:
+def test_logprobs_equal_definition() -> None:
     rng = np.random.default_rng(1)
     for size, scale in ((1, 1.0), (2, 5.0), (300, 3.0), (5003, 0.01), (151_936, 4.0)):
         row = (scale * rng.standard_normal(size)).astype(np.float32)
@@ -113,7 +113,7 @@ def test_logprobs_against_the_definition() -> None:
             assert [p for _, p in told.top] == sorted((p for _, p in told.top), reverse=True)
 
 
-def test_ties_go_to_the_lowest_id_and_there_may_be_none_or_all_of_the_likeliest() -> None:
+def test_logprobs_with_ties_order_by_lowest_token_id() -> None:
     told = logprobs(np.array([1, 2, 1, 2, 2], np.float32), 0, 4)
     assert [token for token, _ in told.top] == [1, 3, 4, 0]
     row = np.array([0.5, 1.5, -1.0], np.float32)
@@ -123,7 +123,7 @@ def test_ties_go_to_the_lowest_id_and_there_may_be_none_or_all_of_the_likeliest(
     assert math.fsum(math.exp(p) for _, p in everything) == pytest.approx(1)
 
 
-def test_minus_infinity_and_large_logits() -> None:
+def test_logprobs_with_minus_infinity_and_large_logits_are_exact() -> None:
     with np.errstate(all="raise", under="ignore"):
         row = np.array([1e6, -np.inf, 1e6, -1e38], np.float32)
         told = logprobs(row, 0, 4)

@@ -41,13 +41,13 @@ def uniform_from_gumbel(g: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.exp(-np.exp(-g))
 
 
-def test_published_splitmix64_values() -> None:
+def test_noise_generator_equals_published_splitmix64_values() -> None:
     first = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     assert [noise._out(1234567, n) for n in range(4)] == first
     assert noise._out(1234567, np.arange(4, dtype=np.uint64)).tolist() == first
 
 
-def test_pinned_values() -> None:
+def test_noise_equals_pinned_values() -> None:
     ids = np.array([0, 1, 2, 151935])
     pinned = {
         (0, 0): [-0.6807578025137786, 3.5293597414235305, -0.24743454082693486, -0.1093530442433601],
@@ -61,7 +61,7 @@ def test_pinned_values() -> None:
     assert noise.uniform(2**64 - 1, 7, 3) == 0.09395592684583043
 
 
-def test_noise_of_an_id_is_that_of_the_scalar_and_does_not_depend_on_the_others() -> None:
+def test_gumbel_noise_of_token_does_not_depend_on_other_tokens() -> None:
     ids = np.arange(0, 150_000, 37, dtype=np.int32)
     for seed in SEEDS:
         vector = noise.gumbel(seed, 4321, ids).tolist()
@@ -75,7 +75,7 @@ def test_noise_of_an_id_is_that_of_the_scalar_and_does_not_depend_on_the_others(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_law_over_ids(seed: int) -> None:
+def test_gumbel_noise_over_token_ids_follows_gumbel_distribution(seed: int) -> None:
     n = 200_000
     g = np.sort(noise.gumbel(seed, 17, np.arange(n)))
     assert distance(g, uniform_from_gumbel(g)) < limit(n)
@@ -85,7 +85,7 @@ def test_law_over_ids(seed: int) -> None:
     assert abs(g.var() / (math.pi**2 / 6) - 1) < SIGMAS * math.sqrt(4.4 / n)
 
 
-def test_law_over_positions_and_over_seeds() -> None:
+def test_gumbel_noise_over_positions_and_seeds_follows_distribution() -> None:
     n = 30_000
     for g in (
         np.array([noise.gumbel_one(5, p, 11) for p in range(n)]),
@@ -97,7 +97,7 @@ def test_law_over_positions_and_over_seeds() -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 256])
 @pytest.mark.parametrize("counter", [0, 1, 2], ids=["seed", "position", "id"])
-def test_neighbours_are_independent(counter: int, step: int) -> None:
+def test_gumbel_noise_of_neighbouring_counters_is_independent(counter: int, step: int) -> None:
     """If u and v are independent and uniform, u + v and u - v modulo 1 are uniform too."""
     n = 100_000
     ids = np.arange(n)
@@ -111,7 +111,7 @@ def test_neighbours_are_independent(counter: int, step: int) -> None:
     assert abs(correlation(u, v)) < SIGMAS / math.sqrt(n)
 
 
-def test_no_correlation_of_few_ids_along_positions() -> None:
+def test_gumbel_noise_of_few_tokens_along_positions_is_uncorrelated() -> None:
     """Sampling reads a few dozen ids at each position, not whole rows, so this tests that axis too."""
     n = 20_000
     table = uniform_from_gumbel(np.stack([noise.gumbel(9, p, np.arange(8)) for p in range(n + 1)]))
@@ -121,7 +121,7 @@ def test_no_correlation_of_few_ids_along_positions() -> None:
             assert i == j or abs(correlation(table[:, i], table[:, j])) < SIGMAS / math.sqrt(n)
 
 
-def test_uniform_streams() -> None:
+def test_uniform_noise_streams_are_uniform_and_independent() -> None:
     n = 30_000
     u, v = (np.array([noise.uniform(6, p, s) for p in range(n)]) for s in (0, 1))
     assert u.min() > 0
@@ -135,7 +135,7 @@ def test_uniform_streams() -> None:
     assert distance(ordered, ordered) < limit(n)
 
 
-def test_extremes_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_of_extreme_bits_is_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     for bits in (0, 2**64 - 1):
         monkeypatch.setattr(noise, "_out", lambda state, counter, bits=bits: counter * 0 + bits)
         g = noise.gumbel(0, 0, np.array([1]))[0]

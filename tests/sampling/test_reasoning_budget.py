@@ -71,66 +71,66 @@ def closed(
     return "".join(written)
 
 
-def test_budget_counts_the_tokens_after_the_opening_tag() -> None:
+def test_reasoning_budget_counts_tokens_after_opening_tag() -> None:
     assert closed(["a", "<t>", "b", "c", "d"], 2) == "a<t>bc[</t>]d"
     assert closed(["<t>", "\n", "b", "c"], 2) == "<t>\nb[</t>]c"
     assert closed(["a", "b", "c"], 1) == "abc"
 
 
-def test_budget_of_a_block_that_the_prompt_opened_counts_its_tokens_there() -> None:
+def test_reasoning_budget_of_block_open_in_prompt_counts_prompt_tokens() -> None:
     assert closed(["a", "b", "c"], 3, prompt=["x", "<t>", "\n"], start="<t>\n") == "ab[</t>]c"
     assert closed(["a", "b", "c"], 3, prompt=["<t>", "x", "<t>"], start="<t>\n") == "abc[</t>]"
     assert closed(["a", "b", "c"], 3, prompt=["x<", "t", ">\n", "so", " far"], start="<t>\n") == "a[</t>]bc"
     assert closed(["a", "b"], 3, prompt=["<t>", "so", "very", "far", "on"], start="<t>\n") == "[</t>]ab"
 
 
-def test_budget_of_0_closes_a_block_at_once() -> None:
+def test_reasoning_budget_of_zero_closes_block_immediately() -> None:
     assert closed(["a", "<t>", "b"], 0) == "a<t>[</t>]b"
     assert closed(["a"], 0, prompt=["<t>", "\n"], start="<t>\n") == "[</t>]a"
 
 
-def test_message_is_inserted_before_the_closing_tag() -> None:
+def test_reasoning_budget_inserts_message_before_closing_tag() -> None:
     assert closed(["<t>", "a", "b"], 1, message="so") == "<t>a[s][o][</t>]b"
     assert closed(["<t>", "a", "</t>", "b"], 9, message="so") == "<t>a</t>b"
 
 
-def test_block_that_the_model_closes_is_left_alone() -> None:
+def test_reasoning_budget_keeps_block_that_the_model_closes() -> None:
     assert closed(["<t>", "a", "</t>", "b", "c"], 2) == "<t>a</t>bc"
     assert closed(["<t>", "a", "b", "</t>", "c"], 2) == "<t>ab[</t>]</t>c"  # llama.cpp closes it too.
 
 
-def test_each_block_has_the_whole_budget() -> None:
+def test_reasoning_budget_applies_to_each_block() -> None:
     text = ["<t>", "a", "b", "c", "<t>", "d", "</t>", "e", "f", "<t>", "g", "h", "i"]
     assert closed(text, 2) == "<t>ab[</t>]c<t>d</t>ef<t>gh[</t>]i"
 
 
-def test_tags_are_found_in_any_tokens() -> None:
+def test_reasoning_budget_detects_tags_across_token_borders() -> None:
     assert closed(["<", "t", ">\n", "a", "b", "c"], 2) == "<t>\nab[</t>]c"
     assert closed(["a<t", ">b", "c", "d"], 2) == "a<t>bcd[</t>]"
     assert closed(["<t>", "a", "b<", "/", "t>c", "d", "e", "f", "g"], 5) == "<t>ab</t>cdefg"
     assert closed(["<t", "<t", ">", "a", "b"], 1) == "<t<t>a[</t>]b"
 
 
-def test_other_tags_are_closed_by_their_own() -> None:
+def test_reasoning_budget_closes_block_with_its_own_tag() -> None:
     tags = {"<t>": "</t>", "[T]": "[/T]"}
     assert closed(["[T]", "a", "</t>", "b"], 3, tags=tags) == "[T]a</t>b[[/T]]"
 
 
-def test_character_is_completed_first() -> None:
+def test_reasoning_budget_completes_character_before_closing_tag() -> None:
     euro = "€".encode()
     assert closed(["<t>", "a", euro[:1], euro[1:2], euro[2:], "b"], 2) == "<t>a\ufffd\ufffd\ufffd[</t>]b"
 
 
-def test_block_stays_open_while_a_grammar_forbids_its_end() -> None:
+def test_reasoning_budget_waits_while_grammar_forbids_closing_tag() -> None:
     assert closed(["<t>", "a", "b", "c", "d"], 1, forbidden_until=2) == "<t>abc[</t>]d"
 
 
-def test_model_without_reasoning_has_no_budget() -> None:
+def test_reasoning_budget_of_model_without_reasoning_is_none() -> None:
     assert budget_for(5, "", {}, LETTERS, LETTERS.piece) is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_closing_tokens_come_whatever_the_settings_say(temperature: float) -> None:
+def test_budget_sampler_draws_closing_tokens_for_any_settings(temperature: float) -> None:
     budget = budget_for(1, "", {"b": "cd"}, LETTERS, LETTERS.piece)
     assert budget is not None
     sampling = Sampling(temperature, logit_bias=((2, -np.inf),), top_k=1)

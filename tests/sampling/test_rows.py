@@ -50,7 +50,7 @@ def outcome(function: Callable[..., Any], *args: Any) -> Any:
 
 
 @given(row=rows(), count=st.sampled_from([1, 2, 40, SIZE + 1]))
-def test_candidates_are_the_largest_logits_or_all(row: NDArray[np.float32], count: int) -> None:
+def test_candidates_take_keeps_largest_logits_or_all(row: NDArray[np.float32], count: int) -> None:
     candidates, best = Candidates(SIZE), outcome(top_token, row)
     for take, ids in ((candidates.take_all, np.arange(row.size)), (candidates.take_largest, largest(row, count))):
         n = outcome(take, row) if take == candidates.take_all else outcome(take, row, count)
@@ -64,7 +64,7 @@ def test_candidates_are_the_largest_logits_or_all(row: NDArray[np.float32], coun
 
 
 @given(ids=st.sets(st.integers(0, 19)), moved=st.sets(st.integers(0, 19)))
-def test_tokens_are_moved_to_the_end_or_added_there(ids: set[int], moved: set[int]) -> None:
+def test_candidates_move_to_end_moves_or_appends_tokens(ids: set[int], moved: set[int]) -> None:
     row = np.arange(20, dtype=np.float32)
     candidates, data = Candidates(20), sorted(ids)
     candidates.data[: len(ids)] = [(token, token, 0) for token in data]
@@ -73,7 +73,7 @@ def test_tokens_are_moved_to_the_end_or_added_there(ids: set[int], moved: set[in
 
 
 @given(row=rows(), seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**31), attempt=st.integers(0, 1))
-def test_draw_is_the_gumbel_pick_of_the_softmax(
+def test_candidates_draw_equals_gumbel_pick_of_softmax(
     row: NDArray[np.float32], seed: int, position: int, attempt: int
 ) -> None:
     """The result does not depend on the order of the candidates, or on the presence of the first ones."""
@@ -93,7 +93,7 @@ def test_draw_is_the_gumbel_pick_of_the_softmax(
                     candidates.draw(first, n - first, seed, position, attempt)
 
 
-def test_draw_decides_nearly_equal_scores_as_numpy_does() -> None:
+def test_candidates_draw_with_nearly_equal_scores_matches_numpy() -> None:
     """The second token's logit compensates its noise up to the last bits of float32, which are far below 1e-9 here."""
     noise = gumbel(5, 9, np.arange(100_000))
     order = np.argsort(noise)
@@ -110,7 +110,7 @@ def test_draw_decides_nearly_equal_scores_as_numpy_does() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_a_sampler_makes_of_logits_is_checked(bad: float) -> None:
+def test_candidates_with_invalid_logits_raise_no_token_left(bad: float) -> None:
     candidates = Candidates(3)
     for logits in ((1.0, bad, 2.0), (bad, 1.0, 2.0), (-np.inf,) * 3):
         candidates.take_all(np.zeros(3, np.float32))
@@ -120,7 +120,7 @@ def test_what_a_sampler_makes_of_logits_is_checked(bad: float) -> None:
                 call()
 
 
-def test_row_longer_than_the_vocabulary_is_rejected() -> None:
+def test_candidates_take_rejects_row_longer_than_vocabulary() -> None:
     candidates = Candidates(3)
     for take in (candidates.take_all, lambda row: candidates.take_largest(row, 2)):
         with pytest.raises(ValueError, match="the row has 4 logits for a vocabulary of 3 tokens"):
@@ -128,14 +128,14 @@ def test_row_longer_than_the_vocabulary_is_rejected() -> None:
 
 
 @given(row=rows())
-def test_most_likely_token_is_the_top_token(row: NDArray[np.float32]) -> None:
+def test_append_most_likely_without_draft_appends_argmax(row: NDArray[np.float32]) -> None:
     tokens: list[int] = []
     error = outcome(append_most_likely, row[np.newaxis], (), tokens)
     best = outcome(top_token, row)
     assert (error, tokens) == ((best, []) if isinstance(best, str) else (False, [best]))
 
 
-def test_most_likely_tokens_end_at_the_first_difference_or_bad_row() -> None:
+def test_append_most_likely_stops_at_first_mismatch_or_bad_row() -> None:
     rows = np.eye(5, dtype=np.float32)
     rows.flags.writeable = False
 
@@ -158,7 +158,7 @@ def test_most_likely_tokens_end_at_the_first_difference_or_bad_row() -> None:
         assert appended(broken, (0, 9)) == ([7, 0, 1], False)
 
 
-def test_coupled_choice_adds_the_noise_of_its_position() -> None:
+def test_coupled_choice_adds_noise_of_its_position() -> None:
     rng = np.random.default_rng(2)
     for seed in (0, 3, 2**64 - 1):
         choose = CoupledChoice(seed, 70)

@@ -23,7 +23,7 @@ def possible(one: Sampler) -> set[int]:
     return {int(token) for token, p in zip(law.ids, law.probs, strict=True) if p > 0}
 
 
-def test_a_text_does_not_end_before_its_time() -> None:
+def test_forbidding_sampler_excludes_end_before_minimum_length() -> None:
     one = sampler(TextRules(min_tokens=2))
     for _ in range(2):
         assert possible(one) == set(range(6))
@@ -32,7 +32,7 @@ def test_a_text_does_not_end_before_its_time() -> None:
     assert LOGITS[7] == 7  # Others read this array too.
 
 
-def test_words_are_forbidden_where_they_would_be_whole() -> None:
+def test_forbidding_sampler_excludes_token_that_completes_forbidden_word() -> None:
     one = sampler(TextRules(bad_words=((1, 2, 3), (2, 5), (2, 2))))
     found = []
     for token in (2, 1, 2, 4):  # The end of the prompt is not part of the text.
@@ -42,6 +42,6 @@ def test_words_are_forbidden_where_they_would_be_whole() -> None:
     assert possible(one) == set(range(8))
 
 
-def test_greedy_takes_the_next_best() -> None:
+def test_forbidding_sampler_greedy_selects_next_best_token() -> None:
     one = sampler(TextRules(min_tokens=1), 0.0)
     assert one.draw(LOGITS, 0) == 5

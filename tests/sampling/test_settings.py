@@ -37,7 +37,7 @@ RANGES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_ranges(name: str) -> None:
+def test_sampling_accepts_values_in_range_and_rejects_others(name: str) -> None:
     fine, bad = RANGES[name]
     for value in fine:
         Sampling(**{"temperature": 0.5} | {name: value})
@@ -47,7 +47,7 @@ def test_ranges(name: str) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_every_number_has_a_range() -> None:
+def test_sampling_range_is_tested_for_every_numeric_field() -> None:
     others = {"logit_bias", "grammar", "samplers", "dry_sequence_breakers"}
     assert {f.name for f in fields(Sampling)} - RANGES.keys() == others
     for bias in (math.nan, math.inf, 1e39, 1.1e6, -1.1e6):
@@ -60,7 +60,7 @@ def test_every_number_has_a_range() -> None:
             Sampling(dry_multiplier=0.8, dry_sequence_breakers=("\n", breaker))
 
 
-def test_defaults_are_llama_cpps_but_greedy() -> None:
+def test_sampling_defaults_equal_llama_cpp_except_temperature() -> None:
     # common/common.h, struct common_params_sampling
     s = Sampling()
     assert (s.top_k, s.top_p, s.min_p, s.typical_p, s.top_n_sigma) == (40, 0.95, 0.05, 1.0, -1.0)
@@ -114,13 +114,13 @@ def test_defaults_are_llama_cpps_but_greedy() -> None:
     ],
     ids=str,
 )
-def test_contradictions(settings: dict[str, Any], reason: str) -> None:
+def test_sampling_rejects_contradictory_settings(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as error:
         Sampling(**{"temperature": 0.8} | settings)
     assert "\n" not in str(error.value)
 
 
-def test_settings_that_go_together() -> None:
+def test_sampling_accepts_compatible_settings() -> None:
     Sampling(0.8, mirostat=2, logit_bias=((1, 2.0),), grammar='root ::= "a"', seed=5)
     Sampling(1.0, samplers=())
     Sampling(samplers=("temperature",))
@@ -131,7 +131,7 @@ def test_settings_that_go_together() -> None:
         Sampling(1.0, samplers=tuple(other for other in SAMPLERS if other != name))
 
 
-def test_what_is_greedy_and_what_chooses_by_itself() -> None:
+def test_sampling_greedy_and_selects_depend_on_settings() -> None:
     greedy = [Sampling(), Sampling(repeat_penalty=2.0), Sampling(0.1), Sampling(0.0, dynatemp_range=0.5)]
     assert [settings.greedy for settings in greedy] == [True, True, False, False]
     assert [Sampling(1.0, mirostat=version).samples_internally for version in (0, 1, 2)] == [False, True, True]
@@ -152,7 +152,7 @@ def test_what_is_greedy_and_what_chooses_by_itself() -> None:
     ],
     ids=str,
 )
-def test_what_moves_logits(settings: dict[str, Any], moves: bool) -> None:
+def test_sampling_moves_logits_is_true_only_for_logit_changes(settings: dict[str, Any], moves: bool) -> None:
     assert Sampling(**settings).changes_logits is moves
 
 
@@ -168,5 +168,5 @@ def test_what_moves_logits(settings: dict[str, Any], moves: bool) -> None:
         ("nonsense", ("nonsense",)),
     ],
 )
-def test_parse_samplers(text: str, names: tuple[str, ...]) -> None:
+def test_parse_samplers_returns_canonical_names(text: str, names: tuple[str, ...]) -> None:
     assert parse_samplers(text) == names

@@ -35,7 +35,7 @@ def status(path: str = "/props", headers: Mapping[str, Any] | None = None, **set
     return answer(path, headers, **settings).status_code
 
 
-def test_the_names_of_this_server_are_known_and_a_rebound_one_is_not() -> None:
+def test_access_accepts_known_host_names_and_rejects_others() -> None:
     known = ("localhost", "localhost:8080", "LOCALHOST", "127.0.0.1:1", "[::1]:8080", "[::1]", "192.168.1.5:80")
     for host in (*known, "me.lan:8080"):
         assert status(headers={"Host": host}, hosts=["me.lan"]) == 200, host
@@ -44,14 +44,14 @@ def test_the_names_of_this_server_are_known_and_a_rebound_one_is_not() -> None:
         assert status("/health", headers={"Host": host}) == 403, host
 
 
-def test_containers_may_name_their_host_where_a_key_is_asked_for() -> None:
+def test_access_accepts_container_host_only_with_key_or_setting() -> None:
     headers = {"Host": "host.docker.internal:8080", "X-Api-Key": "k"}
     assert status(headers=headers, keys=["k"]) == 200
     assert status(headers=headers) == 403
     assert status(headers=headers, hosts=["host.docker.internal"]) == 200
 
 
-def test_a_health_check_of_http_1_0_names_no_host() -> None:
+def test_health_without_host_header_is_allowed_only_in_http_1_0() -> None:
     async def answered(path: str, version: str) -> int:
         sent: list[Any] = []
 
@@ -71,7 +71,7 @@ def test_a_health_check_of_http_1_0_names_no_host() -> None:
     assert found == [200, 403, 403]
 
 
-def test_a_page_of_another_origin_may_not_ask() -> None:
+def test_access_rejects_foreign_origins() -> None:
     own = "http://127.0.0.1"
     for origin, allowed, expected in (
         ("https://evil.example", [], 403),
@@ -90,7 +90,7 @@ def test_a_page_of_another_origin_may_not_ask() -> None:
         assert status(headers={"Origin": origin}, origins=allowed) == expected, origin
 
 
-def test_an_allowed_page_is_told_that_it_is() -> None:
+def test_access_sends_cors_header_only_to_allowed_origins() -> None:
     told = "access-control-allow-origin"
     asked = {"Origin": GOOD, "Access-Control-Request-Method": "POST"}
     response = answer("/completion", asked, "OPTIONS", origins=[GOOD], keys=["k"])
@@ -104,7 +104,7 @@ def test_an_allowed_page_is_told_that_it_is() -> None:
     assert told not in answer().headers
 
 
-def test_a_key_must_be_shown_but_to_ask_after_its_health() -> None:
+def test_access_requires_key_except_for_health() -> None:
     for name, value, expected in (
         ("X-Other", "", 401),
         ("Authorization", "Bearer wrong", 401),
@@ -121,7 +121,7 @@ def test_a_key_must_be_shown_but_to_ask_after_its_health() -> None:
         assert status(path, keys=["k"]) == expected, path
 
 
-def test_the_page_is_shown_to_anyone_and_may_do_little() -> None:
+def test_page_is_public_and_has_strict_content_security_policy() -> None:
     """`test_page` tests the page in a browser."""
     response = answer("/", keys=["secret"])
     assert response.status_code == 200
@@ -135,7 +135,7 @@ def test_the_page_is_shown_to_anyone_and_may_do_little() -> None:
     assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", response.text) == []
 
 
-def test_a_browser_that_has_the_page_is_not_sent_it_again() -> None:
+def test_page_with_matching_etag_returns_304() -> None:
     first = answer("/")
     again = answer("/", {"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
@@ -143,12 +143,12 @@ def test_a_browser_that_has_the_page_is_not_sent_it_again() -> None:
     assert answer("/", {"If-None-Match": '"other"'}).text == first.text
 
 
-def test_a_host_must_be_a_name_or_address_with_a_port() -> None:
+def test_access_rejects_malformed_host_header() -> None:
     for host in ("[localhost]evil", "localhost:evil.example", "[localhost]", "[::1]evil", "localhost:80@evil.example"):
         assert status(headers={"Host": host}) == 403, host
 
 
-def test_two_host_headers_are_refused() -> None:
+def test_access_rejects_two_host_headers() -> None:
     async def run() -> int:
         async with asking(scripted()[0]) as client:
             request = httpx.Request("GET", "http://localhost/props")
@@ -158,7 +158,7 @@ def test_two_host_headers_are_refused() -> None:
     assert asyncio.run(run()) == 400
 
 
-def test_only_pages_over_http_have_the_origin_of_the_server() -> None:
+def test_access_rejects_origins_with_other_schemes() -> None:
     for origin, expected in (
         ("http://localhost", 200),
         ("https://localhost", 200),

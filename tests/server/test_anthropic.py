@@ -152,18 +152,18 @@ REQUESTS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_messages_reach_the_template(name: str) -> None:
+def test_anthropic_messages_reach_the_chat_template(name: str) -> None:
     fields, expected = REQUESTS[name]
     assert API.messages(**fields) == expected
 
 
-def test_settings_reach_the_engine_and_unknown_fields_do_not_matter() -> None:
+def test_anthropic_settings_reach_the_engine_and_unknown_are_ignored() -> None:
     _, engine = API.ask(max_tokens=9, stop_sequences=["END"], metadata={"user_id": "u"}, container=None, unknown=[1])
     (request,) = engine.requests
     assert (request.max_tokens, request.stop, request.sampling.grammar) == (9, ("END",), None)
 
 
-def test_tools_of_the_vendor_are_left_out() -> None:
+def test_anthropic_server_tools_are_ignored() -> None:
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
     assert [tool["name"] for tool in API.tools(tools=[search, LOOK | {"type": "custom"}])] == ["look"]
     API.refused("tool_choice.name", tools=[search], tool_choice={"type": "tool", "name": "web_search"})
@@ -183,7 +183,7 @@ ONE = called("look")
         ({"type": "tool", "name": "look"}, [ONE]),
     ],
 )
-def test_the_choice_of_a_tool_becomes_a_grammar(choice: dict[str, Any], allowed: list[str] | None) -> None:
+def test_anthropic_tool_choice_becomes_a_grammar(choice: dict[str, Any], allowed: list[str] | None) -> None:
     _, engine = API.ask(tools=[LOOK], tool_choice=choice)
     sampling = engine.requests[0].sampling
     if allowed is None:
@@ -193,7 +193,7 @@ def test_the_choice_of_a_tool_becomes_a_grammar(choice: dict[str, Any], allowed:
         assert allows(engine, answer) == (answer in allowed), answer
 
 
-def test_thinking_effort_and_format() -> None:
+def test_anthropic_thinking_effort_and_format_reach_the_request() -> None:
     assert API.received(thinking={"type": "disabled"})["enable_thinking"] is False
     assert API.received(thinking={"type": "enabled", "budget_tokens": 2048})["enable_thinking"] is True
     assert API.received(output_config={"effort": "max"})["reasoning_effort"] == "high"
@@ -227,7 +227,7 @@ def wrong_requests() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "output_config.format.schema", {"output_config": {"format": {"type": "json_schema"}}}
 
 
-def test_impossible_values_are_named() -> None:
+def test_anthropic_rejects_invalid_values_by_field_name() -> None:
     for field, fields in wrong_requests():
         assert API.refused(field, **fields)["type"] == "invalid_request_error"
 
@@ -236,7 +236,7 @@ def test_impossible_values_are_named() -> None:
 
 
 @given(answers("look"))
-def test_any_answer_streams_as_what_it_is_whole(answer: tuple[Script, int]) -> None:
+def test_anthropic_stream_equals_whole_response(answer: tuple[Script, int]) -> None:
     script, limit = answer
     asked = {"tools": [LOOK], "max_tokens": limit}
     sent = streamed(script, **asked)
@@ -255,7 +255,7 @@ def test_any_answer_streams_as_what_it_is_whole(answer: tuple[Script, int]) -> N
 LISTED = called("list", '{"at": "x", "n": [1]}')
 
 
-def test_the_parts_of_an_answer() -> None:
+def test_anthropic_response_contains_reasoning_text_calls_and_usage() -> None:
     script = Script(f"<think>\nhm\n</think>\n\nI look.\n{LISTED}\n{ONE}", step=3, cached=5)
     asked = {"tools": [LOOK, LOOK | {"name": "list"}]}
     answer = whole(script, **asked)
@@ -291,13 +291,15 @@ def test_the_parts_of_an_answer() -> None:
         (Script(ONE[:-18] + '"text": "rm ' * 9, ends=False), {"tools": [LOOK], "max_tokens": 40}, "max_tokens", None),
     ],
 )
-def test_how_an_answer_ended(script: Script, fields: dict[str, Any], reason: str, sequence: str | None) -> None:
+def test_anthropic_response_reports_stop_reason(
+    script: Script, fields: dict[str, Any], reason: str, sequence: str | None
+) -> None:
     for answer in (whole(script, **fields), accumulated(streamed(script, **fields))):
         assert (answer["stop_reason"], answer.get("stop_sequence")) == (reason, sequence)
         assert all(block["input"] == {} for block in answer["content"] if block["type"] == "tool_use")
 
 
-def test_errors_have_types() -> None:
+def test_anthropic_errors_have_expected_types() -> None:
     for wrong, status, kind in ((TargetError("no"), 500, "api_error"), (ShutdownError("bye"), 503, "overloaded_error")):
         response, _ = API.ask(Script(wrong=wrong))
         assert (response.status_code, response.json()["error"]["type"]) == (status, kind)

@@ -43,7 +43,7 @@ def refused(path: str, body: Any, script: Script | None = None, status: int = 40
     return response.json()["error"]
 
 
-def test_a_chat_is_answered() -> None:
+def test_chat_completions_returns_message_usage_and_timings() -> None:
     told, _ = ask(CHATS, CHAT, Script(step=3, cached=4))
     assert told["choices"] == [{"index": 0, "message": {"role": "assistant", "content": TEXT}, "finish_reason": "stop"}]
     tokens = len(demo_vocabulary().tokenize(TEXT, add_bos=False)) + 1
@@ -63,14 +63,14 @@ def test_a_chat_is_answered() -> None:
     assert not {"draft_n", "draft_n_accepted", "close_calls"} & set(undrafted["timings"])
 
 
-def test_one_token_has_no_rate() -> None:
+def test_chat_completions_of_one_token_reports_zero_rate() -> None:
     told, _ = ask(CHATS, CHAT | {"max_tokens": 1})
     timings = told["timings"]
     assert (timings["predicted_n"], timings["predicted_ms"]) == (1, 250)
     assert timings["predicted_per_second"] == timings["predicted_per_token_ms"] == 0
 
 
-def test_a_stream_has_its_chunks_in_order() -> None:
+def test_chat_completions_stream_sends_chunks_in_order() -> None:
     response = send(scripted()[0], CHATS, CHAT | {"stream": True})
     assert response.headers["content-type"].startswith("text/event-stream")
     *told, done = chunks(response.text)
@@ -89,7 +89,7 @@ def test_a_stream_has_its_chunks_in_order() -> None:
     assert all("usage" not in chunk and "timings" not in chunk for chunk in told)
 
 
-def test_several_answers_have_seeds_of_their_own() -> None:
+def test_chat_completions_with_n_uses_a_seed_per_choice() -> None:
     body = CHAT | {"n": 3, "seed": 7}
     whole, service = ask(CHATS, body)
     assert sorted(request.sampling.seed for request in service.requests) == [7, 8, 9]
@@ -101,7 +101,7 @@ def test_several_answers_have_seeds_of_their_own() -> None:
     assert texts == dict.fromkeys(range(3), TEXT)
 
 
-def test_logprobs_cover_the_text_and_no_more() -> None:
+def test_chat_completions_logprobs_cover_exactly_the_text() -> None:
     told, _ = ask(CHATS, CHAT | {"logprobs": True})
     content = told["choices"][0]["logprobs"]["content"]
     assert "".join(token["token"] for token in content) == TEXT
@@ -117,7 +117,7 @@ def test_logprobs_cover_the_text_and_no_more() -> None:
         assert [len(token["top_logprobs"]) for token in tokens] == [2] * len(tokens)
 
 
-def test_what_a_chat_is_asked_with() -> None:
+def test_chat_completions_accepts_limit_names_roles_and_content_parts() -> None:
     """The limit has three names, developer messages are system messages, and parts of a message are joined."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "be kind"}, {"role": "user", "content": parts}]
@@ -129,7 +129,7 @@ def test_what_a_chat_is_asked_with() -> None:
         assert list(request.prompt) == demo_vocabulary().chat_prompt(plain)
 
 
-def test_a_tool_that_must_be_called_is_called() -> None:
+def test_chat_completions_with_required_tool_returns_tool_call() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
@@ -142,7 +142,7 @@ def test_a_tool_that_must_be_called_is_called() -> None:
     assert service.requests[0].sampling.grammar is not None
 
 
-def test_a_schema_becomes_a_grammar() -> None:
+def test_response_format_becomes_a_grammar() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     for path, body in (
@@ -154,7 +154,7 @@ def test_a_schema_becomes_a_grammar() -> None:
         demo_vocabulary().grammar(grammar)
 
 
-def test_prompts_come_as_text_tokens_and_lists_of_both() -> None:
+def test_completions_accepts_text_tokens_and_lists() -> None:
     for prompt, count in (("ab", 1), (["ab", "cd"], 2), ([5, 6], 1), ([[5, 6], [7]], 2)):
         told, _ = ask(TEXTS, {"prompt": prompt})
         assert [(choice["index"], choice["text"]) for choice in told["choices"]] == [(i, TEXT) for i in range(count)]
@@ -165,7 +165,7 @@ def test_prompts_come_as_text_tokens_and_lists_of_both() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_echo_and_columns_of_logprobs(stream: bool) -> None:
+def test_completions_with_echo_and_logprobs_returns_prompt_and_columns(stream: bool) -> None:
     def parts(body: dict[str, Any]) -> list[Any]:
         told, _ = ask(TEXTS, body | {"stream": stream}, Script(step=2))
         return [one["choices"][0] for one in (told if stream else [told])]
@@ -179,7 +179,7 @@ def test_echo_and_columns_of_logprobs(stream: bool) -> None:
         assert TEXT[offset:].startswith(token)
 
 
-def test_the_native_answer_tells_how_it_ended() -> None:
+def test_completion_reports_stop_type_and_settings() -> None:
     told, _ = ask(NATIVE, {"prompt": "x"})
     assert (told["content"], told["stop_type"], told["stopping_word"]) == (TEXT, "eos", "")
     told, _ = ask(NATIVE, {"prompt": "x", "stop": ["zzz", ", "]})
@@ -193,7 +193,7 @@ def test_the_native_answer_tells_how_it_ended() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_is_scored_as_evaluations_ask_for_it(stream: bool) -> None:
+def test_completions_with_echo_and_logprobs_scores_the_prompt(stream: bool) -> None:
     """lm-evaluation-harness sums the log probabilities of the last tokens of the prompt."""
     prompt = demo_vocabulary().tokenize("The sky is blue")
     body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, "stream": stream}
@@ -209,7 +209,7 @@ def test_a_prompt_is_scored_as_evaluations_ask_for_it(stream: bool) -> None:
     assert (service.requests[0].scored, request_of(TEXTS, {"prompt": "x", "echo": True}).scored) == (True, False)
 
 
-def test_the_native_stream_and_the_fields_asked_for() -> None:
+def test_completion_streams_chunks_and_returns_selected_fields() -> None:
     told, _ = ask(NATIVE, {"prompt": "x", "stream": True, "n_probs": 1})
     assert [chunk["stop"] for chunk in told] == [False] * (len(told) - 1) + [True]
     assert "".join(chunk["content"] for chunk in told) == TEXT
@@ -224,14 +224,14 @@ def test_the_native_stream_and_the_fields_asked_for() -> None:
     assert told == {"content": TEXT, "timings/predicted_n": 7, "generation_settings/top_k": 40}
 
 
-def test_the_text_of_a_prompt_is_computed_only_for_responses_that_contain_it() -> None:
+def test_completion_decodes_prompt_only_for_responses_with_prompt() -> None:
     with mock.patch("ngramspec.server.native_answer.prompt_text", return_value="text") as prompt_text:
         for names, count in ((["content", "prompt/x"], 0), (["prompt"], 1), ([], 2)):
             told, _ = ask(NATIVE, {"prompt": "x", "response_fields": names})
             assert (told.get("prompt"), prompt_text.call_count) == ("text" if count else None, count)
 
 
-def test_prompts_of_mixed_pieces_are_one_prompt() -> None:
+def test_completion_joins_prompt_parts_of_text_and_tokens() -> None:
     vocabulary = demo_vocabulary()
     end = vocabulary.tokenize("<|im_end|>", special=True, add_bos=False)
     assert len(end) == 1
@@ -241,7 +241,7 @@ def test_prompts_of_mixed_pieces_are_one_prompt() -> None:
     assert list(request_of(NATIVE, {"prompt": {"prompt_string": "ab"}}).prompt) == vocabulary.tokenize("ab")
 
 
-def test_what_the_engine_is_asked() -> None:
+def test_completion_options_reach_the_engine() -> None:
     request = request_of(NATIVE, {"prompt": "x", "cache_prompt": False, "n_predict": -1, "id_slot": 6})
     assert (request.cache_prompt, request.max_tokens, request.controls) == (False, 512, False)
     assert request.slot == 2  # Any number selects a slot.
@@ -259,7 +259,7 @@ def sampling_of(body: dict[str, Any], defaults: tuple[Sampling, int] | None = No
     return service.requests[0].sampling
 
 
-def test_settings_are_read() -> None:
+def test_completion_settings_reach_the_sampler() -> None:
     hello = tuple((token, 1.0) for token in demo_vocabulary().tokenize("hello", add_bos=False))
     cases: list[tuple[dict[str, Any], str, Any]] = [
         ({"temperature": 1}, "temperature", 1.0),
@@ -287,7 +287,7 @@ def test_settings_are_read() -> None:
         assert getattr(sampling_of(body), name) == value, body
 
 
-def test_ends_can_be_forbidden() -> None:
+def test_completion_with_ignore_eos_forbids_all_end_tokens() -> None:
     biases = sampling_of({"ignore_eos": True, "logit_bias": {"5": 1}}).logit_bias
     assert biases[0] == (5, 1.0)
     assert {token for token, bias in biases if bias == -math.inf} == {
@@ -295,7 +295,7 @@ def test_ends_can_be_forbidden() -> None:
     }
 
 
-def test_defaults_give_way_to_what_is_asked_for_and_seeds_are_random_unless_somebody_chose_one() -> None:
+def test_completion_uses_server_defaults_and_random_seeds() -> None:
     seeds = {sampling_of({"seed": seed}).seed for seed in (None, -1)} | {sampling_of({}).seed}
     assert len(seeds) == 3
     defaults = Sampling(temperature=0.5, xtc_probability=0.5), 11
@@ -347,7 +347,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None]]] = {
 
 
 @pytest.mark.parametrize("path", WRONG)
-def test_what_is_wrong_is_named(path: str) -> None:
+def test_serve_rejects_invalid_fields_by_name(path: str) -> None:
     for body, param in WRONG[path]:
         error = refused(path, body)
         assert (error["type"], error["code"]) == ("invalid_request_error", 400), body
@@ -355,7 +355,7 @@ def test_what_is_wrong_is_named(path: str) -> None:
         assert param is None or error["message"].startswith(param.split("[")[0]), body
 
 
-def test_a_prompt_that_is_too_long_is_told_as_every_client_knows_it() -> None:
+def test_serve_rejects_too_long_prompt_with_known_error_code() -> None:
     long = "word " * 1000
     messages = {"messages": [{"role": "user", "content": long}]}
     for path, said in ((CHATS, messages), (TEXTS, {"prompt": long}), (NATIVE, {"prompt": long})):
@@ -366,7 +366,7 @@ def test_a_prompt_that_is_too_long_is_told_as_every_client_knows_it() -> None:
         assert "this model's maximum context length is 512 tokens" in error["message"]
 
 
-def test_errors_of_the_engine_are_http_errors_until_a_stream_has_begun() -> None:
+def test_serve_engine_errors_are_http_errors_before_stream_start() -> None:
     memory, grammar = TargetError("out of memory"), GrammarError("no grammar")
     for script, status, kind in (
         (Script(wrong=grammar), 400, "invalid_request_error"),
@@ -386,7 +386,7 @@ def test_errors_of_the_engine_are_http_errors_until_a_stream_has_begun() -> None
     assert told[-1] == {"error": {"code": 500, "message": "out of memory", "type": "server_error"}}
 
 
-def test_a_body_that_is_no_request_is_refused() -> None:
+def test_serve_rejects_body_that_is_not_a_valid_request() -> None:
     server, service = scripted()
     for raw in (
         b"",
@@ -409,7 +409,7 @@ def test_a_body_that_is_no_request_is_refused() -> None:
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_body_may_have_so_many_bytes(told: bool) -> None:
+def test_serve_rejects_body_larger_than_limit(told: bool) -> None:
     server, _ = scripted()
     server.max_body_bytes = 100
 
@@ -420,13 +420,13 @@ def test_a_body_may_have_so_many_bytes(told: bool) -> None:
     assert send(server, NATIVE, content=b" " * 101 if told else body()).status_code == 413
 
 
-def test_addresses_that_are_not_there() -> None:
+def test_serve_returns_404_and_405_for_unknown_routes() -> None:
     assert get("/nothing").json()["error"]["code"] == 404
     response = get(NATIVE)
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
 
 
-def test_while_the_model_loads_everybody_is_asked_to_wait() -> None:
+def test_serve_returns_503_while_model_loads_or_server_drains() -> None:
     server = Server()
     for method, path in (("GET", "/health"), ("GET", "/v1/models"), ("POST", NATIVE)):
         response = send(server, path, {} if method == "POST" else None, method)
@@ -438,7 +438,7 @@ def test_while_the_model_loads_everybody_is_asked_to_wait() -> None:
     assert send(server, NATIVE, {"prompt": "x"}).status_code == 503
 
 
-def test_what_is_told_of_the_model() -> None:
+def test_models_props_and_slots_describe_the_model() -> None:
     told = get("/v1/models").json()
     assert told["data"][0]["id"] == told["models"][0]["name"] == "demo"
     assert told["data"][0]["owned_by"] == "llamacpp"
@@ -454,7 +454,7 @@ def test_what_is_told_of_the_model() -> None:
     assert [slot["is_processing"] for slot in get("/slots").json()] == [False] * 4
 
 
-def test_what_slots_work_for_is_told_without_its_texts() -> None:
+def test_slots_describes_requests_without_their_text() -> None:
     server, service = scripted()
     secret = Sampling(0.3, grammar='root ::= "secret"')
     request = Request([5] * 7, 60, secret, ("secret",))
@@ -471,7 +471,7 @@ def test_what_slots_work_for_is_told_without_its_texts() -> None:
     assert (endless["params"]["n_predict"], endless["next_token"][0]["n_remain"]) == (-1, -1)
 
 
-def test_the_model_by_its_name() -> None:
+def test_models_by_name_returns_entry_or_404() -> None:
     server, _ = scripted()
     listed = send(server, "/v1/models", method="GET").json()["data"]
     assert [send(server, "/v1/models/demo", method="GET").json()] == listed
@@ -479,7 +479,7 @@ def test_the_model_by_its_name() -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_tokens_of_a_prompt_are_counted_without_generating() -> None:
+def test_input_tokens_counts_prompt_without_generation() -> None:
     for path, body in ((CHATS, CHAT), ("/v1/responses", {"input": "hi"})):
         told, service = ask(f"{path}/input_tokens", body)
         expected = len(demo_vocabulary().chat_prompt(CHAT["messages"]))
@@ -487,7 +487,7 @@ def test_tokens_of_a_prompt_are_counted_without_generating() -> None:
         assert service.tickets == []
 
 
-def test_what_other_servers_have_is_answered_with_words() -> None:
+def test_serve_returns_explanation_for_unsupported_endpoints() -> None:
     server, _ = scripted()
     for method, path in (("POST", "/rerank"), ("POST", "/props")):
         response = send(server, path, {}, method)
@@ -497,12 +497,12 @@ def test_what_other_servers_have_is_answered_with_words() -> None:
     assert (response.status_code, response.json()["error"]["type"]) == (403, "permission_error")
 
 
-def test_an_empty_conversation_is_answered_as_by_llama_server() -> None:
+def test_serve_accepts_empty_conversation() -> None:
     assert ask(CHATS, {"messages": []})[0]["choices"][0]["message"]["content"] == TEXT
     assert ask("/v1/messages", {"messages": [], "max_tokens": 9})[0]["content"][0]["text"] == TEXT
 
 
-def test_images_return_the_status_of_llama_server_and_are_not_retried() -> None:
+def test_serve_rejects_images_with_status_500_and_no_retry() -> None:
     def turns(part: dict[str, Any]) -> list[Any]:
         return [{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]
 
@@ -521,7 +521,7 @@ def test_images_return_the_status_of_llama_server_and_are_not_retried() -> None:
         assert response.json()["error"]["message"] == problem
 
 
-def test_metrics_can_be_disabled() -> None:
+def test_metrics_when_disabled_returns_501() -> None:
     server, _ = scripted()
     for has_metrics, status in ((True, 200), (False, 501)):
         server.has_metrics = has_metrics
@@ -529,7 +529,7 @@ def test_metrics_can_be_disabled() -> None:
         assert send(server, "/props", method="GET").json()["endpoint_metrics"] is has_metrics
 
 
-def test_metrics_have_names_of_both_servers_and_count() -> None:
+def test_metrics_counts_under_names_of_llama_server_and_vllm() -> None:
     server, _ = scripted(Script(step=3))
     send(server, NATIVE, {"prompt": "x"})
     response = send(server, "/metrics", method="GET")
@@ -544,7 +544,7 @@ def test_metrics_have_names_of_both_servers_and_count() -> None:
     assert len(typed) == len(set(typed))
 
 
-def test_texts_become_tokens_and_back() -> None:
+def test_tokenize_and_detokenize_round_trip_text() -> None:
     def tokens(**body: Any) -> Any:
         return ask("/tokenize", body)[0]["tokens"]
 
@@ -570,7 +570,7 @@ def test_texts_become_tokens_and_back() -> None:
     assert applied == vocabulary.chat_prompt(CHAT["messages"])[-len(applied) :]
 
 
-def test_the_log_says_what_a_request_cost_and_nothing_of_its_text() -> None:
+def test_request_log_contains_counters_and_no_text() -> None:
     entries: list[Counters] = []
     server, _ = scripted(Script(step=3, cached=2))
 
@@ -588,7 +588,7 @@ def test_the_log_says_what_a_request_cost_and_nothing_of_its_text() -> None:
     assert "secret" not in repr(entries)
 
 
-def test_the_log_names_the_field_that_is_wrong_and_no_words_of_a_client() -> None:
+def test_request_log_contains_invalid_field_and_no_client_text() -> None:
     entries: list[Counters] = []
 
     async def run() -> None:
@@ -602,7 +602,7 @@ def test_the_log_names_the_field_that_is_wrong_and_no_words_of_a_client() -> Non
     assert [(entry.status, entry.field) for entry in entries] == [(400, field) for field in told]
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_rejects_oversized_text_before_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
     long = "word " * 2_000_000
     server, service = scripted()
     assert server.model is not None
@@ -618,7 +618,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch: p
     assert service.tickets == []
 
 
-def test_text_that_is_held_back_as_if_a_call_began_is_told_at_the_end() -> None:
+def test_chat_completions_sends_incomplete_tool_call_prefix_at_end() -> None:
     body = CHAT | {"tools": [{"type": "function", "function": {"name": "look"}}]}
     told, _ = ask(CHATS, body, Script("Hello <tool_"))
     assert told["choices"][0]["message"]["content"] == "Hello <tool_"
@@ -628,7 +628,7 @@ def test_text_that_is_held_back_as_if_a_call_began_is_told_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("path", [CHATS, TEXTS, NATIVE])
-def test_the_text_of_the_step_that_ends_an_answer_is_streamed(path: str) -> None:
+def test_serve_stream_contains_text_of_last_step(path: str) -> None:
     body: dict[str, Any] = {"stream": True} | (CHAT if path == CHATS else {"prompt": "x"})
     told, _ = ask(path, body, Script(step=4))
     parts = told if path == NATIVE else [chunk["choices"][0] for chunk in told]

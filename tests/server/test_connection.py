@@ -58,12 +58,12 @@ def exchange(*parts: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
-def test_headers_without_an_end_close_the_connection(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+def test_connection_with_unfinished_headers_times_out(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
     monkeypatch.setattr(connection, "HEADER_SECONDS", 0.2)
     assert exchange(begun) == b""
 
 
-def test_a_body_without_progress_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_with_stalled_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "BODY_SECONDS", 0.2)
     assert exchange(b"POST /tokenize HTTP/1.1\r\n" + HEAD + b"Content-Length: 100\r\n\r\n{") == b""
 
@@ -77,14 +77,14 @@ def test_a_body_without_progress_closes_the_connection(monkeypatch: pytest.Monke
     ],
     ids=["url", "header", "many headers"],
 )
-def test_large_headers_are_refused(request_: bytes) -> None:
+def test_connection_rejects_large_headers_with_431(request_: bytes) -> None:
     head, _, body = exchange(request_).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 431 ")
     assert json.loads(body)["error"]["message"] == TOO_LARGE
 
 
 @pytest.mark.parametrize("begun", [b"GET /health HTTP/1.1\r\nX-Long: ", b"GET /"])
-def test_large_headers_without_an_end_close_the_connection(begun: bytes) -> None:
+def test_connection_with_endless_headers_closes(begun: bytes) -> None:
     # The system may drop the response together with the unread bytes.
     assert exchange(begun + b"a" * 2**23).partition(b" ")[2][:4] in (b"", b"431 ")
 
@@ -97,11 +97,11 @@ def test_large_headers_without_an_end_close_the_connection(begun: bytes) -> None
     ],
     ids=["trailer", "chunk extension"],
 )
-def test_chunks_without_a_body_close_the_connection(parts: tuple[bytes, bytes]) -> None:
+def test_connection_with_endless_chunk_metadata_closes(parts: tuple[bytes, bytes]) -> None:
     assert exchange(b"POST /tokenize HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *parts) == b""
 
 
-def test_headers_and_bodies_within_the_limits_are_accepted() -> None:
+def test_connection_accepts_headers_and_bodies_within_limits() -> None:
     large = b"X-Long: " + b"a" * (MAX_HEADER_BYTES - 1000) + b"\r\n"
     content = json.dumps({"content": "a" * 2**18}).encode()
     post = b"POST /tokenize HTTP/1.1\r\n" + HEAD + large + b"Content-Length: %d\r\n\r\n" % len(content) + content
@@ -109,7 +109,7 @@ def test_headers_and_bodies_within_the_limits_are_accepted() -> None:
     assert exchange(post + post + last).count(b"HTTP/1.1 200 ") == 3
 
 
-def test_invalid_http_is_a_400() -> None:
+def test_connection_with_invalid_http_returns_400() -> None:
     head, _, body = exchange(b"\0\0\0\0\r\n\r\n").partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     assert json.loads(body)["error"]["message"] == "the request is not valid HTTP"
@@ -128,7 +128,7 @@ def test_invalid_http_is_a_400() -> None:
     ],
     ids=["own", "error", "continue", "invalid"],
 )
-def test_header_names_have_their_usual_spelling(request_: bytes, names: set[bytes]) -> None:
+def test_connection_response_header_names_are_title_case(request_: bytes, names: set[bytes]) -> None:
     answer = exchange(request_ + HEAD + b"Connection: close\r\n\r\n", b"{}")
     answer = answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -138,13 +138,13 @@ def test_header_names_have_their_usual_spelling(request_: bytes, names: set[byte
     assert body
 
 
-def test_lines_of_a_stream_are_not_changed() -> None:
+def test_connection_stream_keeps_lines_unchanged() -> None:
     body = b'{"prompt": "x", "stream": true}'
     post = b"POST /completion HTTP/1.1\r\n" + HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
     assert b"\r\ndata: {" in exchange(post + body)
 
 
-def test_connections_beyond_the_maximum_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_beyond_maximum_returns_503(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "connection_limit", 2)
     with sockets(3) as (first, _, third):
         assert read(third).startswith(b"HTTP/1.1 503 ")
@@ -160,7 +160,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return messages
 
 
-def test_shutdown_ends_unfinished_requests_without_exceptions(
+def test_connection_shutdown_ends_requests_without_exceptions(
     errors: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "SENDING_SECONDS", 0.1)
@@ -180,7 +180,7 @@ def test_shutdown_ends_unfinished_requests_without_exceptions(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_disconnect_with_waiting_requests_cancels_the_running_one(errors: list[str], stream: bool) -> None:
+def test_connection_disconnect_with_queued_requests_cancels_running_one(errors: list[str], stream: bool) -> None:
     script = Script(ends=False, go=threading.Semaphore(0))
     server, service = scripted(script)
     body = json.dumps({"prompt": "x", "stream": stream}).encode()

@@ -46,7 +46,7 @@ def allowed(sampling: Sampling, text: str) -> bool:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_constraints_in_the_words_of_vllm(path: str) -> None:
+def test_guided_and_structured_outputs_become_a_grammar(path: str) -> None:
     for schema in (SCHEMA, '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'):
         for more in ({"guided_json": schema}, {"structured_outputs": {"json": schema}}):
             sampling = sampling_of(path, more)
@@ -70,7 +70,7 @@ def test_constraints_in_the_words_of_vllm(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in BODIES if path not in (TEXTS, NATIVE)])
-def test_a_model_may_think_before_json(path: str) -> None:
+def test_guided_json_allows_reasoning_before_json(path: str) -> None:
     vocabulary = ThinkingVocabulary(DEMO)
     for more in ({"guided_json": SCHEMA}, {"structured_outputs": {"json_object": True}}):
         _, service = ask(path, BODIES[path] | more, vocabulary=vocabulary)
@@ -84,7 +84,7 @@ def test_a_model_may_think_before_json(path: str) -> None:
             assert (response.status_code, "no other constraint" in response.text) == (400, True)
 
 
-def test_tokens_that_may_not_come() -> None:
+def test_bad_words_of_one_token_become_logit_biases() -> None:
     vocabulary = demo_vocabulary()
     word = next(
         text
@@ -104,7 +104,7 @@ OLLAMA: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", [*BODIES, *OLLAMA])
-def test_rules_that_no_bias_can_say(path: str) -> None:
+def test_min_tokens_stop_tokens_and_long_bad_words_become_text_rules(path: str) -> None:
     vocabulary = demo_vocabulary()
     more: dict[str, Any] = {"min_tokens": 3, "stop_token_ids": [65, 66], "bad_words": ["quite a few", "x"]}
     body = OLLAMA[path] | {"options": more} if path in OLLAMA else BODIES[path] | more
@@ -119,7 +119,7 @@ def test_rules_that_no_bias_can_say(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_what_cannot_be_kept_is_named(path: str) -> None:
+def test_serve_rejects_unsupported_constraints_by_field_name(path: str) -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
         ("guided_regex", {"guided_regex": "(?=a)a+"}),
         ("structured_outputs.regex", {"structured_outputs": {"regex": "("}}),

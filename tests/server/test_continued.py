@@ -29,7 +29,7 @@ def continued(turns: list[dict[str, Any]]) -> list[int]:
     return vocabulary.chat_prompt(turns[:-1]) + vocabulary.tokenize(turns[-1]["content"], add_bos=False)
 
 
-def test_the_prompt_ends_in_what_the_assistant_said() -> None:
+def test_chat_apis_with_assistant_last_message_continue_its_text() -> None:
     expected = continued(TURNS)
     assert prompt_of(CHATS, {"messages": TURNS}) == expected
     vllm = {"continue_final_message": True, "add_generation_prompt": False}
@@ -42,12 +42,12 @@ def test_the_prompt_ends_in_what_the_assistant_said() -> None:
     assert counted["input_tokens"] == len(expected)
 
 
-def test_only_the_rest_is_told() -> None:
+def test_chat_completions_continuation_returns_only_new_text() -> None:
     told, _ = ask(CHATS, {"messages": TURNS}, Script("4."))
     assert told["choices"][0]["message"] == {"role": "assistant", "content": "4."}
 
 
-def test_a_turn_of_its_own_where_that_is_asked_for() -> None:
+def test_chat_completions_without_continuation_starts_new_turn() -> None:
     vocabulary = demo_vocabulary()
     assert prompt_of(CHATS, {"messages": TURNS, "continue_final_message": False}) == vocabulary.chat_prompt(TURNS)
     assert prompt_of(CHATS, {"messages": TURNS, "add_generation_prompt": True}) == vocabulary.chat_prompt(TURNS)
@@ -55,7 +55,7 @@ def test_a_turn_of_its_own_where_that_is_asked_for() -> None:
     assert told["prompt"] == "<|im_start|>user\n2 + 2?<|im_end|>\n"
 
 
-def test_what_cannot_be_gone_on_with() -> None:
+def test_chat_apis_reject_invalid_continuations() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     cases: list[tuple[str, dict[str, Any], str]] = [
         (CHATS, {"messages": [USER], "continue_final_message": True}, "continue_final_message"),
@@ -85,7 +85,7 @@ MARKED = (
 )
 
 
-def test_the_prompt_continues_as_the_template_writes_its_last_turn() -> None:
+def test_continuation_formats_reasoning_as_the_template_does() -> None:
     with Vocabulary(DEMO) as vocabulary:
 
         def prompt(template: str, **body: Any) -> str:
@@ -110,7 +110,7 @@ def test_the_prompt_continues_as_the_template_writes_its_last_turn() -> None:
         assert prompt(strict) == said
 
 
-def test_a_turn_that_gemma_4_does_not_begin_is_begun() -> None:
+def test_chat_prompt_of_gemma_4_starts_missing_model_turn() -> None:
     with Vocabulary(DEMO) as vocabulary:
         vocabulary.use_chat_template("{# <|tool_call> #}{{ messages[0].content ~ '<turn|>\\n' }}")
         prompt = vocabulary.chat([USER])
@@ -134,7 +134,9 @@ def test_a_turn_that_gemma_4_does_not_begin_is_begun() -> None:
         ),
     ],
 )
-def test_thoughts_that_the_assistant_had(template: str, opening: str, expected: str) -> None:
+def test_make_assistant_prefill_includes_reasoning_in_template_format(
+    template: str, opening: str, expected: str
+) -> None:
     pieces = make_assistant_prefill(template, opening, "hm", "text")
     assert "".join(piece for piece, _ in pieces) == expected
     assert [piece for piece, own in pieces if not own][-1] == "text"

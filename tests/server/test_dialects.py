@@ -66,7 +66,7 @@ def valid(kind: type[pydantic.BaseModel], *found: pydantic.BaseModel) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_of_thoughts_text_and_calls(stream: bool) -> None:
+def test_official_clients_receive_reasoning_text_and_tool_calls(stream: bool) -> None:
     with serving(TURN) as (one, other, engine):
         if stream:
             with one.messages.stream(**MESSAGE) as events:
@@ -113,7 +113,7 @@ def test_an_answer_of_thoughts_text_and_calls(stream: bool) -> None:
     assert usage.output_tokens_details.reasoning_tokens == its.output_tokens_details.thinking_tokens
 
 
-def test_tokens_of_reasoning_are_counted_whatever_is_drafted() -> None:
+def test_reasoning_token_count_does_not_depend_on_drafts() -> None:
     counts = set()
     with closing(ThinkingVocabulary(DEMO)) as vocabulary:
         expected = len(vocabulary.tokenize("<think>\nLong thoughts of many words.", add_bos=False))
@@ -129,7 +129,7 @@ def test_tokens_of_reasoning_are_counted_whatever_is_drafted() -> None:
     assert counts == {expected}
 
 
-def test_answers_can_be_sent_back() -> None:
+def test_official_clients_can_send_responses_back() -> None:
     user: Any = ASK["messages"]
     with serving(TURN) as (one, other, engine):
         message = one.messages.create(**MESSAGE)
@@ -154,7 +154,7 @@ def test_answers_can_be_sent_back() -> None:
             assert part in prompt
 
 
-def test_chat_completions_and_completions() -> None:
+def test_openai_client_accepts_chat_completions_and_completions() -> None:
     with serving(Script(TEXT, step=2)) as (_, ai, _):
         answer = ai.chat.completions.create(**ASK, logprobs=True, top_logprobs=3, n=2)
         valid(ChatCompletion, answer)
@@ -180,7 +180,7 @@ def test_chat_completions_and_completions() -> None:
         assert model.id == "demo"
 
 
-def test_fields_reach_the_engine() -> None:
+def test_official_clients_fields_reach_the_engine() -> None:
     with serving("a END b") as (one, other, engine):
         body = {"temperature": 0.5, "top_p": 0.9, "top_k": 3}  # Older clients have arguments for these.
         message = one.messages.create(**ASK, stop_sequences=["END"], extra_body=body)
@@ -196,7 +196,7 @@ def test_fields_reach_the_engine() -> None:
     assert {(token.logprob, len(token.top_logprobs)) for token in tokens} == {(-0.5, 2)}
 
 
-def test_a_schema_leaves_room_for_calls() -> None:
+def test_responses_api_with_schema_and_tools_allows_tool_calls() -> None:
     """Codex always sends tools; its --output-schema applies to the final answer."""
     asked: Any = RESPONSE | {"text": {"format": FORM}}
     with serving('{"answer": "x"}') as (_, other, engine):
@@ -223,7 +223,7 @@ def allowed(vocabulary: Any, request: Request) -> set[str]:
     return found
 
 
-def test_counting_is_what_a_message_costs() -> None:
+def test_count_tokens_equals_input_tokens_of_message() -> None:
     with serving("x") as (one, _, _):
         counted = one.messages.count_tokens(model="m", messages=MESSAGE["messages"], tools=MESSAGE["tools"], system="s")
         usage = one.messages.create(**MESSAGE, system="s").usage
@@ -231,7 +231,7 @@ def test_counting_is_what_a_message_costs() -> None:
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
-def test_errors_are_of_the_kinds_that_the_clients_know() -> None:
+def test_official_clients_raise_matching_exception_types() -> None:
     bad: Any = {"type": "json_schema", "name": "n", "schema": {"type": "bogus"}}
     with serving("x") as (one, other, engine):
         with pytest.raises(anthropic.AuthenticationError) as refused:
@@ -255,7 +255,7 @@ def test_errors_are_of_the_kinds_that_the_clients_know() -> None:
         assert engine.tickets == []
 
 
-def test_a_failure_within_a_stream() -> None:
+def test_official_clients_raise_error_of_failed_stream() -> None:
     with serving(Script("a b c", fails=TargetError("it broke"), after=2)) as (one, other, _):
         failed = pytest.raises(anthropic.APIStatusError, match="it broke")
         with one.messages.create(**ASK, stream=True) as stream, failed as caught:
@@ -284,7 +284,7 @@ def followed(names: Iterable[str], sign: str, piece: str, script: Script) -> lis
     return seen
 
 
-def test_silence_is_broken_before_and_within_an_answer() -> None:
+def test_streams_without_tokens_send_keepalive_events() -> None:
     with serving("x", ping=0.02) as (one, other, engine):
         engine.script = script = Script(go=threading.Semaphore(0))
         with other.responses.stream(**ASK_RESPONSE) as stream:

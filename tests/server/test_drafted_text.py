@@ -24,7 +24,7 @@ def marked(text: DraftedText, part: str, *steps: Step) -> list[tuple[int, int]]:
     return text.find(part)
 
 
-def test_a_steps_first_tokens_are_the_drafted_ones_in_whatever_pieces_they_are_told() -> None:
+def test_drafted_text_marks_accepted_draft_characters_across_chunks() -> None:
     text = DraftedText()
     assert marked(text, "a", step("abc", "de", accepted=1)) == [(0, 1)]
     assert marked(text, "bcdefg", step("f", "gh", "ij", accepted=2)) == [(0, 2), (4, 6)]
@@ -32,7 +32,7 @@ def test_a_steps_first_tokens_are_the_drafted_ones_in_whatever_pieces_they_are_t
     assert marked(text, "klmn", step("kl", "m", accepted=1), step("n", "o", accepted=1)) == [(0, 2), (3, 4)]
 
 
-def test_what_a_parser_drops_is_passed_over() -> None:
+def test_drafted_text_skips_text_that_the_parser_drops() -> None:
     text = DraftedText()
     assert marked(text, "so", step("<think>", "so", "</think>\n", "Yes", accepted=2)) == [(0, 2)]
     assert marked(text, "Yes") == []
@@ -41,7 +41,7 @@ def test_what_a_parser_drops_is_passed_over() -> None:
     assert marked(text, "No") == []
 
 
-def test_nothing_is_said_of_what_is_not_found() -> None:
+def test_drafted_text_marks_only_matching_text() -> None:
     text = DraftedText()
     assert marked(text, "xyz", step("abc", "def", accepted=1)) == []
     assert marked(text, "abcdef") == [(0, 3)]
@@ -54,7 +54,7 @@ def drafted_by(script: Script) -> str:
     return b"".join(demo_vocabulary().piece(t) for one in steps[1:] for t in one[: script.step - 1]).decode()
 
 
-def test_streamed_and_whole_answers_tell_the_same_of_drafts() -> None:
+def test_chat_completions_drafted_spans_are_equal_streamed_or_whole() -> None:
     smile, ascii_only = "Hello, world: a naïve 🙂 smile", "Hello, world: all of it"
     for text, more in ((smile, {}), (smile, {"logprobs": True}), (ascii_only, {})):
         script, body = Script(text=text, step=3), CHAT | {"return_drafts": True} | more
@@ -73,7 +73,7 @@ def test_streamed_and_whole_answers_tell_the_same_of_drafts() -> None:
             assert whole == drafted_by(script)
 
 
-def test_what_is_told_of_an_answer_and_of_its_drafts_to_whom_asks() -> None:
+def test_chat_completions_report_timings_and_drafts_on_request() -> None:
     told, _ = ask(CHATS, CHAT | {"stream": True, "timings_per_token": True}, Script(step=3, cached=2))
     counts = [chunk["timings"]["predicted_n"] for chunk in told[1:]]
     assert counts == sorted(counts)
@@ -94,13 +94,13 @@ def test_what_is_told_of_an_answer_and_of_its_drafts_to_whom_asks() -> None:
     [{"is_quiet": False}, {"expected": 0.0}, {"expected": 0.01 / 1.3}, {"expected": 0.01 * 2.1}],
     ids=["load", "provisional curve", "slower than measured", "faster than measured"],
 )
-def test_timings_of_a_disturbed_answer_have_no_gain(disturbed: dict[str, Any]) -> None:
+def test_timings_of_disturbed_response_omit_gain(disturbed: dict[str, Any]) -> None:
     told, _ = ask(CHATS, CHAT, Script(text="Hello, world: all of it" * 12, step=3, **disturbed))
     assert told["timings"]["draft_n"] > 32
     assert "gain" not in told["timings"]
 
 
-def test_a_stream_tells_on_demand_how_much_of_the_prompt_is_read() -> None:
+def test_chat_completions_stream_with_return_progress_reports_prefill() -> None:
     told, service = ask(CHATS, CHAT | {"stream": True, "return_progress": True}, Script(cached=2))
     length = len(service.requests[0].prompt)
     assert told[0]["choices"][0]["delta"]["role"] == "assistant"

@@ -58,7 +58,7 @@ def of(*texts: Any) -> Any:
         (["hello", {"prompt_string": "there"}], ["hello", "there"]),
     ],
 )
-def test_texts_and_tokens_have_vectors_of_length_1_in_their_order(given: Any, texts: list[Any]) -> None:
+def test_embeddings_returns_normalised_embeddings_in_input_order(given: Any, texts: list[Any]) -> None:
     answer = told(OPENAI, {"input": given, "model": "any"})
     assert (answer["object"], answer["model"]) == ("list", "any")
     assert [(one["object"], one["index"]) for one in answer["data"]] == [("embedding", i) for i in range(len(texts))]
@@ -67,7 +67,7 @@ def test_texts_and_tokens_have_vectors_of_length_1_in_their_order(given: Any, te
     assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def test_the_same_in_base64_and_in_llama_servers_words() -> None:
+def test_embeddings_in_base64_and_native_format_are_equal() -> None:
     coded = told("/embeddings", {"input": ["hello", [7, 8]], "encoding_format": "base64", "dimensions": 3})
     found = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in coded["data"]]
     assert np.allclose(found, of("hello", [7, 8]), atol=1e-6)
@@ -77,7 +77,7 @@ def test_the_same_in_base64_and_in_llama_servers_words() -> None:
         assert np.allclose([one["embedding"][0] for one in native], of("hello", [7, 8]), atol=1e-6)
 
 
-def test_openais_client_reads_them() -> None:
+def test_embeddings_work_with_openai_client() -> None:
     with listening(server()) as address:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         answer = client.embeddings.create(model="demo", input=["hello", "there"])  # requests base64
@@ -88,13 +88,13 @@ def test_openais_client_reads_them() -> None:
     assert np.allclose(plain.data[0].embedding, of([5, 6])[0], atol=1e-6)
 
 
-def test_without_pooling_each_token_has_one_and_openais_form_has_no_place_for_them() -> None:
+def test_embedding_without_pooling_returns_one_embedding_per_token() -> None:
     ((one,), (first, second)) = [text["embedding"] for text in told(NATIVE, {"input": [[7], [8, 9]]}, pooling="none")]
     assert (one, first, second) == ([7, 1, 0], [8, 2, 0], [9, 2, 0])
     assert "--pooling mean" in refused(OPENAI, {"input": "hello"}, pooling="none")["message"]
 
 
-def test_scaling() -> None:
+def test_scale_vectors_normalises_by_requested_norm() -> None:
     assert told(NATIVE, {"content": [7, 8, 9], "embd_normalize": -1})[0]["embedding"] == [[7, 3, 0]]
     vectors = np.array([[3, -4, 0], [0, 0, 0], [3e30, 4e30, 0]], np.float32)
     assert scale_vectors(vectors, -1) is vectors
@@ -123,24 +123,24 @@ def test_scaling() -> None:
         ({"input": "hello", "embd_normalize": -2}, "embd_normalize"),
     ],
 )
-def test_what_cannot_be_names_its_field(body: Any, field: str) -> None:
+def test_embeddings_rejects_invalid_fields_by_name(body: Any, field: str) -> None:
     error = refused(OPENAI, body)
     assert error["param"] == field
     assert error["message"].startswith(field)
 
 
-def test_a_text_that_is_too_long_is_the_overflow_that_clients_know() -> None:
+def test_embeddings_rejects_too_long_text_with_known_error_code() -> None:
     for text in ([5] * 17, "word " * 17, "word " * 10**5):
         error = refused(OPENAI, {"input": ["hello", text]})
         assert (error["code"], error["n_ctx"]) == ("context_length_exceeded", 16)
 
 
-def test_a_pass_that_fails_and_numbers_that_are_none() -> None:
+def test_embeddings_with_failed_decode_or_invalid_values_returns_500() -> None:
     assert "llama_decode" in refused(OPENAI, {"input": "hello"}, 500, scale=0)["message"]
     assert "not finite" in refused(OPENAI, {"input": "hello"}, 500, scale=float("nan"))["message"]
 
 
-def test_a_server_without_embeddings_says_how_it_gets_them() -> None:
+def test_embeddings_without_embedder_returns_501_with_option() -> None:
     for path in (OPENAI, "/embeddings", NATIVE):
         response: httpx.Response = send(scripted()[0], path, {"input": "hello"})
         error = response.json()["error"]

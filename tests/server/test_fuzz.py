@@ -15,7 +15,7 @@ from support.malformed_requests import BODIES, MESSAGES, request
 from ngramspec.server.app import ENDPOINTS
 
 
-def test_every_address_is_among_them() -> None:
+def test_fuzz_bodies_cover_every_post_endpoint() -> None:
     known = {path for endpoint in ENDPOINTS if endpoint.method == "POST" for path in endpoint.paths}
     handlers = {id(endpoint.handler) for endpoint in ENDPOINTS if endpoint.method == "POST"}
     tried = {id(e.handler) for e in ENDPOINTS if e.method == "POST" and set(e.paths) & set(BODIES)}
@@ -24,7 +24,7 @@ def test_every_address_is_among_them() -> None:
 
 
 @pytest.mark.parametrize("count", [400, pytest.param(5000, marks=pytest.mark.exhaustive)])
-def test_no_malformed_request_is_a_5xx(count: int, tmp_path: Path) -> None:
+def test_serve_with_malformed_requests_returns_no_5xx_and_keeps_running(count: int, tmp_path: Path) -> None:
     rng = random.Random(count)
     seen: dict[int, int] = {}
 

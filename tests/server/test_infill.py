@@ -51,7 +51,7 @@ def refused(vocabulary: Vocabulary, path: str, fields: dict[str, Any]) -> dict[s
     return response.json()["error"]
 
 
-def test_llama_vims_suggestion(coder: Vocabulary) -> None:
+def test_infill_with_request_of_llama_vim_returns_suggestion(coder: Vocabulary) -> None:
     asked = VIM["suggestion"]
     told, service = fill(coder, asked, Script("result = 0\n    for x in basket:\n  end"), n_ctx=8192)
     assert list(told) == asked["response_fields"]
@@ -73,7 +73,7 @@ def test_llama_vims_suggestion(coder: Vocabulary) -> None:
     )
 
 
-def test_llama_vim_fills_the_cache_beforehand_with_the_start_of_the_next_prompt(coder: Vocabulary) -> None:
+def test_infill_cache_request_of_llama_vim_prefills_next_prompt(coder: Vocabulary) -> None:
     told, service = fill(coder, VIM["warm_up"], n_ctx=8192)
     (request,) = service.requests
     assert (told, request.max_tokens, request.sampling.samplers) == ({}, 0, ())
@@ -83,7 +83,7 @@ def test_llama_vim_fills_the_cache_beforehand_with_the_start_of_the_next_prompt(
     assert second[:around] == list(request.prompt[:around])
 
 
-def test_llama_vscodes_suggestions(coder: Vocabulary) -> None:
+def test_infill_with_request_of_llama_vscode_returns_choices(coder: Vocabulary) -> None:
     """llama.vscode requests several suggestions at once, with fields that only llama-server supports."""
     fields = {"n_cmpl": 3, "top_k": 40, "top_p": 0.99, "samplers": ["top_k", "top_p", "infill"], "lora": []}
     told, _ = fill(coder, fields)
@@ -91,7 +91,7 @@ def test_llama_vscodes_suggestions(coder: Vocabulary) -> None:
     assert {one["content"] for one in told} == {TEXT}
 
 
-def test_all_is_told_where_nothing_is_chosen(coder: Vocabulary) -> None:
+def test_infill_without_response_fields_returns_all_fields(coder: Vocabulary) -> None:
     told, _ = fill(coder, {"t_max_prompt_ms": 1, "t_max_predict_ms": 0})  # 0 means no limit.
     assert (told["content"], told["stop"], told["stop_type"]) == (TEXT, True, "eos")
     assert told["timings"]["predicted_n"] == told["tokens_predicted"]
@@ -101,7 +101,7 @@ def test_all_is_told_where_nothing_is_chosen(coder: Vocabulary) -> None:
     assert (last["content"], last["stop"], last["stop_type"]) == ("", True, "limit")
 
 
-def test_files_without_a_name_and_models_that_want_the_suffix_first(coder: Vocabulary) -> None:
+def test_infill_supports_unnamed_files_and_suffix_first(coder: Vocabulary) -> None:
     files = {"input_extra": [{"text": "x = 1\n"}, {"text": "y = 2\n", "filename": "", "time": 3}]}
     others = [("tmp", "x = 1\n"), ("", "y = 2\n")]
     around = ASKED["input_prefix"], ASKED["input_suffix"]
@@ -109,7 +109,7 @@ def test_files_without_a_name_and_models_that_want_the_suffix_first(coder: Vocab
     assert prompt_of(coder, {}, n_ctx=8192, suffix_first=True) == fill_in(coder, *around, suffix_first=True)
 
 
-def test_no_file_is_too_long(coder: Vocabulary) -> None:
+def test_infill_limits_prompt_to_the_context(coder: Vocabulary) -> None:
     long = "value = value + 1\n" * 2000
     fields = {"input_prefix": long, "input_suffix": long, "input_extra": [{"text": long}] * 3, "n_predict": 64}
     assert 512 // 2 < len(prompt_of(coder, fields, n_ctx=512)) <= 512 - 64
@@ -121,7 +121,7 @@ def test_no_file_is_too_long(coder: Vocabulary) -> None:
     assert at[0] == 1 + 8192 - 2048 - 2048 // 8  # BOS is first.
 
 
-def test_the_deadline_ends_it_with_a_line(coder: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infill_after_deadline_ends_with_complete_line(coder: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first token starts the clock, and the time is over at the second one."""
     seconds = itertools.count(step=0.02)
     monkeypatch.setattr(llama_server, "LineLimits", partial(LineLimits, clock=lambda: next(seconds)))
@@ -131,7 +131,7 @@ def test_the_deadline_ends_it_with_a_line(coder: Vocabulary, monkeypatch: pytest
     assert service.tickets[0].cancelled.is_set()
 
 
-def test_a_line_that_is_indented_less_ends_it_whatever_is_drafted(coder: Vocabulary) -> None:
+def test_infill_with_n_indent_ends_at_less_indented_line(coder: Vocabulary) -> None:
     for step in (1, 3, 50):
         script = Script("x\n    y\n\n    z\nmore", ends=False, step=step)
         told, _ = fill(coder, {"n_indent": 4}, script)
@@ -140,7 +140,7 @@ def test_a_line_that_is_indented_less_ends_it_whatever_is_drafted(coder: Vocabul
     assert (told["content"], told["stop_type"]) == ("x\n    y\n", "limit")
 
 
-def test_mistakes_are_told_by_field(coder: Vocabulary) -> None:
+def test_infill_rejects_invalid_fields_by_name(coder: Vocabulary) -> None:
     cases: list[tuple[dict[str, Any], str | None, str]] = [
         ({"input_prefix": ...}, "input_prefix", "input_prefix is missing"),
         ({"input_suffix": ...}, "input_suffix", "input_suffix is missing"),
@@ -160,7 +160,7 @@ def test_mistakes_are_told_by_field(coder: Vocabulary) -> None:
         assert message in error["message"]
 
 
-def test_a_model_that_cannot(word_vocabulary: Vocabulary) -> None:
+def test_infill_rejects_model_without_fill_in_the_middle(word_vocabulary: Vocabulary) -> None:
     for path, fields in (("/infill", ASKED), ("/v1/completions", {"prompt": "a", "suffix": "b"})):
         error = refused(word_vocabulary, path, fields)
         assert (error["type"], error["code"]) == ("not_supported_error", 400)  # A retry would not help.
@@ -169,7 +169,7 @@ def test_a_model_that_cannot(word_vocabulary: Vocabulary) -> None:
         )
 
 
-def test_completions_with_a_suffix(coder: Vocabulary) -> None:
+def test_completions_with_suffix_uses_fill_in_the_middle(coder: Vocabulary) -> None:
     suffix = ASKED["input_suffix"]
     for prompt in (ASKED["input_prefix"], ""):
         asked = {"prompt": prompt, "suffix": suffix, "max_tokens": 50, "echo": True}

@@ -53,7 +53,7 @@ FUNCTION = {"type": "function", "function": {"name": "f"}}
         ("/tokenize", {"content": ["x"] * (MAX_ITEMS + 1)}, "content"),
     ],
 )
-def test_fields_beyond_a_limit_are_refused(path: str, body: dict[str, Any], field: str) -> None:
+def test_serve_rejects_oversized_fields_by_name(path: str, body: dict[str, Any], field: str) -> None:
     server, service = scripted()
     response = send(server, path, body)
     error = response.json()["error"]
@@ -63,18 +63,18 @@ def test_fields_beyond_a_limit_are_refused(path: str, body: dict[str, Any], fiel
 
 
 @pytest.mark.parametrize("tokens", [[1] * 600, ["x", 1] * 300, ["x " * 500] * 2])
-def test_a_prompt_of_tokens_and_texts_beyond_the_context_is_refused(tokens: list[Any]) -> None:
+def test_completion_rejects_mixed_prompt_beyond_the_context(tokens: list[Any]) -> None:
     response = send(scripted(n_ctx=512)[0], NATIVE, {"prompt": [*tokens, 1]})
     assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("value", [[0] * MAX_VALUES, [[]] * (MAX_VALUES // 2), [{}] * (MAX_VALUES // 2)])
-def test_json_of_too_many_values_is_refused(value: list[Any]) -> None:
+def test_serve_rejects_json_with_too_many_values(value: list[Any]) -> None:
     response = send(scripted()[0], NATIVE, {"prompt": "x", "unknown": value})
     assert (response.status_code, response.json()["error"]["code"]) == (413, 413)
 
 
-def test_large_json_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_parses_large_json_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
     def parse(raw: bytes) -> Any:
@@ -88,12 +88,12 @@ def test_large_json_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("text", ["[{," * MAX_VALUES, '",\\' * MAX_VALUES])
-def test_commas_in_strings_are_not_values(text: str) -> None:
+def test_serve_json_value_limit_ignores_commas_in_strings(text: str) -> None:
     assert send(scripted()[0], "/v1/messages/count_tokens", {"messages": [], "unknown": text}).status_code == 200
 
 
 @pytest.mark.parametrize(("digits", "status"), [(MAX_DIGITS, 200), (MAX_DIGITS + 1, 400)])
-def test_numbers_of_too_many_digits_are_refused(digits: int, status: int) -> None:
+def test_serve_rejects_numbers_with_too_many_digits(digits: int, status: int) -> None:
     response = send(scripted()[0], NATIVE, content=b'{"prompt": "x", "unknown": %s}' % (b"1" * digits))
     assert response.status_code == status
     if status == 400:
@@ -101,7 +101,7 @@ def test_numbers_of_too_many_digits_are_refused(digits: int, status: int) -> Non
         assert response.json()["error"]["message"] == message
 
 
-def test_error_messages_are_short() -> None:
+def test_serve_truncates_long_error_messages() -> None:
     message = send(scripted()[0], NATIVE, PROMPT | {"samplers": ["x" * 900]}).json()["error"]["message"]
     assert message.startswith("samplers: unknown sampler 'xxx")
     schema = {"type": "object", "required": ["x" * 100_000], "properties": {"y" * 100_000: {"$ref": "z" * 100_000}}}
@@ -110,7 +110,7 @@ def test_error_messages_are_short() -> None:
     assert len(response.json()["error"]["message"]) <= MAX_MESSAGE + 4
 
 
-def test_dry_is_prepared_before_the_engine_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_with_dry_prepares_sampler_before_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each breaker, llama.cpp compares all tokens, and the other requests would have to wait."""
     asked = {"dry_multiplier": 1.0, "dry_sequence_breakers": ["x", "y"], "dry_penalty_last_n": 8}
     server, _ = scripted()

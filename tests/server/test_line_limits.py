@@ -32,7 +32,7 @@ def shown(arrivals: Sequence[Arrival], seconds: float | None = None, indent: int
     return [*parts, told(limits.finish())], False
 
 
-def test_a_deadline_ends_a_text_with_a_line() -> None:
+def test_line_limits_after_deadline_end_with_complete_line() -> None:
     cases: list[tuple[list[Arrival], str, bool]] = [
         # The time starts at the first token, not at the request.
         ([(100.0, "a\n"), (100.9, "b\n"), (101.1, "c\nd"), (101.2, "e")], "a\nb\nc\n", True),
@@ -54,7 +54,7 @@ def test_a_deadline_ends_a_text_with_a_line() -> None:
 @example("x\n    y\n   \n    z", 4, [])
 @example("x\n\t\t\t\ty\n\t\tz", 4, [3, 8])
 @example("x\n    y\n  ", 4, [1, 2, 3])  # The text ended; the line might have continued with enough indentation.
-def test_a_line_that_is_indented_less_is_cut_in_whatever_pieces(text: str, indent: int, cuts: list[int]) -> None:
+def test_line_limits_with_indent_end_before_less_indented_line(text: str, indent: int, cuts: list[int]) -> None:
     """The output has all lines before the first one, except line 1, that is indented less than the limit."""
     kept = text
     for start in [i + 1 for i, character in enumerate(text) if character == "\n"] if indent else []:
@@ -69,7 +69,7 @@ def test_a_line_that_is_indented_less_is_cut_in_whatever_pieces(text: str, inden
     assert ("".join(parts), ended) == (kept, kept != text)
 
 
-def test_both_rules_and_none() -> None:
+def test_line_limits_apply_deadline_and_indent_together() -> None:
     shown_by_both = partial(shown, seconds=1.0, indent=2)
     assert shown_by_both([(0.0, "a\n"), (2.0, "  b\n  c")]) == (["a\n", "  b\n"], True)
     assert shown_by_both([(0.0, "a\n"), (2.0, "b\n  c")]) == (["a\n", ""], True)
@@ -77,7 +77,7 @@ def test_both_rules_and_none() -> None:
     assert shown([(0.0, "a\n "), (9.0, "b\n")]) == (["a\n ", "b\n", ""], False)
 
 
-def test_nothing_comes_after_the_end() -> None:
+def test_line_limits_after_end_return_no_text() -> None:
     limits = LineLimits(indent=4)
     assert told(limits.push("a\nb")) == "a\n"
     assert (limits.ended, limits.push("    c"), limits.finish()) == (True, [], [])

@@ -51,7 +51,7 @@ def short(node: Any) -> str:
         ("````\n```\n````\n    code", "pre{```↵}pre{code↵}"),
     ],
 )
-def test_elements(source: str, expected: str) -> None:
+def test_markdown_render_returns_expected_elements(source: str, expected: str) -> None:
     assert shown(source) == expected
 
 
@@ -69,7 +69,7 @@ def test_elements(source: str, expected: str) -> None:
         ("\\$a *b* $", "p{$a em{b} $}"),
     ],
 )
-def test_formulas_keep_every_character(source: str, expected: str) -> None:
+def test_markdown_render_keeps_formulas_unchanged(source: str, expected: str) -> None:
     assert shown(source) == expected
 
 
@@ -95,7 +95,7 @@ def test_formulas_keep_every_character(source: str, expected: str) -> None:
         ('```"><script>\nhit()\n```', 'pre["><script>]{hit()↵}'),
     ],
 )
-def test_markup_is_text_and_links_lead_to_the_web(source: str, expected: str) -> None:
+def test_markdown_render_escapes_html_and_allows_only_web_links(source: str, expected: str) -> None:
     assert shown(source) == expected
 
 
@@ -115,7 +115,7 @@ SPANS = st.lists(st.tuples(st.integers(-5, 80), st.integers(-5, 80)), max_size=5
 
 
 @given(st.text(MARKUP, max_size=60) | st.text(max_size=60), SPANS)
-def test_whatever_the_text_is_the_elements_are_harmless(source: str, drafted: list[tuple[int, int]]) -> None:
+def test_markdown_render_of_any_text_returns_only_safe_elements(source: str, drafted: list[tuple[int, int]]) -> None:
     blocks, last = render(source, drafted)
     assert 0 <= last <= len(source)
     for tag, attributes, *_ in elements(blocks):
@@ -126,7 +126,7 @@ def test_whatever_the_text_is_the_elements_are_harmless(source: str, drafted: li
 
 
 @given(st.lists(st.sampled_from(["a *b*", "- c", "  - d", "", "1. e", "> f", "```py", "x = 1", "# g"]), max_size=8))
-def test_what_is_over_does_not_change_with_what_follows(lines: list[str]) -> None:
+def test_markdown_render_keeps_finished_blocks_when_text_grows(lines: list[str]) -> None:
     source = "\n".join(lines)
     whole = render(source)[0]
     for end in range(1, len(source)):
@@ -153,16 +153,16 @@ def test_what_is_over_does_not_change_with_what_follows(lines: list[str]) -> Non
         ("🙂🙂 \\* 🙂", 1, 6, "p{🙂span.drafted{🙂 }span.drafted{*}span.drafted{ }🙂}"),
     ],
 )
-def test_drafts_are_marked_where_they_are_shown(source: str, start: int, end: int, expected: str) -> None:
+def test_markdown_render_marks_drafted_characters(source: str, start: int, end: int, expected: str) -> None:
     assert shown(source, [(start, end)]) == expected
 
 
-def test_a_very_long_text_stays_as_it_is() -> None:
+def test_markdown_render_of_very_long_text_returns_plain_text() -> None:
     source = "*a* " * (MAX_CHARACTERS // 4 + 1)
     assert render(source)[0] == [["div", {"class": "plain"}, source]]
 
 
-def test_the_address() -> None:
+def test_markdown_endpoint_returns_blocks_and_rejects_invalid_fields() -> None:
     assert ask("/markdown", {"text": "a\n\n*b*", "drafted": [[4, 5]]})[0] == {
         "blocks": [["p", {}, "a"], ["p", {}, ["em", {}, ["span", {"class": "drafted"}, "b"]]]],
         "last": 3,
@@ -171,7 +171,7 @@ def test_the_address() -> None:
         assert send(scripted()[0], "/markdown", body).status_code == 400
 
 
-def test_code_that_takes_long_to_highlight_is_plain() -> None:
+def test_markdown_render_of_slow_code_skips_highlighting() -> None:
     quick = "```perl\nmy $x;\n```\n\n"
     assert "span" in shown(quick)
     slow = "s{" * 24_000  # pygments needs time quadratic in the length

@@ -50,7 +50,7 @@ def thinking() -> Iterator[Vocabulary]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_answers_are_streams_unless_stream_is_false(path: str) -> None:
+def test_ollama_api_streams_unless_stream_is_false(path: str) -> None:
     parts, service = ask(path, BODIES[path], Script(step=2))
     (whole,), _ = ask(path, BODIES[path] | {"stream": False}, Script(step=2))
     assert len(parts) > 1
@@ -74,7 +74,7 @@ def test_answers_are_streams_unless_stream_is_false(path: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_of_thoughts_text_and_calls(stream: bool, thinking: Vocabulary) -> None:
+def test_ollama_chat_returns_reasoning_text_and_tool_calls(stream: bool, thinking: Vocabulary) -> None:
     body = CHAT | {"tools": TOOLS, "think": True, "stream": stream}
     parts, _ = ask("/api/chat", body, Script(TURN, step=3), vocabulary=thinking, n_ctx=2000)
     messages = [part["message"] for part in parts]
@@ -88,13 +88,13 @@ def test_an_answer_of_thoughts_text_and_calls(stream: bool, thinking: Vocabulary
     assert parts[-1]["done_reason"] == "stop"
 
 
-def test_generate_separates_thoughts(thinking: Vocabulary) -> None:
+def test_ollama_generate_separates_reasoning_from_text(thinking: Vocabulary) -> None:
     (whole,), _ = ask("/api/generate", PROMPT | {"think": True, "stream": False}, Script(TURN), vocabulary=thinking)
     assert whole["thinking"] == "Long thoughts."
     assert whole["response"].startswith("I löok.")  # Without tools, calls are text.
 
 
-def test_incomplete_calls_are_omitted() -> None:
+def test_ollama_chat_omits_incomplete_tool_calls() -> None:
     limit = len(demo_vocabulary().tokenize(CALLS, add_bos=False)) - 12
     for stream in (False, True):
         body = CHAT | {"tools": TOOLS, "stream": stream, "options": {"num_predict": limit}}
@@ -104,7 +104,7 @@ def test_incomplete_calls_are_omitted() -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_logprobs_cover_the_text(path: str) -> None:
+def test_ollama_api_logprobs_cover_exactly_the_text(path: str) -> None:
     asked = BODIES[path] | {"logprobs": True, "top_logprobs": 2}
     parts, _ = ask(path, asked, Script(step=2))
     (whole,), _ = ask(path, asked | {"stream": False})
@@ -115,13 +115,13 @@ def test_logprobs_cover_the_text(path: str) -> None:
     assert "logprobs" not in whole
 
 
-def test_logprobs_of_text_that_may_become_a_call() -> None:
+def test_ollama_chat_logprobs_cover_incomplete_tool_call_prefix() -> None:
     parts, _ = ask("/api/chat", CHAT | {"tools": TOOLS, "logprobs": True}, Script("1 <tool b"))
     assert "".join(one["token"] for part in parts for one in part.get("logprobs", [])) == "1 <tool b"
     assert "".join(content(part)["content"] for part in parts) == "1 <tool b"
 
 
-def test_silence_and_failures_are_lines_of_json() -> None:
+def test_ollama_chat_stream_sends_keepalive_and_error_as_json_lines() -> None:
     script = Script("a b c", fails=TargetError("it broke"), after=2, go=threading.Semaphore(0))
     server, _ = scripted(script)
     server.ping_seconds = 0.02
@@ -137,7 +137,7 @@ def test_silence_and_failures_are_lines_of_json() -> None:
 # --------------------------------------------------------------------------- requests
 
 
-def test_options_select_the_sampling() -> None:
+def test_ollama_options_reach_the_sampler() -> None:
     sampling = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.7, "seed": 5}
     penalties = {"repeat_penalty": 1.2, "repeat_last_n": 33, "presence_penalty": 1.5, "frequency_penalty": 1.0}
     fixed = {
@@ -174,7 +174,7 @@ def grammar_of(path: str, body: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.parametrize("body", [CHAT, PROMPT, PROMPT | {"raw": True}])
-def test_format_constrains_the_text(body: dict[str, Any]) -> None:
+def test_ollama_format_becomes_a_grammar(body: dict[str, Any]) -> None:
     path = "/api/chat" if "messages" in body else "/api/generate"
     assert grammar_of(path, body) is grammar_of(path, body | {"format": ""}) is None
     form = grammar_of(path, body | {"format": PARAMETERS})
@@ -187,7 +187,7 @@ def test_format_constrains_the_text(body: dict[str, Any]) -> None:
     assert refused(path, body | {"format": "yaml"}).startswith('format must be "json" or a JSON schema')
 
 
-def test_think_sets_the_templates_variables() -> None:
+def test_ollama_think_sets_template_variables() -> None:
     template = "<think>{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %} {{ reasoning_effort }}"
     with closing(Vocabulary(DEMO)) as vocabulary:
         vocabulary.use_chat_template(template + "{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -207,7 +207,7 @@ def test_think_sets_the_templates_variables() -> None:
     ask("/api/chat", CHAT | {"think": False})
 
 
-def test_messages_become_a_conversation() -> None:
+def test_ollama_messages_reach_the_chat_template() -> None:
     def call(at: int, **more: Any) -> dict[str, Any]:
         return {"function": {"name": "look", "arguments": {"at": at}}, **more}
 
@@ -234,7 +234,7 @@ def test_messages_become_a_conversation() -> None:
     assert late == {"role": "user", "content": "<system>\nLate.\n</system>"}
 
 
-def test_answers_can_be_sent_back() -> None:
+def test_ollama_chat_accepts_own_response_in_next_request() -> None:
     body = CHAT | {"tools": TOOLS, "stream": False}
     (answer,), _ = ask("/api/chat", body, Script(CALLS), n_ctx=2000)
     results = [{"role": "tool", "tool_name": "look", "content": f"saw {at}"} for at in (1, 2)]
@@ -246,7 +246,7 @@ def test_answers_can_be_sent_back() -> None:
     assert again["message"] == {"role": "assistant", "content": TEXT}
 
 
-def test_a_prompt_is_a_chat_of_one_turn() -> None:
+def test_ollama_generate_formats_prompt_as_chat_and_continues_context() -> None:
     vocabulary = demo_vocabulary()
     (whole,), service = ask("/api/generate", PROMPT | {"system": "s", "stream": False})
     (request,) = service.requests
@@ -258,14 +258,14 @@ def test_a_prompt_is_a_chat_of_one_turn() -> None:
     assert list(service.requests[0].prompt) == [*whole["context"], *vocabulary.chat_prompt([USER])[1:]]
 
 
-def test_a_raw_prompt_is_continued_as_it_is() -> None:
+def test_ollama_generate_with_raw_skips_chat_template() -> None:
     for prompt in ("hi", "<|im_start|>user\nhi"):
         (whole,), service = ask("/api/generate", PROMPT | {"prompt": prompt, "raw": True, "stream": False})
         assert list(service.requests[0].prompt) == demo_vocabulary().tokenize(prompt, special=True)
         assert (whole["response"], "context" in whole) == (TEXT, False)
 
 
-def test_a_suffix_is_filled_in(tmp_path: Path) -> None:
+def test_ollama_generate_with_suffix_uses_fill_in_the_middle(tmp_path: Path) -> None:
     _, service = ask("/api/generate", {"prompt": "a", "suffix": "b"})
     before, after = (demo_vocabulary().tokenize(text, add_bos=False) for text in "ab")
     marks = demo_vocabulary().fill_in_tokens
@@ -277,7 +277,7 @@ def test_a_suffix_is_filled_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_requests_without_a_prompt_load_nothing(stream: bool) -> None:
+def test_ollama_requests_without_prompt_return_load_or_unload(stream: bool) -> None:
     for keep_alive, reason in ((None, "load"), (0, "unload"), ("0s", "unload"), (-1, "load"), ("10m", "load")):
         asked = {"stream": stream, "keep_alive": keep_alive}
         (chat,), first = ask("/api/chat", {"model": "m", "messages": []} | asked)
@@ -290,7 +290,7 @@ def test_requests_without_a_prompt_load_nothing(stream: bool) -> None:
 # --------------------------------------------------------------------------- errors
 
 
-def test_invalid_values_are_named() -> None:
+def test_ollama_api_rejects_invalid_values_by_field_name() -> None:
     image = {"images": ["aGk="]}
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("/api/chat", {"messages": "hi"}, "messages must be a list"),
@@ -334,7 +334,7 @@ def test_invalid_values_are_named() -> None:
     assert "exceeds the available context size (512 tokens)" in refused("/api/chat", CHAT | long)
 
 
-def test_errors_of_other_paths_have_the_same_form() -> None:
+def test_ollama_api_errors_of_unsupported_paths_have_ollama_format() -> None:
     assert refused("/api/nothing", {}, 404)
     assert refused("/api/chat", None, 405, "GET")
     for path, method in (
@@ -350,7 +350,7 @@ def test_errors_of_other_paths_have_the_same_form() -> None:
     assert (response.status_code, response.json()) == (503, {"error": "Loading model"})
 
 
-def test_the_api_key_applies() -> None:
+def test_ollama_api_requires_api_key() -> None:
     async def run() -> None:
         async with asking(scripted()[0], keys=["k"]) as client:
             for path in ("/api/chat", "/api/pull"):

@@ -24,7 +24,7 @@ def get(path: str, **settings: Any) -> Any:
     return response.json()
 
 
-def test_the_one_model_is_listed_and_loaded() -> None:
+def test_ollama_tags_and_ps_list_the_model() -> None:
     ((listed,), (loaded,)) = (get(path, meta=META)["models"] for path in ("/api/tags", "/api/ps"))
     details = {
         "parent_model": "",
@@ -45,7 +45,7 @@ def test_the_one_model_is_listed_and_loaded() -> None:
     assert loaded["context_length"] == 512
 
 
-def test_the_model_is_shown_under_any_name() -> None:
+def test_ollama_show_describes_the_model_for_any_name() -> None:
     with closing(ThinkingVocabulary(DEMO)) as thinking:
         server, _ = scripted(vocabulary=thinking, meta=META, embedder=Counting())
         shown = send(server, "/api/show", {"model": "any", "verbose": True}).json()
@@ -71,7 +71,7 @@ def test_the_model_is_shown_under_any_name() -> None:
         }
 
 
-def test_clients_can_probe_the_server() -> None:
+def test_ollama_version_and_head_requests_succeed() -> None:
     major, minor, _ = get("/api/version")["version"].split(".")
     assert (int(major), int(minor)) >= (0, 6)  # Clients reject older versions.
     for path in ("/", "/api/version", "/api/tags"):
@@ -86,7 +86,7 @@ def vectors(*texts: list[int]) -> Any:
     return raw / np.linalg.norm(raw, axis=1, keepdims=True)
 
 
-def test_embeddings() -> None:
+def test_ollama_embed_returns_embeddings_of_both_endpoints() -> None:
     tokens = [demo_vocabulary().tokenize(text) for text in ("hello", "you are")]
     (both,), _ = ask("/api/embed", {"model": "m", "input": ["hello", "you are"]}, embedder=Counting())
     assert np.allclose(both["embeddings"], vectors(*tokens), atol=1e-6)
@@ -105,7 +105,7 @@ def test_embeddings() -> None:
         assert empty.items() <= answer.items()
 
 
-def test_long_texts_are_truncated_unless_truncate_is_false() -> None:
+def test_ollama_embed_truncates_long_texts_unless_truncate_is_false() -> None:
     for text in ("word " * 30, "word " * 100_000):
         (answer,), _ = ask("/api/embed", {"input": text}, embedder=Counting())
         assert answer["prompt_eval_count"] == Counting.n_ctx
@@ -115,7 +115,7 @@ def test_long_texts_are_truncated_unless_truncate_is_false() -> None:
         assert len(older["embedding"]) == 3
 
 
-def test_truncated_texts_keep_their_end_token() -> None:
+def test_ollama_embed_truncation_keeps_end_token() -> None:
     end = next(token for token in range(demo_vocabulary().n_vocab) if demo_vocabulary().is_eog(token))
     seen = []
 
@@ -128,7 +128,7 @@ def test_truncated_texts_keep_their_end_token() -> None:
     assert seen == [[*range(10, 25), end], [*range(10, 26)]]
 
 
-def test_embeddings_that_cannot_be_made_are_refused() -> None:
+def test_ollama_embed_rejects_invalid_requests() -> None:
     assert "--embeddings" in refused("/api/embed", {"input": "x"}, 501)
     assert refused("/api/embed", {"input": [[]]}, embedder=Counting()).startswith("input must not")
     assert refused("/api/embed", {"input": "x", "dimensions": 4}, embedder=Counting()).startswith("dimensions must be")

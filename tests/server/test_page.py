@@ -124,7 +124,7 @@ def visit(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Visit]:
         assert [said for said in found.complaints if not said.startswith("Failed to load resource")] == []
 
 
-def test_an_answer_grows_and_then_says_how_fast_it_was(visit: Visit) -> None:
+def test_page_streams_answer_and_then_reports_speed(visit: Visit) -> None:
     go = threading.Semaphore(2)
     text = " ".join(["one two three four five six"] * 8)
     visit.begun(Script(text, step=3, go=go))
@@ -140,7 +140,7 @@ def test_an_answer_grows_and_then_says_how_fast_it_was(visit: Visit) -> None:
     expect(visit.note).to_have_text(re.compile(r"\d+ of 4096 tokens of context$"))
 
 
-def test_accepted_drafts_are_green_on_demand(visit: Visit) -> None:
+def test_page_with_green_option_colours_accepted_drafts(visit: Visit) -> None:
     def looks() -> list[list[str]]:
         """Return the colours of the answer and of each draft in it."""
         shown = "(all) => all.map((e) => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor])"
@@ -161,7 +161,7 @@ def test_accepted_drafts_are_green_on_demand(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("how", ["button", "key"])
-def test_an_answer_can_be_stopped(visit: Visit, how: str) -> None:
+def test_page_stop_ends_the_answer(visit: Visit, how: str) -> None:
     visit.begun(Script("on and on ", ends=False, step=2, go=threading.Semaphore(3)))
     if how == "button":
         visit.page.get_by_role("button", name="Stop").click()
@@ -175,7 +175,7 @@ def test_an_answer_can_be_stopped(visit: Visit, how: str) -> None:
     expect(visit.error).to_be_hidden()
 
 
-def test_the_next_question_comes_with_those_before(visit: Visit) -> None:
+def test_page_sends_earlier_messages_with_next_message(visit: Visit) -> None:
     visit.press("Settings")
     visit.page.keyboard.type("Be short.")  # The system message has the focus.
     visit.answered(Script("Yes.\nNo."), "Well?")
@@ -193,7 +193,7 @@ def test_the_next_question_comes_with_those_before(visit: Visit) -> None:
     ]
 
 
-def test_settings_are_sent_and_stay(visit: Visit) -> None:
+def test_page_settings_are_sent_and_survive_reload(visit: Visit) -> None:
     given = {
         "temperature": 0.5,
         "top_k": 7,
@@ -215,7 +215,7 @@ def test_settings_are_sent_and_stay(visit: Visit) -> None:
     assert request.max_tokens == 64
 
 
-def test_an_answer_keeps_to_a_schema(visit: Visit) -> None:
+def test_page_json_schema_constrains_the_answer(visit: Visit) -> None:
     visit.press("Settings")
     schema = visit.page.get_by_label("JSON schema")
     schema.fill('{"type": ')
@@ -227,7 +227,7 @@ def test_an_answer_keeps_to_a_schema(visit: Visit) -> None:
     assert '"type": "integer"' in (visit.service.requests[-1].sampling.grammar or "")
 
 
-def test_system_messages_can_be_saved_and_chosen(visit: Visit) -> None:
+def test_page_saves_and_selects_system_messages(visit: Visit) -> None:
     visit.press("Settings")
     system, presets = visit.page.get_by_label("System message", exact=True), visit.page.locator("#preset")
     for visit.typed, text in (("short", "Be short."), ("rhymes", "Rhyme.")):
@@ -251,7 +251,7 @@ def test_system_messages_can_be_saved_and_chosen(visit: Visit) -> None:
     expect(system).to_have_value("Be short.")
 
 
-def test_a_refusal_is_told_in_the_servers_words_and_the_question_is_kept(visit: Visit) -> None:
+def test_page_shows_server_error_and_keeps_message(visit: Visit) -> None:
     visit.press("Settings")
     visit.page.get_by_label("Temperature").fill("-1")
     visit.say("hi")
@@ -263,7 +263,7 @@ def test_a_refusal_is_told_in_the_servers_words_and_the_question_is_kept(visit: 
     expect(visit.page.locator("article")).to_have_count(0)
 
 
-def test_an_error_amid_an_answer_keeps_what_came(visit: Visit) -> None:
+def test_page_after_error_during_answer_keeps_partial_answer(visit: Visit) -> None:
     visit.answered(Script("one two three", fails=TargetError("out of memory <b>"), after=2))
     expect(visit.error).to_contain_text("out of memory <b>")
     expect(visit.note).to_have_text(re.compile("interrupted$"))
@@ -273,7 +273,7 @@ def test_an_error_amid_an_answer_keeps_what_came(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("visit", [["secret"]], indirect=True)
-def test_a_key_is_asked_for_sent_and_kept_in_the_tab_alone(visit: Visit) -> None:
+def test_page_asks_for_api_key_and_stores_it_only_in_the_tab(visit: Visit) -> None:
     visit.say("hi")
     expect(visit.error).to_have_text("Invalid API Key")
     expect(visit.page.get_by_label("API key")).to_be_focused()
@@ -295,7 +295,7 @@ HOSTILE = """<img src=x onerror="window.hit = 1"><script>window.hit = 1</script>
 </div>&amp; <style>* { display: none }</style>"""
 
 
-def test_markup_in_an_answer_is_text(visit: Visit) -> None:
+def test_page_shows_html_in_answer_as_text(visit: Visit) -> None:
     visit.answered(Script(f"{HOSTILE}\n\n[a](javascript:hit=1) ![b](http://127.0.0.2:9/c.png)"), "<i>Why</i>?")
     assert visit.page.locator(".question").text_content() == "<i>Why</i>?"
     expect(visit.answer.locator("p").first).to_have_text(HOSTILE.splitlines()[0])
@@ -306,7 +306,7 @@ def test_markup_in_an_answer_is_text(visit: Visit) -> None:
     assert visit.page.evaluate("window.hit") is None
 
 
-def test_an_answer_is_rendered_while_it_grows_and_the_same_afterwards(visit: Visit) -> None:
+def test_page_renders_answer_equally_during_stream_and_after_reload(visit: Visit) -> None:
     text = "# A\n\nb *c* $d_1 e_2$\n\n- f\n- g\n\n```py\nx = 1\n```\n\n|h|i|\n|-|-|\n|1|2|\n\n> j\n\n[k](https://l.m)"
     go = threading.Semaphore(0)
     visit.service.script = Script(text, step=2, go=go)
@@ -327,14 +327,14 @@ def test_an_answer_is_rendered_while_it_grows_and_the_same_afterwards(visit: Vis
     assert visit.answer.inner_html() == whole
 
 
-def test_without_the_renderer_texts_are_shown_as_they_are(visit: Visit) -> None:
+def test_page_without_renderer_shows_plain_text(visit: Visit) -> None:
     visit.page.route("**/markdown", lambda route: route.abort())
     visit.answered(Script("*one*\n\n- two"))
     assert visit.answer.text_content() == "*one*\n\n- two"
 
 
 @pytest.mark.parametrize("clipboard", [True, False])
-def test_answers_and_code_can_be_copied(visit: Visit, clipboard: bool) -> None:
+def test_page_copies_answers_and_code(visit: Visit, clipboard: bool) -> None:
     text = "Say *this*:\n\n```py\nx = 1\ny = 2\n```"
     if clipboard:
         visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -351,7 +351,7 @@ def test_answers_and_code_can_be_copied(visit: Visit, clipboard: bool) -> None:
         visit.question.fill("")
 
 
-def test_an_answer_can_be_made_again(visit: Visit) -> None:
+def test_page_regenerate_replaces_answer_unless_request_fails(visit: Visit) -> None:
     visit.answered(Script("first"), "hi")
     visit.service.script = Script("second")
     visit.press("Regenerate")
@@ -365,7 +365,7 @@ def test_an_answer_can_be_made_again(visit: Visit) -> None:
     expect(visit.page.locator(".question")).to_have_count(1)
 
 
-def test_an_answer_can_be_continued(visit: Visit) -> None:
+def test_page_continue_extends_the_answer(visit: Visit) -> None:
     visit.press("Settings")
     visit.page.get_by_label("Maximum tokens").fill("3")
     visit.answered(Script("one two three four"))
@@ -379,7 +379,7 @@ def test_an_answer_can_be_continued(visit: Visit) -> None:
     expect(visit.page.locator("article")).to_have_count(1)
 
 
-def test_a_question_can_be_edited(visit: Visit) -> None:
+def test_page_edit_resends_changed_message(visit: Visit) -> None:
     visit.answered(Script("first"), "helo")
     visit.page.keyboard.press("ArrowUp")
     expect(visit.question).to_have_value("helo")
@@ -399,7 +399,7 @@ def test_a_question_can_be_edited(visit: Visit) -> None:
     expect(visit.page.locator(".answer")).to_have_text(["second", "third"])
 
 
-def test_files_go_with_a_question(visit: Visit, tmp_path: Path) -> None:
+def test_page_sends_attached_text_files(visit: Visit, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = '``` é'\n")
     (tmp_path / "b.md").write_text("text")
     (tmp_path / "c.bin").write_bytes(b"\xff\x00")
@@ -425,7 +425,7 @@ def test_files_go_with_a_question(visit: Visit, tmp_path: Path) -> None:
     expect(names).to_have_text([re.compile("a.py"), re.compile("d.txt")])
 
 
-def test_conversations_are_listed_renamed_searched_and_deleted(visit: Visit) -> None:
+def test_page_lists_renames_searches_and_deletes_conversations(visit: Visit) -> None:
     visit.answered(Script("alpha"), "first\nline")
     visit.press("New chat")
     visit.answered(Script("beta"), "second")
@@ -452,7 +452,7 @@ def test_conversations_are_listed_renamed_searched_and_deleted(visit: Visit) -> 
     expect(visit.page.locator("article")).to_have_count(0)
 
 
-def test_a_conversation_that_is_left_stops_and_one_that_is_deleted_stays_so(visit: Visit) -> None:
+def test_page_stops_answer_of_closed_or_deleted_conversation(visit: Visit) -> None:
     visit.page.set_viewport_size({"width": 1200, "height": 640})
     visit.begun(Script("on and on ", ends=False, step=2, go=threading.Semaphore(3)))
     visit.press("New chat")
@@ -467,7 +467,7 @@ def test_a_conversation_that_is_left_stops_and_one_that_is_deleted_stays_so(visi
     assert visit.listed() == ["other"]
 
 
-def test_conversations_are_exported_and_imported(visit: Visit, tmp_path: Path) -> None:
+def test_page_exports_and_imports_conversations(visit: Visit, tmp_path: Path) -> None:
     visit.press("Settings")
     visit.page.keyboard.type("Be short.")
     visit.answered(Script("one *two* three", step=3), "hi")
@@ -501,7 +501,7 @@ def test_conversations_are_exported_and_imported(visit: Visit, tmp_path: Path) -
     expect(visit.page.get_by_label("System message", exact=True)).to_have_value("Be short.")
 
 
-def test_a_conversation_survives_a_reload_with_its_drafts(visit: Visit) -> None:
+def test_page_reload_keeps_conversation_and_drafts(visit: Visit) -> None:
     def looks() -> str:
         # The label of an ended state need not be restored.
         html = visit.page.locator("#log").inner_html().replace(' aria-busy="false"', "")
@@ -522,7 +522,7 @@ def test_a_conversation_survives_a_reload_with_its_drafts(visit: Visit) -> None:
     expect(log).to_have_count(0)
 
 
-def test_a_reload_amid_an_answer_keeps_what_came(visit: Visit) -> None:
+def test_page_reload_during_answer_keeps_partial_answer(visit: Visit) -> None:
     visit.begun(Script("on and on ", ends=False, go=threading.Semaphore(3)))
     came = visit.answer.inner_text().strip()
     visit.page.reload()
@@ -532,13 +532,13 @@ def test_a_reload_amid_an_answer_keeps_what_came(visit: Visit) -> None:
     assert ticket.ended.wait(PATIENCE), "the server goes on"
 
 
-def test_how_much_of_the_question_is_read_is_shown(visit: Visit) -> None:
+def test_page_shows_prefill_progress(visit: Visit) -> None:
     visit.service.script = Script(go=threading.Semaphore(0))
     visit.say("hi")
     expect(visit.note).to_have_text(re.compile(r"^Reading, (\d+) of \1 tokens$"))
 
 
-def test_a_question_that_was_not_answered_is_back_after_a_reload(visit: Visit) -> None:
+def test_page_reload_restores_unanswered_message(visit: Visit) -> None:
     visit.answered(Script("one"), "first")
     visit.service.script = Script(begin=threading.Event())
     visit.say("second")
@@ -548,7 +548,7 @@ def test_a_question_that_was_not_answered_is_back_after_a_reload(visit: Visit) -
     expect(visit.page.locator(".question")).to_have_count(1)
 
 
-def test_no_other_host_is_asked(visit: Visit) -> None:
+def test_page_contacts_no_other_host(visit: Visit) -> None:
     visit.answered(Script())
     expect(visit.page.locator("#model")).to_contain_text("demo")
     asked = {url.removeprefix(visit.address) for url, _ in visit.requests if not url.startswith("data:")}
@@ -564,7 +564,7 @@ def test_no_other_host_is_asked(visit: Visit) -> None:
     visit.complaints.clear()
 
 
-def test_it_fits_and_can_be_read(visit: Visit) -> None:
+def test_page_fits_each_width_and_meets_contrast_requirement(visit: Visit) -> None:
     code = "```py\n# " + "x" * 200 + "\ndef f(): return 'a' + 1\n```"
     visit.answered(Script(f"{'word ' * 30}\n{code}\n{'y' * 200} `z`\n\n|{'w' * 90}|b|\n|-|-|\n|1|2|\n\n> q", step=3))
     visit.page.get_by_label("Accepted drafts in green").check()
@@ -592,7 +592,7 @@ def test_it_fits_and_can_be_read(visit: Visit) -> None:
     assert visit.page.locator("button, input, textarea, select").evaluate_all(controls) == 0, "some have no name"
 
 
-def test_the_list_is_beside_the_conversation_or_above_it(visit: Visit) -> None:
+def test_page_conversation_list_adapts_to_window_width(visit: Visit) -> None:
     chats, menu = visit.page.locator("#chats"), visit.page.get_by_role("button", name="Chats")
     expect(chats).to_be_hidden()
     menu.click()

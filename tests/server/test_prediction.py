@@ -19,7 +19,7 @@ PREDICTION = "Hello, world of many words"
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prediction_reaches_the_engine_and_is_counted(path: str, stream: bool) -> None:
+def test_prediction_reaches_the_engine_and_is_counted_in_usage(path: str, stream: bool) -> None:
     tokens = demo_vocabulary().tokenize(PREDICTION, add_bos=False)
     came = len(demo_vocabulary().tokenize("Hello, world", add_bos=False))
     for content in (PREDICTION, [{"type": "text", "text": "Hello, world"}, {"type": "text", "text": " of many words"}]):
@@ -36,14 +36,14 @@ def test_a_prediction_reaches_the_engine_and_is_counted(path: str, stream: bool)
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_prediction_that_is_none_is_named(path: str) -> None:
+def test_prediction_with_invalid_value_is_rejected_by_field_name(path: str) -> None:
     for wrong, param in (({"type": "x", "content": ""}, "type"), ({"type": "content"}, "content"), (5, "")):
         response = send(scripted()[0], path, BODIES[path] | {"prediction": wrong})
         found = response.json()["error"]["param"]
         assert (response.status_code, found) == (400, f"prediction.{param}".removesuffix("."))
 
 
-def test_a_prediction_is_drafted_from_the_first_token_on() -> None:
+def test_mixture_with_prediction_drafts_it_from_first_token() -> None:
     prompt, predicted = list(range(100, 160)), list(range(500, 540))
     drafter = MixtureDrafter()
     drafter.prediction = predicted

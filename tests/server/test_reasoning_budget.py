@@ -80,7 +80,7 @@ def answer(server: Server, path: str, **fields: Any) -> tuple[str, str]:
     return reasoning, content
 
 
-def test_every_api_keeps_the_budget_streamed_or_not_with_drafts_or_without() -> None:
+def test_reasoning_budget_limits_every_api_with_and_without_drafts() -> None:
     found = set()
     for drafted in (False, True):
         with serving(drafted=drafted) as server:
@@ -96,7 +96,7 @@ def test_every_api_keeps_the_budget_streamed_or_not_with_drafts_or_without() -> 
     assert len(content) > 10
 
 
-def test_choices_have_a_budget_each_and_a_seed_gives_the_same_text_with_drafts() -> None:
+def test_reasoning_budget_applies_per_choice_and_drafts_keep_text() -> None:
     texts = []
     for drafted in (False, True):
         with serving(drafted=drafted) as server:
@@ -112,7 +112,7 @@ def test_choices_have_a_budget_each_and_a_seed_gives_the_same_text_with_drafts()
         assert one["content"]
 
 
-def test_budget_of_0_leaves_no_reasoning() -> None:
+def test_reasoning_budget_of_zero_removes_reasoning() -> None:
     with serving() as server:
         reasoning, content = answer(server, CHATS, reasoning_budget_tokens=0)
         assert reasoning == ""
@@ -120,7 +120,7 @@ def test_budget_of_0_leaves_no_reasoning() -> None:
         assert answer(server, MESSAGES, thinking={"type": "enabled", "budget_tokens": 0}) == ("", content)
 
 
-def test_message_precedes_the_closing_tag_and_can_contain_a_stop_string() -> None:
+def test_reasoning_budget_message_precedes_tag_and_can_match_stop() -> None:
     message = "\nSo: STOP now.\n"
     with serving() as server:
         reasoning, content = answer(server, CHATS, reasoning_budget_tokens=9, reasoning_budget_message=message)
@@ -133,7 +133,7 @@ def test_message_precedes_the_closing_tag_and_can_contain_a_stop_string() -> Non
 
 
 @pytest.mark.parametrize("drafted", [False, True])
-def test_grammar_of_the_answer_begins_after_reasoning_that_was_closed(drafted: bool) -> None:
+def test_reasoning_budget_with_grammar_constrains_text_after_reasoning(drafted: bool) -> None:
     form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
     tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
     with serving(drafted=drafted, words=None) as server:
@@ -154,7 +154,7 @@ def limit(path: str, template: str = OPENED, fields: dict[str, Any] | None = Non
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_request_overrides_the_default_of_the_server(path: str) -> None:
+def test_reasoning_budget_of_request_overrides_server_default(path: str) -> None:
     assert limit(path) is None
     assert limit(path, reasoning_budget=5) == 5
     for fields, budget in (
@@ -168,7 +168,7 @@ def test_request_overrides_the_default_of_the_server(path: str) -> None:
         assert limit(path, fields=fields, reasoning_budget=5) == budget
 
 
-def test_budget_of_anthropics_api() -> None:
+def test_reasoning_budget_of_anthropic_thinking_reaches_the_engine() -> None:
     enabled = {"thinking": {"type": "enabled", "budget_tokens": 2048}}
     assert limit(MESSAGES, fields=enabled, reasoning_budget=5) == 2048
     assert limit(MESSAGES, fields=enabled | {"reasoning_budget_tokens": 7}) == 7
@@ -176,7 +176,7 @@ def test_budget_of_anthropics_api() -> None:
         assert limit(MESSAGES, fields={"thinking": thinking}, reasoning_budget=5) == 5
 
 
-def test_message_of_the_server_and_of_a_request() -> None:
+def test_reasoning_budget_message_of_request_overrides_server_default() -> None:
     known = vocabulary()
     for fields, message in (
         ({}, "so"),
@@ -190,11 +190,11 @@ def test_message_of_the_server_and_of_a_request() -> None:
         assert b"".join(map(known.shown, budget.blocks[0].closing)).decode() == f"{message}</think>"
 
 
-def test_budget_has_no_effect_without_reasoning_tags() -> None:
+def test_reasoning_budget_without_reasoning_tags_has_no_effect() -> None:
     assert limit(CHATS, CHATML, {"reasoning_budget_tokens": 9}) is None
 
 
-def test_block_that_gpt_oss_opens_is_closed_by_its_end_of_message() -> None:
+def test_reasoning_budget_of_gpt_oss_ends_block_with_end_of_message() -> None:
     harmony = CHATML + "{# <|channel|> <|message|> #}"
     known = vocabulary(harmony)
     _, service = ask(CHATS, BODIES[CHATS] | {"reasoning_budget_tokens": 9}, vocabulary=known)
@@ -204,7 +204,7 @@ def test_block_that_gpt_oss_opens_is_closed_by_its_end_of_message() -> None:
     assert (block.start, block.end, budget.open_block) == ("<|channel|>analysis<|message|>", "<|end|>", None)
 
 
-def test_reasoning_of_a_message_that_is_continued_counts() -> None:
+def test_reasoning_budget_counts_reasoning_of_message_to_continue() -> None:
     body = {
         "messages": [*TURN, {"role": "assistant", "reasoning_content": "one two", "content": ""}],
         "reasoning_budget_tokens": 20,
@@ -228,7 +228,9 @@ def test_reasoning_of_a_message_that_is_continued_counts() -> None:
         ("/completion", "thinking_budget_tokens", {"prompt": "x", "thinking_budget_tokens": 9}),
     ],
 )
-def test_budget_that_cannot_be_is_named(path: str, field: str, more: dict[str, Any]) -> None:
+def test_reasoning_budget_with_invalid_value_is_rejected_by_field_name(
+    path: str, field: str, more: dict[str, Any]
+) -> None:
     with serving() as server:
         response = send(server, path, BODIES.get(path, {}) | more)
     error = response.json()["error"]
@@ -237,7 +239,7 @@ def test_budget_that_cannot_be_is_named(path: str, field: str, more: dict[str, A
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_variables_of_the_server_are_defaults(path: str) -> None:
+def test_template_variables_of_server_are_defaults_for_requests(path: str) -> None:
     def thinks(fields: dict[str, Any], **variables: Any) -> bool:
         _, service = ask(path, BODIES[path] | fields, vocabulary=known, variables=variables)
         return known.tokenize("<think>\n", add_bos=False) == list(service.requests[0].prompt[-6:])
@@ -253,7 +255,7 @@ def test_variables_of_the_server_are_defaults(path: str) -> None:
     assert not thinks(off, enable_thinking=True)
 
 
-def test_grammar_that_allows_no_closing_tag_wins() -> None:
+def test_grammar_without_closing_tag_overrides_reasoning_budget() -> None:
     with serving() as server:
         text = "".join(answer(server, CHATS, reasoning_budget_tokens=7, grammar="root ::= [a-d]+"))
     assert len(text) == 60

@@ -36,7 +36,7 @@ def streamed(script: Script, **fields: Any) -> list[dict[str, Any]]:
     return chunks(API.answered(script, stream=True, **fields).text)
 
 
-def test_a_conversation_of_codex_reaches_the_template() -> None:
+def test_responses_api_formats_codex_conversation_for_template() -> None:
     """Developer messages come first, calls come before their text, and reasoning is kept."""
     text = [{"type": "input_text", "text": "permissions"}]
     messages = API.messages(
@@ -79,7 +79,7 @@ def test_a_conversation_of_codex_reaches_the_template() -> None:
         assert API.messages(input=nothing) == [{"role": "user", "content": ""}]
 
 
-def test_tools_of_all_types() -> None:
+def test_responses_api_accepts_own_tool_types_and_omits_hosted_tools() -> None:
     """Tools that only OpenAI's servers run are omitted, since Codex always sends some."""
     hosted = [{"type": kind} for kind in ("web_search", "image_generation", "local_shell", "tool_search")]
     tools = API.tools(tools=[*hosted, LOOK, PATCH, SERVER, {"type": "namespace", "name": "functions", "tools": []}])
@@ -112,7 +112,7 @@ OPEN = {"parameters": {"type": "object", "properties": {}}}
         ),
     ],
 )
-def test_the_choice_of_a_tool_becomes_a_grammar(choice: Any, allowed: set[str] | None, count: int | None) -> None:
+def test_responses_api_tool_choice_becomes_a_grammar(choice: Any, allowed: set[str] | None, count: int | None) -> None:
     look = LOOK | OPEN
     fields = {"tools": [look, SERVER | {"tools": [look, PATCH]}], "tool_choice": choice, "parallel_tool_calls": False}
     response, engine = API.ask(**fields)
@@ -126,7 +126,7 @@ def test_the_choice_of_a_tool_becomes_a_grammar(choice: Any, allowed: set[str] |
     assert not allows(engine, f"{called('look')}\n{called('look')}")
 
 
-def test_settings_reach_the_engine() -> None:
+def test_responses_api_settings_reach_the_engine() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
     form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     fields: dict[str, Any] = {
@@ -183,7 +183,7 @@ def wrong_requests() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "reasoning.effort", {"reasoning": {"effort": "all"}}
 
 
-def test_impossible_values_are_named() -> None:
+def test_responses_api_rejects_invalid_values_by_field_name() -> None:
     for field, fields in wrong_requests():
         assert API.refused(field, **fields)["param"] == field
 
@@ -202,7 +202,7 @@ def without_ids(value: Any) -> Any:
 
 
 @given(answers("look", "apply_patch", "mcp__db__look", "made_up"), st.booleans())
-def test_any_answer_streams_as_what_it_is_whole(answer: tuple[Script, int], has_tools: bool) -> None:
+def test_responses_api_stream_equals_whole_response(answer: tuple[Script, int], has_tools: bool) -> None:
     script, limit = answer
     asked = {"tools": [LOOK, PATCH, SERVER] if has_tools else [], "max_output_tokens": limit}
     sent = streamed(script, **asked)
@@ -249,7 +249,7 @@ def text_of(item: dict[str, Any]) -> str:
 THOUGHT = "<think>\nhm\n</think>\n\n"
 
 
-def test_the_order_of_events() -> None:
+def test_responses_api_stream_sends_events_in_expected_order() -> None:
     sent = streamed(Script(f"{THOUGHT}I look.\n{called('look')}", step=100), tools=[LOOK])
     order = """
         created in_progress
@@ -265,7 +265,7 @@ def test_the_order_of_events() -> None:
     assert not any(event["part"]["text"] for event in sent if event["type"] == "response.content_part.added")
 
 
-def test_calls_go_back_to_the_tool_they_came_from_and_can_be_sent_back() -> None:
+def test_responses_api_calls_name_their_tool_and_are_accepted_as_input() -> None:
     patch = json.dumps({"input": "*** Begin\n+é"}, ensure_ascii=False)
     text = f"{THOUGHT}I look.\n{called('mcp__db__look', json.dumps({'at': 1}))}\n{called('apply_patch', patch)}"
     output = whole(Script(text), tools=[PATCH, SERVER])["output"]
@@ -283,13 +283,13 @@ def test_calls_go_back_to_the_tool_they_came_from_and_can_be_sent_back() -> None
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["mcp__db__look", "apply_patch"]
 
 
-def test_an_answer_that_was_cut() -> None:
+def test_responses_api_response_at_token_limit_is_incomplete() -> None:
     answer = whole(Script(f"{THOUGHT}a b c ", ends=False), max_output_tokens=20)
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in answer["output"]] == ["completed", "incomplete"]
 
 
-def test_usage_and_fields_that_are_repeated() -> None:
+def test_responses_api_response_contains_usage_and_repeats_fields() -> None:
     script = Script("Hello, world", cached=5)
     response, engine = API.ask(script, tools=[LOOK], instructions="I", metadata={"a": "b"})
     answer, usage = response.json(), response.json()["usage"]
@@ -300,7 +300,7 @@ def test_usage_and_fields_that_are_repeated() -> None:
     assert (answer["store"], answer["status"]) == (False, "completed")
 
 
-def test_logprobs_come_with_the_text() -> None:
+def test_responses_api_stream_logprobs_equal_whole_response() -> None:
     script, asked = Script("a END b", step=2), {"top_logprobs": 2, "include": ["message.output_text.logprobs"]}
     deltas = [one for event in streamed(script, **asked) for one in event.get("logprobs", []) if "delta" in event]
     (part,) = whole(script, **asked)["output"][0]["content"]
@@ -309,7 +309,7 @@ def test_logprobs_come_with_the_text() -> None:
     assert all(len(one["top_logprobs"]) == 2 for one in deltas)
 
 
-def test_a_failure_ends_the_stream() -> None:
+def test_responses_api_stream_ends_with_failed_event_on_error() -> None:
     sent = streamed(Script("a b c", fails=TargetError("it broke"), after=2))
     created, failed = (EVENT.validate_python(sent[i]) for i in (0, -1))
     assert (created.response.status, failed.response.status) == ("in_progress", "failed")

@@ -66,7 +66,7 @@ def held(server: Server) -> list[int]:
     return [slot["n_tokens_held"] for slot in send(server, "/slots", method="GET").json()]
 
 
-def test_what_a_slot_held_is_held_by_another_server(tmp_path: Path) -> None:
+def test_slot_restore_on_other_server_continues_saved_text(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         text, cached = answer(server, 0)
         (count, _), name = held(server), "a.bin"
@@ -90,7 +90,7 @@ def test_what_a_slot_held_is_held_by_another_server(tmp_path: Path) -> None:
         assert held(server) == [0, 0]
 
 
-def test_a_file_that_cannot_be_used_is_refused_and_leaves_the_slot_empty(tmp_path: Path) -> None:
+def test_slot_restore_rejects_unusable_file_and_empties_slot(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         answer(server, 0)
         act(server, 0, "save")
@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_used_is_refused_and_leaves_the_slot_empty(tmp_pat
 
 
 @pytest.mark.parametrize("action", ["save", "restore"])
-def test_only_files_of_the_folder_are_named(tmp_path: Path, action: str) -> None:
+def test_slot_actions_reject_file_names_outside_the_folder(tmp_path: Path, action: str) -> None:
     server, _ = scripted()
     server.slot_folder = tmp_path / "folder"
     for name in ("../x", "/etc/passwd", "a/b", "..", ".", "a\\b", "a\0", "a\n", "x" * 256, "", 5, None):
@@ -129,7 +129,7 @@ def test_only_files_of_the_folder_are_named(tmp_path: Path, action: str) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_slots_and_actions_that_are_not_there(tmp_path: Path) -> None:
+def test_slot_actions_reject_unknown_slots_and_actions(tmp_path: Path) -> None:
     server, _ = scripted()
     assert "--slot-save-path" in refusal(server, "/slots/0?action=save", {"filename": "x"}, 501)
     server.slot_folder = tmp_path
@@ -140,14 +140,14 @@ def test_slots_and_actions_that_are_not_there(tmp_path: Path) -> None:
         assert send(server, f"/slots/{number}?action=save", {}).status_code == 404
 
 
-def test_the_name_of_a_folder_is_refused(tmp_path: Path) -> None:
+def test_slot_save_rejects_name_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with serving(tmp_path) as server:
         told = refusal(server, "/slots/0?action=save", {"filename": "folder"})
     assert told == "folder is a folder; choose another name"
 
 
-def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
+def test_slot_restore_detects_any_flipped_bit(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         answer(server, 0)
         act(server, 0, "save")
@@ -158,7 +158,7 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
             assert held(server) == [0, 0]
 
 
-def test_a_forged_file_does_not_break_a_slot(tmp_path: Path) -> None:
+def test_slot_restore_of_forged_file_keeps_slot_usable(tmp_path: Path) -> None:
     """A file with a valid checksum is either rejected, or the slot responds to the second request at the latest."""
     with serving(tmp_path) as server:
         answer(server, 0)
@@ -182,7 +182,7 @@ def test_a_forged_file_does_not_break_a_slot(tmp_path: Path) -> None:
             assert again.status_code == 200, again.text
 
 
-def test_a_slot_at_work_is_waited_for() -> None:
+def test_on_slot_waits_for_running_request_of_the_slot() -> None:
     model = MockShared(2)
     known = Calibration.from_curve(CostCurve({1: 1e-3, 64: 2e-3}))
     engine = Engine(model, model.sequences[0], calibration=known)

@@ -101,7 +101,7 @@ def threads_alternate() -> Iterator[None]:
 
 @pytest.mark.usefixtures("threads_alternate")
 @pytest.mark.parametrize("path", BODIES)
-def test_a_streamed_token_takes_few_function_calls(path: str) -> None:
+def test_stream_of_one_token_takes_few_function_calls(path: str) -> None:
     turns = Turns()
     server, _ = scripted(Script(" and so on" * 10, go=turns))  # type: ignore[arg-type]
     stream(server, path, BODIES[path], turns.on_chunk, turns.profile)
@@ -125,13 +125,13 @@ def late(path: str, body: dict[str, Any], script: Script) -> tuple[str, FakeServ
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_steps_that_waited_become_one_chunk(path: str) -> None:
+def test_stream_with_busy_loop_joins_waiting_steps_into_one_chunk(path: str) -> None:
     text = "Hello, world: all of it"
     told, _ = late(path, BODIES[path], Script(text, step=2))
     assert sum('"lo, world: all of it"' in line for line in told.splitlines()) == 1
 
 
-def test_a_chunk_of_several_steps_has_all_their_tokens_and_marks() -> None:
+def test_stream_chunk_of_several_steps_contains_all_tokens_and_drafts() -> None:
     text = "Hello, world: all of it"
     told, service = late("/completion", BODIES["/completion"], Script(text))
     tokens = [token for chunk in chunks(told) for token in chunk["tokens"]]
@@ -149,7 +149,7 @@ def test_a_chunk_of_several_steps_has_all_their_tokens_and_marks() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"logprobs": True}, {"timings_per_token": True}])
-def test_fields_of_a_token_are_sent_with_that_token(fields: dict[str, Any]) -> None:
+def test_stream_with_fields_per_token_sends_one_chunk_per_token(fields: dict[str, Any]) -> None:
     told, service = late("/v1/chat/completions", CHAT | fields, Script("Hello, world: all of it"))
     parts = [chunk for chunk in chunks(told)[1:-2] if chunk["choices"][0]["delta"]]
     assert len(parts) == service.stats.generated - 1  # The last token ends the text.
@@ -159,7 +159,7 @@ def test_fields_of_a_token_are_sent_with_that_token(fields: dict[str, Any]) -> N
         assert [part["timings"]["predicted_n"] for part in parts] == list(range(1, len(parts) + 1))
 
 
-def test_an_error_comes_after_the_steps_that_waited() -> None:
+def test_stream_error_follows_waiting_steps() -> None:
     told, _ = late("/completion", {"prompt": "x"}, Script("Hello, world", fails=ValueError("defect"), after=3))
     *parts, error = chunks(told)
     assert "".join(part["content"] for part in parts)

@@ -73,7 +73,7 @@ async def until(event: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_client_that_leaves_stops_its_request(path: str) -> None:
+async def test_stream_of_disconnected_client_cancels_its_request(path: str) -> None:
     async with connected(endless()) as (client, service):
         async with client.stream("POST", path, json=BODIES[path]) as response:
             lines = response.aiter_lines()
@@ -95,7 +95,7 @@ async def test_a_client_that_leaves_stops_its_request(path: str) -> None:
         await until(service.tickets[0].cancelled)
 
 
-async def test_what_a_client_left_is_counted() -> None:
+async def test_stream_of_disconnected_client_logs_its_tokens() -> None:
     entries: list[Counters] = []
     server, service = scripted(endless())
     with listening(server, log=entries.append) as address:
@@ -109,7 +109,7 @@ async def test_what_a_client_left_is_counted() -> None:
     assert (entry.tokens, entry.prompt_tokens) == (3, len(service.requests[0].prompt))
 
 
-async def test_all_answers_of_a_request_stop_with_it() -> None:
+async def test_stream_of_disconnected_client_cancels_all_choices() -> None:
     async with connected(lambda _: endless()) as (client, service):
         seen = set[int]()
         async with client.stream("POST", "/v1/chat/completions", json=CHAT | {"n": 3}) as response:
@@ -121,7 +121,7 @@ async def test_all_answers_of_a_request_stop_with_it() -> None:
             await until(ticket.cancelled)
 
 
-async def test_a_request_ends_no_other() -> None:
+async def test_stream_continues_when_other_requests_end_or_fail() -> None:
     first = Script("first answer", go=threading.Semaphore(2))
     scripts = iter([first, Script("second"), Script(wrong=ValueError("third"))])
     async with streaming(lambda _: next(scripts), "/completion", BODY) as (client, service, lines):
@@ -135,7 +135,7 @@ async def test_a_request_ends_no_other() -> None:
     assert chunks(rest)[-1]["stop_type"] == "eos"
 
 
-async def test_silence_is_broken_by_comments_before_the_first_token_and_after_it() -> None:
+async def test_stream_without_tokens_sends_comments() -> None:
     begin, go = threading.Event(), threading.Semaphore(1)
     async with streaming(Script(begin=begin, go=go), "/v1/chat/completions", CHAT, 0.02) as (_, _, lines):
         seen = [await anext(lines)]
@@ -152,7 +152,7 @@ async def test_silence_is_broken_by_comments_before_the_first_token_and_after_it
         assert ":" not in (await client.post("/completion", json=BODY)).text.splitlines()
 
 
-async def test_an_error_after_a_long_silence_is_a_chunk() -> None:
+async def test_stream_error_after_comments_is_sent_as_chunk() -> None:
     begin = threading.Event()
     script = Script(begin=begin, fails=ValueError("defect"), after=0)
     async with streaming(script, "/completion", BODY, 0.02) as (_, _, lines):
@@ -162,7 +162,7 @@ async def test_an_error_after_a_long_silence_is_a_chunk() -> None:
     assert chunks(rest) == [{"error": {"code": 500, "message": "defect", "type": "server_error"}}]
 
 
-async def test_a_server_that_stops_ends_streams_with_what_was_written() -> None:
+async def test_stream_ends_with_final_chunk_when_server_stops() -> None:
     async with streaming(endless(), "/completion", BODY) as (_, service, lines):
         while service.stats.generated < 3:
             await asyncio.sleep(0.01)
@@ -172,7 +172,7 @@ async def test_a_server_that_stops_ends_streams_with_what_was_written() -> None:
     assert (last["stop_type"], last["timings"]["predicted_n"]) == ("limit", 3)
 
 
-async def test_a_body_that_ends_early_is_forgotten() -> None:
+async def test_serve_ignores_request_with_incomplete_body() -> None:
     async with connected(Script()) as (client, service):
         _, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
@@ -184,7 +184,7 @@ async def test_a_body_that_ends_early_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_the_loop_is_woken_once_for_all_that_came_and_unstreamed_only_at_the_end(
+async def test_request_stream_wakes_event_loop_once_for_many_steps(
     streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, go = asyncio.get_running_loop(), threading.Semaphore(0)

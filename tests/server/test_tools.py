@@ -35,7 +35,7 @@ def allowed(body: dict[str, Any], text: str) -> bool:
     return bool(grammar.allows(next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token))))
 
 
-def test_a_named_tool_is_called_once_and_allowed_ones_alone() -> None:
+def test_chat_completions_tool_choice_allows_only_chosen_tools() -> None:
     look, find = called("look", '{"at": 1}'), called("find", "{}")
     named = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "look"}}}
     assert [allowed(named, text) for text in (look, f"{look}\n{look}", find)] == [True, False, False]
@@ -48,7 +48,7 @@ def test_a_named_tool_is_called_once_and_allowed_ones_alone() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_custom_tools(stream: bool) -> None:
+def test_chat_completions_returns_custom_tool_calls(stream: bool) -> None:
     text = "\n".join(["I edit.", called("patch", '{"input": "*** Begin"}'), called("look", '{"at": 1}')])
     body = {"messages": [USER], "tools": [PATCH, *TOOLS], "stream": stream}
     told, service = ask(CHATS, body, Script(text, step=2))
@@ -76,7 +76,7 @@ def test_custom_tools(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_functions_as_they_were_before_there_were_tools(stream: bool) -> None:
+def test_chat_completions_supports_deprecated_functions_field(stream: bool) -> None:
     body = {"messages": [USER], "functions": [LOOK], "function_call": {"name": "look"}, "stream": stream}
     told, service = ask(CHATS, body, Script(called("look", '{"at": 1}'), step=2))
     assert service.requests[0].sampling.grammar is not None
@@ -98,7 +98,7 @@ def test_functions_as_they_were_before_there_were_tools(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_half_a_call_is_no_content(stream: bool) -> None:
+def test_chat_completions_omits_incomplete_call_from_content(stream: bool) -> None:
     text = "I look.\n" + called("look", '{"at": 1}')
     vocabulary = demo_vocabulary()
     for cut in ("I look.\n<tool", 'I look.\n<tool_call>\n{"name": "lo'):
@@ -110,7 +110,7 @@ def test_half_a_call_is_no_content(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "look"}}])
-def test_chat_omits_a_call_that_a_limit_cut(choice: object) -> None:
+def test_chat_completions_omits_call_truncated_by_token_limit(choice: object) -> None:
     whole = called("look", '{"at": 1}')
     cut = called("look", '{"at": [1, 2, 3]}').partition(", 3")[0]
     for text, calls in ((cut, 0), (whole + "\n" + cut, 1), (whole, 1)):
@@ -124,7 +124,7 @@ def test_chat_omits_a_call_that_a_limit_cut(choice: object) -> None:
         assert answer["finish_reason"] == "length"
 
 
-def test_schemas_are_kept_as_far_as_a_grammar_can_unless_they_are_strict() -> None:
+def test_chat_completions_relaxes_unsupported_schemas_unless_strict() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
 
     def form(strict: bool | None) -> dict[str, Any]:

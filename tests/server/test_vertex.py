@@ -41,7 +41,7 @@ def predict(*instances: Any) -> list[Any]:
     return found
 
 
-def test_predict_answers_instances_of_several_formats_in_order() -> None:
+def test_vertex_predict_returns_predictions_of_several_formats_in_order() -> None:
     chat, completion, tokens, messages = predict(
         CHAT | {"stream": True},
         {"@requestFormat": "/completion", "prompt": "x"},
@@ -53,7 +53,7 @@ def test_predict_answers_instances_of_several_formats_in_order() -> None:
     assert messages["type"] == "message"
 
 
-def test_predict_returns_the_error_of_an_instance_in_its_place() -> None:
+def test_vertex_predict_returns_error_of_an_instance_in_its_place() -> None:
     unnamed, unknown, invalid, chat = predict({}, {"@requestFormat": "predict"}, CHAT | {"n": 0}, CHAT)
     assert unnamed["error"]["param"] == "instances[0].@requestFormat"
     assert unknown["error"]["param"] == "instances[1].@requestFormat"
@@ -61,7 +61,7 @@ def test_predict_returns_the_error_of_an_instance_in_its_place() -> None:
     assert chat["choices"]
 
 
-def test_predict_runs_as_many_instances_at_once_as_there_are_slots() -> None:
+def test_vertex_predict_runs_one_instance_per_slot_at_once() -> None:
     async def run() -> None:
         server, service = scripted(Script(begin=(begin := threading.Event())))
         async with asking(server, vertex=routes()) as client:
@@ -77,12 +77,12 @@ def test_predict_runs_as_many_instances_at_once_as_there_are_slots() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"instances": "x"}, {"instances": [CHAT] * (MAX_INSTANCES + 1)}])
-def test_predict_rejects_invalid_instances(body: Any) -> None:
+def test_vertex_predict_rejects_invalid_instances(body: Any) -> None:
     response = request("POST", "/predict", body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "instances")
 
 
-def test_routes_have_the_paths_of_the_environment() -> None:
+def test_vertex_routes_use_paths_of_environment() -> None:
     variables = {"AIP_PREDICT_ROUTE": "ask", "AIP_HEALTH_ROUTE": "/alive", "AIP_HTTP_PORT": "8081"}
     assert routes(**variables).port == 8081
     assert request("GET", "/alive", **variables).status_code == 200
@@ -91,11 +91,11 @@ def test_routes_have_the_paths_of_the_environment() -> None:
     assert request("GET", "/health", AIP_HEALTH_ROUTE="/health").status_code == 200
 
 
-def test_routes_are_absent_outside_of_vertex_ai() -> None:
+def test_vertex_routes_outside_of_vertex_ai_are_absent() -> None:
     assert VertexRoutes.from_environment({"AIP_PREDICT_ROUTE": "/ask", "AIP_HTTP_PORT": "x"}) is None
 
 
-def test_routes_reject_an_unusable_environment() -> None:
+def test_vertex_routes_reject_invalid_environment() -> None:
     with pytest.raises(NGramSpecError, match="AIP_HTTP_PORT must be a port number, got 'x'"):
         routes(AIP_HTTP_PORT="x")
     with pytest.raises(NGramSpecError, match=r"AIP_PREDICT_ROUTE .* got /completion"):

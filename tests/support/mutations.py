@@ -107,17 +107,24 @@ VERIFIER = "ngramspec.acceptance.verifier"
 REJECTION = "ngramspec.acceptance.rejection"
 
 
-@fault("acceptance/test_rules.py::test_rejection_accepts_with_probability_sum_of_min", f"{REJECTION}:Rejection.decide")
+@fault(
+    "acceptance/test_rules.py::test_rejection_rule_accepts_with_probability_sum_of_min", f"{REJECTION}:Rejection.decide"
+)
 def q_is_left_out_of_the_odds(decide: Any, self: Any, row: Any, guess: Any, position: int, q: Any) -> Any:
     return decide(self, row, guess, position, q if guess is None else {guess: 1.0})
 
 
-@fault("acceptance/test_laws.py::test_texts_follow_the_law", f"{REJECTION}:_draw")
+@fault(
+    "acceptance/test_laws.py::test_verifier_with_sampling_settings_follows_target_distribution", f"{REJECTION}:_draw"
+)
 def the_residual_is_drawn_from_as_if_it_summed_to_one(_: Any, ids: Any, weights: Any, u: float) -> int:
     return int(ids[min(weights.cumsum().searchsorted(u, side="right"), ids.size - 1)])
 
 
-@fault("acceptance/test_rules.py::test_no_row_past_the_first_refusal_is_touched", f"{VERIFIER}:RuleVerifier.verify")
+@fault(
+    "acceptance/test_rules.py::test_verifier_after_first_rejection_reads_no_more_rows",
+    f"{VERIFIER}:RuleVerifier.verify",
+)
 def a_draft_token_after_the_refused_one_is_emitted(verify: Any, self: Any, rows: Any, draft: Any, position: int) -> Any:
     verdict = verify(self, rows, draft, position)
     after = verdict.accepted + 1
@@ -125,7 +132,7 @@ def a_draft_token_after_the_refused_one_is_emitted(verify: Any, self: Any, rows:
 
 
 @fault(
-    "acceptance/test_rules.py::test_coupled_token_is_the_argmax_of_its_definition",
+    "acceptance/test_rules.py::test_coupled_rule_emits_argmax_of_noisy_logits",
     f"{VERIFIER}:RuleVerifier.verify",
 )
 def all_tokens_of_a_pass_are_drawn_with_the_noise_of_the_first(
@@ -137,14 +144,17 @@ def all_tokens_of_a_pass_are_drawn_with_the_noise_of_the_first(
 
 
 @fault(
-    "decoding/test_decoder_sampling.py::test_coupled_guesses_use_the_noise_of_their_position",
+    "decoding/test_decoder_sampling.py::test_decoder_with_coupled_acceptance_drafts_with_noise_of_target",
     f"{VERIFIER}:RuleVerifier.choose",
 )
 def a_drafter_draws_with_the_noise_of_the_next_position(choose: Any, self: Any, position: int) -> Any:
     return choose(self, position + 1)
 
 
-@fault("llama/test_samplers_edges.py::test_what_a_look_back_sees", "ngramspec.llama.samplers:SamplerChain.begin")
+@fault(
+    "llama/test_samplers_edges.py::test_sampler_chain_penalties_apply_to_last_n_tokens",
+    "ngramspec.llama.samplers:SamplerChain.begin",
+)
 def the_penalties_miss_the_oldest_token_of_the_prompt(begin: Any, self: Any, prompt: Any) -> None:
     begin(self, prompt[max(0, len(prompt) - self._window + 1) :])
 
@@ -152,9 +162,9 @@ def the_penalties_miss_the_oldest_token_of_the_prompt(begin: Any, self: Any, pro
 # --------------------------------------------------------------------------- decoding
 
 SAME_TEXT = "decoding/test_same_text.py::test_rejection"
-LIMIT = "decoding/test_decoder.py::test_a_drafter_that_ignores_the_limit_is_cut"
-PADDING = "decoding/test_decoder.py::test_batches_are_padded_to_a_cheaper_size"
-TEXT = "decoding/test_text.py::test_examples"
+LIMIT = "decoding/test_decoder.py::test_decoder_with_overlong_drafts_truncates_them"
+PADDING = "decoding/test_decoder.py::test_decoder_pads_batches_to_cheaper_size"
+TEXT = "decoding/test_text.py::test_text_stream_with_each_example_returns_expected_pieces"
 MOCK = "support.mock_target:MockTarget"
 SHAPE = "ngramspec.drafting.grammar:GrammarGuide.shape"
 
@@ -232,13 +242,13 @@ def a_letter_after_half_a_character_does_not_break_it(push: Any, self: Any, piec
 # --------------------------------------------------------------------------- drafting
 
 
-@fault("llama/test_grammar_guide.py::test_a_draft_ends_before_the_first_forbidden_token", SHAPE)
+@fault("llama/test_grammar_guide.py::test_grammar_guide_truncates_draft_before_forbidden_token", SHAPE)
 def a_grammar_cuts_no_drafts(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
     shaped = shape(self, draft, limit, **options)
     return draft if len(shaped) < len(draft) else shaped
 
 
-@fault("llama/test_grammar_guide.py::test_an_end_is_not_forced_and_the_grammar_stays_where_it_is", SHAPE)
+@fault("llama/test_grammar_guide.py::test_grammar_guide_forces_no_end_token_and_keeps_position", SHAPE)
 def a_draft_moves_the_grammar_of_the_answer(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
     shaped = shape(self, draft, limit, **options)
     for token in shaped.tokens:
@@ -247,7 +257,7 @@ def a_draft_moves_the_grammar_of_the_answer(shape: Any, self: Any, draft: Any, l
 
 
 @fault(
-    "drafting/test_drafters.py::test_q_is_the_law_of_each_token_and_nothing_that_was_drawn_is_left_out",
+    "drafting/test_drafters.py::test_propose_with_chooser_reports_true_q_of_all_drawn_tokens",
     "ngramspec.drafting.predictor:Continuations.probabilities",
 )
 def n_grams_claim_equal_odds_for_all_continuations(_: Any, self: Any) -> Any:
@@ -255,7 +265,7 @@ def n_grams_claim_equal_odds_for_all_continuations(_: Any, self: Any) -> Any:
 
 
 @fault(
-    "drafting/test_ngram.py::test_batches_equal_single_updates_and_reset_forgets_everything",
+    "drafting/test_ngram.py::test_predictor_update_batch_equals_updates_and_reset_clears",
     "ngramspec.drafting.predictor:NGramPredictor.update_batch",
 )
 def n_grams_across_two_batches_are_stored_under_a_shorter_context(update: Any, self: Any, tokens: Any) -> None:
@@ -264,9 +274,7 @@ def n_grams_across_two_batches_are_stored_under_a_shorter_context(update: Any, s
     update(self, tokens)
 
 
-@fault(
-    "drafting/test_ngram.py::test_rolled_keys_are_the_hashes_of_the_last_tokens", "ngramspec.drafting.predictor:roll"
-)
+@fault("drafting/test_ngram.py::test_roll_returns_hashes_of_last_tokens", "ngramspec.drafting.predictor:roll")
 def keys_are_fnv_1_instead_of_fnv_1a(_: Any, keys: Any, token: int, orders: int) -> Any:
     from ngramspec.drafting.predictor import FNV_BASIS, FNV_PRIME
 
@@ -274,7 +282,7 @@ def keys_are_fnv_1_instead_of_fnv_1a(_: Any, keys: Any, token: int, orders: int)
 
 
 @fault(
-    "drafting/test_suffix.py::test_counts_are_exact_while_few_suffixes_were_seen_before",
+    "drafting/test_suffix.py::test_suffix_automaton_with_few_suffix_links_keeps_exact_counts",
     "ngramspec.drafting.baselines.suffix:SuffixAutomaton._split",
 )
 def contexts_of_several_lengths_share_a_state_of_the_suffix_automaton(_: Any, self: Any, p: int, token: int) -> Any:
@@ -282,7 +290,7 @@ def contexts_of_several_lengths_share_a_state_of_the_suffix_automaton(_: Any, se
 
 
 @fault(
-    "drafting/test_guesser.py::test_a_copy_goes_on_after_an_edit",
+    "drafting/test_guesser.py::test_guesser_after_edit_continues_copy",
     "ngramspec.drafting.mixture.pointers:Pointers._follow",
 )
 def the_mixture_copies_every_second_token(follow: Any, self: Any, i: int, *tokens: int) -> None:
@@ -295,15 +303,13 @@ def the_mixture_copies_every_second_token(follow: Any, self: Any, i: int, *token
 GOVERNOR = "ngramspec.cpu.thread_governor"
 
 
-@fault("cpu/test_cores.py::test_load_after_a_pause_is_what_runs_now", "ngramspec.cpu.cores:CpuLoad.__init__")
+@fault("cpu/test_cores.py::test_cpu_load_after_pause_counts_running_threads", "ngramspec.cpu.cores:CpuLoad.__init__")
 def a_pause_is_judged_by_its_average_load(init: Any, self: Any, *args: Any, **options: Any) -> None:
     init(self, *args, **options)
     self._running = lambda: None
 
 
-@fault(
-    "cpu/test_cores.py::test_load_during_a_long_call_is_the_average_of_its_time", "ngramspec.cpu.cores:CpuLoad.sample"
-)
+@fault("cpu/test_cores.py::test_cpu_load_after_long_call_averages_its_time", "ngramspec.cpu.cores:CpuLoad.sample")
 def a_long_call_counts_as_a_pause(sample: Any, self: Any) -> Any:
     self.call_ended = 0.0
     return sample(self)
@@ -315,10 +321,11 @@ FAULTS["numbers_of_threads_are_tried_all_the_time"] = Fault(
         f"{GOVERNOR}:LAST_TRIAL": lambda _: 0.0,
         f"{GOVERNOR}:TRIAL_SHARE": lambda _: math.inf,
     },
-    "tests/cpu/test_thread_governor.py::test_trials_lose_a_bounded_share_of_the_time",
+    "tests/cpu/test_thread_governor.py::test_thread_governor_trials_take_bounded_share_of_time",
 )
 FAULTS["the_slower_number_of_threads_stays"] = Fault(
-    {f"{GOVERNOR}:BETTER": lambda _: 0.0}, "tests/cpu/test_thread_governor.py::test_low_guess_is_corrected_by_trials"
+    {f"{GOVERNOR}:BETTER": lambda _: 0.0},
+    "tests/cpu/test_thread_governor.py::test_thread_governor_corrects_low_guess_by_trials",
 )
 
 
@@ -327,19 +334,21 @@ FAULTS["the_slower_number_of_threads_stays"] = Fault(
 CURVE = "ngramspec.cost.curve:CostCurve"
 
 
-@fault("cost/test_curve.py::test_noise_of_other_programs_does_not_forbid_drafts", f"{CURVE}.observe")
+@fault("cost/test_curve.py::test_cost_curve_under_load_keeps_switch_and_ratio", f"{CURVE}.observe")
 def noise_counts_as_the_cost_of_a_change(
     observe: Any, self: Any, size: int, seconds: float, is_quiet: bool = True
 ) -> None:
     observe(self, size, seconds)
 
 
-@fault("cost/test_curve.py::test_between_and_beyond_the_measured_sizes", f"{CURVE}.ratio")
+@fault("cost/test_curve.py::test_cost_curve_interpolates_and_extrapolates_sizes", f"{CURVE}.ratio")
 def batches_larger_than_the_measured_ones_cost_no_more(ratio: Any, self: Any, size: int) -> Any:
     return ratio(self, min(size, max(self._ratios)))
 
 
-@fault("policies/test_policy.py::test_examples", "ngramspec.policies.cost:CostPolicy.plan")
+@fault(
+    "policies/test_policy.py::test_cost_policy_plan_returns_expected_lengths", "ngramspec.policies.cost:CostPolicy.plan"
+)
 def the_more_expensive_a_draft_the_better(
     plan: Any, self: Any, draft: Any, curve: Any, sizes: Any, restore: Any = None
 ) -> Any:
@@ -349,7 +358,7 @@ def the_more_expensive_a_draft_the_better(
 
 
 @fault(
-    "policies/test_loss_budget.py::test_a_draft_earns_what_its_tokens_would_have_taken_and_pays_for_its_pass",
+    "policies/test_loss_budget.py::test_loss_budget_book_adds_saved_time_and_subtracts_cost",
     "ngramspec.policies.loss_budget:LossBudget.record",
 )
 def losses_are_never_charged(book: Any, self: Any, done: Any, drafting: bool) -> None:
@@ -359,8 +368,8 @@ def losses_are_never_charged(book: Any, self: Any, done: Any, drafting: bool) ->
 
 # --------------------------------------------------------------------------- llama.cpp
 
-LOGITS = "test_model_contract.py::test_all_logits_are_those_of_a_fresh_evaluation"
-DRAFTS = "architectures/test_architectures.py::test_drafts_change_no_text_of_any_kind_of_memory"
+LOGITS = "test_model_contract.py::test_backend_random_walk_returns_logits_of_fresh_evaluation"
+DRAFTS = "architectures/test_architectures.py::test_drafts_on_each_memory_kind_keep_text_up_to_rounding"
 HEADS = "llama/test_heads.py::test"
 CACHE = "ngramspec.llama.cache:Cache"
 
@@ -431,7 +440,9 @@ def two_texts_of_a_pass_get_the_logits_of_each_other(evaluate: Any, self: Any, p
 # --------------------------------------------------------------------------- files
 
 
-@fault("memory/test_store.py::test_something_else_under_its_name", "ngramspec.memory.store:Store._check")
+@fault(
+    "memory/test_store.py::test_store_rejects_newer_format_and_other_tokenizer", "ngramspec.memory.store:Store._check"
+)
 def a_memory_of_another_tokenizer_is_accepted(check: Any, self: Any, db: Any) -> None:
     from ngramspec.memory.store import MemoryFileError
 
@@ -442,7 +453,7 @@ def a_memory_of_another_tokenizer_is_accepted(check: Any, self: Any, db: Any) ->
             raise
 
 
-@fault("models/test_gguf.py::test_broken_headers", "ngramspec.models.gguf:_Reader.skip")
+@fault("models/test_gguf.py::test_read_header_rejects_broken_headers", "ngramspec.models.gguf:_Reader.skip")
 def a_length_in_a_model_file_is_believed(skip: Any, self: Any, size: int) -> int:
     start = skip(self, min(size, max(0, len(self.data) - self.position)))
     self.position = start + size
@@ -450,7 +461,7 @@ def a_length_in_a_model_file_is_believed(skip: Any, self: Any, size: int) -> int
 
 
 @fault(
-    "instruments/trace/test_trace.py::test_a_line_a_pass_with_marks_in_place_of_colours_and_the_numbers_behind_them",
+    "instruments/trace/test_trace.py::test_trace_in_pipe_prints_one_marked_line_per_step",
     "ngramspec_cli.trace:_mark_tokens",
 )
 def a_trace_shows_refused_tokens_as_not_reached(mark_tokens: Any, step: Any) -> Iterator[Any]:
@@ -464,7 +475,7 @@ APP = "server/test_app.py::test"
 ANSWER = "ngramspec.server.answer:Answer"
 
 
-@fault("server/test_dialects.py::test_fields_reach_the_engine", f"{ANSWER}.write")
+@fault("server/test_dialects.py::test_official_clients_fields_reach_the_engine", f"{ANSWER}.write")
 def an_answer_lacks_the_text_of_its_last_step(write: Any, self: Any, steps: Any) -> Any:
     return write(
         self, [step if step.stop is None else replace(step, pieces=("",) * len(step.pieces)) for step in steps]
@@ -496,7 +507,10 @@ def usage_leaves_out_the_first_token(totals: Any, answers: Any, *rest: Any, **op
     return fields
 
 
-@fault("server/test_dialects.py::test_an_answer_of_thoughts_text_and_calls", "ngramspec.server.answer:Block.__init__")
+@fault(
+    "server/test_dialects.py::test_official_clients_receive_reasoning_text_and_tool_calls",
+    "ngramspec.server.answer:Block.__init__",
+)
 def all_blocks_of_an_answer_have_one_index(init: Any, self: Any, index: int, *rest: Any, **fields: Any) -> None:
     init(self, 0, *rest, **fields)
 
@@ -511,14 +525,17 @@ def a_streamed_completion_loses_the_text_of_its_last_step(chunks: Any, self: Any
 
 
 @fault(
-    "server/test_access.py::test_a_key_must_be_shown_but_to_ask_after_its_health",
+    "server/test_access.py::test_access_requires_key_except_for_health",
     "ngramspec.server.access:Access._has_key",
 )
 def any_api_key_is_accepted(_: Any, self: Any, headers: Any) -> bool:
     return bool(headers.get("authorization"))
 
 
-@fault("cli/test_bad_input.py::test_a_signal_in_the_generation_loses_nothing", "ngramspec_cli.console:capture_outcome")
+@fault(
+    "cli/test_bad_input.py::test_complete_with_signal_during_decoding_prints_partial_text",
+    "ngramspec_cli.console:capture_outcome",
+)
 @contextmanager
 def sigterm_loses_the_text(capture_outcome: Any) -> Iterator[Any]:
     from ngramspec_cli.console import Terminated
@@ -534,7 +551,7 @@ def sigterm_loses_the_text(capture_outcome: Any) -> Iterator[Any]:
 
 
 @fault(
-    "test_conversation.py::test_messages_begin_with_the_system_message_and_a_turn_is_taken_back",
+    "test_conversation.py::test_conversation_messages_start_with_system_and_undo_drops_turn",
     "ngramspec.conversation:Conversation.messages",
 )
 def a_chat_forgets_the_last_turn(messages: Any, self: Any, first: int = 0) -> Any:
@@ -542,7 +559,7 @@ def a_chat_forgets_the_last_turn(messages: Any, self: Any, first: int = 0) -> An
 
 
 @fault(
-    "dropin/test_llama.py::test_every_token_comes_as_it_would",
+    "dropin/test_llama.py::test_llama_generate_equals_parent_in_tokens",
     "ngramspec.dropin.speculative_eval:SpeculativeEvaluator.end",
 )
 def a_generation_of_the_dropin_leaves_its_draft_in_the_cache(end: Any, self: Any, generation: object) -> None:
@@ -556,12 +573,12 @@ FAULTS["a_benchmark_leaves_out_the_time_of_drafting"] = Fault(
             lambda run: run.stats.tokens / run.stats.seconds
         )
     },
-    "tests/instruments/benchmark/test_runs.py::test_ratios_are_of_pairs_and_figures_are_medians",
+    "tests/instruments/benchmark/test_runs.py::test_summarise_returns_medians_of_paired_ratios",
 )
 
 
 @fault(
-    "instruments/replay/test_replay.py::test_each_curve_is_drafted_by",
+    "instruments/replay/test_replay.py::test_curve_comparison_drafts_by_each_curve",
     "ngramspec.decoding.decoder:SpeculativeDecoder.__init__",
 )
 def a_replay_drafts_by_another_curve(init: Any, self: Any, *args: Any, **options: Any) -> None:

@@ -57,7 +57,7 @@ def adapted(source: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]
     return make(source)[0].adapt(messages, [WEATHER])[0]
 
 
-def test_arguments_are_what_the_template_wants() -> None:
+def test_template_adapt_passes_arguments_as_object_or_string() -> None:
     for source, arguments in ((OBJECTS, '{"city": "Paris"}'), (EITHER, '{"city": "Paris"}'), (TEXTS, ARGUMENTS)):
         template, render = make(source)
         messages, tools = template.adapt(talk(), [WEATHER])
@@ -72,7 +72,7 @@ def test_arguments_are_what_the_template_wants() -> None:
             adapted(OBJECTS, talk(arguments))
 
 
-def test_ids_of_nine_characters_where_they_must_be() -> None:
+def test_template_adapt_shortens_call_ids_only_if_required() -> None:
     _, called, answered, *_ = adapted(SHORT, talk())
     id_ = called["tool_calls"][0]["id"]
     assert len(id_) == 9
@@ -83,7 +83,7 @@ def test_ids_of_nine_characters_where_they_must_be() -> None:
 
 
 @pytest.mark.parametrize("source", [PLAIN, UNKNOWN])
-def test_a_template_that_knows_no_tools_or_whose_calls_nobody_reads(source: str) -> None:
+def test_template_adapt_without_usable_tool_format_describes_tools(source: str) -> None:
     messages, shown = make(source)[0].adapt([{"role": "system", "content": "Be nice."}, *talk()], [WEATHER])
     assert shown is None
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
@@ -99,7 +99,7 @@ def test_a_template_that_knows_no_tools_or_whose_calls_nobody_reads(source: str)
     assert json.loads(arguments.text) == {"city": "Paris"}
 
 
-def test_a_template_without_system_messages_has_tools_described_in_the_first_turn_as_its_family_has_them() -> None:
+def test_template_adapt_without_system_role_puts_tools_in_first_turn() -> None:
     first, *others = adapted(NO_SYSTEM, talk())
     assert [message["role"] for message in (first, *others)] == ["user", "assistant", "user"]
     assert first["content"].startswith("# Tools")
@@ -110,14 +110,14 @@ def test_a_template_without_system_messages_has_tools_described_in_the_first_tur
     assert [delta.kind for delta in parser.push(said["content"])] == ["text", "call", "arguments"]
 
 
-def test_results_alone_may_be_unknown() -> None:
+def test_template_adapt_without_tool_role_moves_results_to_user_turn() -> None:
     messages, shown = make(NO_RESULTS)[0].adapt(talk(), [WEATHER])
     assert shown is not None
     assert "tool_calls" in messages[1]
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
 
 
-def test_reasoning_has_the_name_that_the_template_requires() -> None:
+def test_template_adapt_passes_reasoning_in_required_field() -> None:
     def thinking(mark: str) -> list[dict[str, Any]]:
         call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
         messages = [
@@ -133,7 +133,7 @@ def test_reasoning_has_the_name_that_the_template_requires() -> None:
     assert blocks == [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "ho"}]
 
 
-def test_system_message_is_part_of_the_first_turn_if_the_template_has_none() -> None:
+def test_template_adapt_without_system_role_joins_it_to_first_turn() -> None:
     system, user, answer = ({"role": role, "content": role} for role in ("system", "user", "assistant"))
     template = make(NO_SYSTEM)[0]
     assert template.adapt([system, user, answer], [])[0] == [{"role": "user", "content": "system\nuser"}, answer]
@@ -141,7 +141,7 @@ def test_system_message_is_part_of_the_first_turn_if_the_template_has_none() -> 
     assert make(PLAIN)[0].adapt([system, user], [])[0] == [system, user]
 
 
-def test_parts_of_a_content_are_joined_unless_the_template_knows_them() -> None:
+def test_template_adapt_joins_content_parts_unless_supported() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "user", "content": parts}]
     assert make(PLAIN)[0].adapt(messages, [])[0] == [{"role": "user", "content": "a\nb"}]
@@ -151,13 +151,13 @@ def test_parts_of_a_content_are_joined_unless_the_template_knows_them() -> None:
     assert make(BOTH)[0].adapt(messages, [WEATHER])[0][-1]["content"] == "a\nb"  # The prompt describes its tools.
 
 
-def test_white_space_is_removed_for_the_template_of_stepfun() -> None:
+def test_template_adapt_for_stepfun_strips_white_space() -> None:
     marked = PLAIN + "{# You have access to the following functions in JSONSchema format #}"
     messages = [{"role": "assistant", "content": " a\n", "reasoning_content": "\nb "}]
     assert make(marked)[0].adapt(messages, [])[0] == [{"role": "assistant", "content": "a", "reasoning_content": "b"}]
 
 
-def test_results_are_part_of_the_call_in_early_templates_of_gemma_4() -> None:
+def test_template_adapt_for_early_gemma_4_puts_results_into_call() -> None:
     marks = "{# '<|tool_call>call:' message['tool_responses'] #}<|tool_call>"
     messages = [*talk()[:3], {"role": "tool", "tool_call_id": "x", "content": '{"a": 1}'}]
     messages += [{"role": "assistant", "content": "Warm."}, {"role": "user", "content": "So?"}]
@@ -192,7 +192,7 @@ CALLING = {"tools", "tool_calls", "parallel_tool_calls", "system_role", "string_
         (THOUGHTS, {"string_content", "system_role", "preserve_reasoning", "reasoning_effort"}),
     ],
 )
-def test_what_a_template_can_say(source: str, expected: set[str]) -> None:
+def test_capabilities_of_template_equal_expected_features(source: str, expected: set[str]) -> None:
     found = capabilities(make(source)[1])
     assert len(found) == 9
     assert {name.removeprefix("supports_") for name, can in found.items() if can} == expected

@@ -52,7 +52,7 @@ def written(template: str, calls: Sequence[tuple[str, str]]) -> str:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_every_family_reads_what_its_grammar_forces(name: str, demo_vocabulary: Vocabulary) -> None:
+def test_answer_grammar_of_each_family_allows_calls_that_parser_reads(name: str, demo_vocabulary: Vocabulary) -> None:
     template = TEMPLATES[name]
     family = family_of(template)
     assert family is not None
@@ -70,13 +70,13 @@ def test_every_family_reads_what_its_grammar_forces(name: str, demo_vocabulary: 
         assert said == ("", "", [(name, json.loads(text)) for name, text in calls])
 
 
-def test_a_named_tool(demo_vocabulary: Vocabulary) -> None:
+def test_answer_grammar_with_named_tool_allows_only_that_tool(demo_vocabulary: Vocabulary) -> None:
     grammar = answer_grammar([WEATHER, CLOCK], choice="clock", parallel=True, template=THINKING)
     assert fits(demo_vocabulary, grammar, written(THINKING, [("clock", "{}")]))
     assert not fits(demo_vocabulary, grammar, written(THINKING, [CALL]))
 
 
-def test_thoughts_come_first_and_must_end(demo_vocabulary: Vocabulary) -> None:
+def test_answer_grammar_allows_reasoning_only_before_the_call(demo_vocabulary: Vocabulary) -> None:
     for opening, before, allowed in (
         ("", "", True),
         ("", "<think>\na </thin <</think>\n\n", True),
@@ -96,7 +96,7 @@ def test_thoughts_come_first_and_must_end(demo_vocabulary: Vocabulary) -> None:
             assert thoughts in before
 
 
-def test_what_cannot_be_forced() -> None:
+def test_answer_grammar_rejects_unknown_tool_and_unsupported_schema() -> None:
     with pytest.raises(ValueError, match=r"^tool_choice 'other' is not one of the tools$"):
         answer_grammar([CLOCK], choice="other", parallel=True)
     odd = Tool("odd", "", {"properties": {"a": {"not": {}}}}, strict=True)
@@ -106,7 +106,7 @@ def test_what_cannot_be_forced() -> None:
         answer_grammar([CLOCK, odd], choice="required", parallel=True)
 
 
-def test_what_no_grammar_says_is_left_out_unless_the_tool_is_strict(demo_vocabulary: Vocabulary) -> None:
+def test_answer_grammar_ignores_unsupported_keywords_unless_strict(demo_vocabulary: Vocabulary) -> None:
     names = {"type": "array", "items": {"type": "string", "pattern": "^(?=a)b"}, "uniqueItems": True}
     odd = {"type": "object", "properties": {"names": names, "not": {"type": "integer", "multipleOf": 3}}}
     odd |= {"patternProperties": {"^x": {}}, "if": {}, "then": {}, "required": ["names", "not"]}
@@ -117,7 +117,7 @@ def test_what_no_grammar_says_is_left_out_unless_the_tool_is_strict(demo_vocabul
         answer_grammar([Tool("odd", "", odd, strict=True)], choice="required")
 
 
-def test_a_named_tool_is_called_once(demo_vocabulary: Vocabulary) -> None:
+def test_answer_grammar_with_named_tool_allows_one_call(demo_vocabulary: Vocabulary) -> None:
     grammar = answer_grammar([WEATHER, CLOCK], choice="clock", parallel=True, template=THINKING)
     assert not fits(demo_vocabulary, grammar, written(THINKING, [("clock", "{}"), ("clock", "{}")]))
 
@@ -133,7 +133,7 @@ def test_a_named_tool_is_called_once(demo_vocabulary: Vocabulary) -> None:
         ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "boolean"}}}, "true"),
     ],
 )
-def test_an_answer_by_a_schema_ends_with_its_last_character(
+def test_json_rule_grammar_ends_with_last_character_of_value(
     schema: dict[str, object], text: str, demo_vocabulary: Vocabulary
 ) -> None:
     grammar = lark(f"start: {json_rule(schema)}")

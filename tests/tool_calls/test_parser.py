@@ -223,12 +223,12 @@ def untagged(text: str) -> bool:
     return not any(tag in text for tag in (*TAGS, "<|channel|>"))
 
 
-def test_every_family_has_an_answer_here() -> None:
+def test_parser_test_answers_cover_every_family() -> None:
     assert set(TEMPLATES) == {answer.family for answer in ANSWERS}
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.family)
-def test_answers_wherever_they_are_cut(answer: Answer) -> None:
+def test_parser_with_any_split_returns_same_result(answer: Answer) -> None:
     family, text = answer.family, answer.text
     whole = joined(parse([text], family))
     content, thoughts, calls = whole
@@ -245,7 +245,7 @@ def test_answers_wherever_they_are_cut(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.family)
-def test_an_answer_that_breaks_off(answer: Answer) -> None:
+def test_parser_with_incomplete_answer_keeps_reported_calls(answer: Answer) -> None:
     chance = random.Random(answer.text)
     for length in range(len(answer.text)):
         begun = answer.text[:length]
@@ -260,7 +260,7 @@ def test_an_answer_that_breaks_off(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_what_is_no_call_is_content(family: str) -> None:
+def test_parser_returns_text_without_calls_as_content(family: str) -> None:
     for text in PROSE:
         assert joined(parse([text], family)) == (text, "", [])
         assert joined(parse(list(text), family)) == (text, "", [])
@@ -290,7 +290,7 @@ def garbage(family: str, chance: random.Random) -> str:
 
 @pytest.mark.parametrize("family", TEMPLATES)
 @pytest.mark.parametrize("count", [80, pytest.param(1000, marks=pytest.mark.exhaustive)])
-def test_garbage(family: str, count: int) -> None:
+def test_parser_with_random_fragments_returns_consistent_result(family: str, count: int) -> None:
     chance = random.Random(family)
     begun = 0
     for _ in range(count):
@@ -306,7 +306,7 @@ def test_garbage(family: str, count: int) -> None:
     assert begun > 0
 
 
-def test_deep_brackets_do_not_raise() -> None:
+def test_parser_with_deeply_nested_brackets_does_not_raise() -> None:
     deep = "[" * 5000
     for before in ('{"name": "weather", "arguments": {"at": ', '{"arguments": {"at": '):
         text = f"<tool_call>{before}{deep}{']' * 5000}" + '}, "name": "weather"}</tool_call>'
@@ -318,7 +318,7 @@ def test_deep_brackets_do_not_raise() -> None:
 # ------------------------------------------------------------------------------------ streaming
 
 
-def test_arguments_stream() -> None:
+def test_parser_streams_call_arguments() -> None:
     for family, text in (
         ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Pari'),
         ("llama", '{"name": "weather", "parameters": {"city": "Pari'),
@@ -334,7 +334,7 @@ def test_arguments_stream() -> None:
         assert parser.push("s") == [Delta("arguments", "s", 0)]
 
 
-def test_content_streams_up_to_what_could_begin_a_call() -> None:
+def test_parser_streams_content_before_possible_call() -> None:
     parser = parser_for(TEMPLATES["hermes"], TOOLS)
     assert parser.push("a <") == [Delta("text", "a")]
     assert parser.push("b> <tool_") == [Delta("text", " <b>")]
@@ -342,7 +342,7 @@ def test_content_streams_up_to_what_could_begin_a_call() -> None:
     assert parser.finish() == []
 
 
-def test_ids() -> None:
+def test_parser_call_ids_are_unique_and_match_family_format() -> None:
     text = '<tool_call>{"name": "clock"}</tool_call>' * 2
     ids = [delta.id for delta in parse([text], "hermes") if delta.kind == "call"]
     assert len(set(ids)) == 2
@@ -355,7 +355,7 @@ def test_ids() -> None:
 # ------------------------------------------------------------------------------------- thoughts
 
 
-def test_thoughts() -> None:
+def test_parser_separates_reasoning_from_content() -> None:
     turn = "<|im_start|>assistant\n"
     for opening, text, said in (
         ("<think>\n", "Hm.\n</think>\n\nHi", ("Hi", "Hm.")),
@@ -371,7 +371,7 @@ def test_thoughts() -> None:
     assert joined(parse(["<think>a</think>b"], "granite"))[:2] == ("<think>a</think>b", "")
 
 
-def test_thoughts_alone() -> None:
+def test_reasoning_parser_separates_reasoning_and_keeps_calls_as_text() -> None:
     call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
     for source in (None, "no tags", "<think>"):
         for opening, text in (("", f"<think>Hm.</think>\n{call}"), ("<think>\n", f"Hm.</think>{call}")):
@@ -385,7 +385,7 @@ def test_thoughts_alone() -> None:
 # ------------------------------------------------------------------------------------ malformed
 
 
-def test_what_goes_astray_ends_the_call_and_the_rest_is_content() -> None:
+def test_parser_with_malformed_arguments_ends_call_and_returns_rest() -> None:
     said = joined(parse(['<tool_call>{"name": "weather", "arguments": {"city": Paris}}</tool_call>'], "hermes"))
     assert said == ("Paris}}</tool_call>", "", [("weather", '{"city": ')])
     text = "<tool_call><function=weather><parameter=city>a</parameter> so <b>"
@@ -407,7 +407,7 @@ def test_what_goes_astray_ends_the_call_and_the_rest_is_content() -> None:
         ),
     ],
 )
-def test_a_call_that_was_cut_before_it_began_is_no_content(template: str, text: str) -> None:
+def test_parser_omits_call_truncated_before_its_name(template: str, text: str) -> None:
     def content(cut: bool) -> str:
         parser = parser_for(template, [Tool("look")])
         deltas = [*parser.push(text), *parser.finish(cut)]
@@ -418,7 +418,7 @@ def test_a_call_that_was_cut_before_it_began_is_no_content(template: str, text: 
     assert content(cut=False) != "I look."  # A complete answer is reported in full.
 
 
-def test_half_a_call_without_a_mark_is_no_content_and_half_an_object_is() -> None:
+def test_parser_omits_incomplete_untagged_call_but_keeps_other_json() -> None:
     for text, told in (
         ('{"name": "look", "param', ""),
         ('{"name": "lo', ""),
@@ -429,7 +429,7 @@ def test_half_a_call_without_a_mark_is_no_content_and_half_an_object_is() -> Non
         assert "".join(delta.text for delta in deltas if delta.kind == "text") == told
 
 
-def test_prose_that_was_cut_is_told_though_it_speaks_of_calls() -> None:
+def test_parser_keeps_truncated_prose_that_mentions_calls() -> None:
     text = "Between <tool_call> and </tool_call> there stands what is called, as a < b says"
     for cut in (False, True):
         parser = parser_for("<tool_call>", [Tool("look")])

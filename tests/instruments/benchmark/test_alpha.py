@@ -18,7 +18,7 @@ HOT = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
 TEXT = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1]
 
 
-def test_q_is_what_followed_the_last_tokens_before() -> None:
+def test_order_drafter_q_equals_counts_of_followers() -> None:
     for order in ORDERS:
         drafter = OrderDrafter(order)
         drafter.begin(TEXT[:4])
@@ -44,7 +44,7 @@ def measured(mock: MockTarget, sampling: Sampling, gamma: int, prompts: list[lis
     return orders
 
 
-def test_alpha_on_a_known_law() -> None:
+def test_alpha_of_order_with_known_distribution_equals_theory() -> None:
     """The sum of min(p, q) is the number of q's tokens / 8.
 
     p is uniform over 8 tokens, and q has 4 or 5 different tokens, none with a probability below 1/5.
@@ -58,7 +58,7 @@ def test_alpha_on_a_known_law() -> None:
 @pytest.mark.parametrize(
     ("prompts", "judged", "off"), [(2, 360, 0.17), pytest.param(8, 1500, 0.08, marks=pytest.mark.exhaustive)]
 )
-def test_the_two_alphas_agree(prompts: int, judged: int, off: float) -> None:
+def test_alpha_of_order_measured_agrees_with_inferred(prompts: int, judged: int, off: float) -> None:
     starts = [[start, 1, 2] for start in range(prompts)]
     for one in measured(MockTarget(8, peak=1.5, seed=2), HOT, 3, starts, 400)[:3]:
         assert one.n_verified > judged
@@ -66,12 +66,12 @@ def test_the_two_alphas_agree(prompts: int, judged: int, off: float) -> None:
         assert one.acceptance_rate == pytest.approx(one.mean_overlap, abs=off)
 
 
-def test_greedy_alphas_are_the_same_count() -> None:
+def test_alpha_of_order_with_greedy_measured_equals_inferred() -> None:
     for one in measured(MockTarget(12, peak=6.0), Sampling(), 1, [[3, 1, 4, 1, 5]], 200):
         assert one.mean_overlap == pytest.approx(one.acceptance_rate)
 
 
-def test_the_command_line(env: dict[str, str], tmp_path: Path) -> None:
+def test_bench_alpha_prints_and_writes_orders(env: dict[str, str], tmp_path: Path) -> None:
     report, prompt = tmp_path / "report.json", tmp_path / "prompt.txt"
     prompt.write_text("a b c d a b c d a b c d")
     quick = ["--repeat", "1", "-n", "16", "-t", "1", "--exact", "off", "--policy", "fixed"]

@@ -31,7 +31,7 @@ def benchmark(folder: Path) -> Benchmark:
     return Benchmark(decoder, cases, 40, 1, make_untrained=lambda _: (make_drafter("ngram"), make_policy("fixed")))
 
 
-def test_the_first_text_of_each_kind_has_every_token_with_its_mark(tmp_path: Path) -> None:
+def test_text_sections_mark_tokens_of_first_text_per_category(tmp_path: Path) -> None:
     made = benchmark(tmp_path)
     made.warm_up()
     runs = [run for run in made.measure() if run.kind == "drafted"]
@@ -59,7 +59,7 @@ def a_summary(identical: int, ratio: Spread | None = None) -> Summary:
     return Summary("a", 3, 3, ratio, ratio, None, ratio, None, Stats(), None, None, identical)
 
 
-def test_a_text_that_is_not_the_same_is_told_of(tmp_path: Path) -> None:
+def test_benchmark_report_names_differing_texts(tmp_path: Path) -> None:
     summaries = [a_summary(2, Spread(1.0, 0.5, 2.0)), a_summary(3)]
     made = benchmark(tmp_path)
     report = benchmark_report(*SETUP, "c", made, {"cost": summaries})
@@ -75,7 +75,7 @@ def test_a_text_that_is_not_the_same_is_told_of(tmp_path: Path) -> None:
     assert any("lenience 0.5 changes the output" in note for note in lossy.notes)
 
 
-def test_the_headline_is_the_gain_over_all_runs(tmp_path: Path) -> None:
+def test_benchmark_report_headline_states_overall_gain(tmp_path: Path) -> None:
     made, summaries = benchmark(tmp_path), [a_summary(3), a_summary(3, Spread(1.02, 0.58, 1.47))]
     report = benchmark_report(*SETUP, "c", made, {"cost": summaries})
     gain = "1.02 times as fast with drafts as without, from 0.58 to 1.47"
@@ -85,7 +85,7 @@ def test_the_headline_is_the_gain_over_all_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("slowed", "noted"), [(1, False), (2, True)])
-def test_a_busy_machine_is_named_as_the_reason_for_a_wide_range(slowed: int, noted: bool, tmp_path: Path) -> None:
+def test_benchmark_report_on_busy_machine_notes_slowed_calls(slowed: int, noted: bool, tmp_path: Path) -> None:
     made = benchmark(tmp_path)
     made.warm_up()
     (run, *_) = made.measure()

@@ -93,7 +93,7 @@ def overall(benchmark: Benchmark) -> Summary:
     return summarise(benchmark.runs, benchmark.drafted.calibration.curve)[-1]
 
 
-def test_prompts_become_tokens_and_those_that_cannot_are_skipped() -> None:
+def test_prepare_tokenizes_prompts_and_skips_unusable_ones() -> None:
     class Chatty(MockTarget):
         def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
             if messages[0]["role"] == "system":
@@ -114,7 +114,7 @@ def test_prompts_become_tokens_and_those_that_cannot_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fixed", "cost"])
-def test_no_repeat_drafts_from_what_an_earlier_one_saw(clock: Clock, policy: str) -> None:
+def test_benchmark_repeats_do_not_learn_from_earlier_repeats(clock: Clock, policy: str) -> None:
     """The default drafter learns facts about tokens from every text, and most of them from its own text."""
     target = MockTarget(64, peak=3.0, seconds=lambda n: 1.0 + 0.02 * n, clock=clock)
     runs = measured(target, cases=cases(3, 60), drafter="mixture", policies=[policy], repeat=3, tokens=120).runs
@@ -127,7 +127,7 @@ def test_no_repeat_drafts_from_what_an_earlier_one_saw(clock: Clock, policy: str
         assert stats.tokens / stats.seconds == pytest.approx(first.tokens / first.seconds, rel=1e-9), repeat
 
 
-def test_runs_of_a_repeat_follow_each_other_in_alternating_order() -> None:
+def test_benchmark_runs_alternate_plain_and_drafted() -> None:
     runs = measured(MockTarget(), repeat=3).runs
     assert [(run.prompt, run.repeat) for run in runs[::2]] == [(p, r) for r in range(3) for p in ("p0", "p1")]
     assert [(run.prompt, run.repeat) for run in runs[::2]] == [(run.prompt, run.repeat) for run in runs[1::2]]
@@ -136,7 +136,7 @@ def test_runs_of_a_repeat_follow_each_other_in_alternating_order() -> None:
     assert all({a.kind, b.kind} == {"plain", "drafted"} for a, b in zip(runs[::2], runs[1::2], strict=True))
 
 
-def test_decode_time_is_that_of_passes_and_the_prefill_is_timed_apart_and_once_in_whole(clock: Clock) -> None:
+def test_benchmark_times_decoding_and_prefill_separately(clock: Clock) -> None:
     class Reading(MockTarget):
         def prefill(self, tokens: Sequence[int], **options: Any) -> NDArray[np.float32]:
             logits = super().prefill(tokens, **options)
@@ -157,7 +157,7 @@ def test_decode_time_is_that_of_passes_and_the_prefill_is_timed_apart_and_once_i
     assert [p["seconds"] for p in benchmark.prefills] == pytest.approx([20.0] * 4, abs=0.01)
 
 
-def test_drafting_work_counts(clock: Clock) -> None:
+def test_benchmark_run_time_includes_drafting(clock: Clock) -> None:
     class Slow(Always):
         def begin(self, prompt: Sequence[int]) -> None:
             clock.now += 7.0
@@ -177,7 +177,7 @@ def test_drafting_work_counts(clock: Clock) -> None:
         assert run.seconds == pytest.approx(run.stats.passes * 4.0, abs=3.01)
 
 
-def test_with_free_batches_the_gain_is_the_tokens_per_pass_and_where_tokens_cost_refused_ones_lose(
+def test_benchmark_gain_matches_batch_cost_and_prediction(
     clock: Clock,
 ) -> None:
     target = MockTarget(peak=PREDICTABLE, seconds=lambda n: 1.0, clock=clock)
@@ -225,7 +225,7 @@ class Flipped(MockTarget):
         return rows
 
 
-def test_a_planted_difference_is_found_with_its_margin() -> None:
+def test_benchmark_with_differing_token_reports_margin() -> None:
     benchmark = measured(Flipped(), 1, drafter=Always())
     (difference,) = benchmark.differences
     assert (difference["category"], difference["prompt"], difference["repeat"]) == ("even", "p0", 0)
@@ -241,7 +241,7 @@ def test_a_planted_difference_is_found_with_its_margin() -> None:
     assert "identical on 0 of 1 prompts" in verdict([found, found])
 
 
-def test_sampled_texts_are_compared_token_by_token_but_under_rejection_sampling() -> None:
+def test_benchmark_compares_sampled_texts_except_with_rejection() -> None:
     sampling = Sampling(temperature=1.0, seed=3)
     coupled = measured(MockTarget(peak=PREDICTABLE), 3, sampling=sampling)
     assert coupled.differences == []
@@ -253,7 +253,7 @@ def test_sampled_texts_are_compared_token_by_token_but_under_rejection_sampling(
     assert "identical" not in verdict(summarise(rejection.runs, None), rejection.caveat)
 
 
-def test_rounding_by_batch_size_shows_and_exact_mode_hides_it() -> None:
+def test_benchmark_with_rounding_differs_only_without_exact_mode() -> None:
     def inexact() -> MockTarget:
         return MockTarget(peak=PREDICTABLE, kernels=lambda size, _depth: size % 2, noise=4.0, n_batch=64)
 
@@ -266,7 +266,7 @@ def test_rounding_by_batch_size_shows_and_exact_mode_hides_it() -> None:
     assert overall(exact).identical == 3
 
 
-def test_both_sides_share_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_in_exact_mode_probes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = Mock(side_effect=measure.probe)
     monkeypatch.setattr(measure, "probe", probe)
     unwritable = tmp_path / "file"
@@ -278,7 +278,7 @@ def test_both_sides_share_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert probe.call_count == 1
 
 
-def test_a_target_that_cannot_roll_back_is_compared_with_itself(clock: Clock) -> None:
+def test_benchmark_without_rollback_returns_ratio_one(clock: Clock) -> None:
     benchmark = measured(MockTarget(fail_rollback=True, seconds=lambda n: 1.0, clock=clock))
     assert benchmark.drafted.drafter is None
     found = summarise(benchmark.runs, None)[-1]
@@ -286,7 +286,7 @@ def test_a_target_that_cannot_roll_back_is_compared_with_itself(clock: Clock) ->
     assert (found.predicted, found.identical) == (1.0, 2)
 
 
-def test_an_interrupted_benchmark_keeps_its_finished_rounds() -> None:
+def test_benchmark_when_interrupted_keeps_finished_rounds() -> None:
     benchmark = bench(MockTarget(), repeat=2)
     measuring = benchmark.measure()
     for _ in range(3):
@@ -304,7 +304,7 @@ def test_an_interrupted_benchmark_keeps_its_finished_rounds() -> None:
 POLICIES = ("fixed", "entropy", "threshold", "cost")
 
 
-def test_policies_take_turns_on_the_same_prompts() -> None:
+def test_benchmark_with_several_policies_alternates_on_same_prompts() -> None:
     benchmark = measured(MockTarget(peak=PREDICTABLE), policies=POLICIES, repeat=3)
     runs = benchmark.runs
     assert len(runs) == benchmark.total == 2 * 3 * 5
@@ -321,7 +321,7 @@ def test_policies_take_turns_on_the_same_prompts() -> None:
     assert benchmark.differences == []
 
 
-def test_figures_are_those_of_one_policy() -> None:
+def test_benchmark_runs_of_policy_contain_only_its_runs() -> None:
     benchmark = measured(MockTarget(peak=PREDICTABLE), 3, policies=("fixed", "heuristic"), tokens=60)
     assert list(benchmark.policies) == ["fixed", "heuristic"]
     summaries = {policy: summarise(benchmark.runs_of(policy), None) for policy in benchmark.policies}
@@ -336,7 +336,7 @@ def test_figures_are_those_of_one_policy() -> None:
     assert verdicts({"fixed": summaries["fixed"]}) == [verdict(summaries["fixed"])]
 
 
-def test_costs_are_measured_once_and_then_each_policy_keeps_its_own(
+def test_benchmark_measures_costs_once_and_separates_curves_by_policy(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measuring = Mock(return_value=CostCurve({1: 1.0, 5: 1.5}))
@@ -353,7 +353,7 @@ def test_costs_are_measured_once_and_then_each_policy_keeps_its_own(
     assert len(list(tmp_path.rglob("*.json"))) == 1
 
 
-def test_a_difference_names_its_policy() -> None:
+def test_benchmark_difference_names_its_policy() -> None:
     class Never(Always):
         def propose(self, limit: int, *arguments: object, **options: object) -> Draft:
             return NO_DRAFT
@@ -369,7 +369,7 @@ def test_a_difference_names_its_policy() -> None:
     assert summarise(benchmark.runs_of("heuristic"), None)[-1].identical == 0
 
 
-def test_outputs_are_compared_where_they_are_meant_to_be_equal() -> None:
+def test_benchmark_caveat_names_reason_for_different_outputs() -> None:
     decoder = SpeculativeDecoder(MockTarget())
     for acceptance, temperature, caveat in (
         (Acceptance(), 1.0, None),
@@ -393,7 +393,7 @@ def a_run(category: str, kind: Kind, tokens: int, seconds: float, *, prompt: str
     return Run(category, prompt, kind, repeat, output, seconds, 0.5, stats, Counter({1: tokens}), "length")
 
 
-def test_ratios_are_of_pairs_and_figures_are_medians() -> None:
+def test_summarise_returns_medians_of_paired_ratios() -> None:
     runs = [a_run("a", "plain", 8, seconds, repeat=repeat) for repeat, seconds in enumerate((1.0, 2.0, 4.0))]
     runs += [a_run("a", "drafted", 8, seconds, repeat=repeat) for repeat, seconds in enumerate((0.5, 2.0, 1.0))]
     runs += [a_run("b", "plain", 8, 1.0), a_run("b", "drafted", 8, 2.0), a_run("b", "default", 8, 0.8)]
@@ -412,7 +412,7 @@ def test_ratios_are_of_pairs_and_figures_are_medians() -> None:
     assert verdict([a, b, both]) == line
 
 
-def test_a_prompt_is_identical_if_all_its_rounds_are_and_a_text_that_ends_at_once_has_no_speed() -> None:
+def test_summarise_requires_identical_rounds_and_omits_speed_of_empty_text() -> None:
     runs = [a_run("a", kind, 8, 1.0, repeat=repeat) for repeat in (0, 1) for kind in ("plain", "drafted")]
     runs[1] = replace(runs[1], output=(9,))
     summary = summarise(runs, None)[0]
@@ -436,7 +436,7 @@ def counted(lengths: Mapping[int, int], accept: Callable[[int], int]) -> tuple[S
 CURVE = CostCurve({1: 1.0, 2: 1.2, 3: 1.5, 4: 1.7, 5: 2.0, 8: 4.0})
 
 
-def test_expected_tokens_are_those_of_the_paper_and_of_the_closed_form() -> None:
+def test_expected_tokens_equals_published_and_closed_form_values() -> None:
     # Values of Leviathan et al. 2023, table 1, for free draft tokens: alpha, gamma, speed.
     for alpha, gamma, speed in ((0.6, 2, 1.96), (0.7, 3, 2.53), (0.8, 5, 3.69), (0.9, 10, 6.86)):
         assert count_expected_tokens(alpha, gamma) == pytest.approx(speed, abs=0.005)
@@ -444,7 +444,7 @@ def test_expected_tokens_are_those_of_the_paper_and_of_the_closed_form() -> None
     assert (count_expected_tokens(0.0, 7), count_expected_tokens(1.0, 7), count_expected_tokens(0.3, 0)) == (1, 8, 1)
 
 
-def test_prediction_is_the_theorem_and_mixes_lengths_and_passes_without_a_draft() -> None:
+def test_predicted_gain_equals_theorem_for_mixed_draft_lengths() -> None:
     stats, batches = counted({3: 40}, lambda number: number % 4)
     alpha = sum(stats.accepted_at) / sum(stats.tested_at)
     assert 0 < alpha < 1
@@ -462,7 +462,7 @@ def test_prediction_is_the_theorem_and_mixes_lengths_and_passes_without_a_draft(
     assert predict_gain(*counted({2: 5}, lambda _number: 1), {1: 5}, None) is None
 
 
-def test_figures_of_acceptance() -> None:
+def test_summarise_reports_acceptance_figures() -> None:
     stats, batches = counted({0: 2, 2: 6}, lambda number: number % 3)
     runs = [a_run("a", "plain", 8, 1.0), Run("a", "p", "drafted", 0, (1,), 1.0, 0.5, stats, batches, "length")]
     summary = summarise(runs, CURVE)[0]

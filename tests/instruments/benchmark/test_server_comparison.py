@@ -64,7 +64,7 @@ def openai_only(path: str, _body: dict[str, Any]) -> Reply:
     return 200, b"".join(b"data: %s\n\n" % json.dumps(c).encode() for c in chunks) + b"data: [DONE]\n\n"
 
 
-def test_a_server_is_asked_for_the_same_tokens_and_tells_its_own_time() -> None:
+def test_rival_with_native_api_sends_tokens_and_returns_server_time() -> None:
     with server(native) as (url, asked):
         answer = RemoteServer(url + "/v1/", MockTarget()).ask(PROMPT, 5, Sampling(0.8, seed=7))
     assert answer == ("abc", 5, 2.0)
@@ -74,7 +74,7 @@ def test_a_server_is_asked_for_the_same_tokens_and_tells_its_own_time() -> None:
     assert (body["n_predict"], body["cache_prompt"], body["temperature"], body["seed"]) == (5, False, 0.8, 7)
 
 
-def test_another_server_is_sent_the_text_and_timed_from_its_first_piece() -> None:
+def test_rival_with_openai_api_sends_text_and_streams() -> None:
     with server(openai_only) as (url, asked):
         rival = RemoteServer(url, MockTarget())
         first, second = (rival.ask(PROMPT, 5, Sampling()) for _ in range(2))
@@ -84,7 +84,7 @@ def test_another_server_is_sent_the_text_and_timed_from_its_first_piece() -> Non
     assert asked[1][1]["stream"] is True
 
 
-def test_what_a_server_does_wrong_is_an_error_in_words() -> None:
+def test_rival_with_failing_server_raises_clear_error() -> None:
     for reply, words in (
         ((401, b"no key"), "returned status 401: no key"),
         ((404, b""), "neither /completion nor /v1/completions"),
@@ -97,7 +97,7 @@ def test_what_a_server_does_wrong_is_an_error_in_words() -> None:
         RemoteServer(url, MockTarget()).ask(PROMPT, 5, Sampling())
 
 
-def test_both_sides_take_turns_and_each_prompt_is_asked_once() -> None:
+def test_compare_alternates_sides_and_sends_each_prompt_once() -> None:
     clock, order = Clock(), list[str]()
     target = MockTarget(seconds=lambda n: 0.5, clock=clock)
 
@@ -124,7 +124,7 @@ def test_both_sides_take_turns_and_each_prompt_is_asked_once() -> None:
     assert (found["ours"]["tokens_per_second"], found["ratio"]) == (2.0, None)
 
 
-def test_the_command_compares_and_says_what_is_missing(env: dict[str, str], tmp_path: Path) -> None:
+def test_bench_against_compares_and_rejects_unsupported_options(env: dict[str, str], tmp_path: Path) -> None:
     prompts = tmp_path / "prompts"
     prompts.mkdir()
     for name in ("a.txt", "b.txt"):

@@ -37,7 +37,7 @@ def naive_cost(lengths: list[int], curve: CostCurve) -> float:
     return cost(1)
 
 
-def test_by_hand() -> None:
+def test_copy_oracle_equals_manual_examples() -> None:
     assert copy_lengths([1, 2, 3, 4], [1, 2, 3, 9]).tolist() == [0, 2, 1, 0]
     # A copy may overlap itself, and has a limit.
     assert copy_lengths([5, 5], [5] * 100)[1:].tolist() == [min(63, 99 - i) for i in range(99)]
@@ -47,14 +47,14 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [2, 5, 60])
-def test_lengths_equal_the_naive_search(vocabulary: int) -> None:
+def test_copy_lengths_equal_naive_search(vocabulary: int) -> None:
     rng = np.random.default_rng(vocabulary)
     for _ in range(60):
         prompt, response = (rng.integers(0, vocabulary, rng.integers(0, n)).tolist() for n in (20, 40))
         assert copy_lengths(prompt, response).tolist() == naive_lengths(prompt, response)
 
 
-def test_cost_equals_the_naive_search() -> None:
+def test_least_cost_equals_naive_search() -> None:
     curves = {name: make_fixed_curve(points) for name, (points, _) in CURVES.items()}
     for recording in recordings(12):
         lengths = copy_lengths(recording.prompt, recording.response)

@@ -49,7 +49,7 @@ REST = [pytest.param(name, marks=pytest.mark.exhaustive) for name in CURVES if n
 
 
 @pytest.mark.parametrize("name", [*SOME, *REST])
-def test_both_find_the_same(ours: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_plugin_equals_internal_replay(ours: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecordedTarget, "leaves", 0)
     points = ODD if name == "odd" else CURVES[name][0]
     plugin = ours({str(size): cost for size, cost in points.items()})
@@ -66,7 +66,7 @@ def test_both_find_the_same(ours: Any, name: str, monkeypatch: pytest.MonkeyPatc
         assert total.batches[3] == total.batches[5] == total.batches[9] == 0 < total.batches[4]
 
 
-def test_the_default_curve_is_flat(ours: Any) -> None:
+def test_replay_plugin_without_curve_uses_flat_curve(ours: Any) -> None:
     given, default = ours({"1": 1.0, "64": 1.0}), ours()
     assert all(drive(default, recording) == drive(given, recording) for recording in recordings(10))
     for wrong in ({"2": 1.0}, {"1": 1.0, "2": -1.0}, {}):
@@ -74,7 +74,7 @@ def test_the_default_curve_is_flat(ours: Any) -> None:
             ours(wrong)
 
 
-def test_memory_is_the_drafters(ours: Any) -> None:
+def test_replay_plugin_with_memory_saves_decode_calls(ours: Any) -> None:
     if DEFAULT in REMEMBERING:
         told = recordings(4, vocabulary=5000)
         one, other = ours(memory=True), ours()

@@ -61,7 +61,7 @@ def replayed(drafter: Scripted, response: Sequence[int], most: int = 8, curve: C
 # --------------------------------------------------------------------------- the rules
 
 
-def test_a_pass_emits_what_is_right_and_one_more() -> None:
+def test_replay_step_emits_accepted_tokens_and_one_more() -> None:
     drafter = Scripted([11, 12, 99, 14], [], [15, 16])
     tally = replayed(drafter, [10, 11, 12, 13, 14, 15, 16, 17])
     assert drafter.told == [(10,), (11, 12, 13), (14,), (15, 16, 17)]
@@ -74,7 +74,7 @@ def test_a_pass_emits_what_is_right_and_one_more() -> None:
 
 
 @pytest.mark.parametrize(("draft", "accepted"), [([11, 12, 13, 14], 2), ([11, 12], 2), ([11], 1)])
-def test_the_record_ends_inside_a_draft_at_its_end_and_behind_it(draft: list[int], accepted: int) -> None:
+def test_replay_at_end_of_recording_counts_whole_batch(draft: list[int], accepted: int) -> None:
     # All correct tokens are emitted, no token follows, and the whole batch counts as cost.
     drafter = Scripted(draft)
     tally = replayed(drafter, [10, 11, 12], most=63)
@@ -83,7 +83,7 @@ def test_the_record_ends_inside_a_draft_at_its_end_and_behind_it(draft: list[int
     assert drafter.limits == [63]  # The loop does not know the end of the recording.
 
 
-def test_without_drafts_it_is_plain_decoding() -> None:
+def test_replay_without_drafter_equals_plain_decoding() -> None:
     total = ReplayCounts()
     for recording in recordings(5):
         total.merge(Replay(None, curve=CPU).run(recording))
@@ -91,7 +91,7 @@ def test_without_drafts_it_is_plain_decoding() -> None:
     assert total.speedup(CPU) == pytest.approx(total.stats.tokens_per_pass) == 1.0
 
 
-def test_a_change_of_size_costs_what_the_curve_says() -> None:
+def test_replay_charges_batch_size_changes_by_curve() -> None:
     curve = make_fixed_curve({1: 1.0, 64: 1.0}, switch=0.5)
     tally = replayed(Scripted([11], [], []), [10, 11, 12, 13, 14], 4, curve)
     assert tally.changes == 2
@@ -99,7 +99,7 @@ def test_a_change_of_size_costs_what_the_curve_says() -> None:
     assert tally.speedup(curve) == pytest.approx(4 / 4.0)
 
 
-def test_it_drafts_as_real_decoding_does() -> None:
+def test_replay_of_greedy_text_equals_decoding() -> None:
     """A replay of greedy decoding with the same costs takes the same passes."""
     drafter = "ngram"  # This drafter reads no logits, which a recording does not have.
     points = {1: 1.0, 2: 1.2, 4: 1.3, 8: 2.0, 64: 12.0}
@@ -126,14 +126,14 @@ def test_it_drafts_as_real_decoding_does() -> None:
 # --------------------------------------------------------------------------- what is counted
 
 
-def test_what_was_not_sent_counts_for_reliability() -> None:
+def test_replay_reliability_includes_unsent_draft_tokens() -> None:
     tally = replayed(Scripted([11, 12, 13], [99]), [10, 11, 12, 13], most=1)
     assert tally.stats.drafted == 2
     assert tally.reliability.seen[7] == 4
     assert tally.reliability.right[7] == 3
 
 
-def test_the_meter_counts_drafting_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metered_loop_counts_only_drafting_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(1000))
     monkeypatch.setattr("ngramspec.instruments.replay.replay.time", Mock(thread_time=lambda: float(next(ticks))))
     target = RecordedTarget(CPU)
@@ -148,7 +148,7 @@ def test_the_meter_counts_drafting_and_nothing_else(monkeypatch: pytest.MonkeyPa
     assert meter.work_seconds == 4.0  # two passes, before and after
 
 
-def test_what_was_asked_saves_passes_where_rows_are_cheap_and_is_not_asked_where_they_are_not(
+def test_replay_with_branches_saves_decode_calls_if_rows_are_cheap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = random.Random(6)
@@ -167,7 +167,7 @@ def test_what_was_asked_saves_passes_where_rows_are_cheap_and_is_not_asked_where
     assert replay(steep, 8).batches == replay(steep, 0).batches
 
 
-def test_figures_by_category_overall_and_macro() -> None:
+def test_by_category_returns_overall_and_macro_figures() -> None:
     replay = Replay(make_drafter("ngram"), curve=CPU)
     tallies: dict[str, ReplayCounts] = {}
     for recording in recordings(12):
@@ -200,7 +200,7 @@ def comparison() -> CurveComparison:
     return CurveComparison(recordings(10), "ngram", replays)
 
 
-def test_each_curve_is_drafted_by() -> None:
+def test_curve_comparison_drafts_by_each_curve() -> None:
     runs = comparison()
     assert len(list(runs.run())) == 10
     document = runs.document()
@@ -214,7 +214,7 @@ def test_each_curve_is_drafted_by() -> None:
     assert document["categories"] == {"even": 5, "odd": 5}
 
 
-def test_what_was_replayed_before_an_interruption_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curve_comparison_when_interrupted_keeps_finished_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, plain = itertools.count(1), Replay.run
 
     def interrupted(self: Replay, *of: Any) -> ReplayCounts:
@@ -241,14 +241,14 @@ def decoder(tmp_path: Path) -> SpeculativeDecoder:
     return SpeculativeDecoder(MockTarget(12, peak=6.0), curve=CPU, calibration_folder=tmp_path)
 
 
-def test_a_given_curve_is_neither_measured_nor_kept(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
+def test_decoder_with_given_curve_neither_measures_nor_saves(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
     steps = list(decoder.generate([1, 2, 3], max_tokens=100))
     assert decoder.target.batches == [step.batch for step in steps[1:]]
     assert {step.plain_seconds for step in steps[1:]} == {1.0}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_verifier_that_is_handed_in_has_its_own_sampling(decoder: SpeculativeDecoder) -> None:
+def test_generate_with_verifier_uses_its_sampling(decoder: SpeculativeDecoder) -> None:
     for sampling in (Sampling(), Sampling(1.0, seed=3)):
         given = RuleVerifier(decoder.target.vocabulary.sampler(sampling))
         ways: list[dict[str, Any]] = [{"acceptance": given}, {"sampling": sampling}]

@@ -52,14 +52,14 @@ def one(entry: object) -> Transcript:
         {"messages": [{"role": "user", "content": PARTS}], "response": [{"text": "h"}, "i"]},
     ],
 )
-def test_conversations(entry: object) -> None:
+def test_transcripts_read_accepts_each_conversation_format(entry: object) -> None:
     transcript = one(entry)
     assert transcript.prompt == ({"role": "user", "content": "hello"},)
     assert transcript.response == "hi"
     assert (transcript.category, transcript.id) == ("talk", "line 1")
 
 
-def test_a_conversation_that_chat_saved(tmp_path: Path) -> None:
+def test_transcripts_read_accepts_saved_chat(tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     save(Conversation("Be brief.", [Turn("hello", "hi"), Turn("and?", "bye")]), file, model="m", sampling={})
     found = read(file.read_bytes(), "talk.json")
@@ -68,7 +68,7 @@ def test_a_conversation_that_chat_saved(tmp_path: Path) -> None:
     assert [m["content"] for m in found.usable[0].prompt] == ["Be brief.", "hello", "hi", "and?"]
 
 
-def test_texts_and_what_may_stand_beside() -> None:
+def test_transcripts_read_accepts_prompts_categories_and_ids() -> None:
     logged = one({"request": {"prompt": "hello"}, "response": {"choices": [{"text": "hi"}]}})
     assert (logged.prompt, logged.response) == ("hello", "hi")
     transcript = one({"messages": HELLO, "response": "hi", "category": "greetings", "id": 7})
@@ -79,12 +79,12 @@ def test_texts_and_what_may_stand_beside() -> None:
     assert read('{"prompt": "a", "response": "b"}', "macro.jsonl").usable[0].category == "macro_"
 
 
-def test_a_message_without_content_is_empty_text() -> None:
+def test_transcripts_read_treats_missing_content_as_empty() -> None:
     messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": "4"}]
     assert [m["content"] for m in one({"messages": messages, "response": "hi"}).prompt] == ["hello", "", "4"]  # type: ignore[index]
 
 
-def test_an_array_is_as_good_as_lines_and_lines_end_where_lines_end() -> None:
+def test_transcripts_read_accepts_arrays_and_splits_only_at_newlines() -> None:
     entries = [{"messages": HELLO, "response": "hi"}, {"messages": HELLO}, {"prompt": "a", "response": "b"}]
     found = read(json.dumps(entries, indent=2), "log.json")
     assert [t.id for t in found.usable] == ["entry 1", "entry 3"]
@@ -94,7 +94,7 @@ def test_an_array_is_as_good_as_lines_and_lines_end_where_lines_end() -> None:
     assert [t.response for t in read(odd).usable] == ["c", "e"]
 
 
-def test_plain_text_pairs() -> None:
+def test_transcripts_read_accepts_plain_text_pairs() -> None:
     text = "=== prompt\nSay\nhello.\n\n=== response\n\nHello!\n=== prompt \r\nBye\r\n=== response\r\nSee you\r\n"
     first, second = read(text, "pairs.txt").usable
     assert (first.prompt, first.response, first.id) == ("Say\nhello.\n", "\nHello!", "line 1")
@@ -122,7 +122,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("words", BROKEN)
-def test_a_broken_line_is_named_and_skipped(words: str) -> None:
+def test_transcripts_read_names_and_skips_broken_line(words: str) -> None:
     good = json.dumps({"messages": HELLO, "response": "hi"})
     for line in BROKEN[words]:
         # At the start of a file, such a line would be read as an array.
@@ -136,14 +136,14 @@ def test_a_broken_line_is_named_and_skipped(words: str) -> None:
             read(f"{good}\n{line}\n", strict=True)
 
 
-def test_bytes_that_are_no_text() -> None:
+def test_transcripts_read_reports_invalid_utf8() -> None:
     found = read(b'{"prompt": "a", "response": "b"}\n{"prompt": "\xff"}\n')
     assert len(found.usable) == 1
     assert "line 2: not UTF-8 text (byte 12 is 0xff)" in found.broken[0]
     assert "not UTF-8" in read(b"=== prompt\n\xff").broken[0]
 
 
-def test_empty_responses_are_counted_and_no_mistake() -> None:
+def test_transcripts_read_counts_empty_responses_without_error() -> None:
     entries = [
         {"messages": HELLO, "response": ""},
         {"messages": HELLO, "response": None},
@@ -157,7 +157,7 @@ def test_empty_responses_are_counted_and_no_mistake() -> None:
 # --------------------------------------------------------------------------- samples and tokens
 
 
-def test_a_sample_keeps_categories_together_and_never_changes() -> None:
+def test_sample_groups_categories_and_is_deterministic() -> None:
     many = [Transcript("ab"[i % 2], str(i), "p", "r") for i in range(40)]
     assert [t.category for t in sample(many, None)] == ["a"] * 20 + ["b"] * 20
     few = sample(many, 3)
@@ -205,7 +205,7 @@ CHATML = [0, 1, *ids("user\nhello"), 2, *ids("\n"), 1, *ids("assistant\n")]
         (Letters(chatml=False, end=None), "ChatML", True, [0, *ids(SPELLED)], []),
     ],
 )
-def test_messages_become_chatml_or_what_the_template_says_and_else_chatml_is_spelled_out(
+def test_transcript_reader_selects_chatml_template_or_plain_text(
     vocabulary: Letters, layout: str, spelled: bool, prompt: list[int], end: list[int]
 ) -> None:
     reader = TranscriptReader(vocabulary)
@@ -216,14 +216,14 @@ def test_messages_become_chatml_or_what_the_template_says_and_else_chatml_is_spe
     assert (recording.category, recording.id) == ("talk", "line 1")
 
 
-def test_a_raw_prompt_has_no_template_and_what_a_template_refuses_is_left_out() -> None:
+def test_transcript_reader_tokenizes_raw_prompt_and_skips_rejected_chat() -> None:
     raw = TranscriptReader(Letters(template="{{ anything }}")).record(one({"prompt": "a<|im_end|>", "response": "bc"}))
     assert raw.prompt == [0, *ids("a"), 2]
     refused = one({"messages": [{"role": "tool", "content": "4"}], "response": "hi"})
     assert TranscriptReader(Letters(chatml=False, template="{{ anything }}", end=3)).record(refused) is None
 
 
-def test_what_is_too_short_or_too_long() -> None:
+def test_transcript_reader_skips_short_and_truncates_long_recordings() -> None:
     short = one({"prompt": "a", "response": "b"})
     assert TranscriptReader(Letters(end=None)).record(short) is None
     reader = TranscriptReader(Letters())

@@ -31,7 +31,7 @@ def report(name: str = "json", text: str = "x", bars: Bars | None = None) -> Rep
     return Report(f"title {name}", table, chart, *texts)
 
 
-def test_markdown_is_a_table_that_lines_up_and_a_line_to_repeat_it() -> None:
+def test_markdown_report_contains_aligned_table_and_command() -> None:
     text = markdown(report())
     assert markdown_table(text) == [["kind", "t/s", "gain"], ["json", "10.00", "1.20x"], ["overall", "9.00", "1.10x"]]
     assert text.splitlines()[:2] == ["**headline json**", ""]
@@ -39,14 +39,14 @@ def test_markdown_is_a_table_that_lines_up_and_a_line_to_repeat_it() -> None:
     assert text.splitlines()[7:] == ["note json", "", "made on json; `ngramspec bench json`"]
 
 
-def test_html_begins_with_the_headline_and_ends_with_the_origin() -> None:
+def test_html_report_starts_with_headline_and_ends_with_origin() -> None:
     lines = list(filter(None, Page(html(report())).words.splitlines()))
     assert lines[1:4] == ["title json", "headline json", "note json"]
     assert lines[-1] == "made on json; ngramspec bench json"
 
 
 @pytest.mark.parametrize("hostile", [HOSTILE, CONTROLS, "two\nlines", "``", "ü漢字🌍", ""])
-def test_whatever_a_model_or_a_file_says_is_text(hostile: str) -> None:
+def test_report_with_hostile_text_escapes_it(hostile: str) -> None:
     made = report(hostile, hostile)
     row = markdown_table(markdown(made))[1]
     assert (len(row), row[1]) == (3, "10.00")
@@ -64,7 +64,7 @@ def test_whatever_a_model_or_a_file_says_is_text(hostile: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_browser_runs_nothing_of_it(tmp_path: Path) -> None:
+def test_html_report_in_browser_runs_no_hostile_code(tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text(html(report(HOSTILE, HOSTILE)).replace("</main>", f"{HOSTILE}</main>"), "utf-8")
     requests: list[str] = []
@@ -77,7 +77,7 @@ def test_a_browser_runs_nothing_of_it(tmp_path: Path) -> None:
     assert not [address for address in requests if "evil" in address]
 
 
-def test_a_drawing_keeps_everything_within_its_edges() -> None:
+def test_svg_report_keeps_elements_within_its_edges() -> None:
     bars = [Bar("a name of a category that is far too long to be shown", 9.0, 1.0, 12.0, "9.00x (1.00-12.00)")]
     text = svg(
         report(bars=Bars("about", [*bars, *(Bar(str(n), n / 10, None, None, "-") for n in range(40))], (1, "even")))
@@ -92,7 +92,7 @@ def test_a_drawing_keeps_everything_within_its_edges() -> None:
 
 
 @pytest.mark.parametrize("points", [[], [(1.0, 1.0)], [(1.0, 0.0), (1.0, 0.0)], [(1, 1e-9), (64, 1e9)]])
-def test_any_points_can_be_drawn(points: list[tuple[float, float]]) -> None:
+def test_html_report_draws_any_points(points: list[tuple[float, float]]) -> None:
     lines = Lines("about", "across", "up", {"one": points})
     made = report()
     page = html(Report("t", made.table, made.bars, "o", "c", [Section("h", "a", [lines, Bars("none", [])])]))

@@ -78,7 +78,7 @@ SOUND = dict.fromkeys(("rollback", "greedy", "same seed"), "passed")
 
 
 @pytest.mark.parametrize("exact", [False, pytest.param(True, marks=EXHAUSTIVE)])
-def test_a_sound_target_passes_and_everything_was_looked_at(make: Make, exact: bool) -> None:
+def test_self_check_of_correct_target_passes_and_covers_all(make: Make, exact: bool) -> None:
     found = make(mock(), exact=exact, cases=cases(prompts=2), max_tokens=40).finish()
     assert found.statuses == SOUND
     assert found.verdict == "all checks passed"
@@ -93,14 +93,14 @@ def test_a_sound_target_passes_and_everything_was_looked_at(make: Make, exact: b
     assert {(test.depth, test.size) for test in found.rollbacks} == {(d, n) for d in (24, 300) for n in (1, 2, 5, 16)}
 
 
-def test_drafts_of_short_texts_are_accepted_too(make: Make) -> None:
+def test_self_check_with_short_texts_accepts_drafts(make: Make) -> None:
     found = make(mock(), max_tokens=10).finish()
     greedy = [pair for pair in found.pairs if pair.setting == "greedy"]
     assert sum(pair.accepted for pair in greedy) > len(greedy) * 4
     assert sum(pair.drafted - pair.accepted for pair in greedy) > 0
 
 
-def test_the_same_seed_finds_the_same_and_another_one_other_texts(make: Make) -> None:
+def test_self_check_with_same_seed_repeats_results(make: Make) -> None:
     first, again, other = (make(mock(), seed=seed, seconds=1.0).finish() for seed in (0, 0, 1))
     assert first.pairs == again.pairs
     assert [pair for pair in first.pairs if pair.setting == "greedy"] != first.pairs != other.pairs
@@ -113,7 +113,7 @@ def several(n: int, _depth: int) -> int:
     return int(n > 1)
 
 
-def test_differences_within_the_probe_s_bound_are_explained_and_exact_mode_has_none(make: Make) -> None:
+def test_self_check_explains_differences_within_rounding_bound(make: Make) -> None:
     found = make(mock(kernels=several, noise=0.3)).finish()
     assert found.statuses == {**SOUND, "greedy": "explained", "same seed": "explained"}
     differing = [(pair.setting, pair.difference) for pair in found.pairs if pair.difference is not None]
@@ -133,7 +133,7 @@ def test_differences_within_the_probe_s_bound_are_explained_and_exact_mode_has_n
 
 
 @pytest.mark.parametrize("exact", [False, pytest.param(True, marks=EXHAUSTIVE)])
-def test_rounding_beyond_what_the_probe_saw_fails(make: Make, exact: bool) -> None:
+def test_self_check_with_rounding_beyond_bound_fails(make: Make, exact: bool) -> None:
     # The probe tests depths of 96 and 640.
     target = mock(kernels=lambda n, depth: n if depth > 690 else 0, noise=0.3)
     found = make(target, exact=exact, cases=cases(700, 1), seconds=60.0).finish()
@@ -145,7 +145,7 @@ def test_rounding_beyond_what_the_probe_saw_fails(make: Make, exact: bool) -> No
 @pytest.mark.parametrize(
     ("noise", "slow", "depths"), [(1e-4, False, None), (2.0, True, (96,)), (2.0, False, (96, 640))]
 )
-def test_the_probe_waits_until_a_difference_asks_for_it(
+def test_self_check_probes_only_after_a_difference(
     make: Make, noise: float, slow: bool, depths: tuple[int, ...] | None
 ) -> None:
     clock = Clock(TICK)
@@ -158,7 +158,7 @@ def test_the_probe_waits_until_a_difference_asks_for_it(
 # ------------------------------------------------------------------ rollback
 
 
-def test_a_rollback_that_leaves_a_token_behind_fails(make: Make) -> None:
+def test_self_check_with_incomplete_rollback_fails(make: Make) -> None:
     class LeavesOne(MockTarget):
         def rollback(self, length: int) -> None:
             super().rollback(min(length + 1, len(self.tokens)))
@@ -170,7 +170,7 @@ def test_a_rollback_that_leaves_a_token_behind_fails(make: Make) -> None:
     assert found["greedy"].reason.startswith("RuntimeError: another generation was started")
 
 
-def test_a_rollback_that_leaves_a_trace_in_the_logits_fails(make: Make) -> None:
+def test_self_check_with_logits_changed_by_rollback_fails(make: Make) -> None:
     class LeavesTrace(MockTarget):
         trace = 0.0
 
@@ -191,7 +191,7 @@ def test_a_rollback_that_leaves_a_trace_in_the_logits_fails(make: Make) -> None:
     assert 0 < max(test.difference for test in found.rollbacks) < 1e-4
 
 
-def test_logits_that_are_or_become_nan(make: Make) -> None:
+def test_self_check_with_nan_logits_fails(make: Make) -> None:
     class Decays(MockTarget):
         def evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
             rows = super().evaluate(tokens)
@@ -233,7 +233,7 @@ class DrawsAnew(Rule):
         ("coupled", DrawsAnew, "same seed", False),
     ],
 )
-def test_a_verifier_that_is_wrong_fails(
+def test_self_check_with_wrong_verifier_fails(
     make: Make, monkeypatch: pytest.MonkeyPatch, rule: str, wrong: type[Rule], failing: str, exact: bool
 ) -> None:
     monkeypatch.setitem(RULES, rule, wrong)
@@ -249,7 +249,7 @@ def with_texts(found: Watched, change: Callable[..., Iterator[Step]], decoder: s
     return found.finish()
 
 
-def test_a_drafted_text_that_ends_early_fails(make: Make) -> None:
+def test_self_check_with_truncated_text_fails(make: Make) -> None:
     def short(whole: Any, *args: Any, max_tokens: int, **options: Any) -> Iterator[Step]:
         return whole(*args, max_tokens=max_tokens - 1, **options)
 
@@ -262,7 +262,7 @@ def test_a_drafted_text_that_ends_early_fails(make: Make) -> None:
 # ------------------------------------------------------------------ what cannot be checked, and what breaks
 
 
-def test_what_a_check_raises_is_its_failure_and_the_others_go_on(make: Make) -> None:
+def test_self_check_after_exception_fails_only_that_check(make: Make) -> None:
     def broken(*_: Any, **__: Any) -> Iterator[Step]:
         raise ZeroDivisionError("oh")
 
@@ -273,9 +273,7 @@ def test_what_a_check_raises_is_its_failure_and_the_others_go_on(make: Make) -> 
 
 
 @pytest.mark.parametrize("to_blame", ["plain", "drafted"])
-def test_a_grammar_that_the_vocabulary_cannot_follow_is_left_out_unless_drafting_is_to_blame(
-    make: Make, to_blame: str
-) -> None:
+def test_self_check_skips_grammar_unless_only_drafts_fail(make: Make, to_blame: str) -> None:
     def refusing(whole: Any, *args: Any, sampling: Sampling, **options: Any) -> Iterator[Step]:
         if sampling.grammar is not None:
             raise GrammarError("dead end")
@@ -292,14 +290,14 @@ def test_a_grammar_that_the_vocabulary_cannot_follow_is_left_out_unless_drafting
         assert "fails with drafts: dead end" in check.reason
 
 
-def test_without_rollback_there_is_nothing_to_check(make: Make) -> None:
+def test_self_check_without_rollback_skips_all_checks(make: Make) -> None:
     found = make(mock(fail_rollback=True)).finish()
     assert found.statuses == dict.fromkeys(SOUND, "skipped")
     assert all("cannot be rolled back" in check.reason for check in list_checks(found))
     assert found.verdict == "all checks passed; not checked: rollback, greedy, same seed"
 
 
-def test_what_was_found_before_a_stop_is_reported(make: Make) -> None:
+def test_self_check_when_interrupted_reports_partial_results(make: Make) -> None:
     found = make(mock())
     work = found.run()
     while len(found.pairs) < 3:
@@ -313,7 +311,7 @@ def test_what_was_found_before_a_stop_is_reported(make: Make) -> None:
 
 @pytest.mark.parametrize("seconds_per_pass", [0.3, pytest.param(0.02, marks=EXHAUSTIVE)])
 @pytest.mark.parametrize("exact", [False, pytest.param(True, marks=EXHAUSTIVE)])
-def test_a_slow_model_is_checked_in_about_the_time_given(
+def test_self_check_of_slow_model_keeps_within_time_limit(
     make: Make, monkeypatch: pytest.MonkeyPatch, seconds_per_pass: float, exact: bool
 ) -> None:
     """A prefill takes time too: a quarter of a pass per token, as on a CPU."""
@@ -341,7 +339,7 @@ def test_a_slow_model_is_checked_in_about_the_time_given(
 
 
 @pytest.mark.parametrize("exact", [False, pytest.param(True, marks=EXHAUSTIVE)])
-def test_prompts_are_cut_to_a_small_context(make: Make, exact: bool) -> None:
+def test_self_check_with_small_context_truncates_prompts(make: Make, exact: bool) -> None:
     found = make(mock(n_ctx=64), exact=exact, max_tokens=40).finish()
     assert found.statuses == SOUND
     assert {pair.prompt_tokens for pair in found.pairs} == {24}
@@ -349,13 +347,13 @@ def test_prompts_are_cut_to_a_small_context(make: Make, exact: bool) -> None:
     assert {test.depth for test in found.rollbacks} == {24, 32}
 
 
-def test_texts_without_drafts_are_said_to_be(make: Make) -> None:
+def test_self_check_without_drafts_reports_it(make: Make) -> None:
     found = make(mock(), max_tokens=2).finish()
     assert sum(pair.drafted for pair in found.pairs if pair.setting == "greedy") == 0
     assert found["greedy"].missing == "nothing was drafted"
 
 
-def test_bad_arguments(make: Make) -> None:
+def test_self_check_rejects_invalid_arguments(make: Make) -> None:
     needs: list[dict[str, Any]] = [{"cases": []}, {"max_tokens": 1}, {"seconds": 0.0}, {"seconds": math.nan}]
     little = "40 tokens leave no room for a prompt in a context of 47"
     wrong = [*((options, "a self-check requires") for options in needs), ({"max_tokens": 40}, little)]

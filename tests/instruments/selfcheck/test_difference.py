@@ -19,7 +19,7 @@ def greedy(row: NDArray[np.float32]) -> int:
     return int(np.argmax(row))
 
 
-def test_how_far_logits_must_move_in_greedy_decoding() -> None:
+def test_movement_with_greedy_returns_required_logit_change() -> None:
     row = np.array([1.0, 4.0, 3.0, -np.inf], np.float32)
     far = np.array([9.0, 4.0, 8.0, 20.0], np.float32)
     for token, bound, needed in ((2, 1.0, 0.5), (2, 0.51, 0.5), (2, 0.49, None), (0, 1.6, 1.5), (0, 1.4, None)):
@@ -52,7 +52,7 @@ def sampler_of(sampling: Sampling, seed: int, size: int) -> Callable[[NDArray[np
         pytest.param(Sampling(0.8, top_k=0, top_p=1.0, min_p=0.4), marks=pytest.mark.exhaustive),
     ],
 )
-def test_whatever_rounding_within_the_bound_brings_about_is_explained(sampling: Sampling) -> None:
+def test_movement_explains_any_change_within_bound(sampling: Sampling) -> None:
     rng = np.random.default_rng(3)
     bound, others = 0.3, 0
     for trial in range(200):
@@ -67,7 +67,7 @@ def test_whatever_rounding_within_the_bound_brings_about_is_explained(sampling: 
     assert others > 8
 
 
-def test_without_filters_the_scores_decide_what_is_explained() -> None:
+def test_movement_without_filters_explains_only_close_scores() -> None:
     """The two scores of argmax(log p + noise) differ by at most 2 * bound / temperature."""
     sampling = Sampling(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0)
     rng = np.random.default_rng(4)

@@ -84,7 +84,7 @@ class HalfCharacters(MockTarget):
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_trace_holds_every_step(how: str, tmp_path: Path) -> None:
+def test_trace_of_generation_contains_every_step(how: str, tmp_path: Path) -> None:
     path, prompt, target = tmp_path / "t.jsonl", [5, 6, 7, 8, 9] * 4, HalfCharacters(12, peak=4.0)
     steps = made(target, path, prompt, how, logprobs=2)
     header, *found = records(path)
@@ -111,7 +111,7 @@ def test_a_trace_holds_every_step(how: str, tmp_path: Path) -> None:
     assert 0 < stats.accepted < stats.drafted
 
 
-def test_what_json_lacks_comes_back(tmp_path: Path) -> None:
+def test_trace_round_trips_values_that_json_lacks(tmp_path: Path) -> None:
     path, token = tmp_path / "t.jsonl", TokenDecision(3, None, 1.0, {"margin": float("inf"), "slack": float("-inf")})
     step = Step((3,), ("é",), position=4, decisions=(token,), policy_details={"entropy": 0.5, "gamma": 3})
     raws = (b"", b" the", b"\n\x1b\0", "é€😀".encode(), b"\xc3", b"\xa9 x", b"\xff\xfe", "\ufffd".encode())
@@ -130,7 +130,7 @@ def test_what_json_lacks_comes_back(tmp_path: Path) -> None:
     assert line["decisions"][0]["why"] == {"margin": "inf", "slack": "-inf"}
 
 
-def test_the_header_of_a_generation(tmp_path: Path) -> None:
+def test_trace_header_of_generation_describes_its_settings(tmp_path: Path) -> None:
     plain = SpeculativeDecoder(MockTarget(), drafter=None, exact="on", calibration_folder=tmp_path)
     header = TraceHeader.of(plain, "m", Sampling(0.5, logit_bias=((3, float("-inf")),)), Acceptance())
     assert (header.drafter, header.policy, header.acceptance, header.lossy) == ("", "cost", "coupled", None)
@@ -140,7 +140,7 @@ def test_the_header_of_a_generation(tmp_path: Path) -> None:
         TraceHeader.of(plain, "m", Sampling(0.5), Acceptance("greedy"))
 
 
-def test_a_step_without_its_detail_is_refused(tmp_path: Path) -> None:
+def test_trace_writer_rejects_step_without_decisions(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t") as trace:
         with pytest.raises(ValueError, match="begin"):
             trace.add(Step((1,), ("",)))
@@ -152,7 +152,7 @@ def test_a_step_without_its_detail_is_refused(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- files
 
 
-def test_a_header_is_written_when_it_changes(tmp_path: Path) -> None:
+def test_trace_writer_writes_header_when_it_changes(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     step = Step((3,), ("d",), position=1, stop="length", decisions=(TokenDecision(3, None, 1.0, {}),))
     other = replace(HEADER, sampling={"temperature": 0.8, "seed": 8})
@@ -166,12 +166,12 @@ def test_a_header_is_written_when_it_changes(tmp_path: Path) -> None:
     assert [done.context for done in (*passes, last)] == [(1,)] * 3
 
 
-def test_a_trace_can_be_read_by_the_user_alone(tmp_path: Path) -> None:
+def test_trace_writer_creates_file_readable_only_by_user(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "run.jsonl"):
         assert stat.S_IMODE((tmp_path / "run.jsonl").stat().st_mode) == 0o600
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_trace_writer_rejects_unwritable_path(tmp_path: Path) -> None:
     for name, words in (("none/t", "No such file"), (".", "directory"), ("a\0b", "null")):
         with pytest.raises(NGramSpecError, match=f"^cannot write the trace .*{words}"):
             TraceWriter(tmp_path / name)
@@ -186,7 +186,7 @@ PASS = {"tokens": [1], "position": 3, "batch": 1, "seconds": 0.5, "decisions": [
 NO_HEADERS = (b"hello\n", b"GGUF\x03\0\xff\n", b"[]\n", b'{"messages": []}\n', HEAD[:-20], b'{"ngramspec_trace": 3}\n')
 
 
-def test_what_is_no_trace() -> None:
+def test_read_trace_rejects_file_that_is_not_a_trace() -> None:
     for lines, words in (
         ([], "empty"),
         ([b"\n", b" \n"], "empty"),
@@ -215,13 +215,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_half_a_character_and_no_object_at_all() -> None:
+def test_read_trace_replaces_lone_surrogate_and_reports_non_object() -> None:
     header, (_, told, _) = read_trace([HEAD.replace(json.dumps(HEADER.model).encode(), b'"\\ud800"'), b"[]\n"])
     assert header.model == "?"
     assert told.startswith("Input should be a dictionary")
 
 
-def test_a_line_that_is_wrong_is_named_and_skipped() -> None:
+def test_read_trace_names_and_skips_invalid_line() -> None:
     reasons = [(json.dumps(PASS | change).encode(), reason) for change, reason in WRONG]
     for raw in (b'{"position": 3}', b"\xff", b"{" * 9, b"1e999", b"[" * 100_000, b"9" * 9999):
         reasons.append((raw, ""))
@@ -297,9 +297,7 @@ PLAIN = """\
 """
 
 
-def test_a_line_a_pass_with_marks_in_place_of_colours_and_the_numbers_behind_them(
-    env: dict[str, str], sample: Path
-) -> None:
+def test_trace_in_pipe_prints_one_marked_line_per_step(env: dict[str, str], sample: Path) -> None:
     done = run(env, "trace", sample)
     assert (done.code, done.err) == (0, "")
     head, columns, *passes, total = done.out.splitlines()
@@ -325,7 +323,7 @@ def test_a_line_a_pass_with_marks_in_place_of_colours_and_the_numbers_behind_the
     assert numbers[-3:] == ['+ " two"  p 0.25, ␛[2J 1', '~ " two"  p 0.25', '~ "one"  p 0.25']
 
 
-def test_colours_at_a_terminal(env: dict[str, str], sample: Path) -> None:
+def test_trace_at_terminal_prints_colours(env: dict[str, str], sample: Path) -> None:
     env = {k: v for k, v in env.items() if k != "NO_COLOR"} | {"TERM": "xterm-256color", "COLUMNS": "80"}
     # This makes rich assume a terminal; a pseudo-terminal would require a separate process.
     env["FORCE_COLOR"] = "1"
@@ -343,7 +341,7 @@ def test_colours_at_a_terminal(env: dict[str, str], sample: Path) -> None:
 CODE = "def get_width(self):\n    return self.width\n\ndef get_height(self):\n    return self.height\n\ndef get_"
 
 
-def test_the_view_of_a_real_model_holds_its_texts(env: dict[str, str], tmp_path: Path) -> None:
+def test_trace_of_demo_model_prints_its_text(env: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     from ngramspec.llama.target import Target
 
@@ -388,7 +386,7 @@ def test_numbers_show_why_a_draft_had_its_length(env: dict[str, str], tmp_path: 
 # --------------------------------------------------------------------------- what goes wrong
 
 
-def test_files_that_are_none(env: dict[str, str], tmp_path: Path) -> None:
+def test_trace_rejects_missing_or_invalid_files(env: dict[str, str], tmp_path: Path) -> None:
     none = tmp_path / "none"
     for done, words, code in (
         (run(env, "trace", none), f"cannot read {none}: No such file or directory", 1),
@@ -400,7 +398,7 @@ def test_files_that_are_none(env: dict[str, str], tmp_path: Path) -> None:
         assert words in done.complaint
 
 
-def test_broken_lines_are_named_and_the_rest_is_shown(env: dict[str, str], sample: Path) -> None:
+def test_trace_with_broken_lines_names_them_and_prints_the_rest(env: dict[str, str], sample: Path) -> None:
     lines = sample.read_bytes().splitlines(keepends=True)
     lines[2:2] = [b"nonsense\n"] * 12
     lines[-2] = lines[-2].replace(b'"tokens"', b'"ducats"', 1)
@@ -416,7 +414,7 @@ def test_broken_lines_are_named_and_the_rest_is_shown(env: dict[str, str], sampl
     ]
 
 
-def test_a_text_without_an_end_and_a_trace_of_the_future(env: dict[str, str], sample: Path) -> None:
+def test_trace_with_incomplete_text_or_newer_format_reports_it(env: dict[str, str], sample: Path) -> None:
     lines = sample.read_bytes().splitlines(keepends=True)
     sample.write_bytes(b"".join(lines[:-1]))
     done = run(env, "trace", sample)
@@ -428,7 +426,7 @@ def test_a_text_without_an_end_and_a_trace_of_the_future(env: dict[str, str], sa
     assert done.complaint == f"{sample}: the trace has format 9, but this version of ngramspec reads format 3"
 
 
-def test_a_reader_that_has_seen_enough_ends_it_quietly(env: dict[str, str], sample: Path) -> None:
+def test_trace_with_closed_pipe_exits_without_error(env: dict[str, str], sample: Path) -> None:
     lines = sample.read_bytes().splitlines(keepends=True)
     sample.write_bytes(lines[0] + b"".join(lines[1:]) * 500)
     done = shell(env, '"$@" | head -n 3; exit ${PIPESTATUS[0]}', "trace", sample)

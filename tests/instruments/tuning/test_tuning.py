@@ -84,13 +84,13 @@ def gaining(rounds: Rounds) -> list[str]:
 
 
 @pytest.mark.parametrize("noise", [0.1, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (0.03, 0.4))])
-def test_noise_alone_is_no_gain(noise: float) -> None:
+def test_rounds_with_only_noise_keep_false_alarm_rate(noise: float) -> None:
     alarms = sum(bool(gaining(measured(Machine(seed=seed, noise=noise)))) for seed in range(400))
     # The limit is the promised rate plus three standard deviations.
     assert alarms <= 400 * FALSE_ALARMS + 3 * math.sqrt(400 * FALSE_ALARMS * (1 - FALSE_ALARMS))
 
 
-def test_a_true_gain_is_found_in_as_many_rounds_as_it_takes() -> None:
+def test_rounds_with_real_gain_find_it_after_enough_rounds() -> None:
     machines = [Machine({("threads", 2, 0): 0.9}, seed=seed, noise=0.03) for seed in range(100)]
     assert sum(gaining(measured(machine)) == ["2"] for machine in machines) >= 95
     quiet = {"noise": 0.0001, "effects": {("threads", 2, 0): 0.5}}
@@ -99,7 +99,7 @@ def test_a_true_gain_is_found_in_as_many_rounds_as_it_takes() -> None:
     assert gaining(measured(Machine({("threads", 2, 0): 0.98}, noise=0.001))) == []  # too small a gain
 
 
-def test_every_round_times_each_setting_once_and_begins_elsewhere() -> None:
+def test_rounds_time_each_setting_once_in_rotating_order() -> None:
     rounds = Rounds(Machine().seconds, PRESENT, OTHERS)
     orders = [list(rounds.run()) for _ in range(12)]
     assert all(sorted(order) == sorted(["", *OTHERS]) for order in orders)
@@ -113,7 +113,7 @@ def test_every_round_times_each_setting_once_and_begins_elsewhere() -> None:
     assert {len(times) for times in rounds.times.values()} == {len(rounds)} == {12}
 
 
-def test_chances_and_comparisons() -> None:
+def test_sign_chance_and_compare_return_expected_values() -> None:
     faster, slower = [0.9], [1.1]
     for ratios, chance in ((slower * 5, 1), (faster * 5, 1 / 32), (faster * 4 + slower, 6 / 32)):
         assert sign_chance(ratios) == chance
@@ -141,12 +141,12 @@ def tuned(machine: Machine) -> Tuning:
     return tuning
 
 
-def test_where_nothing_is_faster_nothing_is_found() -> None:
+def test_tuning_without_faster_settings_recommends_nothing() -> None:
     # Both comparisons would have to be wrong, with a probability of at most 1/400.
     assert sum(tuned(Machine(seed=seed, noise=0.1)).best_settings is not None for seed in range(60)) <= 1
 
 
-def test_what_is_faster_is_found_and_measured_again() -> None:
+def test_tuning_with_faster_settings_recommends_and_confirms_them() -> None:
     batches = {("threads_batch", 8, size): 0.8 for size in (4, 8, 64)}
     tuning = tuned(Machine({("threads", 3, 1): 0.9, ("repack", False, 0): 1.5, **batches}))
     assert tuning.complete
@@ -158,7 +158,7 @@ def test_what_is_faster_is_found_and_measured_again() -> None:
     assert tuning.times[Measure(1)] == pytest.approx(0.01 * 9 / 8, rel=0.05)
 
 
-def test_two_that_help_alone_need_not_help_together() -> None:
+def test_tuning_rejects_combination_that_is_slower() -> None:
     class Quarrelling(Machine):
         def seconds(self, settings: Settings, measure: Measure) -> float:
             both = settings.threads == 3 and settings.threads_batch == 8
@@ -170,14 +170,14 @@ def test_two_that_help_alone_need_not_help_together() -> None:
     assert tuning.best_settings is None
 
 
-def test_a_trade_and_what_changes_the_text_are_told_and_not_recommended() -> None:
+def test_tuning_reports_trade_offs_without_recommending_them() -> None:
     effects = {("flash_attn", "off", 1): 0.7, ("flash_attn", "off", 4): 0.7, ("flash_attn", "off", 64): 1.3}
     tuning = tuned(Machine({**effects, ("cache_types", ("q8_0", "q8_0"), 0): 0.7}))
     assert (tuning.trades, tuning.advice_names) == (["-fa off"], ["-ctk q8_0 -ctv q8_0"])
     assert (tuning.winners, tuning.best_settings) == ({}, None)
 
 
-def test_what_cannot_be_had_or_takes_too_long_is_left_out() -> None:
+def test_tuning_skips_unavailable_and_slow_candidates() -> None:
     tuning = tuned(Machine(FEWER, unit=0.005, missing=("mmap", "repack")))
     assert tuning.left_out == dict.fromkeys(["--no-mmap", "--no-repack"], "there is no memory")
     assert tuning.best_settings == replace(PRESENT, threads=3)
@@ -188,7 +188,7 @@ def test_what_cannot_be_had_or_takes_too_long_is_left_out() -> None:
     assert slow.now - 1000.0 < 120.0
 
 
-def test_without_flash_attention_prompts_are_not_read_in_larger_pieces() -> None:
+def test_tuning_without_flash_attention_keeps_micro_batch() -> None:
     effects = {("flash_attn", "off", 0): 0.7, ("micro_batch", 1024, 1024): 0.7, **FEWER}
     assert tuned(Machine(effects)).best_settings == replace(PRESENT, threads=3, flash_attn="off")
     del effects["flash_attn", "off", 0]
@@ -199,7 +199,7 @@ REST = [pytest.param(share, marks=pytest.mark.exhaustive) for share in (0.02, 0.
 
 
 @pytest.mark.parametrize("share", [0.0, 0.6, *REST])
-def test_an_interruption_leaves_what_was_found_so_far(share: float) -> None:
+def test_tuning_when_interrupted_keeps_partial_results(share: float) -> None:
     whole = Machine(FEWER)
     tuned(whole)
     tuning = tuning_of(Machine(FEWER, interrupt=int(share * whole.calls)))
@@ -215,12 +215,12 @@ def test_an_interruption_leaves_what_was_found_so_far(share: float) -> None:
 # --------------------------------------------------------------------------- candidates
 
 
-def test_candidates_are_named_by_the_options_that_set_them() -> None:
+def test_candidates_are_named_by_their_options() -> None:
     names = ["-t 8 -tb 4", "-t 3 -tb 4", "-t 2 -tb 4", "-t 4 -tb 8", "-fa off", "--no-mmap", "--no-repack"]
     assert list(candidates(PRESENT, **SCOPE)) == [*names, "-ctk q8_0 -ctv q8_0", "-ub 256", "-ub 1024"]
 
 
-def test_what_a_machine_does_not_offer_is_not_tried() -> None:
+def test_candidates_exclude_what_the_machine_does_not_support() -> None:
     on_gpu = candidates(PRESENT, **SCOPE | {"on_cpu": False})
     assert {c.parameter for c in on_gpu.values()} == {"flash_attn", "cache_types", "micro_batch"}
     taken = Settings(2, 2, flash_attn="off", mmap=False, repack=False)
@@ -238,7 +238,7 @@ NEVER_FOUND: list[Any] = [
 ]
 
 
-def test_a_damaged_file_and_what_no_tuning_finds_are_nothing(tmp_path: Path) -> None:
+def test_recalled_with_damaged_or_invalid_file_returns_none(tmp_path: Path) -> None:
     path = tmp_path / "key.json"
     kept = {"ratio": 0.9, "date": "2026-11-22", "applied": True}
     for text in [*DAMAGED, *(json.dumps({"changes": changes, **kept}) for changes in NEVER_FOUND)]:
@@ -248,7 +248,7 @@ def test_a_damaged_file_and_what_no_tuning_finds_are_nothing(tmp_path: Path) -> 
     assert load_tuned(path) is not None
 
 
-def test_what_was_kept_comes_back_and_what_cannot_be_kept_is_told_where_it_matters(tmp_path: Path) -> None:
+def test_keep_round_trips_settings_and_raises_if_unwritable(tmp_path: Path) -> None:
     path = tmp_path / "new" / "key.json"
     assert load_tuned(path) is None
     faster = Settings(3, 4, flash_attn="off", mmap=False, repack=False, micro_batch=256)
