@@ -49,6 +49,7 @@ from ngramspec.steps import Step
 
 # Function from the number of tokens of each sequence to the batch sizes; see `SharedModel.batches`.
 Batches = Callable[[Sequence[int]], Sequence[int]]
+Costs = Sequence[tuple[int, float]]  # result of `CostCurve.optimal_batches`
 
 
 @dataclass(slots=True)
@@ -156,13 +157,6 @@ class CostPolicy(Policy):
     ) -> tuple[int, int]:
         if curve is None:
             return 0, smallest(1, sizes)
-        k: cython.Py_ssize_t
-        size: cython.Py_ssize_t
-        plain: cython.Py_ssize_t
-        best: cython.Py_ssize_t = 0
-        longest: cython.Py_ssize_t
-        cost: cython.double
-        value: cython.double
         self._measured = curve.measured
         costs = curve.optimal_batches(sizes)
         plain, plain_cost = costs[1]
@@ -170,53 +164,101 @@ class CostPolicy(Policy):
             return 0, plain
         if draft.repeats:
             self._budget.forget_inherited_loss()
-        left = self._budget.remaining(plain_cost, curve.level)
+        budget = self._budget.remaining(plain_cost, curve.level)
         numbers = self.numbers
         if numbers is not None:
-            numbers.budget = left
-        if left < 0:
+            numbers.budget = budget
+        if budget < 0:
             return 0, plain
-        stake = self.STAKE * left
-        rate: cython.double = self._rate(curve, sizes)
+        stake = self.STAKE * budget
+        rate = self._rate(curve, sizes)
         if restore is not None:
             return self._plan_with_restore(draft, curve, sizes, rate, restore, stake)
+        max_cost = max(plain_cost + stake, self._min_draft_cost(draft, costs))
+        longest = self._value.read(draft.acceptance_probs, costs, rate, max_cost)
+        if numbers is not None:
+            numbers.rate, numbers.max_cost = rate, max_cost
+            numbers.costs = [cost for _, cost in costs[1 : 2 + longest]]
+            numbers.values = [self._value.tokens[k] - rate * cost for k, cost in enumerate(numbers.costs)]
+        if curve.switch:
+            length, size = self._plan_recurring(curve, sizes, costs, rate, max_cost, longest)
+        else:
+            length, size = self._plan_best_value(curve, sizes, costs, rate, max_cost, longest)
+        # `acceptance_probs` may be longer than the draft; see `fixed_length` in `Drafter.propose`.
+        if length > len(draft.tokens):
+            length = len(draft.tokens)
+            size = costs[1 + length][0]
+        return length, size
+
+    def _min_draft_cost(self, draft: Draft, costs: Costs) -> float:
+        """Return the lowest cost of a draft that takes at most `SURE` of its tokens' time one by one; 0 without one."""
+        longest = min(len(draft.acceptance_probs), len(costs) - 2)
+        return min((costs[n][1] for n in range(2, longest + 2) if costs[n][1] <= self.SURE * n), default=0.0)
+
+    def _plan_recurring(
+        self,
+        curve: CostCurve,
+        sizes: Sequence[int],
+        costs: Costs,
+        rate: cython.double,
+        max_cost: cython.double,
+        longest: cython.Py_ssize_t,
+    ) -> tuple[int, int]:
+        """Return the best plan if a change of batch size has a cost; the arguments are those of `_plan_best_value`."""
+        k: cython.Py_ssize_t
+        cost: cython.double
         ahead: DraftValue = self._value
-        dearest: cython.double = max(plain_cost + stake, self._least(draft, costs))
-        longest = ahead.read(draft.acceptance_probs, costs, rate, dearest)
-        candidates = [Candidate(0, ahead.tokens[0], plain, plain_cost)] if curve.switch else None
-        last: cython.Py_ssize_t = curve.last
-        pads: cython.bint = last != plain and last in sizes
-        best_size: cython.Py_ssize_t = plain
-        best_value: cython.double = ahead.tokens[0] - rate * plain_cost
+        plain, plain_cost = costs[1]
+        candidates = [Candidate(0, ahead.tokens[0], plain, plain_cost)]
         for k in range(1, longest + 1):
             size, cost = costs[1 + k]
-            if cost > dearest:
-                continue
-            if candidates is not None:
+            if cost <= max_cost:
                 candidates.append(Candidate(k, ahead.tokens[k], size, cost))
+        best = self._recurring.choose(candidates, curve, sizes, rate, max_cost)
+        return best.length, best.size
+
+    def _plan_best_value(
+        self,
+        curve: CostCurve,
+        sizes: Sequence[int],
+        costs: Costs,
+        rate: cython.double,
+        max_cost: cython.double,
+        longest: cython.Py_ssize_t,
+    ) -> tuple[int, int]:
+        """Return the plan with the highest value in tokens: (draft tokens, batch size).
+
+        Args:
+            curve: Cost of a decode call.
+            sizes: Allowed batch sizes.
+            costs: Size and cost of the cheapest batch for n tokens, by n.
+            rate: Recent throughput, in tokens per T(1).
+            max_cost: Maximum cost of the batch of a draft.
+            longest: Maximum length of the draft; `DraftValue` contains the value of each length.
+        """
+        k: cython.Py_ssize_t
+        size: cython.Py_ssize_t
+        plain: cython.Py_ssize_t
+        cost: cython.double
+        value: cython.double
+        ahead: DraftValue = self._value
+        plain, cost = costs[1]
+        last: cython.Py_ssize_t = curve.last
+        may_pad: cython.bint = last != plain and last in sizes
+        best: cython.Py_ssize_t = 0
+        best_size: cython.Py_ssize_t = plain
+        best_value: cython.double = ahead.tokens[0] - rate * cost
+        for k in range(1, longest + 1):
+            size, cost = costs[1 + k]
+            if cost > max_cost:
                 continue
             # The size of the last pass, if it was padded, may have become slightly cheaper since the plan was made.
-            if pads and last > k + 1 and curve.ratio(last) < cost:
+            if may_pad and last > k + 1 and curve.ratio(last) < cost:
                 size, cost = last, curve.ratio(last)
             value = ahead.tokens[k] - rate * cost
             if value > best_value:
                 best, best_size, best_value = k, size, value
-        if numbers is not None:
-            numbers.rate, numbers.max_cost = rate, dearest
-            numbers.costs = [cost for _, cost in costs[1 : 2 + longest]]
-            numbers.values = [ahead.tokens[k] - rate * cost for k, cost in enumerate(numbers.costs)]
-        if candidates is not None:
-            best, _, best_size, _ = self._recurring.choose(candidates, curve, sizes, rate, dearest)
-        # `acceptance_probs` may be longer than the draft; see `fixed_length` in `Drafter.propose`.
-        if best > len(draft.tokens):
-            best = len(draft.tokens)
-            best_size = costs[1 + best][0]
         return best, best_size
-
-    def _least(self, draft: Draft, costs: Sequence[tuple[int, float]]) -> float:
-        """Return the lowest cost of a draft that takes at most `SURE` of its tokens' time one by one; 0 without one."""
-        most = min(len(draft.acceptance_probs), len(costs) - 2)
-        return min((costs[n][1] for n in range(2, most + 2) if costs[n][1] <= self.SURE * n), default=0.0)
 
     def plan_batch(
         self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
@@ -224,31 +266,31 @@ class CostPolicy(Policy):
         """Return the plan of each sequence, (draft tokens, batch size), if all share a decode call."""
         # A draft token that is accepted with probability r (together with all before it) adds r tokens, whichever
         # sequence it belongs to. So the best K tokens of all drafts are the K with the largest r, and K maximises
-        # sum of r - lambda * T(texts + K). If sequences with longer drafts continue in separate batches, drafts padded
+        # sum of r - lambda * T(n + K). If sequences with longer drafts continue in separate batches, drafts padded
         # to one length are considered too.
         n = self._texts
         self._measured = curve.measured
         plain_cost = sum([curve.ratio(size) for size in batches([1] * n)])
         if any(draft.repeats for draft in drafts):
             self._budget.forget_inherited_loss()
-        left = self._budget.remaining(plain_cost, curve.level)
+        budget = self._budget.remaining(plain_cost, curve.level)
         best = [(0, 1)] * n
-        if left < 0:
+        if budget < 0:
             return best
-        rate, most = max(n / plain_cost, self._recent * curve.level), sizes[-1]
-        best_value, least = n - rate * plain_cost, math.inf
+        rate, largest = max(n / plain_cost, self._recent * curve.level), sizes[-1]
+        best_value, sure_cost = n - rate * plain_cost, math.inf
         reaches = [list(accumulate(draft.acceptance_probs[: len(draft)], mul)) for draft in drafts]
-        for lengths, shape in (*_by_reach(reaches, most - n), *_by_depth(reaches, most - n)):
+        for lengths, shape in (*_by_reach(reaches, largest - n), *_by_depth(reaches, largest - n)):
             parts = batches(shape)
             if any(part not in sizes for part in parts):
                 continue
             cost = sum([curve.ratio(part) for part in parts])
             if cost <= self.SURE * plain_cost * (1 + sum(lengths) / n):
-                least = min(least, cost)
-            if cost > max(plain_cost + self.STAKE * left, least):
+                sure_cost = min(sure_cost, cost)
+            if cost > max(plain_cost + self.STAKE * budget, sure_cost):
                 continue
-            expected = n + sum(sum(of[:length]) for of, length in zip(reaches, lengths, strict=True))
-            value = expected - rate * (cost + curve.switch_cost(parts[0], n))
+            n_expected = n + sum(sum(reach[:length]) for reach, length in zip(reaches, lengths, strict=True))
+            value = n_expected - rate * (cost + curve.switch_cost(parts[0], n))
             if value > best_value:
                 best, best_value = list(zip(lengths, shape, strict=True)), value
         return best
@@ -270,40 +312,40 @@ class CostPolicy(Policy):
     ) -> tuple[int, int]:
         """Return the best plan if a rejection requires restoring the state before the pass.
 
-        The accepted tokens of the pass are then evaluated again at the start of the next pass. With `again` tokens to
-        recompute and j accepted tokens, that pass is again + 1 + j tokens longer than a plain one. So the value of k
-        draft tokens is
+        The accepted tokens of the pass are then evaluated again at the start of the next pass. With a tokens to
+        recompute (`n_again`) and j accepted tokens, that pass is a + 1 + j tokens longer than a plain one. So the value
+        of k draft tokens is
 
-            E[tokens(k)] - lambda (T(again + 1 + k) + save + sum over j < k of P(j) (load + T(again + 2 + j) - T(1)))
+            E[tokens(k)] - lambda (T(a + 1 + k) + save + sum over j < k of P(j) (load + T(a + 2 + j) - T(1)))
 
         with P(j) = p_1 * ... * p_j * (1 - p_{j+1}), the probability that exactly j are accepted. The stake is the cost
         of a draft that is rejected at its first token: the longer pass, the restore, and the longer pass after it.
         """
-        again = restore.recompute
+        n_again = restore.recompute
         save, load = restore.save / curve.level, restore.load / curve.level
-        plain = curve.ratio(again + 1)
+        plain = curve.ratio(n_again + 1)
         best, best_value = 0, 1.0 - rate * plain
-        refused = save + load + curve.ratio(again + 2) - 1.0 - plain
-        least = math.inf
-        reach = expected = 1.0
-        spent = save
+        rejection_cost = save + load + curve.ratio(n_again + 2) - 1.0 - plain
+        sure_cost = math.inf
+        reach = n_expected = 1.0
+        extra_cost = save
         numbers = self.numbers
         if numbers is not None:
-            numbers.rate, numbers.max_cost = rate, stake - refused
+            numbers.rate, numbers.max_cost = rate, stake - rejection_cost
             numbers.costs, numbers.values = [plain], [best_value]
-        for k, p in enumerate(draft.acceptance_probs[: min(len(draft), sizes[-1] - 1 - again)], 1):
-            cost = curve.ratio(again + 1 + k)
-            spent += reach * (1.0 - p) * (load + cost - 1.0)
+        for k, p in enumerate(draft.acceptance_probs[: min(len(draft), sizes[-1] - 1 - n_again)], 1):
+            cost = curve.ratio(n_again + 1 + k)
+            extra_cost += reach * (1.0 - p) * (load + cost - 1.0)
             reach *= p
-            expected += reach
+            n_expected += reach
             if cost - plain + 1.0 + save <= self.SURE * (1 + k):
-                least = min(least, cost)
-            value = expected - rate * (cost + spent)
+                sure_cost = min(sure_cost, cost)
+            value = n_expected - rate * (cost + extra_cost)
             if numbers is not None:
-                numbers.max_cost = max(stake - refused, least)
+                numbers.max_cost = max(stake - rejection_cost, sure_cost)
                 numbers.costs.append(cost)
                 numbers.values.append(value)
-            if cost > max(stake - refused, least):
+            if cost > max(stake - rejection_cost, sure_cost):
                 continue
             if value > best_value:
                 best, best_value = k, value
