@@ -355,7 +355,7 @@ class Session:
         start = find_open_tag(tags, self._opening)
         limit, message = self.reasoning_budget, self.reasoning_message
         budget = budget_for(
-            limit, message, tags, target.vocabulary, target.vocabulary.shown, prompt=prompt, start=start
+            limit, message, tags, target.vocabulary, target.vocabulary.display_piece, prompt=prompt, start=start
         )
         return replace(self.rules, reasoning=budget)
 

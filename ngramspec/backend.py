@@ -15,7 +15,7 @@ all three (`ModelBase`). Implement them in this order:
 5. `submit`, `fetch` and `returns_early = True`, if the library returns before a pass is done. The loop then submits the
    next pass before it reports the last one.
 
-Optional: `shown` (the bytes of a token, or the name of a control token), `fill_in_tokens`
+Optional: `display_piece` (the bytes of a token, or the name of a control token), `fill_in_tokens`
 (`ngramspec.fill_in.FillInTokens`), `exactness` (an `ExactnessMode`), `SharedModel` (`ngramspec.shared_model`) for
 several texts at once, `leaves` and `ask` (`BranchingSequence`) for branches, and `feeds_head`, which is set to True if
 passes must store the hidden states for the model's own head. Storing them slows plain decoding down.

@@ -39,7 +39,7 @@ class SequenceModel(Model, Protocol):
         The copy may be shorter than `length`; `tokens` contains the copied tokens.
         """
 
-    def saved(self) -> bytes:
+    def save_state(self) -> bytes:
         """Return the state of the cache, which any sequence of the same model with the same settings can `restore`.
 
         Raises:
@@ -50,8 +50,8 @@ class SequenceModel(Model, Protocol):
         """Restore a state of the cache.
 
         Args:
-            tokens: Tokens that were in the cache when `saved` was called.
-            state: State that `saved` returned.
+            tokens: Tokens that were in the cache when `save_state` was called.
+            state: State that `save_state` returned.
 
         Raises:
             TargetError: The state cannot be restored; the cache is then empty.

@@ -329,7 +329,7 @@ class Walk:
         self.adopted += bool(model.tokens)
 
     def _save(self, number: int) -> None:
-        self._saved = [*self._saved, (list(self.texts[number]), self.runner.models[number].saved())][-4:]
+        self._saved = [*self._saved, (list(self.texts[number]), self.runner.models[number].save_state())][-4:]
 
     def _restore(self, number: int) -> None:
         if self._saved:

@@ -157,7 +157,7 @@ class Engine:
         """Do some work with a slot's sequence on the engine's thread, as soon as the slot is idle."""
         return self._queue_up(self._errands, (number, work))
 
-    def aside(self, work: Callable[[Callable[[], int]], Generator[object, None, Any]]) -> Future[Any]:
+    def run_between_passes(self, work: Callable[[Callable[[], int]], Generator[object, None, Any]]) -> Future[Any]:
         """Do work that needs no slot on the engine's thread, one step between two passes.
 
         A separate thread would take the processor from the passes, and OpenMP would keep further threads for it. One
@@ -277,7 +277,7 @@ class Engine:
 
     def _go_on_aside(self) -> None:
         """Do a step of the first work that needs no slot, if it is its turn."""
-        if not self._asides or not self._scheduler.goes_aside(self._writers):
+        if not self._asides or not self._scheduler.is_turn_of_task(self._writers):
             return
         steps, future = self._asides[0]
         began, value, failed = self._clock(), None, None
@@ -290,7 +290,7 @@ class Engine:
             except Exception as error:
                 failed = error
             finally:
-                self._scheduler.went_aside(self._clock() - began)
+                self._scheduler.record_task(self._clock() - began)
         steps.close()
         self._asides.popleft()
         # Until here it can be cancelled, and from here on it cannot.
@@ -360,7 +360,7 @@ class Engine:
         """Make a pass over texts; `are_alone`: no prompt waits."""
         began = self._clock()
         results = self._writer.step(writers, can_go_ahead=are_alone and not self._scales)
-        self._scheduler.wrote(self._clock() - began, are_alone=are_alone)
+        self._scheduler.record_pass(self._clock() - began, are_alone=are_alone)
         with self._lock:  # so that a report counts all of the pass or nothing
             for active, step, _ in results:
                 if step is not None:

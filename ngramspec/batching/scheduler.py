@@ -25,7 +25,7 @@ class Scheduler:
     """Shares time between prompts and answers."""
 
     def __init__(self) -> None:
-        self._ahead = self._beside = 0.0
+        self._ahead = self._task_seconds = 0.0
         self._chunk_seconds = 0.0  # expected maximum time of a chunk while texts wait
         self._texts_wait = False
         self._order: list[object] = []  # prompts that had a turn, the last turn last
@@ -56,20 +56,20 @@ class Scheduler:
         if tokens:
             self._per_token = seconds / tokens
 
-    def wrote(self, seconds: float, *, are_alone: bool = False) -> None:
+    def record_pass(self, seconds: float, *, are_alone: bool = False) -> None:
         """Note a pass over the texts; `are_alone`: no prompt waits."""
         self._ahead = 0.0 if are_alone else max(0.0, self._ahead - seconds)
-        self._beside -= seconds
+        self._task_seconds -= seconds
 
-    def goes_aside(self, writers: Sequence[object]) -> bool:
+    def is_turn_of_task(self, writers: Sequence[object]) -> bool:
         """Return True if it is the turn of work that needs no slot, while texts are being decoded."""
         if not writers:
-            self._beside = 0.0
-        return self._beside <= 0
+            self._task_seconds = 0.0
+        return self._task_seconds <= 0
 
-    def went_aside(self, seconds: float) -> None:
+    def record_task(self, seconds: float) -> None:
         """Note a step of such work."""
-        self._beside = max(0.0, self._beside) + seconds
+        self._task_seconds = max(0.0, self._task_seconds) + seconds
 
     def chunk(self, most: int, *, short: bool = False) -> int:
         """Return the size of a chunk that texts wait for.

@@ -168,4 +168,4 @@ class Slots:
             return
         if len(tokens) - common >= WORTH and self._cache.room and not self._cache.holds(tokens):
             with suppress(TargetError):
-                self._cache.put(tokens, sequence.saved())
+                self._cache.put(tokens, sequence.save_state())

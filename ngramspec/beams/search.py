@@ -249,7 +249,7 @@ class BeamSearch:
 
     def _find_top_tokens(self, row: Logits) -> TopLogprobs:
         """Return the tokens that a round may choose after a row, best first; `beams` of them are enough."""
-        suppressed_tokens = self.target.vocabulary.suppressed
+        suppressed_tokens = self.target.vocabulary.suppress_tokens
         best = logprobs(row, 0, self.beams + len(suppressed_tokens)).top
         if not math.isfinite(best[0][1]):
             top_token(row)  # raises a BadLogits with the reason

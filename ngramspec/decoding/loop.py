@@ -207,7 +207,7 @@ class DecodingLoop:
                 step.expected_seconds = curve.seconds(step.batch) + change
         if text.drafts.drafter is not None:
             if curve is not None:
-                step.interruption_seconds = step.seconds - self._undisturbed(
+                step.interruption_seconds = step.seconds - self._estimate_seconds(
                     curve, step.batch, step.seconds, step.is_quiet
                 )
             if current.has_proposal:
@@ -226,7 +226,7 @@ class DecodingLoop:
         self.report(current)
 
     @staticmethod
-    def _undisturbed(curve: CostCurve, size: int, seconds: float, is_quiet: bool) -> float:
+    def _estimate_seconds(curve: CostCurve, size: int, seconds: float, is_quiet: bool) -> float:
         """Return the seconds of a pass that the draft is charged for: without what other programs added."""
         undisturbed = curve.without_interruption(size, seconds)
         return undisturbed if is_quiet else min(undisturbed, curve.seconds(size))

@@ -24,7 +24,7 @@ from ngramspec.drafting.draft import MarginalCost
 from ngramspec.dropin.speculative_eval import SpeculativeEvaluator
 from ngramspec.exactness.decision import Exact
 from ngramspec.llama import bindings
-from ngramspec.llama.llama_class import DraftModel, LlamaCpp, adapted, obstacle, prepare
+from ngramspec.llama.llama_class import DraftModel, LlamaCpp, check_adapter, obstacle, prepare
 from ngramspec.llama.passes import UsedAtOnceError
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
@@ -92,7 +92,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             raise ValueError(error.message({"gpu_layers": "n_gpu_layers", "rpc": "rpc_servers"})) from None
         if rpc_servers is not None:
             settings["n_gpu_layers"] = layers
-        adapted(model_path, settings.get("lora_path"), settings.get("lora_scale", 1.0))
+        check_adapter(model_path, settings.get("lora_path"), settings.get("lora_scale", 1.0))
         prepare(layers, rpc_servers)
         super().__init__(model_path, draft_model=draft_model if self._small is None else None, **settings)
         # Flash attention splits the context between the threads, so their number changes the last bits of logits.
@@ -108,7 +108,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
                     own = load.make_draft_settings(self.n_ctx(), self.n_threads)
                     small = open_target(resolve(os.fspath(small)).path, own)
                 self._draft_target = small  # its sequence, which the draft model uses, does not keep it open
-                self._small_model = make_model_drafter(Vocabulary.borrowed(self.model_path, self.model), small)
+                self._small_model = make_model_drafter(Vocabulary.from_handle(self.model_path, self.model), small)
         if self.draft_model is not None:
             warnings.warn(
                 "ngramspec.Llama does not draft if a LlamaDraftModel is passed as draft_model; remove that argument",

@@ -77,7 +77,7 @@ class SpeculativeEvaluator(DraftedText):
         adapts: tuple[bool, bool] = (False, False),
     ) -> None:
         self._sequence = sequence = BorrowedSequence(owner, adapts)
-        self._vocabulary = Vocabulary.borrowed(owner.model_path, owner.model)
+        self._vocabulary = Vocabulary.from_handle(owner.model_path, owner.model)
         state_path = file_of(self._vocabulary.vocabulary_hash) if persist_stats else None
         drafter = (
             make_drafter(DEFAULT, state_path=state_path)

@@ -160,7 +160,7 @@ def width_out(api: Any, model: Any) -> int:
     return int(tell(model))
 
 
-def suppressed(api: Any, vocab: Any) -> tuple[int, ...]:
+def find_suppress_tokens(api: Any, vocab: Any) -> tuple[int, ...]:
     """Return the token ids that a model's file forbids; none if the version lacks that function."""
     if not hasattr(api, "llama_vocab_get_suppress_tokens"):
         return ()

@@ -1,6 +1,6 @@
 """`Cache`: the KV cache and recurrent state of one sequence, its size, and methods that remove tokens from it.
 
-    cache.decoded(5)            # a llama_decode appended five tokens
+    cache.add_tokens(5)            # a llama_decode appended five tokens
     cache.save()                # a checkpoint: `cut` can return to the state here
     cache.cut(100)              # at most the first 100 tokens are left: `cache.length` is their number
 
@@ -106,7 +106,7 @@ class Cache:
         self._kept: Checkpoints = {}
         self._mark: Checkpoints = {}  # latest checkpoint that was saved without `keep`
 
-    def decoded(self, n: int, *, alone: bool = True) -> None:
+    def add_tokens(self, n: int, *, alone: bool = True) -> None:
         """Record that a pass appended tokens.
 
         Args:
@@ -117,7 +117,7 @@ class Cache:
         # llama.cpp may split a pass over several sequences anywhere, and only its last part writes snapshots.
         self._back = min(self.snapshots, n - 1) if alone else 0
 
-    def disturbed(self) -> None:
+    def restore_after_failure(self) -> None:
         """Recover from a failed pass over other sequences, which may have moved this one's recurrent state."""
         if self.recurrent and self.length:
             self._go_back(self.length)
@@ -169,7 +169,7 @@ class Cache:
         self._kept = dict([*checkpoints.items()][-KEPT:])
 
     @property
-    def saved(self) -> int:
+    def last_checkpoint(self) -> int:
         """Number of tokens before the last checkpoint; 0 without one."""
         return max(self._checkpoints(), default=0)
 

@@ -214,7 +214,7 @@ class BranchingSequence(CacheSequence):
         finally:
             for sequence in range(1, used + 1):
                 cut_sequence(memory, sequence, start)
-        self.cache.decoded(len(tokens))
+        self.cache.add_tokens(len(tokens))
         self.tokens += tokens
         return logits
 

@@ -93,14 +93,14 @@ def devices() -> list[Device]:
         describe(handle, ctypes.byref(properties))
         found.append(
             Device(
-                _decoded(properties.name),
-                _decoded(properties.description),
+                _to_text(properties.name),
+                _to_text(properties.description),
                 properties.kind in (GPU, INTEGRATED),
                 properties.free,
                 properties.total,
                 properties.kind == INTEGRATED,
-                _decoded(backend(registry(handle))),
-                _decoded(properties.id) or None,
+                _to_text(backend(registry(handle))),
+                _to_text(properties.id) or None,
             )
         )
     return found
@@ -111,7 +111,7 @@ def device_handles() -> dict[str, int]:
     function, pointer = partial(bindings.ggml_function, llama), ctypes.c_void_p
     get, name = function("ggml_backend_dev_get", pointer, ctypes.c_size_t), _text("ggml_backend_dev_name")
     count = function("ggml_backend_dev_count", ctypes.c_size_t)()
-    return {_decoded(name(handle)): handle for handle in map(get, range(count))}
+    return {_to_text(name(handle)): handle for handle in map(get, range(count))}
 
 
 def buffer_types() -> dict[str, int]:
@@ -119,7 +119,7 @@ def buffer_types() -> dict[str, int]:
     of_device = bindings.ggml_function(llama, "ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
     name = _text("ggml_backend_buft_name")
     types = [of_device(handle) for handle in device_handles().values()]
-    return {_decoded(name(handle)): handle for handle in types if handle}
+    return {_to_text(name(handle)): handle for handle in types if handle}
 
 
 def _text(function: str) -> Callable[[int], bytes]:
@@ -128,7 +128,7 @@ def _text(function: str) -> Callable[[int], bytes]:
     return made
 
 
-def _decoded(text: bytes | None) -> str:
+def _to_text(text: bytes | None) -> str:
     return (text or b"").decode("utf-8", "replace")
 
 
@@ -185,7 +185,7 @@ def free_bytes(devices: Sequence[Device], layers: Counter[str], mapped: int = 0)
     return _fitting(gpus, psutil.virtual_memory().available, mapped, layers)
 
 
-def least_free_bytes() -> int:
+def min_free_bytes() -> int:
     """Return the present free memory of the GPU that has least of it; 0 if no driver reports it."""
     return min((device.free for device in select_gpus(devices()) if device.total > 0), default=0)
 
@@ -205,10 +205,10 @@ def gpu_identity() -> str:
     versions = [_version(name) for name in ("ggml_version", "ggml_commit")]
     if any(device.backend != "RPC" for device in gpus):
         versions.append(driver_version())
-    return repr([described(gpus), versions])
+    return repr([describe_devices(gpus), versions])
 
 
-def described(gpus: Sequence[Device]) -> list[tuple[str, str, int, str]]:
+def describe_devices(gpus: Sequence[Device]) -> list[tuple[str, str, int, str]]:
     """Return the properties of devices on which measurements depend."""
     return [(device.name, device.description, device.total, device.backend) for device in gpus]
 
@@ -231,7 +231,7 @@ def driver_version() -> str:
 
 def _version(name: str) -> str:
     try:
-        return _decoded(bindings.ggml_function(llama, name, ctypes.c_char_p)())
+        return _to_text(bindings.ggml_function(llama, name, ctypes.c_char_p)())
     except AttributeError:
         return ""
 
@@ -253,7 +253,7 @@ def gpu_backends() -> list[str]:
         count = bindings.ggml_function(llama, "ggml_backend_reg_count", ctypes.c_size_t)
         get = bindings.ggml_function(llama, "ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
         name = bindings.ggml_function(llama, "ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
-        names += [_decoded(name(get(i))).lower() for i in range(count())]
+        names += [_to_text(name(get(i))).lower() for i in range(count())]
     except AttributeError:
         pass
     return sorted({_GPU_BACKENDS[name] for name in names if name in _GPU_BACKENDS})

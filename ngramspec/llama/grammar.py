@@ -174,7 +174,7 @@ class Grammars:
         Raises:
             GrammarError: The text is not a grammar, or exceeds a limit.
         """
-        return Grammar(self._vocabulary, self.compiled(text))
+        return Grammar(self._vocabulary, self.compile(text))
 
     def hold(self, text: str) -> None:
         """Compile a grammar within the worker's limits, and keep it until `release`; see `begin` for errors."""
@@ -197,7 +197,7 @@ class Grammars:
                 del self._held[_key(text)]
             self._evict()
 
-    def compiled(self, text: str) -> LLMatcher:
+    def compile(self, text: str) -> LLMatcher:
         """Return the compiled grammar; see `begin` for errors."""
         with self._lock:
             if (known := self._compiled.get(_key(text))) is not None:
@@ -249,7 +249,7 @@ class _Tokens:
         self.bos_token_id = None
         self.tokens = [vocabulary.piece(token) for token in ids]
         for token in self.special_token_ids:
-            self.tokens[token] = b"\xff" + (vocabulary.shown(token) or b"[%d]" % token)
+            self.tokens[token] = b"\xff" + (vocabulary.display_piece(token) or b"[%d]" % token)
 
     def __call__(self, text: bytes) -> list[int]:
         raise NotImplementedError

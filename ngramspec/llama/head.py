@@ -140,7 +140,7 @@ class Head(EvaluatesAtOnce):
         self.tokens += tokens
         end, states = len(self.tokens), self._states
         read = end - rows  # position of the first token whose logits are requested
-        known = states.known(self.tokens)
+        known = states.count_known(self.tokens)
         # Tokens from this position on follow states that are not available yet. If all known states are newer, the
         # missing ones will never be available.
         told = end if end <= states.first else min(end, known + 1) if known else 0

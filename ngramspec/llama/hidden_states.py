@@ -1,8 +1,8 @@
 """`HiddenStates`: the target's hidden states after the last tokens of a sequence, from which a head predicts.
 
-    rows = states.handed_out(context)       # after a llama_decode of `tokens`, the first of which is at position 100
-    states.took(rows, 100, tokens)
-    states.known(text)                      # number of tokens of `text` with known states, counting all older ones
+    rows = states.output_address(context)       # after a llama_decode of `tokens`, the first of which is at position 100
+    states.copy_rows(rows, 100, tokens)
+    states.count_known(text)                      # number of tokens of `text` with known states, counting all older ones
     states.before(101, 104)                 # the states after the tokens at positions 100, 101 and 102
 
 llama.cpp's buffer contains only the states of the last pass. So each sequence keeps its own states, which are copied
@@ -68,15 +68,15 @@ class HiddenStates:
         self._tokens.clear()
         self.first = 0
 
-    def missed(self, start: int) -> None:
+    def drop_from(self, start: int) -> None:
         """Drop the states from position `start` on, because a pass over these tokens returned none."""
         del self._tokens[max(0, start - self.first) :]
 
-    def handed_out(self, context: Any) -> int:
+    def output_address(self, context: Any) -> int:
         """Return the address of the states that the last pass of a context returned, in the order of its tokens."""
         return ctypes.addressof(self._ext.llama_get_embeddings_nextn(context).contents)
 
-    def took(self, rows: int, start: int, tokens: Sequence[int]) -> int:
+    def copy_rows(self, rows: int, start: int, tokens: Sequence[int]) -> int:
         """Copy the states of new tokens.
 
         Args:
@@ -87,7 +87,7 @@ class HiddenStates:
         Returns:
             The address of the next sequence's states.
         """
-        self.missed(start)
+        self.drop_from(start)
         if start != self.first + len(self._tokens):
             self._tokens.clear()
         size = len(tokens)
@@ -113,7 +113,7 @@ class HiddenStates:
 
     # ------------------------------------------------------------------ states for a head
 
-    def known(self, text: Sequence[int]) -> int:
+    def count_known(self, text: Sequence[int]) -> int:
         """Return the number of tokens of a text with known states, including those before `first`; 0 means none."""
         same = common_prefix(self._tokens, text[self.first : self.first + len(self._tokens)])
         return self.first + same if same else 0

@@ -31,7 +31,7 @@ TENSOR = 3  # llama.h, LLAMA_SPLIT_MODE_TENSOR
 __all__ = ["BorrowedSequence", "DraftModel", "LlamaCpp", "adapted", "obstacle", "prepare"]
 
 
-def adapted(model_path: str, lora_path: str | None, lora_scale: float) -> str:
+def check_adapter(model_path: str, lora_path: str | None, lora_scale: float) -> str:
     """Check the adapter of a `Llama` before it is created, because llama-cpp-python ends the process on invalid files.
 
     Returns:
@@ -154,7 +154,7 @@ def _key(owner: LlamaCpp) -> str:
     parts += [getattr(context, name) for name in names]
     try:
         return machine_key(
-            Path(owner.model_path), f"Llama {parts}{adapted(owner.model_path, owner.lora_path, owner.lora_scale)}"
+            Path(owner.model_path), f"Llama {parts}{check_adapter(owner.model_path, owner.lora_path, owner.lora_scale)}"
         )
     except (OSError, ModelError):
         return ""

@@ -134,9 +134,9 @@ class Passes:
             self._batch.n_tokens, self._rows = end, requested
             status = self._calls.decode(self._batch)
             if status != 0:
-                self._refused(status, feeds)
+                self._raise_error(status, feeds)
             for cache, tokens, _ in feeds:
-                cache.decoded(len(tokens), alone=is_alone)
+                cache.add_tokens(len(tokens), alone=is_alone)
             if len(feeds) < len(self._caches) and self._caches[0].recurrent:
                 self._move_others(feeds)
             if hidden is not None:
@@ -154,7 +154,7 @@ class Passes:
         fed = {cache.sequence for cache, _, _ in feeds}
         for cache in self._caches:
             if cache.sequence not in fed:
-                cache.decoded(0, alone=False)
+                cache.add_tokens(0, alone=False)
 
     def _recover(self, feeds: Sequence[Feed], starts: Sequence[int]) -> None:
         """Remove what a failed pass may have left in the caches.
@@ -168,7 +168,7 @@ class Passes:
             if cache.sequence in lengths:
                 cache.recover(lengths[cache.sequence])
             else:
-                cache.disturbed()
+                cache.restore_after_failure()
 
     def branch(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> Logits:
         """Evaluate tokens that each belong to one or more sequences, and return the logits after each.
@@ -212,18 +212,18 @@ class Passes:
         return hidden
 
     def _take_states(self, hidden: Sequence[tuple[HiddenStates, int, Sequence[int]]]) -> None:
-        rows = hidden[0][0].handed_out(self._context) if self._asks else 0
+        rows = hidden[0][0].output_address(self._context) if self._asks else 0
         for states, start, tokens in hidden:
             if self._asks:
-                rows = states.took(rows, start, tokens)
+                rows = states.copy_rows(rows, start, tokens)
             else:
-                states.missed(start)
+                states.drop_from(start)
 
     def set_threads(self, size: int) -> None:
         """Set the number of threads for a call over `size` tokens that the owner of the context makes."""
         self._calls.set_threads(size)
 
-    def _refused(self, status: int, feeds: Sequence[Feed]) -> NoReturn:
+    def _raise_error(self, status: int, feeds: Sequence[Feed]) -> NoReturn:
         """Raise an error with the reason why llama.cpp rejected a pass, as far as it can be determined."""
         for token in self._tokens[: self._batch.n_tokens]:
             if not 0 <= token < self.n_vocab:

@@ -71,7 +71,7 @@ class Placement:
         parts = [f" {name}={value}" for name in names if (value := getattr(self, name)) != getattr(plain, name)]
         if self.devices:
             chosen = [device for device in devices.devices() if device.name in self.devices]
-            parts.append(f" {devices.described(chosen)}")
+            parts.append(f" {devices.describe_devices(chosen)}")
         return "".join(parts)
 
     def select(self, registered: Sequence[Device]) -> list[Device]:
@@ -192,7 +192,7 @@ class Plan:
             params.tensor_buft_overrides = ctypes.addressof(buffers[-1])
         return buffers
 
-    def explained(self, error: ModelError) -> ModelError:
+    def explain_error(self, error: ModelError) -> ModelError:
         """Return the error of a failed load, with a setting that would fit if memory was missing."""
         if not self.on_gpu or not _OUT_OF_MEMORY.search(str(error)):
             return error

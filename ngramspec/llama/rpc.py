@@ -91,7 +91,7 @@ def workers(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def joined() -> tuple[str, ...]:
+def list_workers() -> tuple[str, ...]:
     """Return the workers that this process is connected to."""
     names: tuple[str, ...] = _joined.names
     return names
@@ -188,7 +188,7 @@ def registry() -> int:
     return int(found)
 
 
-def _exported(backend: int, name: str, result: Any, *arguments: Any) -> Any:
+def _load_function(backend: int, name: str, result: Any, *arguments: Any) -> Any:
     """Return a function that only the RPC backend exports.
 
     Args:
@@ -203,7 +203,7 @@ def _exported(backend: int, name: str, result: Any, *arguments: Any) -> Any:
 
 def _reach_devices(backend: int, name: str) -> int:
     """Return ggml's handle of a worker's devices."""
-    server = _exported(backend, "ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(name.encode())
+    server = _load_function(backend, "ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(name.encode())
     if not server:
         raise ModelError(f"{name} offers no device")
     return int(server)
@@ -313,7 +313,7 @@ def listening_address(host: str, port: int) -> str:
     return f"{address}:{port}"
 
 
-def lent() -> list[tuple[int, str]]:
+def list_lent_devices() -> list[tuple[int, str]]:
     """Return ggml's handles and descriptions of the devices that a worker lends: its GPUs, or its CPU without any."""
     get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
     kind = _ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
@@ -332,7 +332,7 @@ def serve(address: str, threads: int, cache: Path | None) -> None:
         cache: Folder in which large tensors are stored, so that the next load need not send them; `None` means none.
     """
     types = ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p
-    start = _exported(registry(), "ggml_backend_rpc_start_server", None, *types)
-    handles = [device for device, _ in lent()]
+    start = _load_function(registry(), "ggml_backend_rpc_start_server", None, *types)
+    handles = [device for device, _ in list_lent_devices()]
     array = (ctypes.c_void_p * len(handles))(*handles)
     start(address.encode(), os.fsencode(cache) if cache else None, threads, len(handles), array)

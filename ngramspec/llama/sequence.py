@@ -101,7 +101,7 @@ class CacheSequence:
         # The recurrent state after `stop` tokens is kept for later prompts; 0 means that none is kept. In exact mode
         # the chunks of a prompt must not depend on what the cache already contains.
         stop = (total - 1) // n_batch * n_batch if aligned else total - TAIL
-        stop = stop if self.cache.recurrent and stop - self.cache.saved >= APART else 0
+        stop = stop if self.cache.recurrent and stop - self.cache.last_checkpoint >= APART else 0
         hidden = self.cache.states
         while done < total:
             yield done
@@ -194,7 +194,7 @@ class CacheSequence:
             self.tokens[:] = other.tokens[: self.cache.length]
             self._aligned = min(other._aligned, len(self.tokens))
 
-    def saved(self) -> bytes:
+    def save_state(self) -> bytes:
         """Return the state of the sequence, including checkpoints; owed tokens are evaluated first."""
         self.settle()
         if not self.tokens:
@@ -208,7 +208,7 @@ class CacheSequence:
         return b"".join(pieces)
 
     def restore(self, tokens: Sequence[int], state: bytes) -> None:
-        """Restore what `saved` returned when a sequence contained `tokens`.
+        """Restore what `save_state` returned when a sequence contained `tokens`.
 
         Raises:
             TargetError: The state cannot be restored; the sequence is then empty.

@@ -69,7 +69,7 @@ class StateCopies:
         if not self._on_device:
             return self.save()
         expected = None if self._is_proven else self.save()
-        if expected is not None and devices.least_free_bytes() < MIN_FREE * len(expected):
+        if expected is not None and devices.min_free_bytes() < MIN_FREE * len(expected):
             self._on_device = False
             return expected
         cells = self.save(_PARTIAL | _ON_DEVICE)

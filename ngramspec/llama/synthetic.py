@@ -220,7 +220,7 @@ class SyntheticModels:
         tensors: dict[str, Repeated] = {}
         for name, (columns, rows) in self._matrices(part.layers, part.vocab).items():
             kind, pattern = quantised[name]
-            tensors[_renumbered(name, part.layers)] = Repeated(
+            tensors[_renumber(name, part.layers)] = Repeated(
                 kind, (columns, rows), pattern, rows * _row_bytes(kind, columns)
             )
         norms = [f"blk.{i}.{name}" for i in range(len(part.layers)) for name in ("attn_norm", "ffn_norm")]
@@ -282,7 +282,7 @@ def _float_tensor(shape: tuple[int, ...], values: np.ndarray[Any, np.dtype[np.fl
     return Repeated(F32, shape, raw, len(raw))
 
 
-def _renumbered(name: str, layers: Sequence[int]) -> str:
+def _renumber(name: str, layers: Sequence[int]) -> str:
     """Return the name of a tensor in a model that contains only these layers."""
     first, number, *rest = name.split(".", 2)
     return f"{first}.{layers.index(int(number))}.{rest[0]}" if first == "blk" else name

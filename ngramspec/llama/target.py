@@ -328,7 +328,7 @@ class Target(NativeObject):
             size = llama.llama_state_seq_get_size_ext(context, 0, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
         finally:
             llama.llama_free(context)
-        free = devices.free_bytes(self.weights.devices, self.weights.cached_layers)
+        free = devices.free_bytes(self.weights.devices, self.weights.cache_layers)
         return max(1, min(wanted, int(SNAPSHOT_SHARE * free / max(1, size * self._texts))))
 
     @property

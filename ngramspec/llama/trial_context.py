@@ -178,7 +178,7 @@ class TrialContext:
                 stopping = True
                 if not self._recurrent:
                     append(passes, [(sequence, text[real : start + STRETCH], 1)])
-            return sequence.saved()
+            return sequence.save_state()
         finally:
             passes.close()
 

@@ -65,7 +65,7 @@ class Vocabulary(NativeObject):
 
     n_ctx = 0
     _model: Any = None
-    _borrowed = False
+    _is_borrowed = False
     _chat_template: str | None = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -76,7 +76,7 @@ class Vocabulary(NativeObject):
         self._take(*open_model(self.path, params))
 
     @classmethod
-    def borrowed(cls, path: str | os.PathLike[str], model: Any, header: GGUFHeader | None = None) -> Self:
+    def from_handle(cls, path: str | os.PathLike[str], model: Any, header: GGUFHeader | None = None) -> Self:
         """Return the vocabulary of a model that other code has loaded from a file and frees.
 
         Args:
@@ -85,7 +85,7 @@ class Vocabulary(NativeObject):
             header: Header of the file; `None` means that it is read.
         """
         vocabulary = cls.__new__(cls)
-        vocabulary.path, vocabulary._borrowed = Path(path), True
+        vocabulary.path, vocabulary._is_borrowed = Path(path), True
         vocabulary._take(model, header or read_header(vocabulary.path))
         return vocabulary
 
@@ -126,7 +126,7 @@ class Vocabulary(NativeObject):
             piece = self._pieces[token] = self._bytes(token, special=False)
         return piece
 
-    def shown(self, token: int) -> bytes:
+    def display_piece(self, token: int) -> bytes:
         """Return the bytes of a token's text, or the name of a control token for parsers that need it."""
         return self.piece(token) or self._bytes(token, special=True)
 
@@ -213,9 +213,9 @@ class Vocabulary(NativeObject):
             values["tools"] = shown
         prompt = self._chat.prompt(adapted, self, values, check)
         start = missing_turn(self.chat_template, prompt.opening) if answered else ""
-        return self._extended(prompt, [(start, True)], prompt.opening + start) if start else prompt
+        return self._extend(prompt, [(start, True)], prompt.opening + start) if start else prompt
 
-    def begun_answer(
+    def continue_answer(
         self, prompt: ChatPrompt, thoughts: str, text: str, variables: Mapping[str, Any] = MappingProxyType({})
     ) -> ChatPrompt:
         """Return a prompt followed by the beginning of its answer: reasoning, which ends if there is text, and text."""
@@ -226,9 +226,9 @@ class Vocabulary(NativeObject):
         marks = self._chat.examine(find_marks, question, answered, bool(thoughts), known)
         pieces = make_assistant_prefill(self.chat_template, prompt.opening, thoughts, text, marks)
         opening = "" if text else prompt.opening + "".join(piece for piece, own in pieces if own)
-        return self._extended(prompt, pieces, opening)
+        return self._extend(prompt, pieces, opening)
 
-    def _extended(self, prompt: ChatPrompt, pieces: Sequence[tuple[str, bool]], opening: str) -> ChatPrompt:
+    def _extend(self, prompt: ChatPrompt, pieces: Sequence[tuple[str, bool]], opening: str) -> ChatPrompt:
         """Return a prompt followed by pieces of text; control tokens are parsed only in the template's own pieces."""
         tokens = list(prompt.tokens)
         for piece, own in pieces:
@@ -343,7 +343,7 @@ class Vocabulary(NativeObject):
             n_ctx=self.n_ctx,
             dry_samplers=self._dry_samplers,
             grammar=self.grammar(sampling.grammar) if sampling.grammar is not None else None,
-            suppressed=self.suppressed,
+            suppressed=self.suppress_tokens,
         )
 
     def prepare(self, sampling: Sampling) -> None:
@@ -366,10 +366,10 @@ class Vocabulary(NativeObject):
         return ""
 
     @cached_property
-    def suppressed(self) -> tuple[int, ...]:
+    def suppress_tokens(self) -> tuple[int, ...]:
         """Token ids that the model's file forbids."""
         self._check_open()
-        return bindings.suppressed(llama, self._vocab)
+        return bindings.find_suppress_tokens(llama, self._vocab)
 
     # ------------------------------------------------------------------ end
 
@@ -383,7 +383,7 @@ class Vocabulary(NativeObject):
 
     def close(self) -> None:
         """Free llama.cpp's objects; this object and the logits that it returned cannot be used afterwards."""
-        if self._model and not self._borrowed:
+        if self._model and not self._is_borrowed:
             llama.llama_model_free(self._model)
         self._model = None
 
@@ -434,14 +434,14 @@ def common_tokens(target: Vocabulary, draft: Vocabulary) -> int:
     same = next((token for token in range(both) if _token(target, token) != _token(draft, token)), both)
     if all(_token(one, token)[1] == "unused" for one in (target, draft) for token in range(same, one.n_vocab)):
         return same
-    ours, theirs = (_told(one, same) for one in (target, draft))
+    ours, theirs = (_describe_token(one, same) for one in (target, draft))
     raise ModelError(
         f"{draft.path} cannot draft for {target.path}: their vocabularies differ at token {same} of {target.n_vocab}"
         f" and {draft.n_vocab}: {ours} and, in the draft model, {theirs}; use a model of the same family"
     )
 
 
-def _told(vocabulary: Vocabulary, token: int) -> str:
+def _describe_token(vocabulary: Vocabulary, token: int) -> str:
     if token >= vocabulary.n_vocab:
         return "missing"
     text, kind = _token(vocabulary, token)

@@ -109,12 +109,12 @@ class Weights(NativeObject):
         # A build whose kernels get fixed keeps its name, and its passes then cost half.
         marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (not present.repack)
         marks += [" mmap=off"] * (not present.mmap) + [" head"] * self.has_head
-        placed = f"{_placed(self.plan.gpu_layers, placement)}{self.plan.key}"
+        placed = f"{_placement_key(self.plan.gpu_layers, placement)}{self.plan.key}"
         self._loaded_as = f"{placed}{''.join(marks)}{adapted}"
 
     def _can_load_head(self) -> bool:
         """Return True if the model's own head can be run here; otherwise a note gives the reason."""
-        why = "it is not supported with --rpc" if rpc.joined() else head_missing(self.path)
+        why = "it is not supported with --rpc" if rpc.list_workers() else head_missing(self.path)
         if why:
             self.notes.append(f"--mtp is not used: {why}")
         return not why
@@ -151,8 +151,8 @@ class Weights(NativeObject):
             with bindings.log_listener(note_layer):
                 self.handle, header = open_model(self.path, params)
         except ModelError as error:
-            raise self.plan.explained(error) from None
-        self.vocabulary = Vocabulary.borrowed(self.path, self.handle, header)
+            raise self.plan.explain_error(error) from None
+        self.vocabulary = Vocabulary.from_handle(self.path, self.handle, header)
         self._placed = [placed[layer] for layer in sorted(placed)]
         if llama.llama_model_has_encoder(self.handle) or not llama.llama_model_has_decoder(self.handle):
             raise ModelError(f"{self.path}: this model has an encoder; only decoder-only models are supported")
@@ -178,7 +178,7 @@ class Weights(NativeObject):
         return Counter(self._placed)
 
     @property
-    def cached_layers(self) -> Counter[str]:
+    def cache_layers(self) -> Counter[str]:
         """Number of layers by the name of their device, without the output layer, which has no KV cache."""
         gpus = [device.name for device in self.plan.gpus] if self.on_gpu else []
         return Counter(self._placed[:-1] or gpus or ["CPU"])
@@ -219,7 +219,7 @@ class Weights(NativeObject):
         per_token = bytes_per_token(self.present.cache_types, layers, kv_heads or heads, widths)
         self._token_bytes = max(1.0, texts * per_token)
         if asked is None:
-            free = devices.free_bytes(self.devices, self.cached_layers, self.size_bytes if self.present.mmap else 0)
+            free = devices.free_bytes(self.devices, self.cache_layers, self.size_bytes if self.present.mmap else 0)
             free -= min(free, self.plan.asked.reserved) if self.on_gpu else 0
             trained = self.n_ctx_train or 4096
             fits = int(free / 2 / self._token_bytes) // GRAIN * GRAIN
@@ -230,7 +230,7 @@ class Weights(NativeObject):
                 f"context limited to {size} of the model's {trained} tokens to fit{each} in memory (set -c to override)"
             )
             return size
-        total = devices.total_bytes(self.devices, self.cached_layers)
+        total = devices.total_bytes(self.devices, self.cache_layers)
         # The estimate is exact for plain attention only. Without this check the system ends the process.
         needed = texts * asked * per_token
         if needed > total and not self.is_recurrent and not self.window:
@@ -247,7 +247,7 @@ class Weights(NativeObject):
 
     def advise_smaller_context(self, n_ctx: int) -> str:
         """Return advice after a context of `n_ctx` tokens per sequence did not fit, with a size that fits if known."""
-        free = devices.free_bytes(devices.devices(), self.cached_layers, self.size_bytes if self.present.mmap else 0)
+        free = devices.free_bytes(devices.devices(), self.cache_layers, self.size_bytes if self.present.mmap else 0)
         size = int(free / 2 / self._token_bytes) // GRAIN * GRAIN
         advice = "a smaller -c/--ctx-size"
         if LEAST <= size < n_ctx:
@@ -291,13 +291,13 @@ def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str], placem
     """The name under which the fastest settings of a model are kept, which need not be loaded. Raises OSError."""
     cores = physical_cores(), logical_cores()
     return machine_key(
-        path, f"tuned {_placed(n_gpu_layers, placement or Placement())} kv={tuple(cache_types)} cores={cores}"
+        path, f"tuned {_placement_key(n_gpu_layers, placement or Placement())} kv={tuple(cache_types)} cores={cores}"
     )
 
 
-def _placed(n_gpu_layers: int, placement: Placement) -> str:
+def _placement_key(n_gpu_layers: int, placement: Placement) -> str:
     """Return the placement of the layers as part of a key: costs depend on devices and on a network."""
-    far = rpc.joined() if n_gpu_layers else ()
+    far = rpc.list_workers() if n_gpu_layers else ()
     return f"ngl={max(AUTO, n_gpu_layers)}{f' rpc={far}' if far else ''}{placement.key()}"
 
 

@@ -106,7 +106,7 @@ def render_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     content = last.get("content", "")
     # llama-server joins the parts of the continued message with two line ends, and those of others with one.
     text = content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
-    return vocabulary.begun_answer(prompt, last.get("reasoning_content", ""), text, variables)
+    return vocabulary.continue_answer(prompt, last.get("reasoning_content", ""), text, variables)
 
 
 def _content_size(content: str | Sequence[Mapping[str, str]]) -> int:

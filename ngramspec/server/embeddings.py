@@ -149,7 +149,9 @@ async def _embed(
     assert kind is not None
     results = []
     for text in texts:
-        vectors: Vectors = await asyncio.wrap_future(call.model.service.aside(partial(embedder.reading, text)))
+        vectors: Vectors = await asyncio.wrap_future(
+            call.model.service.run_between_passes(partial(embedder.reading, text))
+        )
         call.counters.prompt_tokens += len(text)
         if not np.isfinite(vectors).all():
             raise ApiError(500, "the embedding of this text is not finite")

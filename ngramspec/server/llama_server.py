@@ -153,7 +153,7 @@ async def tokenize(call: Call) -> Response:
                 tokens.append(check_token(vocabulary, piece, "content"))
         if not fields.boolean("with_pieces"):
             return tokens
-        return [{"id": token, "piece": _decode_piece(vocabulary.shown(token))} for token in tokens]
+        return [{"id": token, "piece": _decode_piece(vocabulary.display_piece(token))} for token in tokens]
 
     return json_response({"tokens": await asyncio.to_thread(read)})
 
@@ -171,7 +171,7 @@ async def detokenize(call: Call) -> Response:
 
     def join() -> str:
         tokens = [check_token(vocabulary, token, "tokens") for token in fields.list("tokens")]
-        pieces = {token: vocabulary.shown(token) for token in set(tokens)}  # lists may be long
+        pieces = {token: vocabulary.display_piece(token) for token in set(tokens)}  # lists may be long
         return b"".join([pieces[token] for token in tokens]).decode("utf-8", "replace")
 
     return json_response({"content": await asyncio.to_thread(join)})

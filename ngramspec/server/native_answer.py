@@ -60,7 +60,7 @@ def verbose_field(call: Call, answer: Answer) -> dict[str, Any]:
 
 def prompt_text(model: ServedModel, tokens: Sequence[int]) -> str:
     """Return a prompt with the names of its control tokens."""
-    return b"".join(map(model.vocabulary.shown, tokens)).decode("utf-8", "replace")
+    return b"".join(map(model.vocabulary.display_piece, tokens)).decode("utf-8", "replace")
 
 
 def generation_settings(sampling: Sampling, max_tokens: int, stop: Sequence[str]) -> dict[str, Any]:

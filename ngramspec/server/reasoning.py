@@ -36,7 +36,7 @@ def read_budget(
         model.reasoning_message if message is None else message,
         tags,
         vocabulary,
-        vocabulary.shown,
+        vocabulary.display_piece,
         prompt=prompt.tokens,
         start=find_open_tag(tags, prompt.opening),
     )

@@ -223,7 +223,7 @@ def logprobs_content(
 
 
 def _token(model: ServedModel, token: int, logprob: float, post_sampling: bool) -> dict[str, Any]:
-    raw = model.vocabulary.shown(token)
+    raw = model.vocabulary.display_piece(token)
     value = {"prob": math.exp(logprob)} if post_sampling else {"logprob": clamp_logprob(logprob)}
     return {"id": token, "token": raw.decode("utf-8", "replace"), "bytes": list(raw), **value}
 
@@ -235,7 +235,7 @@ def clamp_logprob(logprob: float) -> float:
 
 def token_text(model: ServedModel, token: int) -> str:
     """Return a token as a key of a table; as at OpenAI, an incomplete character is written as bytes."""
-    raw: bytes = model.vocabulary.shown(token)
+    raw: bytes = model.vocabulary.display_piece(token)
     try:
         return raw.decode()
     except UnicodeDecodeError:

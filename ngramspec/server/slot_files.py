@@ -24,7 +24,7 @@ from ngramspec.storage import atomic_write
 
 _HEAD = struct.Struct("<8s32sIQ")
 """Magic, fingerprint of the model and its settings, checksum of the rest, and number of tokens. The token ids follow,
-with four bytes each, and the result of `SequenceModel.saved`."""
+with four bytes each, and the result of `SequenceModel.save_state`."""
 
 _MAGIC = b"ngslot3\0"
 
@@ -57,7 +57,7 @@ async def _save(call: Call, number: int) -> dict[str, Any]:
     path = _read_path(call)
 
     def pack(sequence: SequenceModel) -> tuple[int, bytes]:
-        state = sequence.saved()
+        state = sequence.save_state()
         tokens = list(sequence.tokens)
         body = np.array(tokens, "<i4").tobytes() + state
         checksum = _checksum(len(tokens), body)

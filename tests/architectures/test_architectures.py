@@ -99,13 +99,13 @@ def test_target_with_unshareable_cache_has_no_branches(path: Path) -> None:
 
 def believe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the cache trust every snapshot that llama.cpp reports."""
-    decoded = Cache.decoded
+    decoded = Cache.add_tokens
 
     def believing(self: Cache, n: int, *, alone: bool = True) -> None:
-        decoded(self, n, alone=alone)
+        add_tokens(self, n, alone=alone)
         self._back = self.snapshots
 
-    monkeypatch.setattr(Cache, "decoded", believing)
+    monkeypatch.setattr(Cache, "add_tokens", believing)
 
 
 def skip_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

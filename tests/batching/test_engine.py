@@ -441,14 +441,17 @@ def test_engine_background_work_runs_in_steps_and_keeps_texts() -> None:
     model = MockShared(2, peak=5.0)
     with running(model) as engine:
         ears = [ask(engine, prompt) for prompt in prompts(3)]
-        done = [engine.aside(steps(told, "a", 3, 7)), engine.aside(steps(told, "b", 2, TargetError("no")))]
-        done.append(engine.aside(steps(told, "c", 1, "end")))
+        done = [
+            engine.run_between_passes(steps(told, "a", 3, 7)),
+            engine.run_between_passes(steps(told, "b", 2, TargetError("no"))),
+        ]
+        done.append(engine.run_between_passes(steps(told, "c", 1, "end")))
         assert (done[0].result(WAIT), done[2].result(WAIT)) == (7, "end")
         with pytest.raises(TargetError, match="no"):
             done[1].result(WAIT)
         for ear in ears:
             ear.wait()
-        assert engine.aside(steps(told, "d", 1)).result(WAIT) is None  # also without other work
+        assert engine.run_between_passes(steps(told, "d", 1)).result(WAIT) is None  # also without other work
     assert told == ["a0", "a1", "a2", "b0", "b1", "c0", "d0"]
     assert [ear.tokens for ear in ears] == [alone(prompt, peak=5.0) for prompt in prompts(3)]
 
@@ -468,7 +471,7 @@ def test_engine_shares_time_between_decoding_and_background_work() -> None:
         held = ask(engine, prompts(1)[0], 200)
         while not held.tokens:
             gate.wait(0.001)
-        engine.aside(slow).result(WAIT)
+        engine.run_between_passes(slow).result(WAIT)
         held.wait()
     passes = [int(line.split()[-1]) for line in told]
     assert all(later - earlier >= 7 for earlier, later in pairwise(passes))
@@ -480,15 +483,18 @@ def test_engine_drops_cancelled_background_work_and_ends_it_at_stop() -> None:
     model = MockShared(1, peak=5.0, fails=lambda _: not begin.wait(WAIT))
     with running(model) as engine:
         ear = ask(engine, prompts(1)[0], 5)
-        left, kept = engine.aside(steps(told, "left", 10**9)), engine.aside(steps(told, "kept", 1))
+        left, kept = (
+            engine.run_between_passes(steps(told, "left", 10**9)),
+            engine.run_between_passes(steps(told, "kept", 1)),
+        )
         assert left.cancel()
         begin.set()
         kept.result(WAIT)
         ear.wait()
-        endless = engine.aside(steps([], "endless", 10**9))
+        endless = engine.run_between_passes(steps([], "endless", 10**9))
         engine.stop()
         with pytest.raises(ClosedError):
             endless.result(WAIT)
         with pytest.raises(ClosedError):
-            engine.aside(steps(told, "late", 1)).result(WAIT)
+            engine.run_between_passes(steps(told, "late", 1)).result(WAIT)
     assert told == ["kept0"]

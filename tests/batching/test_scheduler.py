@@ -17,7 +17,7 @@ def run(
     while readers:
         reader = turns.reads(list(readers), writers)
         if reader is None:
-            turns.wrote(write)
+            turns.record_pass(write)
             done.append(("writers", write))
             continue
         turns.read(100, cost)
@@ -47,7 +47,7 @@ def test_scheduler_with_running_text_limits_consecutive_chunks(seconds: float, m
     waits = [0]
     for _ in range(500):
         if turns.reads(["a", "b"], ["w"]) is None:
-            turns.wrote(0.01)
+            turns.record_pass(0.01)
             waits.append(0)
         else:
             turns.read(128, seconds)
@@ -62,7 +62,7 @@ def test_scheduler_with_many_clients_limits_wait_to_a_second() -> None:
     for turn in range(5000):
         reader = turns.reads(list(readers), ["w"])
         if reader is None:
-            turns.wrote(0.0095)
+            turns.record_pass(0.0095)
             longest, waited = max(longest, waited), 0.0
             continue
         tokens, done = turns.chunk(512), readers[reader]

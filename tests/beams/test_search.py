@@ -37,7 +37,7 @@ def reference(
         for rank, (score, text) in enumerate(live):
             row = target.row([*prompt, *text])
             for token, logprob in logprobs(row, 0, target.n_vocab).top:
-                if token not in target.suppressed:
+                if token not in target.suppress_tokens:
                     results.append((-(score + logprob), rank, -float(row[token]), token, text))
         best = sorted(results)[:beams]
         live = []

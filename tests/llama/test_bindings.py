@@ -71,7 +71,7 @@ def test_bindings_set_mapped_supports_load_mode_and_use_mmap(mapped: bool) -> No
 
 
 def test_bindings_handle_functions_that_forks_lack_or_rename() -> None:
-    assert bindings.suppressed(SimpleNamespace(), None) == ()
+    assert bindings.find_suppress_tokens(SimpleNamespace(), None) == ()
     fork = SimpleNamespace(ggml_log_callback="theirs")
     assert bindings.log_callback(fork) == "theirs"
     assert bindings.log_callback(SimpleNamespace(llama_log_callback="ours", ggml_log_callback="theirs")) == "ours"

@@ -240,7 +240,7 @@ def test_cache_prompt_checkpoints_stay_in_ram_and_are_saved_with_sequence(gpu: l
     one.evaluate([2])
     row = np.array(one.evaluate([3]))
     tokens = list(one.tokens)
-    other.restore(tokens, one.saved())
+    other.restore(tokens, one.save_state())
     other.rollback(len(text))
     assert other.owed == TAIL
     other.evaluate([1, 2])

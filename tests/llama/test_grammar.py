@@ -181,14 +181,14 @@ def test_grammars_hold_keeps_compiled_grammar_until_release(
     grammars = Grammars(word_vocabulary)
     held = 'root ::= "a" # held'
     grammars.hold(held)
-    first = grammars.compiled(held)
+    first = grammars.compile(held)
     for number in range(9):
-        grammars.compiled(f'root ::= "a" # {number}')
-    assert grammars.compiled(held) is first
+        grammars.compile(f'root ::= "a" # {number}')
+    assert grammars.compile(held) is first
     grammars.release(held)
     for number in range(9):
-        grammars.compiled(f'root ::= "b" # {number}')
-    assert grammars.compiled(held) is not first
+        grammars.compile(f'root ::= "b" # {number}')
+    assert grammars.compile(held) is not first
     with pytest.raises(GrammarError, match="no rule named root"):
         grammars.hold('start ::= "a"')
 
@@ -198,10 +198,10 @@ def test_grammars_release_keeps_only_latest_grammars(word_vocabulary: Vocabulary
     texts = [f'root ::= "a" # {number}' for number in range(20)]
     for text in texts:
         grammars.hold(text)
-    matchers = [grammars.compiled(text) for text in texts]
+    matchers = [grammars.compile(text) for text in texts]
     for text in texts:
         grammars.release(text)
-    kept = [grammars.compiled(text) is matcher for text, matcher in zip(texts[::-1], matchers[::-1], strict=True)]
+    kept = [grammars.compile(text) is matcher for text, matcher in zip(texts[::-1], matchers[::-1], strict=True)]
     assert kept == [True] * 8 + [False] * 12
 
 

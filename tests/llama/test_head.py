@@ -175,9 +175,9 @@ def test_target_collects_hidden_states_only_for_drafting_decoder(target: Target,
     head.clear()
     drafted.read(text)
     written = [token for step in plain.generate(text, max_tokens=8) for token in step.tokens]
-    assert states.known([*text, *written]) == len(text) - 1  # The target evaluated the prompt's last token again.
+    assert states.count_known([*text, *written]) == len(text) - 1  # The target evaluated the prompt's last token again.
     drafted.read(text)
-    assert states.known([*text, *written]) == len(text)
+    assert states.count_known([*text, *written]) == len(text)
     assert head.prefill([*text, 7]) == pytest.approx(reference.rows([*text, 7])[-1], abs=CLOSE)
 
 
@@ -229,18 +229,18 @@ def test_hidden_states_of_long_text_keep_latest_tokens(target: Target, monkeypat
     for size in (3, 4, 20, 5, 6, 7, 1):
         tokens = list(range(len(text), len(text) + size))
         target.sequences[0].evaluate(tokens)
-        states.took(states.handed_out(target._ctx), len(text), tokens)
+        states.copy_rows(states.output_address(target._ctx), len(text), tokens)
         text += tokens
         (own,) = target._states
         truth = own.before(1, len(text) + 1)
-        assert states.known(text) == len(text)
+        assert states.count_known(text) == len(text)
         assert min(8, len(text)) <= len(text) - states.first <= 16
         assert np.array_equal(states.before(states.first + 1, len(text) + 1), truth[states.first :])
         assert not states.before(0, states.first + 1).any()
-    assert states.known([*text[:-1], 4000]) == len(text) - 1
-    assert states.known([4000]) == 0
+    assert states.count_known([*text[:-1], 4000]) == len(text) - 1
+    assert states.count_known([4000]) == 0
     states.forget()
-    assert states.known(text) == 0
+    assert states.count_known(text) == 0
 
 
 DRAFTING = ["qwen35", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("glm4moe", "qwen3next"))]

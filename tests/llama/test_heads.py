@@ -159,7 +159,7 @@ def test_sequence_adopt_copies_hidden_states_for_its_head(
         shorter = [*text[:100], 7]
         one.prefill(shorter[:-1])
         agree(heads.sequences[0], shorter, references[name])
-        state = three.saved()
+        state = three.save_state()
         two.restore(three.tokens, state)  # The head begins after the restored text.
         assert np.isfinite(heads.sequences[1].prefill(text)).all()
 
@@ -168,14 +168,14 @@ def test_hidden_states_adopt_copies_states_of_the_prefix() -> None:
     states, other = HiddenStates(4, kept=8), HiddenStates(4, kept=8)
     rows = np.arange(4 * 40, dtype=np.float32).reshape(40, 4)
     for start in (0, 15):
-        states.took(rows.ctypes.data + start * 16, start, range(start, start + 15))
+        states.copy_rows(rows.ctypes.data + start * 16, start, range(start, start + 15))
     other.adopt(states, 30)
-    assert other.known(range(30)) == 30
+    assert other.count_known(range(30)) == 30
     assert np.array_equal(other.before(23, 31), rows[22:30])
     other.adopt(states, 25)
-    assert (other.first, other.known(range(30))) == (states.first, 25)
+    assert (other.first, other.count_known(range(30))) == (states.first, 25)
     other.adopt(states, 3)
-    assert other.known(range(30)) == 0
+    assert other.count_known(range(30)) == 0
 
 
 def test_target_prefill_of_long_prompt_keeps_latest_hidden_states(
@@ -186,9 +186,9 @@ def test_target_prefill_of_long_prompt_keeps_latest_hidden_states(
         monkeypatch.setattr(target.sequences[0].cache, "states", states)
         text = random_text(1, 300)
         target.sequences[0].prefill(text)
-        assert (states.first, states.known(text)) == (192, 300)
+        assert (states.first, states.count_known(text)) == (192, 300)
         target.sequences[1].adopt(target.sequences[0], 250)
-        assert target._states[1].known(text[:250]) == 250
+        assert target._states[1].count_known(text[:250]) == 250
 
 
 def test_target_prefill_in_exact_mode_returns_no_hidden_states(files: Files) -> None:
@@ -196,7 +196,7 @@ def test_target_prefill_in_exact_mode_returns_no_hidden_states(files: Files) -> 
         text = random_text(1, 40)
         for _ in target.sequences[0].reading(text[:-1]):
             pass
-        assert target._states[0].known(text) == 0
+        assert target._states[0].count_known(text) == 0
         target.sequences[0].evaluate(text[-1:])
-        assert target._states[0].known(text) == 40
+        assert target._states[0].count_known(text) == 40
         assert np.isfinite(heads.sequences[0].prefill([*text, 5])).all()

@@ -311,17 +311,17 @@ FULL = ModelError("m.gguf: llama.cpp cannot load this model (error loading model
 def test_a_load_without_memory_names_a_setting_that_fits(moe: Path, set_devices: Callable[..., None]) -> None:
     set_devices(with_room(8 * MIB))
     fits = plan().gpu_layers
-    assert str(plan(n_gpu_layers=ALL).explained(FULL)) == f"{FULL}; set -ngl {fits} to use less GPU memory"
-    smaller = int(re.findall(r"set -ngl (\d+) to", str(plan().explained(FULL)))[0])
+    assert str(plan(n_gpu_layers=ALL).explain_error(FULL)) == f"{FULL}; set -ngl {fits} to use less GPU memory"
+    smaller = int(re.findall(r"set -ngl (\d+) to", str(plan().explain_error(FULL)))[0])
     assert smaller < fits
-    assert str(plan(n_gpu_layers=fits - 1).explained(FULL)) == f"{FULL}; set -ngl {smaller} to use less GPU memory"
+    assert str(plan(n_gpu_layers=fits - 1).explain_error(FULL)) == f"{FULL}; set -ngl {smaller} to use less GPU memory"
     other = ModelError("m.gguf: llama.cpp cannot load this model (unknown model architecture)")
-    assert plan(n_gpu_layers=ALL).explained(other) is other
-    assert plan(n_gpu_layers=0).explained(FULL) is FULL
+    assert plan(n_gpu_layers=ALL).explain_error(other) is other
+    assert plan(n_gpu_layers=0).explain_error(FULL) is FULL
     for room in range(0, 4000, 40):
         set_devices(with_room(room * 1024))
         if (made := plan(moe)).cpu_experts and made.gpu_layers == AUTO:
-            line = str(plan(moe, n_gpu_layers=99).explained(FULL))
+            line = str(plan(moe, n_gpu_layers=99).explain_error(FULL))
             assert line == f"{FULL}; set -ngl all --n-cpu-moe {made.cpu_experts} to use less GPU memory"
             return
     pytest.fail("no room at which only experts are moved")

@@ -97,7 +97,7 @@ def test_rpc_connect_with_unusable_worker_registers_none(monkeypatch: pytest.Mon
     monkeypatch.setattr(rpc, "_register", registered.append)
     with pytest.raises(ModelError, match="b:2 offers no device"):
         rpc.connect(["a:1", "b:2"])
-    assert (registered, rpc.joined()) == ([], ())
+    assert (registered, rpc.list_workers()) == ([], ())
 
 
 def test_lost_worker_is_named_when_its_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

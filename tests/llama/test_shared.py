@@ -87,7 +87,7 @@ def test_evaluate_together_with_separate_caches_keeps_exact_logits(demo: Target)
     # Copies of another sequence and saved states give the same bits too.
     demo.sequences[0].adopt(demo.sequences[1], len(demo.sequences[1].tokens))
     assert np.array_equal(demo.sequences[0].evaluate(more[1][2:]), alone[1][2:])
-    state, held = demo.sequences[2].saved(), list(demo.sequences[2].tokens)
+    state, held = demo.sequences[2].save_state(), list(demo.sequences[2].tokens)
     demo.sequences[1].restore(held, state)
     assert np.array_equal(demo.sequences[1].evaluate(more[2][2:]), alone[2][2:])
 
@@ -97,7 +97,7 @@ def test_sequence_aligned_prefill_reuses_adopted_and_restored_tokens(demo: Targe
     text = some(400)
     fresh = first.prefill(text, aligned=True).copy()
     second.adopt(first, 300)
-    third.restore(text, first.saved())
+    third.restore(text, first.save_state())
     for sequence, chunks in ((second, 144), (third, 16)):
         seen: list[tuple[int, int]] = []
         assert np.array_equal(sequence.prefill(text, aligned=True, progress=lambda *at, to=seen: to.append(at)), fresh)
@@ -165,11 +165,11 @@ def test_sequence_restore_rejects_state_of_other_tokens(shared: Target) -> None:
     for tokens in (some(49), some(one.n_ctx + 65)):
         two.prefill([1, 2, 3])
         with pytest.raises(TargetError):
-            two.restore(tokens, one.saved())
+            two.restore(tokens, one.save_state())
         assert two.tokens == []
         assert np.isfinite(two.prefill([1, 2, 3])).all()
     two.clear()
-    one.restore([], two.saved())
+    one.restore([], two.save_state())
     assert one.tokens == []
 
 
@@ -202,7 +202,7 @@ def test_sequence_after_target_close_raises(folder: Path) -> None:
     with opened(tiny(folder, "llama")) as shared:
         sequence = shared.sequences[2]
         sequence.prefill([1, 2, 3])
-    for call in (sequence.clear, lambda: sequence.evaluate([5]), lambda: sequence.rollback(1), sequence.saved):
+    for call in (sequence.clear, lambda: sequence.evaluate([5]), lambda: sequence.rollback(1), sequence.save_state):
         with pytest.raises(ValueError, match="closed"):
             call()
     with pytest.raises(ValueError, match="closed"):

@@ -14,7 +14,7 @@ from ngramspec.errors import TargetError
 from ngramspec.llama.watchdog import LOOK, Watchdog
 
 
-def explained(said: str | None) -> str:
+def explain_error(said: str | None) -> str:
     return f"lost: {said}"
 
 

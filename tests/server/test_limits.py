@@ -123,7 +123,7 @@ def test_completion_with_dry_prepares_sampler_before_the_engine(monkeypatch: pyt
 def test_detokenize_converts_each_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists may have 400,000 tokens, and the conversion holds Python's lock while other requests wait."""
     server, service = scripted()
-    shown = Mock(wraps=service.vocabulary.shown)
+    shown = Mock(wraps=service.vocabulary.display_piece)
     monkeypatch.setattr(service.vocabulary, "shown", shown)
     assert send(server, "/detokenize", {"tokens": [5, 6, 5] * 100}).status_code == 200
     assert shown.call_count == 2

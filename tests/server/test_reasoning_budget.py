@@ -187,7 +187,7 @@ def test_reasoning_budget_message_of_request_overrides_server_default() -> None:
         _, service = ask(CHATS, BODIES[CHATS] | fields, vocabulary=known, **settings)
         budget = service.requests[0].rules.reasoning
         assert budget is not None
-        assert b"".join(map(known.shown, budget.blocks[0].closing)).decode() == f"{message}</think>"
+        assert b"".join(map(known.display_piece, budget.blocks[0].closing)).decode() == f"{message}</think>"
 
 
 def test_reasoning_budget_without_reasoning_tags_has_no_effect() -> None:

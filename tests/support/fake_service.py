@@ -200,7 +200,7 @@ class FakeService:
     def set_scales(self, scales: Sequence[float]) -> None:
         self.scales = tuple(scales)
 
-    def aside(self, work: Callable[[Callable[[], int]], Generator[object, None, Any]]) -> Future[Any]:
+    def run_between_passes(self, work: Callable[[Callable[[], int]], Generator[object, None, Any]]) -> Future[Any]:
         told, steps = Future[Any](), work(lambda: 64)
         try:
             while True:

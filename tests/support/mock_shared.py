@@ -59,7 +59,7 @@ class MockSequence(MockTarget):
         self.tokens[:] = other.tokens[:length]
         self._marks[:] = other._marks[:length]
 
-    def saved(self) -> bytes:
+    def save_state(self) -> bytes:
         return pickle.dumps((self.tokens, self._marks))
 
     def restore(self, tokens: Sequence[int], state: bytes) -> None:

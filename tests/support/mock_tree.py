@@ -35,7 +35,7 @@ class MockBranchingTarget(MockTarget):
     ) -> None:
         super().__init__(n_vocab, **options)
         self.n_seq = n_seq
-        self.suppressed = tuple(suppressed)
+        self.suppress_tokens = tuple(suppressed)
         self.windowed = windowed
         self.rounded = rounded
         self.trees: list[MockTree] = []

@@ -161,7 +161,6 @@ def the_penalties_miss_the_oldest_token_of_the_prompt(begin: Any, self: Any, pro
 
 # --------------------------------------------------------------------------- decoding
 
-SAME_TEXT = "decoding/test_same_text.py::test_rejection"
 LIMIT = "decoding/test_decoder.py::test_decoder_with_overlong_drafts_truncates_them"
 PADDING = "decoding/test_decoder.py::test_decoder_pads_batches_to_cheaper_size"
 TEXT = "decoding/test_text.py::test_text_stream_with_each_example_returns_expected_pieces"
@@ -169,7 +168,7 @@ MOCK = "support.mock_target:MockTarget"
 SHAPE = "ngramspec.drafting.grammar:GrammarGuide.shape"
 
 
-@fault(f"{SAME_TEXT}_under_a_grammar_keeps_the_law", SHAPE)
+@fault("decoding/test_same_text.py::test_rejection_with_grammar_keeps_constrained_distribution", SHAPE)
 def a_blind_draft_is_dropped_under_a_grammar(
     shape: Any, self: Any, draft: Any, limit: int, *, fixed_length: bool = False
 ) -> Any:
@@ -177,7 +176,10 @@ def a_blind_draft_is_dropped_under_a_grammar(
     return shaped.head(0) if fixed_length and shaped is draft else shaped
 
 
-@fault(f"{SAME_TEXT}_keeps_the_law", f"{VERIFIER}:RuleVerifier.__init__")
+@fault(
+    "decoding/test_same_text.py::test_rejection_with_any_drafter_keeps_target_distribution",
+    f"{VERIFIER}:RuleVerifier.__init__",
+)
 def a_drafter_may_look_at_its_draws_to_choose_the_length(init: Any, self: Any, *args: Any) -> None:
     init(self, *args)
     self.fixed_length = False
@@ -370,7 +372,6 @@ def losses_are_never_charged(book: Any, self: Any, done: Any, drafting: bool) ->
 
 LOGITS = "test_model_contract.py::test_backend_random_walk_returns_logits_of_fresh_evaluation"
 DRAFTS = "architectures/test_architectures.py::test_drafts_on_each_memory_kind_keep_text_up_to_rounding"
-HEADS = "llama/test_heads.py::test"
 CACHE = "ngramspec.llama.cache:Cache"
 
 
@@ -418,14 +419,18 @@ def a_sliding_window_is_cut_where_its_tokens_are_gone(*_: Any) -> bool:
     return True
 
 
-@fault(f"{HEADS}_texts_that_share_passes_do_not_mix[glm4moe-False]", "ngramspec.llama.hidden_states:HiddenStates.took")
+@fault(
+    "llama/test_heads.py::test_heads_in_joint_batch_return_logits_of_each_text_alone[glm4moe-False]",
+    "ngramspec.llama.hidden_states:HiddenStates.copy_rows",
+)
 def two_texts_of_a_pass_get_the_same_hidden_states(took: Any, self: Any, rows: int, *tokens: Any) -> int:
     took(self, rows, *tokens)
     return rows
 
 
 @fault(
-    f"{HEADS}_states_go_with_a_text_that_is_copied[glm4moe-False]", "ngramspec.llama.hidden_states:HiddenStates.adopt"
+    "llama/test_heads.py::test_sequence_adopt_copies_hidden_states_for_its_head[glm4moe-False]",
+    "ngramspec.llama.hidden_states:HiddenStates.adopt",
 )
 def a_copied_text_keeps_the_hidden_states_of_the_one_before_it(*_: Any) -> None:
     pass
@@ -471,7 +476,6 @@ def a_trace_shows_refused_tokens_as_not_reached(mark_tokens: Any, step: Any) -> 
 
 # --------------------------------------------------------------------------- front ends
 
-APP = "server/test_app.py::test"
 ANSWER = "ngramspec.server.answer:Answer"
 
 
@@ -483,7 +487,7 @@ def an_answer_lacks_the_text_of_its_last_step(write: Any, self: Any, steps: Any)
 
 
 @fault(
-    f"{APP}_text_that_is_held_back_as_if_a_call_began_is_told_at_the_end",
+    "server/test_app.py::test_chat_completions_sends_incomplete_tool_call_prefix_at_end",
     "ngramspec.tool_calls.parser:AnswerParser.finish",
 )
 def a_chat_loses_the_text_that_was_held_back(finish: Any, self: Any, cut: bool = False) -> Any:
@@ -491,7 +495,7 @@ def a_chat_loses_the_text_that_was_held_back(finish: Any, self: Any, cut: bool =
     return []
 
 
-@fault(f"{APP}_the_native_answer_tells_how_it_ended", f"{ANSWER}.add_event")
+@fault("server/test_app.py::test_completion_reports_stop_type_and_settings", f"{ANSWER}.add_event")
 def a_stop_string_counts_as_a_limit(add_event: Any, self: Any, event: Any) -> Any:
     events = add_event(self, event)
     if self.end is not None and self.end.stop_string is not None:
@@ -499,7 +503,7 @@ def a_stop_string_counts_as_a_limit(add_event: Any, self: Any, event: Any) -> An
     return events
 
 
-@fault(f"{APP}_a_chat_is_answered", "ngramspec.server.reply:totals")
+@fault("server/test_app.py::test_chat_completions_returns_message_usage_and_timings", "ngramspec.server.reply:totals")
 def usage_leaves_out_the_first_token(totals: Any, answers: Any, *rest: Any, **options: Any) -> Any:
     fields = totals(answers, *rest, **options)
     if "usage" in fields:
@@ -516,7 +520,7 @@ def all_blocks_of_an_answer_have_one_index(init: Any, self: Any, index: int, *re
 
 
 @fault(
-    f"{APP}_the_text_of_the_step_that_ends_an_answer_is_streamed",
+    "server/test_app.py::test_serve_stream_contains_text_of_last_step",
     "ngramspec.server.openai_completions:CompletionReply.chunks",
 )
 def a_streamed_completion_loses_the_text_of_its_last_step(chunks: Any, self: Any, number: int, event: Any) -> Any:
