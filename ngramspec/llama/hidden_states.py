@@ -1,8 +1,8 @@
 """`HiddenStates`: the target's hidden states after the last tokens of a sequence, from which a head predicts.
 
-    rows = states.output_address(context)       # after a llama_decode of `tokens`, the first of which is at position 100
+    rows = states.output_address(context)   # after a llama_decode of `tokens`, the first of which is at position 100
     states.copy_rows(rows, 100, tokens)
-    states.count_known(text)                      # number of tokens of `text` with known states, counting all older ones
+    states.count_known(text)                # number of tokens of `text` with known states, counting all older ones
     states.before(101, 104)                 # the states after the tokens at positions 100, 101 and 102
 
 llama.cpp's buffer contains only the states of the last pass. So each sequence keeps its own states, which are copied

@@ -28,7 +28,7 @@ from ngramspec.llama.weights import check_adapters, has_broken_amx, machine_key
 
 TENSOR = 3  # llama.h, LLAMA_SPLIT_MODE_TENSOR
 
-__all__ = ["BorrowedSequence", "DraftModel", "LlamaCpp", "adapted", "obstacle", "prepare"]
+__all__ = ["BorrowedSequence", "DraftModel", "LlamaCpp", "check_adapter", "obstacle", "prepare"]
 
 
 def check_adapter(model_path: str, lora_path: str | None, lora_scale: float) -> str:

@@ -99,7 +99,7 @@ def test_target_with_unshareable_cache_has_no_branches(path: Path) -> None:
 
 def believe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the cache trust every snapshot that llama.cpp reports."""
-    decoded = Cache.add_tokens
+    add_tokens = Cache.add_tokens
 
     def believing(self: Cache, n: int, *, alone: bool = True) -> None:
         add_tokens(self, n, alone=alone)

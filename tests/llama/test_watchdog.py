@@ -19,7 +19,7 @@ def explain_error(said: str | None) -> str:
 
 
 def test_watchdog_runs_every_call_on_the_same_thread() -> None:
-    guard = Watchdog(60, explained)
+    guard = Watchdog(60, explain_error)
     assert guard(divmod, 7, 3) == (2, 1)
     with pytest.raises(ZeroDivisionError):
         guard(divmod, 7, 0)
@@ -31,7 +31,7 @@ def test_watchdog_runs_every_call_on_the_same_thread() -> None:
 
 
 def test_watchdog_after_timeout_raises_for_all_later_calls() -> None:
-    guard = Watchdog(0.2, explained)
+    guard = Watchdog(0.2, explain_error)
     freed: list[int] = []
     with pytest.raises(TargetError, match="lost: None"):
         guard(threading.Event().wait)
@@ -45,7 +45,7 @@ def test_watchdog_after_timeout_raises_for_all_later_calls() -> None:
 def test_watchdog_waits_for_call_that_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     now, pause = [0.0], threading.Event()
     monkeypatch.setattr("ngramspec.llama.watchdog.time", SimpleNamespace(monotonic=lambda: now[0]))
-    guard = Watchdog(60, explained)
+    guard = Watchdog(60, explain_error)
 
     def slow() -> str:
         for _ in range(8):
@@ -58,7 +58,7 @@ def test_watchdog_waits_for_call_that_reports_progress(monkeypatch: pytest.Monke
 
 
 def test_watchdog_on_rpc_abort_raises_in_the_caller() -> None:
-    guard = Watchdog(60, explained)
+    guard = Watchdog(60, explain_error)
     said = b"ggml-rpc.cpp:1: crashed"
     failing = threading.Thread(target=guard.on_abort, args=(said,), daemon=True)
 
@@ -72,14 +72,14 @@ def test_watchdog_on_rpc_abort_raises_in_the_caller() -> None:
 
 
 def test_watchdog_on_other_abort_lets_ggml_end_the_process(capfd: pytest.CaptureFixture[str]) -> None:
-    guard = Watchdog(60, explained)
+    guard = Watchdog(60, explain_error)
     guard.on_abort(b"ggml.c:1: GGML_ASSERT(x) failed")
     assert "GGML_ASSERT(x) failed" in capfd.readouterr().err
     assert guard(abs, -1) == 1
 
 
 def test_watchdog_defers_first_signal_and_second_ends_the_call() -> None:
-    guard = Watchdog(600, explained)
+    guard = Watchdog(600, explain_error)
     ended: list[int] = []
     handled = threading.Semaphore(0)
 
@@ -114,7 +114,7 @@ def test_watchdog_defers_first_signal_and_second_ends_the_call() -> None:
 
 
 def test_watchdog_watch_guards_functions_of_a_module() -> None:
-    guard = Watchdog(60, explained)
+    guard = Watchdog(60, explain_error)
     module = SimpleNamespace(where=threading.get_ident, free=lambda kept: kept.append(threading.get_ident()))
     guard.watch(module, ("where",), ("free",))
     kept: list[int] = []
@@ -123,4 +123,4 @@ def test_watchdog_watch_guards_functions_of_a_module() -> None:
 
 
 def test_watchdog_on_abort_is_a_valid_ggml_callback() -> None:
-    assert ctypes.cast(Watchdog(60, explained).on_abort, ctypes.c_void_p).value
+    assert ctypes.cast(Watchdog(60, explain_error).on_abort, ctypes.c_void_p).value
