@@ -33,6 +33,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -51,10 +52,19 @@ from ngramspec.exactness.decision import (
     ExactnessMode,
     ExactnessSelector,
 )
-from ngramspec.llama import bindings, devices
+from ngramspec.llama import bindings
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import BranchingSequence, CacheTree
 from ngramspec.llama.devices import AUTO
+from ngramspec.llama.contexts import (
+    FLASH_TYPES,
+    MICRO_BATCH,
+    SNAPSHOTS,
+    count_snapshots,
+    default_micro_batch,
+    make_params,
+    open_largest,
+)
 from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
 from ngramspec.llama.fitting import Demand
 from ngramspec.llama.head import Head, Heads
@@ -74,20 +84,6 @@ LEAVES = 8  # maximum number of branches in one pass: 8 gain 1 % over 4 if rows 
 
 MAX_CELLS = 2**31 - 1
 
-MICRO_BATCH, WITHOUT_FLASH = 512, 128
-"""Tokens of a prompt per micro-batch; the second number is for CPUs without flash attention.
-
-Without flash attention a micro-batch needs heads x n_ctx x n_ubatch scores.
-"""
-
-SNAPSHOTS = 16
-"""Default number of tokens by which a recurrent state can be rolled back; `draft_max` replaces it.
-
-Each snapshot takes as much space as the state itself. On some architectures every pass copies all snapshots.
-"""
-
-SNAPSHOT_SHARE = 1 / 16  # maximum share of the free RAM or GPU memory for snapshots; one is kept in any case
-
 SAMPLE = (
     "The river was low that summer. Every morning she walked down to the bridge, and every morning the same boat lay"
     " there, tied to the same post.\n\ndef total(numbers):\n    return sum(one for one in numbers if one > 0)\n"
@@ -100,13 +96,9 @@ OWN_STATES = ("deepseek4",)
 ABORTS = ("minimax-01",)
 """Architectures on which llama.cpp aborts the process if a batch contains sequences with separate caches."""
 
-assert MIN_UBATCH >= MAX_EVALUATE  # a pass with the longest draft fits in one micro-batch
-
-_FLASH = {"auto": -1, "on": 1, "off": 0}
-
 TEXTS, THREADS = allow_int_range(1, MAX_EVALUATE), allow_int_range(1, MAX_THREADS)
 MICRO_BATCHES, DRAFT_LENGTHS = allow_int_range(MIN_UBATCH, MAX_UBATCH), allow_int_range(1, MAX_EVALUATE - 1)
-FLASH, TYPES, EXACTNESS = allow_choices(*_FLASH), allow_choices(*CACHE_TYPES), allow_choices(*EXACT)
+FLASH, TYPES, EXACTNESS = allow_choices(*FLASH_TYPES), allow_choices(*CACHE_TYPES), allow_choices(*EXACT)
 """Values allowed for the arguments of a `Target` and for the settings that are passed to it."""
 
 
@@ -242,7 +234,7 @@ class Target(NativeObject):
         attention_can_go = not self.weights.on_gpu and cache_type_v in UNQUANTISED
         flash = "off" if flash_attn == "auto" and attention_can_go else flash_attn
         # The requested micro-batch was chosen for the requested settings, so it may be too large for the exact ones.
-        micro = min(self._usual_micro(flash), micro_batch) if micro_batch else None
+        micro = min(default_micro_batch(self.weights, flash), micro_batch) if micro_batch else None
         self._under = {"fast": asked, "exact": replace(asked, flash_attn=flash, micro_batch=micro)}
         self._longest = draft_max or SNAPSHOTS
         self._adapts = adapts
@@ -262,7 +254,7 @@ class Target(NativeObject):
         if self._states:
             for states in self._states:
                 states.of_prompts = self.exact != "on"
-            params = self._params(self._texts * (self.n_ctx + MAX_EVALUATE), 0, self._under[self.setting])
+            params = self._params(self._under[self.setting], self._texts * (self.n_ctx + MAX_EVALUATE))
             self.heads = Heads(
                 self.weights.handle,
                 params,
@@ -301,7 +293,7 @@ class Target(NativeObject):
             pass
         # Here rollback is not exact (see `CacheSequence.exact_rollback`): a rejected draft may change last bits under
         # all settings.
-        elif self.weights.is_recurrent and (self.weights.window or not self._snapshots(1, "fast")):
+        elif self.weights.is_recurrent and (self.weights.window or not self._count_snapshots(1, "fast")):
             self.exactness = ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT)
         else:
             auto = ExactnessSelector(self, ways, self.vocabulary.tokenize(SAMPLE) if self.texts is None else ())
@@ -310,26 +302,6 @@ class Target(NativeObject):
         if self.texts is not None:
             self.exact = "on" if way == "exact" else "off"
         return way
-
-    def _snapshots(self, wanted: int, setting: str) -> int:
-        """Return the number of snapshots of the recurrent state to request; 0 if the architecture has none."""
-        if not self.weights.is_recurrent:
-            return 0
-        # A context of a few tokens supports snapshots if the large one does, and its states are as large.
-        context = llama.llama_init_from_model(self.weights.handle, self._params(MAX_EVALUATE, 1, self._under[setting]))
-        if not context:
-            return wanted
-        try:
-            if llama.llama_n_rs_seq(context) == 0:
-                return 0
-            token = (llama.llama_token * 1)(0)
-            if llama.llama_decode(context, llama.llama_batch_get_one(token, 1)) != 0:
-                return wanted
-            size = llama.llama_state_seq_get_size_ext(context, 0, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
-        finally:
-            llama.llama_free(context)
-        free = devices.free_bytes(self.weights.devices, self.weights.cache_layers)
-        return max(1, min(wanted, int(SNAPSHOT_SHARE * free / max(1, size * self._texts))))
 
     @property
     def _pooled(self) -> bool:
@@ -344,24 +316,14 @@ class Target(NativeObject):
             and (self.weights.on_gpu or self.weights.architecture in ABORTS)
         )
 
-    def _usual_micro(self, flash_attn: str) -> int:
-        """Return the default number of tokens of a micro-batch."""
-        return WITHOUT_FLASH if flash_attn == "off" and not self.weights.on_gpu else MICRO_BATCH
+    def _params(self, settings: Settings, cells: int, snapshots: int = 0) -> Any:
+        """Return llama.cpp's parameters of a context for all sequences."""
+        n_seq = max(self.n_seq, self._texts)
+        return make_params(self.weights, settings, cells, n_seq=n_seq, pooled=self._pooled, snapshots=snapshots)
 
-    def _params(self, cells: int, snapshots: int, settings: Settings, *, alone: bool = False) -> Any:
-        """Return llama.cpp's parameters of a context for one sequence (`alone`) or for all."""
-        params = llama.llama_context_default_params()
-        params.n_ctx = cells
-        params.n_batch = params.n_ubatch = settings.micro_batch or self._usual_micro(settings.flash_attn)
-        params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
-        params.n_seq_max = 1 if alone else max(self.n_seq, self._texts)
-        params.kv_unified = self._pooled and not alone
-        params.n_threads, params.n_threads_batch = settings.threads, settings.threads_batch
-        params.flash_attn_type = _FLASH[settings.flash_attn]
-        params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in settings.cache_types)
-        params.n_rs_seq = snapshots
-        params.op_offload = self.weights.plan.asked.op_offload
-        return params
+    def _count_snapshots(self, limit: int, setting: str) -> int:
+        params = self._params(self._under[setting], MAX_EVALUATE, 1)
+        return count_snapshots(self.weights, params, limit, self._texts)
 
     def _open_context(self, n_ctx: int, setting: str) -> None:
         if not self._pooled and self._aborts:
@@ -369,15 +331,12 @@ class Target(NativeObject):
                 f"{self.weights.path}: llama.cpp cannot evaluate several sequences of a"
                 f" {self.weights.architecture} model exactly; use one sequence, or exact='off'"
             )
-        snapshots = self._snapshots(self._longest, setting)
-        while True:
-            bindings.log_tail.clear()
-            # MAX_EVALUATE adds room for the dummy tokens of a padded batch, which never stay in the cache.
-            params = self._params(self._texts * (n_ctx + MAX_EVALUATE), snapshots, self._under[setting])
-            self._ctx = open_context(self.weights.handle, params, self.weights.adapters)
-            if self._ctx or snapshots <= 1:
-                break
-            snapshots //= 2
+        settings = self._under[setting]
+        # MAX_EVALUATE adds room for the dummy tokens of a padded batch, which never stay in the cache.
+        cells = self._texts * (n_ctx + MAX_EVALUATE)
+        self._ctx, snapshots = open_largest(
+            self.weights, partial(self._params, settings, cells), self._count_snapshots(self._longest, setting)
+        )
         if not self._ctx:
             raise ModelError(
                 f"{self.weights.path}: could not create a context of {n_ctx} tokens ({bindings.last_complaint()});"
@@ -390,8 +349,22 @@ class Target(NativeObject):
         is_exact = self.exact == "on" or self.exactness.bit_identical
         adapts = (False, False) if is_exact and self.flash_attn != "off" and not self.weights.on_gpu else self._adapts
         self.governor = ThreadGovernor(self.weights.present.threads, self.weights.present.threads_batch, adapts=adapts)
-        self.n_batch = self.max_tokens = int(params.n_batch)
+        self.n_batch = self.max_tokens = int(llama.llama_n_batch(self._ctx))
         self.drafts_alone = self.weights.is_recurrent
+        self._open_sequences(n_ctx)
+        fingerprint = self.weights.key(self._describe_context())
+        for sequence in self.sequences:
+            sequence.fingerprint = fingerprint
+
+    def _describe_context(self) -> str:
+        """Return the settings of the context as part of a key."""
+        settings = f"fa={self.flash_attn} kv={self.weights.present.cache_types} ub={self.n_batch}"
+        if self.texts is not None:
+            settings += f" lanes={self._texts} in {'one pool' if self._pooled else 'own caches'}"
+        return settings
+
+    def _open_sequences(self, n_ctx: int) -> None:
+        """Create the sequences of the context, and find out whether they can be rolled back."""
         caches = [
             Cache(
                 self._ctx,
@@ -427,12 +400,8 @@ class Target(NativeObject):
             first.evaluate([0])
             can_rollback = first.goes_back()
             first.clear()
-        settings = f"fa={self.flash_attn} kv={self.weights.present.cache_types} ub={self.n_batch}"
-        if self.texts is not None:
-            settings += f" lanes={self._texts} in {'one pool' if self._pooled else 'own caches'}"
-        fingerprint = self.weights.key(settings)
         for sequence in self.sequences:
-            sequence.can_rollback, sequence.fingerprint = can_rollback, fingerprint
+            sequence.can_rollback = can_rollback
 
     # ------------------------------------------------------------------ settings
 
@@ -460,7 +429,7 @@ class Target(NativeObject):
             TargetError: The machine lacks the memory for the context.
         """
         self._check_open()
-        return TrialContext(self.weights.handle, self._params(cells, 0, settings, alone=True), self.weights.adapters)
+        return TrialContext(self.weights.handle, make_params(self.weights, settings, cells), self.weights.adapters)
 
     def trial(self, setting: str) -> TrialContext:
         """Return a separate context under the setting "fast" or "exact"."""
@@ -488,7 +457,7 @@ class Target(NativeObject):
                     f"{self.weights.path} is a ranking model; use --pooling mean to compute embeddings with it"
                 )
             pooling = POOLINGS[number]
-        params = self._params(n_ctx + MAX_EVALUATE, 0, self._under[self.setting], alone=True)
+        params = make_params(self.weights, self._under[self.setting], n_ctx + MAX_EVALUATE)
         params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
         context = open_context(self.weights.handle, params, self.weights.adapters)
         if not context:

@@ -130,7 +130,7 @@ def test_expert_pattern_matches_the_experts_of_the_first_layers(moe: Path) -> No
 def test_op_offload_is_set_in_contexts() -> None:
     for wanted in (True, False):
         with Target(DEMO, placement=Placement(op_offload=wanted), **SMALL) as target:
-            assert target._params(64, 0, target.weights.present).op_offload == wanted
+            assert target._params(target.weights.present, 64).op_offload == wanted
 
 
 # ---------------------------------------------------------------------- fit
