@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from ngramspec.llama.target import MICRO_BATCH
+from ngramspec.llama.contexts import MICRO_BATCH
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine import MIN_UBATCH
 from ngramspec.sampling.option import allow_range, option, options

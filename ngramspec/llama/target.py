@@ -349,7 +349,7 @@ class Target(NativeObject):
         is_exact = self.exact == "on" or self.exactness.bit_identical
         adapts = (False, False) if is_exact and self.flash_attn != "off" and not self.weights.on_gpu else self._adapts
         self.governor = ThreadGovernor(self.weights.present.threads, self.weights.present.threads_batch, adapts=adapts)
-        self.n_batch = self.max_tokens = int(llama.llama_n_batch(self._ctx))
+        self.n_batch = self.max_tokens = settings.micro_batch or default_micro_batch(self.weights, settings.flash_attn)
         self.drafts_alone = self.weights.is_recurrent
         self._open_sequences(n_ctx)
         fingerprint = self.weights.key(self._describe_context())

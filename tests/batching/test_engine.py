@@ -346,7 +346,7 @@ def test_engine_error_while_saving_slot_frees_the_slot(monkeypatch: pytest.Monke
     model = MockShared(1)
     with running(model, cache_room=1 << 20) as engine:
         ask(engine, [1] * 50, 5).wait()
-        monkeypatch.setattr(model.sequences[0], "saved", lambda: 1 / 0)
+        monkeypatch.setattr(model.sequences[0], "save_state", lambda: 1 / 0)
         end = ask(engine, [2] * 50, 5).wait()
         assert isinstance(end, Exception)
         monkeypatch.undo()

@@ -58,7 +58,7 @@ def test_settings_timer_times_every_candidate_and_keeps_target(loaded: LoadedMod
     assert present == Settings(1, 1)
     for candidate in candidates(present, **SCOPE).values():
         # Blocks of 32 require heads of at least this width.
-        with suppress(TargetError) if candidate.knob == "cache_types" else nullcontext():
+        with suppress(TargetError) if candidate.parameter == "cache_types" else nullcontext():
             times = [
                 loaded.bench.seconds(replace(present, **candidate.change), measure) for measure in candidate.measures
             ]
