@@ -87,7 +87,7 @@ def find(model: str | None, settings: LoadSettings) -> ModelSource:
 def open_resolved(
     source: ModelSource, settings: LoadSettings, *, learn: bool = True, remember: bool = False
 ) -> LoadedModel:
-    """Open a model with `ngramspec.loading.load.open_found` and print its notes on stderr."""
+    """Open a model with `ngramspec.loading.load.open_resolved` and print its notes on stderr."""
     with defer_signals():
         return loading.open_resolved(source, settings, on_note=note, learn=learn, remember=remember)
 

@@ -402,7 +402,7 @@ def block(*_, **__):
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait()
 
-serve_run.open_found = block
+serve_run.open_resolved = block
 app.main()
 """
 

@@ -203,7 +203,7 @@ def answering(*answers: str) -> tuple[NGramSpec, mock.Mock]:
     told.is_eog.return_value = False
     told.generate.side_effect = generate
     model = NGramSpec("told")
-    model._loaded_model = mock.Mock(target=told, decoder=told, memory=None, tuned={})
+    model._loaded_model = mock.Mock(target=told, decoder=told, memory=None, tuning={})
     model._settings = load_settings(model.Options())
     return model, told
 

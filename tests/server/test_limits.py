@@ -124,6 +124,6 @@ def test_detokenize_converts_each_token_once(monkeypatch: pytest.MonkeyPatch) ->
     """Lists may have 400,000 tokens, and the conversion holds Python's lock while other requests wait."""
     server, service = scripted()
     shown = Mock(wraps=service.vocabulary.display_piece)
-    monkeypatch.setattr(service.vocabulary, "shown", shown)
+    monkeypatch.setattr(service.vocabulary, "display_piece", shown)
     assert send(server, "/detokenize", {"tokens": [5, 6, 5] * 100}).status_code == 200
     assert shown.call_count == 2
